@@ -16,6 +16,8 @@ from tests import source
 BOTTOM = ("library.config", "library.files", "library.imports")
 PROTOCOL = ("library.families.base", "library.families.facts")
 REGISTRY = "library.families"  # itself, and not what is in it
+LIGHT = tuple(f"library.families.{name}" for name in ("recognition", "network_args", "adapter_kinds",
+                                                      "shared.network_args"))  # fmt: skip
 FAMILIES = tuple(f"library.families.{p.parent.name}" for p in (source.ROOT / "library/families").glob("*/options.py"))
 LAB = ("library.measuring.candidates", "library.bench.picture", "library.bench.report")  # its light parts
 ENGINE = (*BOTTOM, "library.runs", "library.families", "library.objectives", "library.compiler", "library.memory",
@@ -35,13 +37,19 @@ MAY_IMPORT = {
     "library.families": (*BOTTOM, "library.objectives.base"),
     "library.families.shared": (*BOTTOM, *PROTOCOL, "library.families.recognition"),
     "library.families.shared.network_args": BOTTOM,
+    "library.families.network_args": (*BOTTOM, REGISTRY, "library.families.shared.network_args"),
+    "library.families.adapter_kinds": (
+        *(*BOTTOM, REGISTRY, "library.families.facts"),
+        *("library.families.network_args", "library.families.shared.network_args"),
+    ),
     "library.runs": BOTTOM,
     "library.objectives": BOTTOM,
     "library.compiler": BOTTOM,
     "library.compile_utils": ("library.compiler.blocks",),
     "library.memory": (*BOTTOM, *PROTOCOL, "library.compiler"),
     "library.methods": (
-        *(*BOTTOM, *PROTOCOL, "library.families.shared", "library.packages", "library.tools"),
+        *(*BOTTOM, *PROTOCOL, "library.families.shared", "library.families.network_args"),
+        *("library.packages", "library.tools"),
         *("library.compiler.subclass", "library.compiler.torch_private"),
     ),
     "library.data": (*BOTTOM, *PROTOCOL),
@@ -94,7 +102,7 @@ NEVER_HEAVY = ("library.config", "library.files", "library.imports", "library.pa
                "library.runs", "library.curation", "library.importers", "library.check.isolated", "kohya_gui",
                "library.downloads", "library.drawing.plan", "library.drawing.shell",
                "library.outputs.prompts", "library.outputs.prompt_rows",
-               *LAB)  # fmt: skip
+               "library.families.network_args", "library.families.adapter_kinds", *LAB)  # fmt: skip
 TENSORBOARD = "kohya_gui.server.tensorboard"  # started by the page as a process of its own
 LATE_HEAVY = ("library.families.base", "library.families", "library.demo", "library.doctor.report", "library.train")
 ONLY_EXACT = ("library.families", "library.train")  # these two mean the package's own __init__, not what is in it
@@ -128,7 +136,7 @@ def forbidden(module: str, imported: str) -> str | None:
     if part in FAMILIES and any(within(imported, family) for family in FAMILIES):
         return f"{module} may not know another family ({imported})"
     if part == "kohya_gui" and within(imported, "library.families"):
-        known = imported in (REGISTRY, "library.families.recognition", *PROTOCOL)
+        known = imported in (REGISTRY, *LIGHT, *PROTOCOL)
         return None if known else f"{module} may import the registry of families only, not {imported}"
     return None
 

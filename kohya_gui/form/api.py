@@ -6,7 +6,8 @@ from html import escape
 from itertools import groupby
 from pathlib import Path
 
-from kohya_gui.form import compare, compile_summary, datasets, presets, probe, prompts, start_preset
+from kohya_gui.form import adapter, compare, compile_summary, datasets, presets, probe, prompts, start_preset
+from kohya_gui.form.adapter_size import SizeProcess
 from kohya_gui.form.form import SettingsForm, Submission
 from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler
@@ -14,6 +15,8 @@ from library.config.idle import idle
 from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError, draft, options, values
+from library.config.sections import AdapterRun
+from library.families import network_args
 from library.families.recognition import recognised
 from library.runs import keys
 
@@ -25,6 +28,7 @@ class FormApi:
 
     def __init__(self, forms: Mapping[str, SettingsForm], adapters: Mapping[str, bool], roots: Sequence[Path]) -> None:
         self.forms, self.adapters, self.roots = forms, adapters, roots
+        self.sizes = SizeProcess()
 
     @property
     def answers(self) -> dict[str, Handler]:
@@ -33,7 +37,7 @@ class FormApi:
                 "probe": self.probe, "probing": self.probing, "unprobe": self.unprobe,
                 "forget": self.forget, "ledger": self.ledger, "prompts": self.prompts,
                 "prompts_save": self.save_prompts, "prompts_captions": self.captions,
-                "datasets": self.datasets,
+                "datasets": self.datasets, "adapter_size": self.adapter_size,
                 "datasets_count": self.count_images, "datasets_save": self.save_datasets}  # fmt: skip
 
     def judge(self, sent: ApiRequest) -> JsonObject:
@@ -44,7 +48,11 @@ class FormApi:
         for problem in form.wrong(given):
             if problem.option in places:
                 wrong.setdefault(places[problem.option][1], problem.about.capitalized())
-        config = form.lenient_config(given)
+        config, adapters = form.lenient_config(given), None
+        if isinstance(config, AdapterRun):
+            adapters = adapter.state(config, self.sizes.counts(config))
+            for problem in adapter.problems(config):
+                wrong.setdefault(places[problem.option][1], problem.about.capitalized())
         for name, option in options(type(config)).items():
             if option.kind in ("file", "folder") and (said := paths.web_address(str(given.values.get(name)), name)):
                 wrong.setdefault(places[name][1], said.about)
@@ -52,7 +60,7 @@ class FormApi:
         known = [places[name][1] for name in keys.kept() if name in places]
         return {
             "wrong": wrong, "idle": ineffective, "outlook": compile_summary.outlook(config), "kept": known,
-            "model": self._model(form, given), "profile": presets.chosen_profile(config),
+            "model": self._model(form, given), "profile": presets.chosen_profile(config), "adapter": adapters,
         }  # fmt: skip
 
     def _model(self, form: SettingsForm, given: Submission) -> JsonObject:
@@ -152,6 +160,15 @@ class FormApi:
     def save_datasets(self, sent: ApiRequest) -> JsonObject:
         """Write data sets into a dataset file."""
         return datasets.save(*self._heard(sent), sent, self.roots)
+
+    def adapter_size(self, sent: ApiRequest) -> JsonObject:
+        """How many layers learn, how large the file will be, and how many layers of each block learn."""
+        form, given = self._heard(sent)
+        config = form.lenient_config(given)
+        paths.allow(config, self.roots)
+        if (preset := network_args.texts(config).get("preset", "")) and preset not in network_args.PRESETS:
+            paths.file(preset, self.roots, (".toml", ".json", ".yaml", ".yml"), "network_args")
+        return self.sizes.ask(config)
 
     def ledger(self, sent: ApiRequest) -> JsonObject:
         """What the training that works at the moment has compiled."""

@@ -41,20 +41,10 @@ function stateOf(box) {
 }
 
 /**
- * The field of an option, of the chosen family.
  * @param {Element} box
  * @param {string} name
  */
-function fieldOf(box, name) {
-  const where = formAround(box);
-  return form.fields(where).find((field) => field.dataset.option === name && form.isFor(field, form.family(where)));
-}
-
-/**
- * @param {Element} box
- * @param {string} name
- */
-const valueOf = (box, name) => String(fieldOf(box, name)?.value ?? "").trim();
+const valueOf = (box, name) => String(form.fieldOf(formAround(box), name)?.value ?? "").trim();
 
 /**
  * Put values into the form, as one change that can be taken back.
@@ -66,7 +56,7 @@ function choose(box, values) {
   form.remember(where);
   stateOf(box).telling = true;
   for (const [name, value] of Object.entries(values)) {
-    const field = fieldOf(box, name);
+    const field = form.fieldOf(formAround(box), name);
     if (field) setValue(field, value);
   }
   form.settle(where);

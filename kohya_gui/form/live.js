@@ -11,7 +11,7 @@ import { probe } from "./probe.js";
 
 /** @typedef {import("./page.js").Field} Field */
 /** @typedef {{ path?: string, family?: string, words?: string, options?: form.Values }} Model what the base model's file is; empty where it is not known */
-/** @typedef {{ wrong: Record<string, string>, idle: Record<string, string>, outlook: string, kept: string[], model: Model, profile: string }} Judgement
+/** @typedef {{ wrong: Record<string, string>, idle: Record<string, string>, outlook: string, kept: string[], model: Model, profile: string, adapter: import("./adapter.js").Adapter | null }} Judgement
  * `wrong` and `idle` have a sentence by a field's id, `kept` the ids of fields whose key is stored */
 
 const MODEL = "pretrained_model_name_or_path";
@@ -38,7 +38,9 @@ async function judge(tab) {
   newest[tab] = mine;
   try {
     const judgement = await ask("judge", { tab, sent: sentOf(tab) });
-    if (mine === newest[tab]) show(form.formOf(tab), judgement);
+    if (mine !== newest[tab]) return;
+    show(form.formOf(tab), judgement);
+    document.dispatchEvent(new CustomEvent("kohya:judged", { detail: { where: form.formOf(tab), adapter: judgement.adapter } }));
   } catch {} // the server's absence is said by whatever the user asks for next
 }
 

@@ -37,6 +37,13 @@ export const familiesOf = (field) => (field.dataset.families ?? "").split(" ");
 export const isFor = (field, name) => familiesOf(field).includes(name);
 
 /**
+ * The field of an option, of the chosen family.
+ * @param {HTMLFormElement} where
+ * @param {string} name
+ */
+export const fieldOf = (where, name) => fields(where).find((field) => field.dataset.option === name && isFor(field, family(where)));
+
+/**
  * Whether two texts are one value: 1600.0 is 1600, and 0.0001 is 1e-4.
  * @param {string} a
  * @param {string} b

@@ -22,16 +22,6 @@ const formAround = (box) => /** @type {HTMLFormElement} */ (around(box, "form.se
 const tabOf = (box) => formAround(box).id.replace(/-form$/, "");
 
 /**
- * The field of an option, of the chosen family.
- * @param {Element} box
- * @param {string} name
- */
-function fieldOf(box, name) {
-  const where = formAround(box);
-  return form.fields(where).find((field) => field.dataset.option === name && form.isFor(field, form.family(where)));
-}
-
-/**
  * @param {Element} box
  * @returns {State}
  */
@@ -141,7 +131,7 @@ async function save(box) {
     state.again = true;
     return;
   }
-  const rows = items(box).map(rowOf), field = fieldOf(box, FILE);
+  const rows = items(box).map(rowOf), field = form.fieldOf(formAround(box), FILE);
   if (!field || !rows.some((row) => row.prompt)) return;
   const { file } = state;
   state.unsaved = false;
@@ -182,7 +172,7 @@ async function write(box, state, field, rows) {
  * @param {Element} box
  */
 function drawAfterEpochs(box) {
-  const fields = WHEN.map((name) => fieldOf(box, name));
+  const fields = WHEN.map((name) => form.fieldOf(formAround(box), name));
   if (!fields[0] || fields.some((field) => field?.value)) return "";
   setValue(fields[0], "1");
   return ` ${say("They are drawn after each epoch.", {})}`;
@@ -235,7 +225,7 @@ function act(box, button) {
  * @param {Element} box
  */
 function forget(box) {
-  const field = fieldOf(box, FILE), state = stateOf(box), { file } = state;
+  const field = form.fieldOf(formAround(box), FILE), state = stateOf(box), { file } = state;
   clearTimeout(state.timer);
   Object.assign(state, { file: "", known: "", unsaved: false });
   form.store(key(box), NOTHING);
@@ -259,7 +249,7 @@ document.addEventListener("change", ({ target }) => { // whoever presses Train n
 });
 form.onSettled((where) => {
   for (const box of all(where, ".prompts")) {
-    const file = fieldOf(box, FILE)?.value ?? "", state = stateOf(box);
+    const file = form.fieldOf(formAround(box), FILE)?.value ?? "", state = stateOf(box);
     if (file !== state.file) void load(box, file);
     else if (state.unsaved) soon(box); // what kept it from being saved may be mended
   }

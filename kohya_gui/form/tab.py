@@ -10,7 +10,17 @@ from typing import Any
 
 import gradio as gr
 
-from kohya_gui.form import api, compile_summary, datasets, messages, presets, print_command, prompts, start_preset
+from kohya_gui.form import (
+    adapter,
+    api,
+    compile_summary,
+    datasets,
+    messages,
+    presets,
+    print_command,
+    prompts,
+    start_preset,
+)
 from kohya_gui.form.form import SettingsForm, Submission
 from kohya_gui.models import models
 from kohya_gui.server import paths, picker
@@ -80,6 +90,7 @@ class TrainingTab:
             "compile": compile_summary.section(),
             "sample": prompts.section(),
             "images": datasets.section(tab.configs),
+            "network": adapter.section(),
             finding.BASE: models.button("Base model"),
         }
         self.form = SettingsForm(tab.id, FAMILIES, tab.configs, tab.basics, extra)

@@ -166,6 +166,12 @@ def numbers_that_learn(config: RunConfig, model: ModelStats) -> float:
     return model.denoiser + encoders
 
 
+def saved_bytes(config: RunConfig) -> int:
+    """Bytes of each number in a saved file."""
+    usual = 2 if config.precision.mixed_precision != "no" else 4
+    return {"fp16": 2, "bf16": 2, "float": 4}.get(config.save.save_precision or "", usual)
+
+
 def _activations(config: RunConfig, model: ModelStats, size: tuple[int, int]) -> float:
     """What is kept for the backward pass; with checkpointing the inputs of blocks, and one block's inside at a time."""
     memory, each = config.memory, BYTES[config.precision.mixed_precision]

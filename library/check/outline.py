@@ -14,8 +14,10 @@ from library.config.problems import Problem
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError, options
 from library.config.sections import AdapterRun
+from library.families import network_args
+from library.families.base import Family, ModelComponents
 from library.families.shared import weights
-from library.methods import network_args, snapshot
+from library.methods import snapshot
 from library.train import resume_state
 
 
@@ -24,7 +26,7 @@ def problems(config: RunConfig) -> Iterator[Problem]:
 
     Asked when nothing is wrong with these in themselves.
     """
-    if not _in_question(config) or not _here(config):
+    if not _in_question(config) or not is_here(config):
         return
     try:
         method = _method(config)
@@ -53,11 +55,21 @@ def _resumes(config: RunConfig) -> bool:
     return bool(config.steps.resume and not config.steps.resume_from_huggingface)
 
 
-def _here(config: RunConfig) -> bool:
+def is_here(config: RunConfig) -> bool:
     """Whether the model lies on this machine."""
     files = [o.name for o in options(type(config)).values() if o.section == "model" and o.kind == "file"]
     given = [getattr(config.model, name) for name in files]
     return all(Path(name).exists() for name in given if name)
+
+
+def components(config: RunConfig, encoders: bool) -> tuple[Family, ModelComponents]:
+    """The networks of a config's model without memory, with or without its text encoders. Raises ConfigError."""
+    family = families.family_for(config)
+    with weights.shapes_only():
+        parts = family.load(torch.float32, deferring=True)
+        if encoders:
+            parts.read_encoders()
+    return family, parts
 
 
 def _method(config: RunConfig) -> methods.TrainingMethod:
@@ -66,11 +78,7 @@ def _method(config: RunConfig) -> methods.TrainingMethod:
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that numbers are not kept
-            family = families.family_for(config)
-            with weights.shapes_only():
-                parts = family.load(torch.float32, deferring=True)
-                if methods.reads_encoders(config):
-                    parts.read_encoders()
+            family, parts = components(config, methods.reads_encoders(config))
             return methods.attach(parts, family, config)
     finally:
         logging.disable(level)

@@ -241,12 +241,11 @@ def _disk(config: RunConfig) -> Finding:
 
 def saved_size(config: RunConfig) -> float:
     """About how many bytes a saved file has."""
-    each = {"fp16": 2, "bf16": 2, "float": 4, None: 2 if config.precision.mixed_precision != "no" else 4}
     model = model_stats(config)
     numbers = fitting.numbers_that_learn(config, model)
     if not config.adapters and families.facts(config.family).saves_all_parts:
         numbers = model.denoiser + model.encoders + model.vae
-    return numbers * each[config.save.save_precision]
+    return numbers * fitting.saved_bytes(config)
 
 
 def _saves(config: RunConfig) -> float:

@@ -53,6 +53,23 @@ class HubModel:
     options: Mapping[str, str | bool] = field(default_factory=lambda: MappingProxyType({}))  # that training it needs
 
 
+@dataclass(frozen=True)
+class BlockGroup:
+    """Blocks of the denoiser that stand in one row of the page's picture of the model."""
+
+    title: str
+    count: int  # in the published model
+    pattern: str  # is found in the names of adapters in these blocks; its group is the number of the block
+
+
+def block_of(name: str, groups: Iterable[BlockGroup]) -> tuple[int, int] | None:
+    """The block that an adapter of this name is in: the number of its group, and its own; None for no block."""
+    for at, group in enumerate(groups):
+        if found := re.search(group.pattern, name):
+            return at, int(found[1])
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class FamilyFacts:
     """The facts of one family. `module:name` names what is loaded only when it is needed."""
@@ -75,6 +92,7 @@ class FamilyFacts:
     has_prediction_type: bool  # whether its models differ in what they predict
 
     adapter_modules: Mapping[str, AdapterModule]  # by network_module; the first is the usual one
+    blocks: tuple[BlockGroup, ...] = ()
     lora_names: str  # module:object, a shared.lora_names.LoraNames
     demo: str  # module with the tables of its demo and the check of its LoRA in diffusers
 

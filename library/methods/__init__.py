@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from library.config.problems import Problem
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
+from library.families import network_args
 from library.families.base import Family, ModelComponents
-from library.methods import full, lora, lycoris, network_args
+from library.methods import full, lora, lycoris
 from library.methods.full import FullFinetune
 from library.methods.sharding import ShardedModel
 

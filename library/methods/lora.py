@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from library.config.problems import Problem
 from library.config.schema import ConfigError
 from library.config.sections import AdapterRun
+from library.families import network_args
 from library.families.base import Family, ModelComponents
 from library.families.shared.network_args import patterns
-from library.methods import ggpo, network_args, snapshot, targets
+from library.methods import ggpo, snapshot, targets
 from library.methods.adapters import Adapter, AdapterSpec, adapter_class, saved_alpha
 from library.methods.factor_cache import FactorCache
 from library.methods.sharding import ShardedModel

@@ -19,13 +19,15 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.nn import functional
 
-from library import packages
+from library import families, packages
 from library.compiler.subclass import with_gradient
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Problem
 from library.config.sections import AdapterRun
+from library.families import network_args
 from library.families.base import Family, ModelComponents
-from library.methods import lora, network_args, snapshot
+from library.families.facts import block_of
+from library.methods import lora, snapshot
 from library.methods.lora import Unmatched, dtype_of, file_of, tell
 from library.methods.sharding import ShardedModel
 
@@ -35,15 +37,17 @@ OUTSIDE = ("conv_in", "conv_out", "time_embedding", "add_embedding")
 
 
 class VisibleDenoiser:
-    """The denoiser as the package may see it: without what is in OUTSIDE. It asks for nothing but `named_modules`."""
+    """The denoiser as the package may see it: without what is in OUTSIDE, and without blocks that shall not learn. It
+    asks for nothing but `named_modules`."""
 
-    def __init__(self, root: nn.Module) -> None:
-        """`root` is the denoiser."""
-        self._root = root
+    def __init__(self, root: nn.Module, left_out: Collection[str] = ()) -> None:
+        """`root` is the denoiser; `left_out` are paths of what shall not learn."""
+        self._root, self._left_out = root, left_out
 
     def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
         """Paths and modules, as nn.Module gives them."""
-        return ((path, m) for path, m in self._root.named_modules() if path.split(".")[0] not in OUTSIDE)
+        seen = ((path, m) for path, m in self._root.named_modules() if path.split(".")[0] not in OUTSIDE)
+        return ((path, module) for path, module in seen if path not in self._left_out)
 
 
 class LycorisAdapters:
@@ -180,6 +184,8 @@ def attach(parts: ModelComponents, family: Family, config: AdapterRun) -> Lycori
         raise ConfigError(*wrong)
     name = config.network.module
     settings: JsonObject = {**network_args.texts(config)}
+    if name == network_args.LYCORIS:
+        settings = network_args.lycoris_settings(config)
     try:
         module = importlib.import_module(name)
     except Exception as error:  # a package that does not fit this machine raises what it likes
@@ -195,14 +201,14 @@ def attach(parts: ModelComponents, family: Family, config: AdapterRun) -> Lycori
         settings = {**stored, **settings}
     settings.setdefault("dropout", config.network.network_dropout or 0.0)
     encoders = _encoders(parts, config, settings)
-    with _said_briefly(name):
+    with _said_briefly(name), _known_attention(name):
         network = module.create_network(
             1.0,
             dim,
             alpha,
             parts.vae,
             list(encoders.values()) or None,
-            VisibleDenoiser(parts.denoiser),
+            VisibleDenoiser(parts.denoiser, _left_out(parts.denoiser, family, config)),
             **settings,
         )
     places = _name(network, {**encoders, "denoiser": parts.denoiser}, family)
@@ -226,6 +232,34 @@ def attach(parts: ModelComponents, family: Family, config: AdapterRun) -> Lycori
         # Each kind of adapter has an alpha, so that alone does not make it the same kind.
         tell("network_weights", weights, unmatched, sum(not name.endswith(".alpha") for name in tensors))
     return method
+
+
+def _left_out(denoiser: nn.Module, family: Family, config: AdapterRun) -> set[str]:
+    """Paths of modules all of whose layers are in blocks that train_block_indices does not name."""
+    args, groups = network_args.read(config), families.facts(config.family).blocks
+    if not isinstance(args, network_args.LycorisArgs) or args.train_block_indices == "all":
+        return set()
+    names = {path: family.adapter_name("denoiser", path) for path, m in denoiser.named_modules() if not [*m.children()]}
+    blocks = {path: block for path, name in names.items() if (block := block_of(name, groups))}
+    counts = [1 + max((n for at, n in blocks.values() if at == group), default=-1) for group in range(len(groups))]
+    chosen = args.chosen_blocks(counts)
+    around: dict[bool, set[str]] = {True: set(), False: set()}
+    for path, (group, number) in blocks.items():
+        words = path.split(".")
+        around[bool(chosen[group][number])] |= {".".join(words[:end]) for end in range(1, len(words) + 1)}
+    return around[False] - around[True]
+
+
+@contextlib.contextmanager
+def _known_attention(name: str) -> Iterator[None]:
+    """The preset attn-only looks for attention by the class names of sd-scripts' U-Net, which are others here."""
+    known = importlib.import_module("lycoris.config").PRESET["attn-only"] if name == network_args.LYCORIS else {}
+    before = known.get("unet_target_module", [])
+    known["unet_target_module"] = [*before, "Attention"]
+    try:
+        yield
+    finally:
+        known["unet_target_module"] = before
 
 
 def _as_it_is(layer: Any, *args: Any, **kwargs: Any) -> Any:

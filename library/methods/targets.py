@@ -8,8 +8,8 @@ from torch import nn
 
 from library import families
 from library.config.sections import AdapterRun
+from library.families import network_args
 from library.families.shared.network_args import NetworkArgs
-from library.methods import network_args
 from library.methods.adapters import AdapterSpec
 
 # Classes inside the text encoders whose linear layers carry adapters.

@@ -8,9 +8,8 @@ import pytest
 
 from library import importers
 from library.config.schema import ConfigError, build, changed, flat, options, read_toml, to_toml
-from library.families import RUNS, config_class
+from library.families import RUNS, config_class, network_args
 from library.importers import kohya_adapters, kohya_ss
-from library.methods import network_args
 from tests.config.arriving import of_aitoolkit
 
 CONFIGS = {script: config_class(script) for script in RUNS}

@@ -4,9 +4,9 @@ import pytest
 
 from library import methods
 from library.config.schema import ConfigError
+from library.families import network_args
 from library.families.sdxl.network_args import block_of
 from library.families.shared import network_args as languages
-from library.methods import network_args
 
 
 def wrong(config):

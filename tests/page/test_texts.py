@@ -5,13 +5,15 @@ import re
 
 import pytest
 
-from kohya_gui.form import compile_summary, presets
+from kohya_gui.form import adapter, adapter_size, compile_summary, presets
+from kohya_gui.form.form import sentence
 from kohya_gui.i18n import sentences, texts
+from library import families
 from library.config import idle
 from library.config.problems import Problem, Text
 from library.config.schema import ConfigError
 from library.config.sections.run import IDLE_EVERYWHERE
-from library.families import RUNS, config_class
+from library.families import RUNS, adapter_kinds, config_class
 from library.runs import explain
 from tests import source
 from tests.page import page_texts
@@ -24,11 +26,12 @@ RULES = ("library/config/sections/*.py", "library/config/values.py", "library/co
 PREFLIGHT = ("library/outputs/paths.py", "library/optim/optimizers.py", "library/optim/lr_schedule.py",
              "library/outputs/hub.py", "library/check/*.py", "library/outputs/trackers.py", "library/data/preflight.py",
              "library/data/folders.py", "library/data/finding.py", "library/methods/__init__.py",
-             "library/methods/network_args.py", "library/families/*/family.py", "library/families/*/checkpoint.py",
+             "library/families/network_args.py", "library/families/*/family.py", "library/families/*/checkpoint.py",
              "library/families/shared/hub.py", "library/families/sdxl/model.py", "library/families/shared/weights.py",
              "library/data/buckets.py", "library/compiler/checks.py", "library/runs/queue.py",
              "library/downloads/hub.py")  # fmt: skip
-FORMS = ("compare", "compile_summary", "form", "api", "messages", "paths", "presets", "probe", "start_preset", "tab",
+FORMS = ("adapter", "adapter_size", "compare", "compile_summary",
+         "form", "api", "messages", "paths", "presets", "probe", "start_preset", "tab",
          "search", "live", "page", "models", "print_command", "sections", "elements")  # fmt: skip
 # What a translator keeps: options, values that are numbers or code, files.
 CODE = re.compile(r"(?<![\w{])(?:\w+(?:_\w+)+|\d+(?:\.\d+)?(?:e-\d+)?|\w+=\w+|<\w+>|\.\w+)(?![\w}])")
@@ -67,6 +70,16 @@ def of_presets():
     return [*said, *(one.title for one in every if not one.is_profile), *(text for found in pieces for text in found)]
 
 
+def of_adapters():
+    """What the fields of adapters say: types, arguments, choices of layers, and groups of blocks."""
+    for family in families.FAMILIES:
+        yield from (group.title for group in families.facts(family).blocks)
+        for kind in adapter_kinds.kinds(family):
+            yield from (kind.title, kind.about)
+            yield from (text for option in kind.options for text in (option.label, sentence(option.help)))
+            yield from (text for preset in kind.presets for text in (preset.title, preset.about))
+
+
 @pytest.mark.parametrize("language", TABLES)
 def test_a_catalogue_has_the_lines_of_the_others_with_the_same_places_and_names(language):
     words = TABLES[language]
@@ -88,7 +101,7 @@ def test_no_catalogue_has_a_line_that_nothing_says():
             said |= {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
     html = [text for text in said if re.match("<[a-z]", text)]
     said |= {text for markup in html for text in page_texts.Words(markup).found}
-    said |= {*page(), *of_presets(), *(advice for _, advice in (*explain.KNOWN, *explain.ENDINGS))}
+    said |= {*page(), *of_presets(), *of_adapters(), *(advice for _, advice in (*explain.KNOWN, *explain.ENDINGS))}
     said |= {lower(text) for text in said}
     stale = [text for text in TABLES["zh"] if text not in said and text not in written]
     assert not stale, "delete these"
@@ -103,6 +116,11 @@ def test_every_text_of_the_page_is_in_every_catalogue_and_so_is_all_help():
 
 def test_what_each_preset_sets_and_needs_is_in_every_catalogue():
     assert len(of_presets()) > 60 and not absent(of_presets()), "add these"
+
+
+def test_what_the_fields_of_adapters_say_is_in_every_catalogue():
+    said = [*of_adapters(), adapter.OTHER, adapter_size.UNKNOWN, adapter_size.FAILED]
+    assert len(set(said)) > 90 and not absent(said), "add these"
 
 
 def test_what_the_page_says_later_is_in_every_catalogue():

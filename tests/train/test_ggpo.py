@@ -93,7 +93,7 @@ def test_trainings_are_disturbed_from_the_second_step_and_resume_exactly(demo, s
 
 def test_what_it_needs(demo):
     with pytest.raises(ConfigError, match="ggpo_sigma and ggpo_beta need mixed_precision = bf16"):
-        from library.methods import network_args
+        from library.families import network_args
 
         network_args.read(training.config_of(demo, FLUX, mixed_precision="fp16", network_args=ARGS))
 

@@ -17,7 +17,7 @@ class Network:
     """The adapters that learn."""
 
     network_module: Literal["networks.lora", "lycoris.kohya"] | str | None = opt(
-        None, "The network module, that is the adapter type. Empty: LoRA.", label="Adapter"
+        None, "The network module, that is the adapter type. Empty: LoRA.", label="Network module"
     )
     usual: ClassVar[str] = "networks.lora"  # what an empty network_module means
     network_dim: int | None = opt(

@@ -1,6 +1,6 @@
 """What FLUX.1 states about itself."""
 
-from library.families.facts import AdapterModule, FamilyFacts, HubFile, HubModel, Shapes, holds, matching
+from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes, holds, matching
 from library.families.flux.variants import CHROMA, DEPTH, FILL, FOLDER, RADIANCE, TRANSFORMER, VARIANTS
 
 # Tensors whose sizes are the channels that a transformer reads and answers with, in the layouts of BFL and diffusers.
@@ -87,6 +87,10 @@ FACTS = FamilyFacts(
     implementation="https://github.com/black-forest-labs/flux",
     has_prediction_type=False,
     adapter_modules={"networks.lora_flux": AdapterModule("library.families.flux.network_args:FluxArgs")},
+    blocks=(
+        BlockGroup("Double blocks", 19, r"_double_blocks_(\d+)_"),
+        BlockGroup("Single blocks", 38, r"_single_blocks_(\d+)_"),
+    ),
     lora_names="library.families.flux.lora_names:NAMES",
     demo="library.families.flux.demo",
     demo_variants={name: VARIANTS[name].title for name in ("chroma", "kontext", "fill")},

@@ -1,7 +1,7 @@
 """What `--network_args` may say to FLUX.1's LoRA (`networks.lora_flux`)."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -12,9 +12,11 @@ from library.families.shared.network_args import (
     LARGEST,
     NO_ADAPTER,
     PLACE,
+    LayerPreset,
     NetworkArgs,
     NetworkLayer,
     PatternArgs,
+    index_factors,
     indices,
     patterns,
     ranks,
@@ -33,32 +35,117 @@ TYPES = (
 )
 
 
+def _none(*names: str) -> dict[str, str]:
+    """These kinds of layers without adapters."""
+    return dict.fromkeys(names, "0")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FluxArgs(PatternArgs):
     """`networks.lora_flux`."""
 
     ggpo: ClassVar[bool] = True
     encoder_rates: ClassVar[tuple[str, ...]] = ("t5xxl",)
+    presets: ClassVar[tuple[LayerPreset, ...]] = (
+        LayerPreset("All layers", "Attention, MLP and modulation of every block learn, as in sd-scripts.", {}),
+        LayerPreset(
+            "Without modulation",
+            "Attention and MLP of every block: a smaller file, and what most other trainers do.",
+            _none("img_mod_dim", "txt_mod_dim", "single_mod_dim"),
+        ),
+        LayerPreset(
+            "Attention only",
+            "Attention of every block; in single blocks it shares its matrices with the MLP.",
+            _none("img_mlp_dim", "txt_mlp_dim", "img_mod_dim", "txt_mod_dim", "single_mod_dim"),
+        ),
+        LayerPreset(
+            "Image stream only",
+            "What double blocks do with the text stays as it is, so that prompts are understood as before.",
+            _none("txt_attn_dim", "txt_mlp_dim", "txt_mod_dim"),
+        ),
+        LayerPreset(
+            "Blocks 7 and 20",
+            "Two single blocks, which are enough for a face or an object: the smallest file, and the fastest.",
+            {"train_double_block_indices": "none", "train_single_block_indices": "7,20"},
+        ),
+    )
+    block_arguments: ClassVar[tuple[str, ...]] = ("train_double_block_indices", "train_single_block_indices")
 
     train_blocks: Literal["all", "single", "double"] = opt("all", "which blocks carry adapters")
     train_double_block_indices: str = opt("all", 'double blocks that carry adapters: "all", "none" or "0-3,5"')
     train_single_block_indices: str = opt("all", 'single blocks that carry adapters: "all", "none" or "0-3,5"')
-    img_attn_dim: int | None = opt(None, "rank on the image stream's attention", min=0, ceiling=LARGEST)
-    txt_attn_dim: int | None = opt(None, "rank on the text stream's attention", min=0, ceiling=LARGEST)
-    img_mlp_dim: int | None = opt(None, "rank on the image stream's MLP", min=0, ceiling=LARGEST)
-    txt_mlp_dim: int | None = opt(None, "rank on the text stream's MLP", min=0, ceiling=LARGEST)
-    img_mod_dim: int | None = opt(None, "rank on the image stream's modulation", min=0, ceiling=LARGEST)
-    txt_mod_dim: int | None = opt(None, "rank on the text stream's modulation", min=0, ceiling=LARGEST)
-    single_dim: int | None = opt(None, "rank on linear1 and linear2 of the single blocks", min=0, ceiling=LARGEST)
-    single_mod_dim: int | None = opt(None, "rank on the modulation of the single blocks", min=0, ceiling=LARGEST)
-    in_dims: str = opt("", "ranks of img_in, time_in, vector_in, guidance_in and txt_in: [4,0,0,0,4]")
-    network_reg_dims: str = opt("", "regex=rank,...: the first pattern found in an adapter's name sets its rank")
-    network_reg_lrs: str = opt("", "regex=learning rate,...: the same for learning rates")
-    split_qkv: bool = opt(False, "separate adapters for query, key, value (and MLP) inside the fused matrices")
-    train_t5xxl: bool = opt(False, "adapters on T5 as well")
-    verbose: bool = opt(False, "log every adapter")
-    ggpo_sigma: float | None = opt(None, "strength of GGPO's weight-scaled noise", min=0.0)
-    ggpo_beta: float | None = opt(None, "strength of GGPO's gradient-scaled noise", min=0.0)
+    img_attn_dim: int | None = opt(
+        None,
+        "rank on the image stream's attention",
+        label="Image attention rank",
+        min=0,
+        ceiling=LARGEST,
+        advanced=True,
+    )
+    txt_attn_dim: int | None = opt(
+        None, "rank on the text stream's attention", label="Text attention rank", min=0, ceiling=LARGEST, advanced=True
+    )
+    img_mlp_dim: int | None = opt(
+        None, "rank on the image stream's MLP", label="Image MLP rank", min=0, ceiling=LARGEST, advanced=True
+    )
+    txt_mlp_dim: int | None = opt(
+        None, "rank on the text stream's MLP", label="Text MLP rank", min=0, ceiling=LARGEST, advanced=True
+    )
+    img_mod_dim: int | None = opt(
+        None,
+        "rank on the image stream's modulation",
+        label="Image modulation rank",
+        min=0,
+        ceiling=LARGEST,
+        advanced=True,
+    )
+    txt_mod_dim: int | None = opt(
+        None,
+        "rank on the text stream's modulation",
+        label="Text modulation rank",
+        min=0,
+        ceiling=LARGEST,
+        advanced=True,
+    )
+    single_dim: int | None = opt(
+        None,
+        "rank on linear1 and linear2 of the single blocks",
+        label="Single block rank",
+        min=0,
+        ceiling=LARGEST,
+        advanced=True,
+    )
+    single_mod_dim: int | None = opt(
+        None,
+        "rank on the modulation of the single blocks",
+        label="Single block modulation rank",
+        min=0,
+        ceiling=LARGEST,
+        advanced=True,
+    )
+    in_dims: str = opt(
+        "", "ranks of img_in, time_in, vector_in, guidance_in and txt_in: [4,0,0,0,4]", label="Embedder ranks",
+        advanced=True
+    )  # fmt: skip
+    network_reg_dims: str = opt(
+        "", "regex=rank,...: the first pattern found in an adapter's name sets its rank", label="Ranks by name",
+        advanced=True
+    )  # fmt: skip
+    network_reg_lrs: str = opt(
+        "", "regex=learning rate,...: the same for learning rates", label="Learning rates by name", advanced=True
+    )
+    split_qkv: bool = opt(
+        False, "separate adapters for query, key, value (and MLP) inside the fused matrices",
+        label="Split query, key, value", advanced=True
+    )  # fmt: skip
+    train_t5xxl: bool = opt(False, "adapters on T5 as well", label="T5 learns as well", advanced=True)
+    verbose: bool = opt(False, "log every adapter", advanced=True)
+    ggpo_sigma: float | None = opt(
+        None, "strength of GGPO's weight-scaled noise", label="GGPO sigma", min=0.0, advanced=True
+    )
+    ggpo_beta: float | None = opt(
+        None, "strength of GGPO's gradient-scaled noise", label="GGPO beta", min=0.0, advanced=True
+    )
 
     def check(self, _run: RunConfig | None = None) -> Iterator[Problem]:
         """The texts that are small languages of their own."""
@@ -85,6 +172,12 @@ class FluxArgs(PatternArgs):
             yield Problem(
                 "network_args", "{alone} has no effect: GGPO needs both ggpo_sigma and ggpo_beta", alone=alone[0]
             )
+
+    def chosen_blocks(self, counts: Sequence[int]) -> list[list[float]]:
+        """By kind first, then by number."""
+        texts = (self.train_double_block_indices, self.train_single_block_indices)
+        kinds = zip(("double", "single"), texts, counts, strict=True)
+        return [index_factors(text if self.train_blocks in ("all", kind) else "none", n) for kind, text, n in kinds]
 
     def classes(self, targets: tuple[str, ...]) -> tuple[str, ...]:
         """Only the kind of blocks that train_blocks names."""

@@ -213,7 +213,7 @@ class FluxNetwork(sections.Network):
     """The adapters that learn."""
 
     network_module: Literal["networks.lora_flux", "lycoris.kohya"] | str | None = opt(
-        None, "The network module, that is the adapter type. Empty: LoRA.", label="Adapter"
+        None, "The network module, that is the adapter type. Empty: LoRA.", label="Network module"
     )
     usual: ClassVar[str] = "networks.lora_flux"
 

@@ -1,6 +1,6 @@
 """What Qwen-Image states about itself."""
 
-from library.families.facts import AdapterModule, FamilyFacts, HubFile, HubModel, Shapes
+from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes
 
 TRANSFORMER = "a Qwen-Image transformer"
 VAE = "a Qwen-Image VAE"
@@ -67,6 +67,7 @@ FACTS = FamilyFacts(
     implementation="https://github.com/QwenLM/Qwen-Image",
     has_prediction_type=False,
     adapter_modules={"networks.lora_qwen_image": AdapterModule("library.families.qwen_image.network_args:QwenArgs")},
+    blocks=(BlockGroup("Blocks", 60, r"_transformer_blocks_(\d+)_"),),
     lora_names="library.families.qwen_image.lora_names:NAMES",
     demo="library.families.qwen_image.demo",
     trained_in_compute_dtype=True,

@@ -3,22 +3,51 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.config.schema import opt
-from library.families.shared.network_args import NO_ADAPTER, PLACE, NetworkLayer, PatternArgs, indices, patterns
+from library.families.shared.network_args import (
+    NO_ADAPTER,
+    PLACE,
+    LayerPreset,
+    NetworkLayer,
+    PatternArgs,
+    indices,
+    patterns,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QwenArgs(PatternArgs):
     """`networks.lora_qwen_image`."""
 
-    train_modulation: bool = opt(False, "adapters on the modulation as well, as files of musubi-tuner have them")
+    presets: ClassVar[tuple[LayerPreset, ...]] = (
+        LayerPreset("Attention and MLP", "Attention and MLP of every block learn; the usual choice.", {}),
+        LayerPreset("Attention only", "Attention of every block: a smaller file.", {"network_reg_dims": "_mlp_=0"}),
+        LayerPreset(
+            "Image stream only",
+            "What the blocks do with the text stays as it is, so that prompts are understood as before.",
+            {"network_reg_dims": "_(txt_mlp|add_[kqv]_proj|to_add_out)=0"},
+        ),
+    )
+    block_arguments: ClassVar[tuple[str, ...]] = ("train_block_indices",)
+
+    train_modulation: bool = opt(
+        False,
+        "adapters on the modulation as well, as files of musubi-tuner have them",
+        label="Modulation learns as well",
+    )
     train_block_indices: str = opt("all", 'blocks that carry adapters: "all", "none" or "0-3,5"')
-    network_reg_dims: str = opt("", "regex=rank,...: the first pattern found in an adapter's name sets its rank")
-    network_reg_lrs: str = opt("", "regex=learning rate,...: the same for learning rates")
-    verbose: bool = opt(False, "log every adapter")
+    network_reg_dims: str = opt(
+        "", "regex=rank,...: the first pattern found in an adapter's name sets its rank", label="Ranks by name",
+        advanced=True
+    )  # fmt: skip
+    network_reg_lrs: str = opt(
+        "", "regex=learning rate,...: the same for learning rates", label="Learning rates by name", advanced=True
+    )
+    verbose: bool = opt(False, "log every adapter", advanced=True)
 
     def check(self, _run: RunConfig | None = None) -> Iterator[Problem]:
         """The texts that are small languages of their own."""

@@ -155,7 +155,7 @@ class QwenNetwork(sections.Network):
     """The adapters that learn."""
 
     network_module: Literal["networks.lora_qwen_image", "lycoris.kohya"] | str | None = opt(
-        None, "The network module, that is the adapter type. Empty: LoRA.", label="Adapter"
+        None, "The network module, that is the adapter type. Empty: LoRA.", label="Network module"
     )
     network_train_unet_only: bool = opt(
         True, "Train adapters in the image model only. The text encoder is never trained.", label="Image model only"

@@ -1,6 +1,6 @@
 """What SDXL states about itself."""
 
-from library.families.facts import AdapterModule, FamilyFacts, HubFile, HubModel, Shapes, holds
+from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes, holds
 
 CHECKPOINT, UNET_ALONE = "an SDXL checkpoint", "an SDXL U-Net without text encoders"
 
@@ -48,6 +48,11 @@ FACTS = FamilyFacts(
         "networks.lora": AdapterModule("library.families.sdxl.network_args:SdxlArgs"),
         "networks.lora_fa": AdapterModule("library.families.sdxl.network_args:SdxlArgs", frozen_down=True),
     },
+    blocks=(
+        BlockGroup("Input blocks", 9, r"_input_blocks_(\d+)_"),
+        BlockGroup("Middle blocks", 3, r"_middle_block_(\d+)_"),
+        BlockGroup("Output blocks", 9, r"_output_blocks_(\d+)_"),
+    ),
     lora_names="library.families.sdxl.lora_names:NAMES",
     demo="library.families.sdxl.demo",
     trained_in_compute_dtype=False,

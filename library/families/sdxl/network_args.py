@@ -1,8 +1,9 @@
 """What `--network_args` may say to SDXL's LoRA (`networks.lora`, `networks.lora_fa`)."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
@@ -12,6 +13,7 @@ from library.families.shared.network_args import (
     NO_ADAPTER,
     PLACE,
     SHAPES,
+    LayerPreset,
     NetworkArgs,
     NetworkLayer,
     block_factors,
@@ -28,16 +30,48 @@ NUM_BLOCKS = 1 + DOWN + MID + UP + 1
 class SdxlArgs(NetworkArgs):
     """`networks.lora`: SDXL."""
 
-    block_dims: tuple[int, ...] = opt(
-        (), f"rank of each of the {NUM_BLOCKS} blocks; 0 leaves a block out", min=0, ceiling=LARGEST
+    convolutions: ClassVar[bool] = True
+    presets: ClassVar[tuple[LayerPreset, ...]] = (
+        LayerPreset("All blocks", "Every attention block of the U-Net learns.", {}),
+        LayerPreset(
+            "Content and style",
+            "Only the two output blocks that decide over content and style (B-LoRA); a small file for one subject.",
+            {"down_lr_weight": "zeros", "mid_lr_weight": "0,0,0", "up_lr_weight": "1,1,0,0,0,0,0,0,0"},
+        ),
+        LayerPreset(
+            "Style only",
+            "Only the output block that decides over style; the subject of the images is hardly learned.",
+            {"down_lr_weight": "zeros", "mid_lr_weight": "0,0,0", "up_lr_weight": "0,1,0,0,0,0,0,0,0"},
+        ),
+        LayerPreset(
+            "Middle and output blocks",
+            "The input blocks stay as they are: composition changes less.",
+            {"down_lr_weight": "zeros"},
+        ),
     )
-    block_alphas: tuple[float, ...] = opt((), f"alpha of each of the {NUM_BLOCKS} blocks", min=0.0)
-    conv_block_dims: tuple[int, ...] = opt((), "rank of each block's 3x3 convolutions", min=0, ceiling=LARGEST)
-    conv_block_alphas: tuple[float, ...] = opt((), "alpha of each block's 3x3 convolutions", min=0.0)
+    block_arguments: ClassVar[tuple[str, ...]] = ("down_lr_weight", "mid_lr_weight", "up_lr_weight")
+    block_language: ClassVar[str] = "factors"
+
+    block_dims: tuple[int, ...] = opt(
+        (), f"rank of each of the {NUM_BLOCKS} blocks; 0 leaves a block out", label="Ranks of the blocks", min=0,
+        ceiling=LARGEST, advanced=True
+    )  # fmt: skip
+    block_alphas: tuple[float, ...] = opt(
+        (), f"alpha of each of the {NUM_BLOCKS} blocks", label="Alphas of the blocks", min=0.0, advanced=True
+    )
+    conv_block_dims: tuple[int, ...] = opt(
+        (), "rank of each block's 3x3 convolutions", label="Convolution ranks of the blocks", min=0, ceiling=LARGEST,
+        advanced=True
+    )  # fmt: skip
+    conv_block_alphas: tuple[float, ...] = opt(
+        (), "alpha of each block's 3x3 convolutions", label="Convolution alphas of the blocks", min=0.0, advanced=True
+    )
     down_lr_weight: str = opt("", f"factors of the learning rate of the {DOWN} input blocks, or {', '.join(SHAPES)}")
     mid_lr_weight: str = opt("", f"factors of the learning rate of the {MID} middle blocks")
     up_lr_weight: str = opt("", f"factors of the learning rate of the {UP} output blocks, or a shape's name")
-    block_lr_zero_threshold: float = opt(0.0, "factors up to this count as 0", min=0.0)
+    block_lr_zero_threshold: float = opt(
+        0.0, "factors up to this count as 0", label="Zero threshold", min=0.0, advanced=True
+    )
 
     def check(self, _run: RunConfig | None = None) -> Iterator[Problem]:
         """The lists that must have one value per block."""
@@ -65,6 +99,13 @@ class SdxlArgs(NetworkArgs):
         lists = zip((self.down_lr_weight, self.mid_lr_weight, self.up_lr_weight), (DOWN, MID, UP), strict=True)
         factors = [f for text, length in lists for f in block_factors(text, length)]
         return (1.0, *(f if f > self.block_lr_zero_threshold else 0.0 for f in factors), 1.0)
+
+    def chosen_blocks(self, counts: Sequence[int]) -> list[list[float]]:
+        """A block whose rank or factor is 0 carries no adapters; the first and the last of all have no group."""
+        factors = self.block_weights or (1.0,) * NUM_BLOCKS
+        learns = self.block_dims or (1,) * NUM_BLOCKS
+        shown = iter([factor if rank else 0.0 for factor, rank in zip(factors, learns, strict=True)][1:-1])
+        return [[next(shown) for _ in range(count)] for count in counts]
 
     def classes(self, targets: tuple[str, ...]) -> tuple[str, ...]:
         """Convolutions carry adapters only where that is asked for."""

@@ -66,7 +66,7 @@ class SdxlNetwork(sections.Network):
     """The adapters that learn."""
 
     network_module: Literal["networks.lora", "networks.lora_fa", "lycoris.kohya"] | str | None = opt(
-        None, "The network module, that is the adapter type. Empty: LoRA.", label="Adapter"
+        None, "The network module, that is the adapter type. Empty: LoRA.", label="Network module"
     )
 
 

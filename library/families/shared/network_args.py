@@ -8,7 +8,7 @@ import ast
 import functools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -63,6 +63,15 @@ class NetworkLayer(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class LayerPreset:
+    """A choice of layers that people ask for by name, as arguments; those of the other presets are not set then."""
+
+    title: str
+    about: str
+    arguments: Mapping[str, str]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NetworkArgs:
     """What every kind of LoRA can be told, and how it decides about layers."""
@@ -70,15 +79,28 @@ class NetworkArgs:
     ggpo: ClassVar[bool] = False  # whether it has GGPO, and shows how large the mean gradient is
     encoder_rates: ClassVar[tuple[str, ...]] = ()  # text encoders that have an own text_encoder_lr, after all others
 
+    convolutions: ClassVar[bool] = False  # whether its model has any that adapters can be on
+    presets: ClassVar[tuple[LayerPreset, ...]] = ()
+    # What chooses blocks, by group of FamilyFacts.blocks: texts like "0-3,5", or factors of learning rates.
+    block_arguments: ClassVar[tuple[str, ...]] = ()
+    block_language: ClassVar[str] = "indices"
+
     rank_dropout: float | None = opt(None, "share of ranks left out, drawn for each image", min=0.0, max=0.99)
     module_dropout: float | None = opt(None, "chance that a whole adapter is left out", min=0.0, max=0.99)
-    loraplus_lr_ratio: float | None = opt(None, "LoRA+: learning rate of lora_up relative to lora_down", min=0.0)
-    loraplus_unet_lr_ratio: float | None = opt(None, "LoRA+ for the denoiser only", min=0.0)
-    loraplus_text_encoder_lr_ratio: float | None = opt(None, "LoRA+ for the text encoders only", min=0.0)
-    conv_dim: int | None = opt(
-        None, "rank of adapters on 3x3 convolutions; not set: none there", min=0, ceiling=LARGEST
+    loraplus_lr_ratio: float | None = opt(
+        None, "LoRA+: learning rate of lora_up relative to lora_down", label="LoRA+ ratio", min=0.0
     )
-    conv_alpha: float | None = opt(None, "alpha of adapters on 3x3 convolutions", min=0.0)
+    loraplus_unet_lr_ratio: float | None = opt(
+        None, "LoRA+ for the denoiser only", label="LoRA+ ratio, image model", min=0.0, advanced=True
+    )
+    loraplus_text_encoder_lr_ratio: float | None = opt(
+        None, "LoRA+ for the text encoders only", label="LoRA+ ratio, text encoders", min=0.0, advanced=True
+    )
+    conv_dim: int | None = opt(
+        None, "rank of adapters on 3x3 convolutions; not set: none there", label="Convolution rank", min=0,
+        ceiling=LARGEST
+    )  # fmt: skip
+    conv_alpha: float | None = opt(None, "alpha of adapters on 3x3 convolutions", label="Convolution alpha", min=0.0)
 
     def notes(self, _run: RunConfig | None = None) -> Iterator[Problem]:
         """What has no effect, and why."""
@@ -106,13 +128,22 @@ class NetworkArgs:
         """The factor of each block's learning rate, or () when none was given."""
         return ()
 
+    def chosen_blocks(self, counts: Sequence[int]) -> list[list[float]]:
+        """The factor of the learning rate of each block, 0 where it carries no adapters, by group of so many blocks."""
+        return [index_factors(getattr(self, name), n) for name, n in zip(self.block_arguments, counts, strict=True)]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PatternArgs(NetworkArgs):
     """A LoRA whose layers can be chosen by patterns of their paths, as in musubi-tuner."""
 
-    exclude_patterns: str = opt("", "list of regexes, ['...', '...']: layers whose whole path fits one get no adapter")
-    include_patterns: str = opt("", "the same for layers that get one although a pattern excludes them")
+    exclude_patterns: str = opt(
+        "", "list of regexes, ['...', '...']: layers whose whole path fits one get no adapter", label="Excluded layers",
+        advanced=True
+    )  # fmt: skip
+    include_patterns: str = opt(
+        "", "the same for layers that get one although a pattern excludes them", label="Included layers", advanced=True
+    )
 
     def pattern_problems(self) -> Iterator[Problem]:
         """What is wrong with the two lists."""
@@ -190,6 +221,12 @@ def indices(text: str) -> frozenset[int] | None:
             raise ConfigError('must be "all", "none" or like "0-3,5", got {text}', text=quoted(text))
         found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return frozenset(found)
+
+
+def index_factors(text: str, count: int) -> list[float]:
+    """1 for each of so many blocks that a text like "0-3,5" names, 0 for the others."""
+    chosen = indices(text)
+    return [float(chosen is None or number in chosen) for number in range(count)]
 
 
 def ranks(text: str) -> tuple[int, ...]:

@@ -1,0 +1,114 @@
+"""The adapter of a form as fields: its type, its arguments, and the layers that learn. All of it is read from
+network_module and network_args, which stay the one place where it is kept; adapter.js writes into them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kohya_gui.form.form import sentence
+from library import families
+from library.config.json_types import JsonObject
+from library.config.problems import ConfigError, Problem
+from library.config.schema import Layer, Option, read_section
+from library.config.sections import AdapterRun
+from library.families import adapter_kinds, network_args
+from library.families.adapter_kinds import AdapterKind
+from library.families.network_args import LycorisArgs
+from library.families.shared.network_args import PLACE, LayerPreset
+
+UNSET = ("", "all", "full", "None")  # values of layer arguments that say no more than nothing
+OTHER = "This adapter has no fields here: its arguments are the text in network_args."
+
+
+def section() -> str:
+    """What comes first in the section of the adapter; adapter.js fills it."""
+    return (
+        '<div class="adapter wide"><div class="field"><label for="adapter-kind">Type of adapter</label>'
+        '<select id="adapter-kind" class="kinds"></select><small></small></div>'
+        '<p class="size" role="status"></p><div class="arguments"></div>'
+        '<details class="rare"><summary>More settings of this adapter</summary><div class="arguments"></div></details>'
+        '<div class="layers"><h4>Layers that learn</h4><div class="choices"></div><p class="chosen"></p>'
+        '<div class="blocks"></div></div></div>'
+    )
+
+
+def state(config: AdapterRun, counts: Sequence[int] | None) -> JsonObject:
+    """What the fields show for a config; `counts` are the blocks of its model by group, None for the published one."""
+    known = adapter_kinds.kinds(config.family)
+    kind = adapter_kinds.kind_of(config, known)
+    shown: JsonObject = {"kinds": [_about(one) for one in known], "kind": kind.id if kind else "",
+                         "about": kind.about if kind else OTHER, "fields": [], "presets": [],
+                         "groups": []}  # fmt: skip
+    if kind is None:
+        return shown
+    given = network_args.texts(config)
+    args, problems = network_args.read_leniently(config, kind.args)
+    wrong = {one.option: one.about.capitalized() for one in reversed(problems) if one.place == PLACE}
+    return {
+        **shown,
+        "fields": [_field(option, given, wrong) for option in kind.options],
+        "presets": [_preset(kind, preset, given) for preset in kind.presets],
+        "groups": _groups(config, kind, args, counts),
+    }
+
+
+def problems(config: AdapterRun) -> list[Problem]:
+    """What is wrong with network_module and network_args, each as said below the field of one of these."""
+    found = network_args.problems(config)
+    return [one if one.option in ("network_module", "network_args") else
+            Problem("network_args", ": {problem}", problem=one.replaced(place="")) for one in found]  # fmt: skip
+
+
+def _about(kind: AdapterKind) -> JsonObject:
+    """What adapter.js has to know of a kind to write it."""
+    joint = issubclass(kind.args, LycorisArgs)
+    return {
+        "id": kind.id, "title": kind.title, "module": kind.module, "fixed": dict(kind.fixed),
+        "start": dict(kind.start), "names": [*kind.names, *sorted(kind.layer_names)],
+        "blocks": ["train_block_indices"] if joint else list(kind.args.block_arguments),
+        "language": "joint" if joint else kind.args.block_language,
+    }  # fmt: skip
+
+
+def _field(option: Option, given: Mapping[str, str], wrong: Mapping[str, str]) -> JsonObject:
+    """One argument as a field; a switch that says nothing is as its default is."""
+    value = given.get(option.name, "")
+    if option.type is bool and not wrong.get(option.name):
+        value = str(option.read(value) if value else option.default).lower()
+    return {
+        "name": option.name, "label": option.label, "help": sentence(option.help),
+        "type": "switch" if option.type is bool else "text", "value": value,
+        "default": str(option.default).lower() if option.type is bool else "", "rare": option.advanced,
+        "wrong": wrong.get(option.name, ""),
+    }  # fmt: skip
+
+
+def _block_names(kind: AdapterKind) -> set[str]:
+    """The arguments that say which blocks learn."""
+    return {name for name in (*kind.layer_names, *_about(kind)["blocks"]) if "block" in name or name.endswith("weight")}
+
+
+def _preset(kind: AdapterKind, preset: LayerPreset, given: Mapping[str, str]) -> JsonObject:
+    """One choice of layers. It leaves the choice of blocks alone unless it is about them, or about everything."""
+    named, blocks = {name for one in kind.presets for name in one.arguments}, _block_names(kind)
+    about_blocks = not preset.arguments or bool(blocks & preset.arguments.keys())
+    names = named | blocks if about_blocks else named - blocks
+    meant = {name: text for name, text in given.items() if name in names and text not in UNSET}
+    return {"title": preset.title, "about": preset.about, "arguments": dict(preset.arguments), "names": sorted(names),
+            "pressed": meant == preset.arguments}  # fmt: skip
+
+
+def _groups(config: AdapterRun, kind: AdapterKind, args: Any, counts: Sequence[int] | None) -> list[JsonObject]:
+    """The picture of the model: its blocks in rows, each with the factor of its learning rate, 0 where none learns.
+
+    Blocks that something else leaves out, which a click on them cannot change, are locked.
+    """
+    groups = families.facts(config.family).blocks
+    many = list(counts or (group.count for group in groups))
+    texts = {name: text for name, text in network_args.texts(config).items() if name in _block_names(kind)}
+    try:
+        factors = args.chosen_blocks(many)
+        alone = kind.args(**read_section(kind.args, Layer(texts, "network_args"), [])).chosen_blocks(many)
+    except ConfigError:  # what is wrong is said below its field
+        factors = alone = [[1.0] * count for count in many]
+    return [{"title": group.title, "factors": shown, "locked": [a > 0 == b for a, b in zip(own, shown, strict=True)]}
+            for group, shown, own in zip(groups, factors, alone, strict=True)]  # fmt: skip

@@ -1,0 +1,87 @@
+"""How large a form's adapter is, asked of a process that has torch (`library.check.adapter_size`) and stays for a
+while: starting one takes seconds, an answer a part of one."""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+
+from library.check.isolated import environment, sent
+from library.config.json_types import JsonObject
+from library.config.problems import Text, read
+from library.config.sections import AdapterRun
+
+KEPT = 64  # answers
+UNKNOWN = "The size of this adapter is known once it trains."
+FAILED = "The size cannot be counted: run Check."
+MODEL = "pretrained_model_name_or_path"
+
+
+class SizeProcess:
+    """The process, started when it is asked first, and its latest answers."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        self._lock = threading.Lock()  # a pipe has one answer at a time
+        self._answers: dict[str, JsonObject] = {}
+        self._counts: dict[str, list[int]] = {}
+
+    def ask(self, config: AdapterRun) -> JsonObject:
+        """The size of a config's adapter; `why` says why there is none."""
+        question = json.dumps({"script": config.script, "values": sent(config)})
+        with self._lock:
+            if question not in self._answers:
+                self._answers[question] = self._answered(question)
+                for old in list(self._answers)[:-KEPT]:
+                    del self._answers[old]
+            found = self._answers[question]
+        if "counts" in found:
+            self._counts[_model(config)] = found["counts"]
+        return _told(found)
+
+    def counts(self, config: AdapterRun) -> Sequence[int] | None:
+        """Blocks of a config's model by group, where it was counted already."""
+        return self._counts.get(_model(config))
+
+    def _answered(self, question: str) -> JsonObject:
+        for _ in range(2):  # the one that was started earlier may have ended meanwhile
+            process = self._process
+            if process is None or process.poll() is not None:
+                asked = [sys.executable, "-m", "library.check.adapter_size"]
+                process = self._process = subprocess.Popen(
+                    asked, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                    encoding="utf-8", env=environment({}))  # fmt: skip
+            try:
+                if process.stdin and process.stdout:
+                    process.stdin.write(question + "\n")
+                    process.stdin.flush()
+                    return dict(json.loads(process.stdout.readline()))
+            except (OSError, ValueError):
+                process.kill()
+        return {"why": FAILED}
+
+
+def _model(config: AdapterRun) -> str:
+    return json.dumps([config.script, getattr(config.model, MODEL, None)])
+
+
+def _told(found: JsonObject) -> JsonObject:
+    """An answer with what the page says of it."""
+    if "why" in found:
+        problem = read(found["why"]) if found["why"] else None
+        # What is wrong with an argument stands below its field.
+        return {"said": UNKNOWN if problem is None else "" if problem.place else problem.capitalized()}
+    template = ("{layers} layers learn: {parameters} parameters, a file of about {size}.")  # fmt: skip
+    said = Text(template, layers=f"{found['layers']:,}", parameters=_many(found["parameters"]),
+                size=_size(found["bytes"]))  # fmt: skip
+    return {"said": said, "blocks": found["blocks"]}
+
+
+def _many(number: int) -> Text | str:
+    """12.3 million, or 45,000."""
+    return Text("{count} million", count=f"{number / 1e6:,.1f}") if number >= 1e6 else f"{number:,}"
+
+
+def _size(number: float) -> str:
+    return f"{number / 2**30:.1f} GB" if number >= 2**30 else f"{number / 2**20:.{1 if number < 2**23 else 0}f} MB"

@@ -1,0 +1,137 @@
+"""How large the adapters are that network settings make: their layers, numbers and file, counted without weights.
+
+The page asks for it while one types, so that this runs as a process of its own that answers one line with another:
+`python -m library.check.adapter_size`. It ends when nobody has asked for a while, or when the page does.
+"""
+
+import contextlib
+import copy
+import functools
+import json
+import logging
+import os
+import sys
+import threading
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from library import families, methods
+from library.check import estimate, outline
+from library.config.json_types import JsonMapping, JsonObject
+from library.config.problems import ConfigError
+from library.config.schema import draft, options
+from library.config.sections import AdapterRun
+from library.families import network_args
+from library.families.base import Family, ModelComponents
+from library.families.facts import block_of
+from library.families.network_args import LycorisArgs
+from library.methods.lora import LoraAdapters
+
+IDLE = 300.0  # seconds after which nobody is expected to ask again
+# As if all of it learned, from nothing.
+ALL = {"learning_rate": 1e-4, "unet_lr": None, "text_encoder_lr": None, "network_weights": None,
+       "dim_from_weights": False, "base_weights": None}  # fmt: skip
+HEADER = 120  # bytes that a file has about each tensor
+
+
+def size(config: AdapterRun) -> JsonObject:
+    """Layers that learn, their numbers, the bytes of the file, layers of each block, and blocks of the model by group.
+
+    Raises ConfigError with what keeps adapters from being made, RuntimeError where only training can tell.
+    """
+    if network_args.args_class(config) is None:  # a package that somebody names while typing is not run
+        raise RuntimeError(config.network.module)
+    args, groups = network_args.read(config), families.facts(config.family).blocks
+    family, pristine = _components(type(config), _key(config), methods.reads_encoders(config))
+    parts = ModelComponents(copy.deepcopy(pristine.denoiser), None, copy.deepcopy(pristine.encoders), {})
+    counts = [0] * len(groups)
+    for path, _ in parts.denoiser.named_parameters():
+        if found := block_of(family.adapter_name("denoiser", path.rpartition(".")[0]), groups):
+            counts[found[0]] = max(counts[found[0]], found[1] + 1)
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that numbers are not kept
+        method: Any = methods.attach(parts, family, _without_weights(config, args))
+    is_ours = isinstance(method, LoraAdapters)
+    names = list(method.adapters) if is_ours else [adapter.lora_name for adapter in method.network.loras]
+    blocks = [[0] * count for count in counts]
+    for name in names:
+        if found := block_of(name, groups):
+            blocks[found[0]][found[1]] += 1
+    if is_ours:
+        stored = [tensor for adapter in method.adapters.values() for tensor in adapter.tensors().values()]
+    else:
+        stored = list(method.network.state_dict().values())
+    numbers, kept = (sum(tensor.numel() for tensor in tensors) for tensors in (method.parameters(), stored))
+    layers = [] if is_ours else [adapter.org_module[0] for adapter in method.network.loras]
+    if isinstance(args, LycorisArgs) and args.algo == "full":
+        numbers = kept = sum(own.numel() for layer in layers for own in layer.parameters(recurse=False))
+    elif isinstance(args, LycorisArgs) and args.dora_wd:
+        side = 0 if args.wd_on_output else 1
+        magnitudes = sum(layer.weight.shape[side] for layer in layers if layer.weight.dim() > 1)
+        numbers, kept = numbers + magnitudes, kept + magnitudes
+    return {"layers": len(names), "parameters": numbers, "blocks": blocks, "counts": counts,
+            "bytes": kept * estimate.saved_bytes(config) + HEADER * len(stored)}  # fmt: skip
+
+
+def _without_weights(config: AdapterRun, args: Any) -> AdapterRun:
+    """A config whose adapters are on the same layers, and need no weights to be made: DoRA and whole weights do."""
+    if not isinstance(args, LycorisArgs) or not (args.dora_wd or args.algo == "full"):
+        return config
+    pairs = [p for p in config.network.network_args if p.partition("=")[0].strip() not in ("algo", "dora_wd")]
+    algo = "locon" if args.algo == "full" else args.algo
+    return replace(config, network=replace(config.network, network_args=(f"algo={algo}", *pairs)))
+
+
+def _key(config: AdapterRun) -> str:
+    """What the networks depend on."""
+    given = {name: getattr(config.model, name) for name in options(type(config)) if hasattr(config.model, name)}
+    return json.dumps(given, default=str, sort_keys=True)
+
+
+@functools.lru_cache(maxsize=2)
+def _components(cls: type[AdapterRun], key: str, encoders: bool) -> tuple[Family, ModelComponents]:
+    """Networks without memory: those of the config's own model, or of the published one where that is not here."""
+    known = options(cls)
+    config = draft(cls, {name: known[name].read(value) for name, value in json.loads(key).items()})
+    with contextlib.suppress(Exception):  # a file that is not there, or is none: the check says so
+        if config.model.pretrained_model_name_or_path and outline.is_here(config):
+            return outline.components(config, encoders)
+    family = families.family_for(config)
+    module = families.random_module(family.name)
+    made = module.random(module.FULL)
+    denoiser = made.denoiser()
+    module.adopt(family, denoiser)
+    made_encoders = {name: make() for name, make in made.encoders.items()} if encoders else {}
+    return family, ModelComponents(denoiser, None, made_encoders, {})
+
+
+def answer(asked: JsonMapping) -> JsonObject:
+    """The size; in `why` what is wrong with the adapter, "" where LyCORIS looks at weights, of which there are none."""
+    cls: Any = families.config_class(asked["script"])
+    known = options(cls)
+    try:
+        return size(draft(cls, {name: known[name].read(value) for name, value in {**asked["values"], **ALL}.items()}))
+    except ConfigError as error:
+        return {"why": error.problems[0].as_json()}
+    except (RuntimeError, NotImplementedError):
+        return {"why": ""}
+
+
+def main() -> None:
+    """Answer lines until nobody asks any more."""
+    logging.disable(logging.ERROR)
+    answers, sys.stdout = sys.stdout, sys.stderr  # packages say things
+    idle = threading.Timer(IDLE, os._exit, (0,))
+    for line in sys.stdin:
+        idle.cancel()
+        print(json.dumps(answer(json.loads(line))), file=answers, flush=True)
+        idle = threading.Timer(IDLE, os._exit, (0,))
+        idle.daemon = True
+        idle.start()
+
+
+if __name__ == "__main__":
+    main()

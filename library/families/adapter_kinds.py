@@ -1,0 +1,127 @@
+"""The kinds of adapters that people choose between: which network_module and network_args make each one, and which
+arguments it has besides. No torch in here."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from library import families
+from library.config.schema import Option, section_options
+from library.config.sections import AdapterRun
+from library.families import network_args
+from library.families.network_args import LYCORIS, LycorisArgs
+from library.families.shared.network_args import LayerPreset, NetworkArgs
+
+USUAL_CONVOLUTIONS = {"conv_dim": "4", "conv_alpha": "1"}
+ALIASES = {"": "locon", "lora": "locon"}  # of algo
+# Arguments that are no field: old names, what the options of a run say, and what the blocks and presets are for.
+HIDDEN = ("algo", "preset", "dropout", "use_cp", "use_conv_cp", "disable_conv_cp", "constrain", "train_blocks",
+          "train_block_indices", "verbose")  # fmt: skip
+LAYERS = ("train_blocks", "train_block_indices", "preset")  # of these, what chooses layers
+EVERY = ("train_t5xxl", "bypass_mode")
+CONV = ("conv_dim", "conv_alpha")
+DROPOUTS = ("rank_dropout", "module_dropout")
+LOW_RANK = (*CONV, "rs_lora", *DROPOUTS, "rank_dropout_scale", "use_scalar", "train_norm", *EVERY)
+PLUS = ("loraplus_lr_ratio", "loraplus_unet_lr_ratio", "loraplus_text_encoder_lr_ratio")
+OF_CONVOLUTIONS = (*CONV, "use_tucker")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterKind:
+    """One kind."""
+
+    id: str
+    title: str
+    about: str  # when to choose it
+    module: str  # network_module
+    args: type[Any]  # what its network_args may say: NetworkArgs, or LycorisArgs
+    names: tuple[str, ...]  # of its arguments, in the order of the fields
+    fixed: Mapping[str, str] = field(default_factory=dict)  # arguments that make it this kind
+    start: Mapping[str, str] = field(default_factory=dict)  # arguments that it begins with, and is known by
+    presets: tuple[LayerPreset, ...] = ()
+
+    @property
+    def options(self) -> list[Option]:
+        """Its arguments."""
+        known = section_options(self.args)
+        return [known[name] for name in self.names]
+
+    @property
+    def layer_names(self) -> set[str]:
+        """Arguments that choose layers, beside its fields."""
+        named = {name for preset in self.presets for name in preset.arguments}
+        blocks = self.args.block_arguments if issubclass(self.args, NetworkArgs) else ()
+        return {*named, *blocks, *(name for name in LAYERS if name in section_options(self.args))}
+
+    def is_meant(self, module: str, given: Mapping[str, str]) -> bool:
+        """Whether a module and its arguments are of this kind."""
+        if module != self.module:
+            return False
+        algo = given.get("algo", "").casefold()
+        said = {**given, "algo": ALIASES.get(algo, algo)}
+        same = all(said.get(name, "").casefold() == value.casefold() for name, value in self.fixed.items())
+        return same and (not self.start or any(name in given for name in (*self.start, "conv_block_dims")))
+
+
+def kinds(family: str) -> list[AdapterKind]:
+    """The kinds of a family's adapters, its own first."""
+    found, has_convolutions, presets = [], False, LycorisArgs.presets
+    for module, about in families.facts(family).adapter_modules.items():
+        args: type[NetworkArgs] = families.load(about.args)
+        hidden = {*HIDDEN, *args.block_arguments, *(() if args.convolutions else OF_CONVOLUTIONS)}
+        names = tuple(name for name in section_options(args) if name not in hidden)
+        title, text = ("LoRA-FA", FROZEN) if about.frozen_down else ("LoRA", USUAL)
+        plain = tuple(name for name in names if "conv" not in name)
+        made = AdapterKind(id=module, title=title, about=text, module=module, args=args, names=plain,
+                           presets=args.presets)  # fmt: skip
+        found.append(made)
+        if args.convolutions and not about.frozen_down:
+            has_convolutions = True
+            presets = (*presets, *LycorisArgs.convolution_presets)
+            found.append(AdapterKind(id="c3lier", title="LoRA-C3Lier", about=C3LIER, module=module, args=args,
+                                     names=(*USUAL_CONVOLUTIONS, *(n for n in names if n not in USUAL_CONVOLUTIONS)),
+                                     start=USUAL_CONVOLUTIONS, presets=args.presets))  # fmt: skip
+    own = section_options(found[0].args)
+    absent = {*(() if has_convolutions else OF_CONVOLUTIONS), *(() if "train_t5xxl" in own else ("train_t5xxl",))}
+    for algo, (title, text, names) in LYCORIS_KINDS.items():
+        fixed = {"algo": "locon", "dora_wd": "True"} if algo == "dora" else {"algo": algo}
+        found.append(AdapterKind(id=algo, title=title, about=text, module=LYCORIS, args=LycorisArgs, fixed=fixed,
+                                 names=tuple(n for n in names if n not in absent), presets=presets))  # fmt: skip
+    return found
+
+
+def kind_of(config: AdapterRun, known: Sequence[AdapterKind]) -> AdapterKind | None:
+    """The kind that a run's module and arguments make; None for one that has no fields here. The most is said by the
+    kind that needs the most arguments."""
+    given, module = network_args.texts(config), config.network.module
+    meant = [kind for kind in known if kind.is_meant(module, given)]
+    return max(meant, key=lambda kind: (len(kind.fixed), len(kind.start)), default=None)
+
+
+USUAL = "The usual choice: learns well, and every program reads its files."
+C3LIER = "LoRA on the 3x3 convolutions as well: texture and style are learned better, the file is larger."
+FROZEN = "LoRA of which only one half learns: less memory, and it learns less."
+# algo -> title, when to choose it, its arguments. DoRA is LoCon with an argument.
+LYCORIS_KINDS: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
+    "locon": ("LyCORIS: LoCon", "LoRA of the LyCORIS package, with its choice of layers.",
+              ("use_tucker", "dora_wd", "wd_on_output", *LOW_RANK, *PLUS)),
+    "dora": ("LyCORIS: DoRA", "Learns like a full fine-tune at low rank; each step takes longer and more memory.",
+             ("use_tucker", "wd_on_output", *LOW_RANK, *PLUS)),
+    "loha": ("LyCORIS: LoHa", "Multiplies two LoRAs, so that low ranks reach far: 4 is usual.",
+             ("use_tucker", "dora_wd", "wd_on_output", *LOW_RANK)),
+    "lokr": ("LyCORIS: LoKr", "The smallest files at a high quality; set a factor of 4 to 16 for more.",
+             ("factor", "full_matrix", "decompose_both", "unbalanced_factorization", "use_tucker", "dora_wd",
+              "wd_on_output", *LOW_RANK)),
+    "diag-oft": ("LyCORIS: OFT", "Turns layers instead of adding to them: keeps what the model knows.",
+                 ("constraint", "rescaled", *CONV, *DROPOUTS, "train_norm", *EVERY)),
+    "boft": ("LyCORIS: BOFT", "OFT in several turns: learns more, and takes more time and memory.",
+             ("constraint", "rescaled", *CONV, *DROPOUTS, "train_norm", *EVERY)),
+    "dylora": ("LyCORIS: DyLoRA", "One training for all ranks: the file can be cut to a lower rank afterwards.",
+               ("block_size", *CONV, *DROPOUTS, "train_norm", "train_t5xxl")),
+    "glora": ("LyCORIS: GLoRA", "LoRA on what goes in and what comes out of a layer: twice the size.",
+              ("rs_lora", *CONV, *DROPOUTS, "use_scalar", *EVERY)),
+    "ia3": ("LyCORIS: iA3", "One factor for each channel: tiny files, for style alone; needs a high learning rate.",
+            ("train_on_input", *CONV, "train_norm", *EVERY)),
+    "full": ("LyCORIS: full weights", "Learns whole weights of the chosen layers: a file as large as these.",
+             (*CONV, *DROPOUTS, "train_norm", "train_t5xxl")),
+}  # fmt: skip

@@ -1,0 +1,216 @@
+"""What `--network_args key=value ...` may say, for each `--network_module`.
+
+The tables below are sections of the config engine, so a wrong name, a wrong value and a number out of range are found
+and worded like those of any other option, all at once and without loading torch.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from library import families
+from library.config.json_types import JsonObject
+from library.config.problems import ConfigError, Problem, Text
+from library.config.schema import Layer, opt, read_section, section_options
+from library.config.sections import AdapterRun
+from library.config.values import quoted
+from library.families.shared.network_args import PLACE, LayerPreset, index_factors, wrong_argument
+
+PRESETS = ("full", "full-lin", "attn-mlp", "attn-only", "unet-only", "unet-transformer-only", "unet-convblock-only",
+           "ia3")  # fmt: skip
+STRONG = 100  # alpha / rank that nobody means
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LycorisArgs:
+    """`lycoris.kohya`: what the lycoris-lora package understands, and which blocks it may see."""
+
+    presets: ClassVar[tuple[LayerPreset, ...]] = (
+        LayerPreset("All layers", "Everything that the type of adapter can be on.", {}),
+        LayerPreset("Attention and MLP", "No convolutions, in both the image model and the text encoders.",
+                    {"preset": "attn-mlp"}),
+        LayerPreset("Attention only", "The smallest file; style and subject without much detail.",
+                    {"preset": "attn-only"}),
+    )  # fmt: skip
+    convolution_presets: ClassVar[tuple[LayerPreset, ...]] = (
+        LayerPreset("Convolution blocks only", "Texture and line, without what attention knows of the subject.",
+                    {"preset": "unet-convblock-only"}),
+    )  # fmt: skip
+
+    algo: Literal["lora", "locon", "loha", "lokr", "diag-oft", "boft", "dylora", "glora", "ia3", "full", "tlora"] = opt(
+        "lora", "which kind of adapter"
+    )
+    preset: str = opt("full", "which modules: full, attn-mlp, attn-only, ... or a TOML file", advanced=True)
+    train_block_indices: str = opt(
+        "all", 'blocks that carry adapters: "all", "none" or "0-3,5"; of several kinds of blocks "none/7,20"'
+    )
+    conv_dim: int | None = opt(None, "rank on convolutions; not set: the rank of all others", label="Convolution rank",
+                               min=0)  # fmt: skip
+    conv_alpha: float | None = opt(None, "alpha on convolutions; not set: the alpha of all others",
+                                   label="Convolution alpha", min=0.0)  # fmt: skip
+    dropout: float | None = opt(None, "dropout; network_dropout says the same", min=0.0, max=0.99)
+    rank_dropout: float | None = opt(None, "share of ranks left out", min=0.0, max=0.99, advanced=True)
+    module_dropout: float | None = opt(
+        None, "chance that a whole adapter is left out", min=0.0, max=0.99, advanced=True
+    )
+    rank_dropout_scale: bool = opt(False, "keep the expected size under rank_dropout", advanced=True)
+    use_tucker: bool = opt(False, "Tucker decomposition for convolutions", label="Tucker decomposition")
+    use_cp: bool = opt(False, "old name of use_tucker")
+    use_conv_cp: bool = opt(False, "old name of use_tucker")
+    disable_conv_cp: bool = opt(False, "old name for no use_tucker")
+    use_scalar: bool = opt(False, "a learned factor for each adapter", label="Learned factor", advanced=True)
+    block_size: int | None = opt(None, "ranks that DyLoRA trains together; the rank is a multiple of it", min=1)
+    train_norm: bool = opt(False, "learn the norms as well", label="Norms learn as well", advanced=True)
+    train_on_input: bool = opt(False, "iA3: scale inputs instead of outputs", label="Scale inputs")
+    constraint: float | None = opt(None, "OFT: how far a layer may turn; not set: as far as it likes")
+    constrain: float | None = opt(None, "old name of constraint")
+    rescaled: bool = opt(False, "OFT with a learned scale", label="Learned scale")
+    dora_wd: bool = opt(False, "DoRA: learn magnitude and direction apart", label="DoRA")
+    wd_on_output: bool = opt(True, "DoRA over outputs; off: over inputs", label="DoRA over outputs", advanced=True)
+    full_matrix: bool = opt(False, "LoKr without a low-rank part: the rank then means nothing", label="Whole matrices")
+    bypass_mode: bool = opt(
+        False, "add outputs instead of weights; a base in 8 bits needs it", label="Bypass mode", advanced=True
+    )
+    rs_lora: bool = opt(False, "divide alpha by the square root of the rank", label="Rank-stabilized", advanced=True)
+    unbalanced_factorization: bool = opt(
+        False, "LoKr's other factorization", label="Unbalanced factorization", advanced=True
+    )
+    decompose_both: bool = opt(False, "LoKr: low rank on both factors", label="Low rank on both", advanced=True)
+    factor: int | None = opt(None, "LoKr's factor: smaller is a larger file; -1 is the smallest file", min=-1)
+    train_t5xxl: bool = opt(False, "adapters on T5 as well", label="T5 learns as well", advanced=True)
+    loraplus_lr_ratio: float | None = opt(
+        None, "LoRA+: learning rate of lora_up relative to lora_down", label="LoRA+ ratio", min=0.0, advanced=True
+    )
+    loraplus_unet_lr_ratio: float | None = opt(
+        None, "LoRA+ for the denoiser only", label="LoRA+ ratio, image model", min=0.0, advanced=True
+    )
+    loraplus_text_encoder_lr_ratio: float | None = opt(
+        None, "LoRA+ for the text encoders only", label="LoRA+ ratio, text encoders", min=0.0, advanced=True
+    )
+
+    def check(self, run: AdapterRun) -> Iterator[Problem]:
+        """The layers are chosen by a name that the package knows, or by a file; blocks by their numbers."""
+        if self.preset not in PRESETS and not Path(self.preset).expanduser().is_file():
+            yield wrong_argument("preset", "{preset} is no file, and none of {presets}",
+                preset=quoted(self.preset), presets=", ".join(PRESETS))  # fmt: skip
+        rank, together = run.network.network_dim or 4, self.block_size or 4
+        if self.algo == "dylora" and rank % together:
+            yield wrong_argument("block_size", "({together}) must divide network_dim ({rank}): set one of them",
+                together=together, rank=rank)  # fmt: skip
+        try:
+            self.chosen_blocks([group.count for group in families.facts(run.family).blocks])
+        except ConfigError as e:
+            yield from (one.replaced(option="train_block_indices", place=PLACE, topic="training") for one in e.problems)
+
+    def chosen_blocks(self, counts: Sequence[int]) -> list[list[float]]:
+        """1 for each block that carries adapters, by group of so many blocks. Raises ConfigError."""
+        texts = self.train_block_indices.split("/")
+        if len(texts) == 1 and texts[0].strip() in ("", "all", "none"):
+            texts *= len(counts)
+        if len(texts) != len(counts):
+            raise ConfigError("needs {count} parts with / between, one for each kind of blocks, got {text}",
+                              count=len(counts), text=quoted(self.train_block_indices))  # fmt: skip
+        return [index_factors(text, count) for text, count in zip(texts, counts, strict=True)]
+
+
+LYCORIS = "lycoris.kohya"
+# networks.<this>, with or without a family's name behind it, are algorithms of LyCORIS here.
+ALGORITHMS = {"dylora": "dylora", "oft": "diag-oft", "loha": "loha", "lokr": "lokr"}
+HINTS = {"dropout": "; write --network_dropout instead"}
+
+
+def problems(config: AdapterRun) -> Iterator[Problem]:
+    """What is wrong with network_module and network_args, a sentence each; no torch."""
+    module = config.network.module
+    cls = args_class(config)
+    if cls is None:
+        if others := [known for known in families.every() if module in known.adapter_modules]:
+            own = next(iter(families.facts(config.family).adapter_modules))
+            others = " and ".join(known.title for known in others)
+            yield Problem("network_module", "{module} is for {others}; for {title} write {own} or leave it empty",
+                module=module, others=others, title=config.title, own=own, fix={"network_module": None})  # fmt: skip
+        elif module.startswith("networks."):
+            algorithm = ALGORITHMS.get(module.removeprefix("networks.").split("_")[0])
+            offered = ", ".join((*families.facts(config.family).adapter_modules, LYCORIS))
+            instead = f"{LYCORIS} with network_args algo={algorithm}" if algorithm else offered
+            yield Problem("network_module", "{module} is not offered; write {other}", module=module, other=instead,
+                fix={"network_module": None})  # fmt: skip
+        return
+    args, wrong = read_leniently(config, cls)
+    yield from wrong
+    both = getattr(args, "ggpo_sigma", None) is not None and getattr(args, "ggpo_beta", None) is not None
+    if both and config.precision.mixed_precision == "fp16":
+        yield wrong_argument("ggpo_sigma", "and ggpo_beta need mixed_precision = bf16, as fp16 scales the gradients")
+    if isinstance(args, LycorisArgs):
+        yield from _drawn_in_python(args, config)
+
+
+def _drawn_in_python(args: LycorisArgs, config: AdapterRun) -> Iterator[Problem]:
+    """What the package decides by chance while a layer computes: a graph has no room for it, and computing the layer
+    again for its gradient would decide anew where Python draws."""
+    if config.compile.compile and args.module_dropout:
+        yield wrong_argument("module_dropout", "of LyCORIS cannot be compiled: leave it out, or switch compile off")
+    if args.algo.lower() == "dylora" and (config.compile.compile or config.memory.checkpointing):
+        what = "compile" if config.compile.compile else "gradient_checkpointing or blocks_to_swap"
+        yield wrong_argument("", "algo=dylora takes other ranks at every pass, so it cannot be used with {what}",
+            what=what)  # fmt: skip
+
+
+def notes(config: AdapterRun) -> Iterator[Problem]:
+    """What has no effect in this run, a sentence each."""
+    args = read(config)
+    if hasattr(args, "notes"):
+        yield from args.notes()
+    network = config.network
+    if network.network_alpha > STRONG * (network.network_dim or 4):
+        yield Problem("network_alpha",
+            "{alpha} is far above network_dim ({rank}): the adapter's strength is alpha / rank, and so much may end "
+            "in NaN", alpha=f"{network.network_alpha:g}", rank=network.network_dim or 4)  # fmt: skip
+    if len(set(config.optim.text_encoder_lr)) > 1 and not getattr(args, "encoder_rates", ()):
+        template = ": {module} has one rate for all text encoders, the first one given"
+        yield Problem("text_encoder_lr", template, module=config.network.module)
+
+
+def read(config: AdapterRun) -> Any:
+    """The arguments as the module's own dataclass. Raises ConfigError with all that is wrong."""
+    if wrong := list(problems(config)):
+        raise ConfigError(*wrong)
+    cls = args_class(config)
+    return read_leniently(config, cls)[0] if cls else texts(config)
+
+
+def args_class(config: AdapterRun) -> type[Any] | None:
+    """What a run's network_args may say; None for a module that is not the run's family's, or no module of ours."""
+    own = families.facts(config.family).adapter_modules.get(config.network.module)
+    if own:
+        return families.load(own.args)
+    return LycorisArgs if config.network.module == LYCORIS else None
+
+
+def texts(config: AdapterRun) -> dict[str, str]:
+    """The arguments as they were written, for modules that read them themselves."""
+    return dict(pair.split("=", 1) for pair in config.network.network_args if "=" in pair)
+
+
+def lycoris_settings(config: AdapterRun) -> JsonObject:
+    """The arguments as the package takes them: as they were written, and switches as truth values, since to it any
+    other word than false is true."""
+    known, given = section_options(LycorisArgs), texts(config)
+    settings = {name: known[name].read(text) if known.get(name, known["algo"]).type is bool else text
+                for name, text in given.items()}  # fmt: skip
+    settings.pop("train_block_indices", None)  # of ours
+    return settings
+
+
+def read_leniently(config: AdapterRun, cls: type) -> tuple[Any, list[Problem]]:
+    """The arguments of a run as a `cls`, with all that is wrong about them; what cannot be read has its default."""
+    pairs, written = config.network.network_args, ": {pair} must be written key=value"
+    wrong = [Problem("network_args", written, pair=quoted(pair)) for pair in pairs if "=" not in pair]
+    given = {key.strip(): value.strip() for key, _, value in (p.partition("=") for p in pairs if "=" in p)}
+    given = {key: value for key, value in given.items() if not (value in ("", "None") and key in section_options(cls))}
+    for name in [n for n in HINTS if n in given and n not in section_options(cls)]:
+        wrong.append(wrong_argument(name, "is not a known key{hint}", hint=Text(HINTS[name])))
+        given.pop(name)
+    made = cls(**read_section(cls, Layer(given, "network_args"), wrong))
+    return made, [*wrong, *(made.check(config) if hasattr(made, "check") else ())]
