@@ -155,11 +155,9 @@ class Tokenizers(Mapping[str, Any]):
 
 def load(folder: Path, name: str) -> Any:
     """Read a tokenizer from its folder. Nothing is unpickled and no network is asked."""
-    from transformers.models.clip import CLIPTokenizer
-    from transformers.models.qwen2 import Qwen2Tokenizer
-    from transformers.models.t5 import T5Tokenizer
+    from library.families.shared.tokenizer_classes import BY_KIND
 
-    reader = {"Unigram": T5Tokenizer, "chat BPE": Qwen2Tokenizer, "BPE": CLIPTokenizer}[kind(name)]
+    reader = BY_KIND[kind(name)]
     try:
         return reader.from_pretrained(str(folder), local_files_only=True, model_max_length=LONGEST)
     except Exception as e:

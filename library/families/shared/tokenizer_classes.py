@@ -1,0 +1,8 @@
+"""The classes that read a tokenizer's files. Loads transformers, so it is imported where a tokenizer is read."""
+
+# From the packages of the models: `from transformers import ...` has type checkers read all models that there are.
+from transformers.models.clip import CLIPTokenizer
+from transformers.models.qwen2 import Qwen2Tokenizer
+from transformers.models.t5 import T5Tokenizer
+
+BY_KIND = {"Unigram": T5Tokenizer, "chat BPE": Qwen2Tokenizer, "BPE": CLIPTokenizer}
