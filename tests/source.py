@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,6 +31,7 @@ def module(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@cache
 def imports(path: Path) -> list[Import]:
     """All imports of a file; in `from library.families import base` the module library.families.base, if it is one."""
     return list(_walk(ast.parse(path.read_text(encoding="utf-8")), "load"))
@@ -41,12 +43,14 @@ def _walk(node: ast.AST, when: str) -> Iterator[Import]:
             yield from (Import(alias.name, child.lineno, when) for alias in child.names)
         elif isinstance(child, ast.ImportFrom):
             yield from (Import(name, child.lineno, when) for name in _targets(child))
+        elif isinstance(child, ast.expr):
+            continue  # imports are statements, and most nodes are not
         elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
             for part in child.body:
                 yield from _walk(ast.Module([part], []), "never")
             for part in child.orelse:
                 yield from _walk(ast.Module([part], []), when)
-        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             yield from _walk(child, "never" if when == "never" else "call")
         else:
             yield from _walk(child, when)

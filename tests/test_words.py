@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -81,8 +82,13 @@ def said(path: Path) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
 
 
-def texts() -> Iterator[tuple[str, str]]:
+@cache
+def texts() -> list[tuple[str, str]]:
     """Everything that users read, with where it stands."""
+    return list(_texts())
+
+
+def _texts() -> Iterator[tuple[str, str]]:
     for path in source.files():
         name = path.relative_to(source.ROOT).as_posix()
         yield from ((f"{name}:{line}", text) for line, text in said(path) if " " in text)
