@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TypeVar
 
 import psutil
 
+from library import families
 from library.config import environment
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem
@@ -33,6 +34,7 @@ from library.config.schema import (
     to_toml,
 )
 from library.config.values import closest, did_you_mean
+from library.families.shared import read_ahead
 from library.imports import without_collecting
 
 C = TypeVar("C", bound=RunConfig)
@@ -64,6 +66,9 @@ def main(config: type, argv: list[str] | None = None) -> int:
     _tell(reading.notes)
     try:
         environment.check()
+        model = Path(reading.config.model.pretrained_model_name_or_path or "")
+        if model.exists():
+            read_ahead.begin(model, families.facts(config.family).denoiser_prefix)
         with without_collecting():
             from library.cli.train import train  # loads torch, which reading a command line does without
         gc.freeze()  # what is loaded stays, and no later collection looks through it

@@ -13,6 +13,7 @@ from torch import nn
 
 from library.compiler import cache, torch_private
 from library.compiler.checks import problems
+from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,12 @@ def prewarm_inductor(args: Any, device: torch.device) -> Iterator[None]:
     finally:
         if thread:
             thread.join()
+
+
+def prewarm_before_steps(config: RunConfig, device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """The same for a training, unless another process may compile beside its first steps: they do not wait for it."""
+    beside = device.type == "cuda" and not config.compile.why_not_beside(config)
+    return contextlib.nullcontext() if beside else prewarm_inductor(config.compile, device)
 
 
 def _wanted(args: Any, device: torch.device) -> bool:

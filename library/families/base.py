@@ -24,17 +24,33 @@ class DeferredNetwork:
     kind: str  # what besides the files decides over its weights: which part of them, its type
 
 
+@dataclass(frozen=True)
+class WeightPlacement:
+    """Where the weights of a denoiser go as they are read, by the names of its parameters."""
+
+    device: "torch.device"  # of all that are not named here; what has to change its type does so there
+    host: Collection[str] = ()  # those that stay on the host
+    eight_bits: Collection[str] = ()  # those that are kept as float8_e4m3fn, after the type that they are asked for in
+
+
 @dataclass
 class ModelComponents:
     """The networks of one checkpoint, on the host until something moves them."""
 
-    denoiser: "nn.Module"
+    denoiser: "nn.Module"  # without memory for its weights until `read_denoiser`, where reading it was deferred
     vae: "nn.Module | None"
     encoders: "dict[str, nn.Module]"  # text encoders by short name: clip_l, clip_g, t5xxl
     tokenizers: Mapping[str, Any]
     source: dict[str, Any] = field(default_factory=dict)  # what saving needs besides the networks: paths, logit_scale
     deferred: dict[str, DeferredNetwork] = field(default_factory=dict)  # "vae", or a text encoder's name
     read_again: dict[str, DeferredNetwork] = field(default_factory=dict)  # text encoders that were deferred
+    fill_denoiser: "Callable[[WeightPlacement | None], object] | None" = None  # reads its weights, if that was deferred
+
+    def read_denoiser(self, place: "Callable[[nn.Module], WeightPlacement] | None" = None) -> None:
+        """Read the denoiser's weights, if that was deferred; `place` says of the empty one where they go."""
+        if self.fill_denoiser:
+            self.fill_denoiser(place(self.denoiser) if place else None)
+            self.fill_denoiser = None
 
     def read_vae(self) -> None:
         """Read the VAE, if that was deferred."""
@@ -214,7 +230,7 @@ class Family(Protocol):
         """Everything on the CPU; sizes come from the file. What may learn is in `dtype`, the rest in `frozen`.
 
         With fp8_base the matrices that the file has in 8 bits stay so. `deferring` leaves the VAE and the text encoders
-        in `deferred`, for whom they may not be needed.
+        in `deferred`, for whom they may not be needed, and the weights of the denoiser to `read_denoiser`.
         """
         ...
 

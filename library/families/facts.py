@@ -105,6 +105,7 @@ class FamilyFacts:
     text_tokens: int  # tokens of text that go through the denoiser's blocks beside those of the image
     graphs: int  # forward graphs that its blocks need: one for each shape of a block
     compile_seconds: float  # of compiling them, as measured on an H200
+    denoiser_prefix: str = ""  # of the denoiser's tensors in a file that holds the other networks too
     recognise_part: Callable[[Shapes], str] = nothing  # the same for its VAE and text encoders
     # Options that a base model needs: words of `recognise`, or a class of pipeline, -> their values.
     model_options: Mapping[str, Mapping[str, str | bool]] = field(default_factory=lambda: MappingProxyType({}))

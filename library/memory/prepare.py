@@ -57,9 +57,9 @@ def prepare_denoiser(  # noqa: PLR0913 - what is made ready, and for what
     order: dict[str, Any] = {"memory_format": torch.channels_last}  # not among the declared arguments of `to`
     denoiser.to(**order)  # 0. the order that convolutions are fastest in
     blocks = blocks_by_class(denoiser, family.block_classes)
-    fp8_storage.store_blocks(blocks, config, device)  # 1. storage: 8 bits for the frozen matrices of the blocks
     number = config.memory.blocks_to_swap or 0
     to_swap = swapping.choose_blocks(denoiser, family.swap_plan(number) if number else {})
+    fp8_storage.store_blocks(blocks, config, device, to_swap)  # 1. storage: 8 bits for the blocks' frozen matrices
     # Swapped blocks that learn are on the device only while they are there for their gradients.
     stepped_on = "" if config.adapters else "device" if config.optim.stepped_early else "host"
     swap = swapping.Swap(to_swap, device, stepped_on)  # 2. what waits on the host

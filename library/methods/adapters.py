@@ -61,14 +61,16 @@ class Adapter(nn.Module):
         # The registries are copied, or the adapter would appear inside the original layer too.
         new.__dict__.update({k: v.copy() if isinstance(v, dict | set) else v for k, v in layer.__dict__.items()})
         new.spec, new.alpha, new.multiplier = spec, spec.alpha, 1.0
-        new._grow(spec, {"device": layer.weight.device, "dtype": dtype})
-        new.register_buffer("scale", torch.tensor(1.0, device=layer.weight.device), persistent=False)
+        device = layer.weight.device
+        # Drawn on the host, so that the same seed gives the same adapters wherever the model is.
+        new._grow(spec, {"device": device if device.type == "meta" else "cpu", "dtype": dtype})
+        new.lora_down.to(device)
+        new.lora_up.to(device)
+        new.register_buffer("scale", torch.ones((), device=device), persistent=False)
         new.set_multiplier(1.0)
         if spec.noise and isinstance(layer, nn.Linear):
             new.register_buffer("ggpo_base", ggpo.typical_row(layer.weight), persistent=False)
-            new.register_buffer(
-                "ggpo_rows", torch.zeros(layer.out_features, device=layer.weight.device), persistent=False
-            )
+            new.register_buffer("ggpo_rows", torch.zeros(layer.out_features, device=device), persistent=False)
         return new
 
     @property

@@ -15,9 +15,9 @@ from library.config.run_config import RunConfig
 from library.data import encoding
 from library.data.images import ImageSet
 from library.data.loading import Batch, Batches
-from library.families.base import ModelComponents
+from library.families.base import Family, ModelComponents
 from library.imports import without_collecting
-from library.memory import attention
+from library.memory import attention, placement
 from library.memory.prepare import prepare_denoiser, prepare_encoders
 from library.memory.quantization import fp8_storage
 from library.train import autotune, products, resume_state, rng, utilization
@@ -58,7 +58,7 @@ def run_training(config: RunConfig, remarks: Sequence[str] = (), notes: Sequence
         journal.phase("reading the data set")
         images = data.scan(config)
         journal.phase("loading the model")
-        with prewarm.prewarm_inductor(config.compile, world.device), without_collecting():
+        with without_collecting():
             components = family.load(world.storage_dtype, world.compute_dtype, deferring=True)
         samples = SampleRunner(family, components, config)
         read_needed(components, config, samples.wanted)
@@ -71,6 +71,7 @@ def run_training(config: RunConfig, remarks: Sequence[str] = (), notes: Sequence
         journal.plan(clock, data.summary(images), batches)
 
         # What learns: the whole model, or adapters inside it.
+        read_weights(components, family, config, world, journal)
         method = methods.attach(components, family, config)
         world.place(components, method.trained_parts, config.cache, keep_vae=samples.wanted)
         generators = rng.StepGenerators(seed, world.device, world.rank)
@@ -106,6 +107,16 @@ def read_needed(components: ModelComponents, config: RunConfig, previews: bool) 
         components.read_vae()
     if previews or not config.cache.text or methods.reads_encoders(config):
         components.read_encoders()
+
+
+def read_weights(
+    components: ModelComponents, family: Family, config: RunConfig, world: World, journal: Journal
+) -> None:
+    """Read the denoiser's weights to where the steps want them, once nothing has to be encoded beside them."""
+    journal.phase("loading the model")
+    with prewarm.prewarm_before_steps(config, world.device), without_collecting():
+        components.read_denoiser(placement.placement(family, config, world.device))
+    journal.mark("reading the weights")
 
 
 def take_steps(training: Training, precompiler: Precompiler, images: ImageSet, samples: SampleRunner) -> Path:

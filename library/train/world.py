@@ -71,6 +71,7 @@ class World:
         `prepare_denoiser`.
         """
         components.deferred.clear()
+        held = components.vae, *components.encoders.values()
         if not cached.latents and components.vae is not None:
             components.vae.to(self.device)
         elif not keep_vae:
@@ -80,7 +81,9 @@ class World:
                 components.encoders.pop(name).to("cpu")  # a model that learns keeps them for its file
             else:
                 components.encoders[name].to(self.device)
-        gc.collect()
+        if any(network not in (components.vae, *components.encoders.values()) for network in held):
+            del held
+            gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 

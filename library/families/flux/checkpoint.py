@@ -1,7 +1,8 @@
 """FLUX.1 checkpoints on disk: where each of the four parts is, whether it is what it should be, and how it is read."""
 
+import functools
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,17 @@ import torch
 from library.config.problems import Problem, Text
 from library.config.run_config import RunConfig
 from library.families import recognition
+from library.families.base import WeightPlacement
 from library.families.facts import Shapes
 from library.families.flux import keys
 from library.families.flux.facts import FACTS, LATER
 from library.families.flux.model import Flux, Sizes
 from library.families.flux.options import OTHERS
 from library.families.flux.variants import FOLDER, RADIANCE, VARIANTS, Variant
-from library.families.shared import autoencoder, clip, unfilled, weights
+from library.families.shared import autoencoder, clip, transfer, unfilled, weights
 from library.families.shared.part_files import Entries, Part, PartFiles, complete
 from library.families.shared.untrained import UNKNOWN
+from library.families.shared.weights import Source
 
 logger = logging.getLogger(__name__)
 
@@ -162,8 +165,10 @@ def bfl_shapes(shapes: Shapes) -> dict[str, tuple[int, ...]]:
     }
 
 
-def load_denoiser(path: Path, dtype: Any, keep_8_bits: bool, mmap: bool = True) -> Any:
-    """Read a transformer of either layout as our module, in `dtype`, tensor by tensor.
+def open_denoiser(
+    path: Path, dtype: torch.dtype, keep_8_bits: bool, mmap: bool = True
+) -> tuple[Flux, Callable[[WeightPlacement | None], object]]:
+    """A transformer of either layout as our module without its weights, and what reads these in `dtype`.
 
     With `keep_8_bits` the matrices of the blocks that the file holds as float8_e4m3fn stay so; all else is widened.
     Raises ConfigError when tensors are missing or of a wrong shape.
@@ -173,17 +178,19 @@ def load_denoiser(path: Path, dtype: Any, keep_8_bits: bool, mmap: bool = True) 
     with complete(path, FACTS.recognise(stored) or FACTS.base_model):
         converts = keys.is_diffusers(names)
         made_of = keys.sources(names) if converts else {name: (name,) for name in names}
+        shapes = bfl_shapes({plain: stored[name] for plain, name in names.items()})
         with unfilled.empty_weights():
-            model = Flux(Sizes.of(bfl_shapes({plain: stored[name] for plain, name in names.items()})))
-        tensors = {}
+            model = Flux(Sizes.of(shapes))
+        transfer.expect(model, {name: shapes[name] for name in model.state_dict()})
+        sources = {}
         for name in model.state_dict():
-            rows = [file[names[part]] for part in made_of[name]]
-            tensor = keys.joined(name, rows) if converts else rows[0]
-            kept = keep_8_bits and tensor.dtype == torch.float8_e4m3fn and "blocks." in name and tensor.ndim == 2
-            tensors[name] = tensor if kept else weights.cast(tensor, dtype)
-        if unread := len(made_of) - len(tensors):
-            logger.warning("%s: %d tensors are not part of the transformer and are left out", path, unread)
-        return weights.assign(model, tensors)
+            rows = [names[part] for part in made_of[name]]
+            joined = functools.partial(lambda name, rows: keys.joined(name, [file[row] for row in rows]), name, rows)
+            sources[name] = Source(None, joined) if converts else file.source(rows[0])
+    if unread := len(made_of) - len(sources):
+        logger.warning("%s: %d tensors are not part of the transformer and are left out", path, unread)
+    kind = transfer.widened(dtype, (lambda name: "blocks." in name) if keep_8_bits else None)
+    return model, functools.partial(transfer.fill, model, sources, kind)
 
 
 def load_ae(path: Path, dtype: Any, scale: float, shift: float, mmap: bool = True) -> Any:

@@ -190,7 +190,7 @@ class FluxFamily:
         config, mmap = self.config, not self.config.model.disable_mmap_load_safetensors
         paths = {part: self.files.located(config, part) for part in self.files.parts}
         keep_8_bits = config.adapters and config.precision.fp8_denoiser
-        denoiser = checkpoint.load_denoiser(paths["denoiser"], dtype, keep_8_bits, mmap)
+        denoiser, fill = checkpoint.open_denoiser(paths["denoiser"], dtype, keep_8_bits, mmap)
         frozen = frozen or dtype
         exact = getattr(config.model, "no_half_vae", False) or frozen == torch.float16
         kind = torch.float32 if exact else frozen
@@ -206,8 +206,9 @@ class FluxFamily:
         self.is_schnell = denoiser.sizes.is_schnell
         self.depth = (denoiser.sizes.double_blocks, denoiser.sizes.single_blocks)
         source = {part: str(path) for part, path in paths.items()}
-        parts = ModelComponents(denoiser, None, {}, tokenizers.Tokenizers(found), source, deferred)
+        parts = ModelComponents(denoiser, None, {}, tokenizers.Tokenizers(found), source, deferred, fill_denoiser=fill)
         if not deferring:
+            parts.read_denoiser()
             parts.read_vae()
             parts.read_encoders()
         return parts

@@ -1,7 +1,8 @@
 """Qwen-Image's files: where each of the three parts is, whether it is what it should be, and how it is read."""
 
+import functools
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ from torch import nn
 from library.config.problems import Problem, Text
 from library.config.run_config import RunConfig
 from library.families import recognition
+from library.families.base import WeightPlacement
 from library.families.facts import Shapes
 from library.families.qwen_image import keys, text_encoder, vae
 from library.families.qwen_image.facts import FACTS, TRANSFORMER, VAE
 from library.families.qwen_image.model import QwenImage, QwenShape, count
 from library.families.qwen_image.options import OTHERS
-from library.families.shared import weights
+from library.families.shared import transfer, weights
 from library.families.shared.part_files import Entries, Part, PartFiles, complete, pipeline, whole_model
 
 logger = logging.getLogger(__name__)
@@ -122,8 +124,10 @@ def mismatched(shapes: Mapping[str, Shapes]) -> Iterator[Problem]:
                 expected=expected, what=Text(PARTS[part].what))  # fmt: skip
 
 
-def load_denoiser(path: Path, dtype: Any, keep_8_bits: bool, mmap: bool = True) -> QwenImage:
-    """Read a transformer of any layout as our module, in `dtype`, tensor by tensor.
+def open_denoiser(
+    path: Path, dtype: torch.dtype, keep_8_bits: bool, mmap: bool = True
+) -> tuple[QwenImage, Callable[[WeightPlacement | None], object]]:
+    """A transformer of any layout as our module without its weights, and what reads these in `dtype`.
 
     With `keep_8_bits` the matrices of the blocks that the file holds as plain float8_e4m3fn stay so; all else is
     widened. Raises ConfigError when tensors are missing or of a wrong shape.
@@ -133,14 +137,12 @@ def load_denoiser(path: Path, dtype: Any, keep_8_bits: bool, mmap: bool = True) 
     with complete(path, TRANSFORMER):
         with torch.device("meta"):
             model = QwenImage(QwenShape.of({plain: stored[name] for plain, name in names.items()}))
-        tensors = {}
-        for name in model.state_dict():
-            tensor = file[names[name]]
-            kept = keep_8_bits and tensor.dtype == torch.float8_e4m3fn and "blocks." in name and tensor.ndim == 2
-            tensors[name] = tensor if kept else weights.cast(tensor, dtype)
-        if unread := len(names) - len(tensors):
-            logger.warning("%s: %d tensors are not part of Qwen-Image and are left out", path, unread)
-        return weights.assign(model, tensors)
+        transfer.expect(model, {name: stored[names[name]] for name in model.state_dict()})
+    sources = {name: file.source(names[name]) for name in model.state_dict()}
+    if unread := len(names) - len(sources):
+        logger.warning("%s: %d tensors are not part of Qwen-Image and are left out", path, unread)
+    kind = transfer.widened(dtype, (lambda name: "blocks." in name) if keep_8_bits else None)
+    return model, functools.partial(transfer.fill, model, sources, kind)
 
 
 def load_vae(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:

@@ -110,7 +110,7 @@ class QwenFamily:
         config, mmap = self.config, not self.config.model.disable_mmap_load_safetensors
         paths = {part: FILES.located(config, part) for part in checkpoint.PARTS}
         keep_8_bits = config.adapters and config.precision.fp8_denoiser
-        denoiser = checkpoint.load_denoiser(paths["denoiser"], dtype, keep_8_bits, mmap)
+        denoiser, fill = checkpoint.open_denoiser(paths["denoiser"], dtype, keep_8_bits, mmap)
         frozen = frozen or dtype
         kind = torch.float32 if frozen == torch.float16 else frozen
         readers = {
@@ -125,8 +125,9 @@ class QwenFamily:
         }
         words = tokenizers.Tokenizers({"text_encoder": (self._tokenizer_folder(), tokenizers.QWEN_VL)})
         source = {part: str(path) for part, path in paths.items()}
-        parts = ModelComponents(denoiser, None, {}, words, source, deferred)
+        parts = ModelComponents(denoiser, None, {}, words, source, deferred, fill_denoiser=fill)
         if not deferring:
+            parts.read_denoiser()
             parts.read_vae()
             parts.read_encoders()
         return parts

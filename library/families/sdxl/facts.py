@@ -69,4 +69,5 @@ FACTS = FamilyFacts(
         hub_model("NoobAI XL 1.1", "Laxhar/noobai-XL-1.1", "NoobAI-XL-v1.1.safetensors", 7_105_349_958),
     ),
     part_options={"vae": holds("decoder.conv_in.weight", 512, 4, 3, 3)},
+    denoiser_prefix="model.diffusion_model.",
 )  # fmt: skip

@@ -114,7 +114,8 @@ class SdxlFamily:
             return {}
         with weights.shapes_only():
             stored = model.opened(where, half=False, mmap=True)
-            found = {part: {n: tuple(t.shape) for n, t in own.items()} for part, own in stored.tensors.items()}
+            found = {part: {n: tuple(t.shape) for n, t in read().items()} for part, read in stored.parts.items()}
+            found["denoiser"] = stored.shapes
         self.layout = keys.Layout.of(found["denoiser"])
         return found
 
@@ -131,21 +132,18 @@ class SdxlFamily:
         stored = model.opened(where, half, mmap)
         place = hub.local(options.vae, "--vae", _vae_files, self.token) if options.vae else None
         # Whole models are saved with all their parts, and what is open cannot be taken away meanwhile.
-        if place and not (deferring and self.config.adapters):
-            stored.tensors["vae"] = model.read_vae(place, half, mmap)
-        self.layout = keys.Layout.of(stored.tensors["denoiser"])
+        vae = functools.partial(model.read_vae, place, half, mmap) if place else None
+        if vae:
+            stored.parts["vae"] = vae if deferring and self.config.adapters else functools.partial(dict, vae())
+        self.layout = keys.Layout.of(stored.shapes)
         frozen = frozen or dtype
         text = dtype if getattr(self.config.steps, "train_text_encoder", False) else frozen
-        kinds = {"denoiser": dtype, "clip_l": text, "clip_g": text}
-        kinds["vae"] = torch.float32 if options.no_half_vae else frozen
+        kinds = {"vae": torch.float32 if options.no_half_vae else frozen, "clip_l": text, "clip_g": text}
         keep_fp8 = self.config.adapters and self.config.precision.fp8_denoiser
-        denoiser = model.build(stored, "denoiser", kinds["denoiser"], keep_fp8)
+        denoiser, fill = model.open_unet(stored, dtype, keep_fp8)
 
         def read(part: str) -> nn.Module:
-            if place and part == "vae" and deferring and self.config.adapters:
-                stored.tensors["vae"] = model.read_vae(place, half, mmap)
-            there = part in stored.tensors  # until it is built: the file is opened again for who needs it again
-            return model.build(stored if there else model.opened(where, half, mmap), part, kinds[part])
+            return model.build(stored, part, kinds[part])
 
         def waiting(part: str) -> DeferredNetwork:
             own = place if place and part == "vae" else where
@@ -158,8 +156,9 @@ class SdxlFamily:
             found[part] = folder, name
         source = {"rest": stored.rest, "path": str(where)}
         deferred = {part: waiting(part) for part in ("vae", *conditions.TOKENIZERS)}
-        parts = ModelComponents(denoiser, None, {}, tokenizers.Tokenizers(found), source, deferred)
+        parts = ModelComponents(denoiser, None, {}, tokenizers.Tokenizers(found), source, deferred, fill_denoiser=fill)
         if not deferring:
+            parts.read_denoiser()
             parts.read_vae()
             parts.read_encoders()
         return parts

@@ -1,8 +1,9 @@
 """An SDXL checkpoint on disk -> its networks in memory, of whatever sizes its tensors have."""
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ from torch import Tensor, nn
 
 from library.config.problems import ConfigError, Text
 from library.families import recognition
+from library.families.base import WeightPlacement
 from library.families.sdxl import keys
 from library.families.sdxl.facts import CHECKPOINT, FACTS, UNET_ALONE
-from library.families.shared import autoencoder, clip, unfilled, weights
+from library.families.shared import autoencoder, clip, transfer, unfilled, weights
+from library.families.shared.weights import Source
 from library.imports import without_optional
 
 SCALE = 0.13025  # latents are VAE samples times this
@@ -25,10 +28,12 @@ BLAME = {"denoiser": "U-Net", "vae": "VAE", "clip_l": "first text encoder (CLIP-
 
 @dataclass
 class Stored:
-    """A checkpoint's tensors by part, read lazily, and what export must give back that is in no part."""
+    """An open checkpoint: what reads the tensors of each part, and what export must give back that is in no part."""
 
     path: Path
-    tensors: dict[str, Mapping[str, Any]]  # part -> diffusers name -> tensor or a reader of it
+    unet: dict[str, Source]  # diffusers name -> tensor
+    shapes: dict[str, tuple[int, ...]]  # of these
+    parts: dict[str, Callable[[], dict[str, Tensor]]]  # the other parts -> their tensors by diffusers name
     rest: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -53,28 +58,41 @@ def opened(path: Path, half: bool, mmap: bool) -> Stored:
 def _single(path: Path, mmap: bool) -> Stored:
     file = weights.read(path, mmap)
     parts, rest = keys.split(file)
-    if problem := absent(path, file.shapes()):
+    shapes = file.shapes()
+    if problem := absent(path, shapes):
         raise ConfigError(problem)
-    tensors = {part: {short: file[name] for short, name in names.items()} for part, names in parts.items() if names}
-    return Stored(path, {p: keys.to_diffusers(p, t) for p, t in tensors.items()}, {name: file[name] for name in rest})
+
+    def read(part: str) -> dict[str, Tensor]:
+        return keys.to_diffusers(part, {short: file[name] for short, name in parts[part].items()})
+
+    named = keys.to_diffusers("denoiser", parts["denoiser"])
+    return Stored(
+        path,
+        {name: file.source(stored) for name, stored in named.items()},
+        {name: shapes[stored] for name, stored in named.items()},
+        {part: functools.partial(read, part) for part, names in parts.items() if names and part != "denoiser"},
+        {name: file[name] for name in rest},
+    )
 
 
 def _folder(path: Path, half: bool, mmap: bool) -> Stored:
-    tensors = {}
-    for part, folder in FOLDERS.items():
-        if (path / folder).is_dir():
-            file = weights.Weights(weights.files(path / folder, "fp16" if half else None), mmap)
-            tensors[part] = canonical(part, dict(file))
-    return Stored(path, tensors)
+    def read(part: str) -> weights.Weights:
+        return weights.Weights(weights.files(path / FOLDERS[part], "fp16" if half else None), mmap)
+
+    def tensors(part: str) -> dict[str, Tensor]:
+        return canonical(part, dict(read(part)))
+
+    unet = read("denoiser")
+    parts = [part for part in FOLDERS if part != "denoiser" and (path / FOLDERS[part]).is_dir()]
+    readers = {part: functools.partial(tensors, part) for part in parts}
+    return Stored(path, {name: unet.source(name) for name in unet}, unet.shapes(), readers)
 
 
 def canonical(part: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors of a diffusers folder by the names used here, whichever version of diffusers or transformers wrote it."""
     if part == "vae":
         return autoencoder.to_diffusers(tensors)
-    if part in ("clip_l", "clip_g"):
-        return {clip.canonical(name): tensor for name, tensor in tensors.items() if not name.endswith("position_ids")}
-    return dict(tensors)
+    return {clip.canonical(name): tensor for name, tensor in tensors.items() if not name.endswith("position_ids")}
 
 
 def read_vae(path: Path, half: bool, mmap: bool) -> dict[str, Tensor]:
@@ -208,14 +226,31 @@ def _classes() -> tuple[Any, Any, Any]:
     return Unet, attention_processor.AttnProcessor2_0, resnet.ResnetBlock2D
 
 
-def build(stored: Stored, part: str, dtype: torch.dtype, keep_fp8: bool = False) -> nn.Module:
-    """A network of a checkpoint ("denoiser", "vae", "clip_l", "clip_g") on the CPU. Takes its tensors over.
+def open_unet(
+    stored: Stored, dtype: torch.dtype, keep_fp8: bool = False
+) -> tuple[nn.Module, Callable[[WeightPlacement | None], object]]:
+    """The U-Net of a checkpoint without its weights, and what reads these in `dtype`.
 
-    With `keep_fp8` the matrices of the U-Net's blocks that are in 8 bits stay so.
+    With `keep_fp8` the matrices of its blocks that are in 8 bits stay so.
     """
-    tensors = {n: _as(n, t, dtype, keep_fp8) for n, t in stored.tensors.pop(part, {}).items()}
+    with _blamed(stored, "denoiser"):
+        unet = empty_unet(stored.shapes)
+        transfer.expect(unet, stored.shapes)
+    in_blocks = (lambda name: ".transformer_blocks." in name or ".resnets." in name) if keep_fp8 else None
+    return unet, functools.partial(transfer.fill, unet, stored.unet, transfer.widened(dtype, in_blocks))
+
+
+def build(stored: Stored, part: str, dtype: torch.dtype) -> nn.Module:
+    """Another network of a checkpoint ("vae", "clip_l", "clip_g") on the CPU."""
+    with _blamed(stored, part):
+        tensors = stored.parts[part]() if part in stored.parts else {}
+        return PARTS[part]({name: weights.cast(tensor, dtype) for name, tensor in tensors.items()})
+
+
+@contextlib.contextmanager
+def _blamed(stored: Stored, part: str) -> Iterator[None]:
     try:
-        return PARTS[part](tensors)
+        yield
     except (RuntimeError, KeyError, StopIteration, ZeroDivisionError) as e:
         raise ConfigError("{path}: its {blame} is not that of an SDXL model ({short})",
             path=stored.path, blame=BLAME[part], short=_short(e)) from e  # fmt: skip
@@ -227,11 +262,6 @@ PARTS = {
     "clip_l": lambda t: clip.encoder(t, "quick_gelu"),
     "clip_g": lambda t: clip.encoder(t, "gelu", projected=True),
 }
-
-
-def _as(name: str, tensor: Tensor, dtype: torch.dtype, keep_fp8: bool) -> Tensor:
-    in_block = tensor.ndim >= 2 and (".transformer_blocks." in name or ".resnets." in name)
-    return tensor if keep_fp8 and in_block and tensor.dtype == torch.float8_e4m3fn else weights.cast(tensor, dtype)
 
 
 def _short(error: Exception) -> str:

@@ -1,13 +1,15 @@
 """Reading checkpoints that people have: what a file is (from its header alone), and its tensors, one at a time."""
 
 import contextlib
+import functools
 import itertools
 import json
 import math
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +107,66 @@ def _data_length(path: Path, table: JsonMapping) -> int:
     return places[-1][1] if places else 0
 
 
+@dataclass(frozen=True, slots=True)
+class FileRange:
+    """Where the bytes of a tensor are, of which type (as torch calls it) and shape."""
+
+    path: Path
+    offset: int
+    length: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A tensor for a model: where it lies, if that is all of it, and what reads it on the host."""
+
+    range: FileRange | None
+    read: Callable[[], Any]
+
+
+class TensorFile:
+    """A safetensors file that stays open: its header at once, its tensors when they are asked for.
+
+    They are a mapping of the file, unless `mmap` is off. Raises ConfigError.
+    """
+
+    def __init__(self, path: Path, mmap: bool) -> None:
+        self.path, self.entries = path, entries(path)  # its errors are the ones a person understands
+        self._file = path.open("rb")
+        self._data = 8 + int.from_bytes(self._file.read(8), "little")
+        try:
+            self._mapped = safe_open(path, framework="pt") if mmap else None
+        except SafetensorError as e:
+            template = "{path} is a damaged safetensors file ({why}): download it again"
+            raise ConfigError(template, path=path, why=e) from e
+
+    def __getitem__(self, name: str) -> Any:
+        if self._mapped:
+            return self._mapped.get_tensor(name)
+        import torch
+
+        place = self.range(name)
+        if place is None:
+            raise ConfigError(
+                "{path} holds numbers of a type that is not known here: {name}", path=self.path, name=name
+            )
+        tensor = torch.empty(place.shape, dtype=getattr(torch, place.dtype))
+        if place.length:
+            self._file.seek(place.offset)
+            self._file.readinto(tensor.view(-1).view(torch.uint8).numpy())
+        return tensor
+
+    def range(self, name: str) -> FileRange | None:
+        """Where a tensor is; None for types that have no name here."""
+        about = self.entries[name]
+        first, last = about["data_offsets"]
+        if about["dtype"] not in TYPES:
+            return None
+        return FileRange(self.path, self._data + first, last - first, TYPES[about["dtype"]], tuple(about["shape"]))
+
+
 class Weights(Mapping):
     """The tensors of one or several files by name, read when asked for: a 24 GB file costs no memory at once.
 
@@ -113,10 +175,11 @@ class Weights(Mapping):
 
     def __init__(self, paths: list[Path], mmap: bool = True):
         self.paths = paths
-        self._where: dict[str, tuple[Any, str]] = {}
+        self._where: dict[str, tuple[TensorFile | dict[str, Any], str]] = {}
         for path in paths:
             source = _opened(path, mmap)
-            self._where |= {name.replace(COMPILED, ""): (source, name) for name in source.keys()}  # noqa: SIM118
+            names = source.entries if isinstance(source, TensorFile) else source
+            self._where |= {name.replace(COMPILED, ""): (source, name) for name in names}
         # Scales of weights in 8 bits: under the name of the weight, and no tensors of their own.
         marks = {name: self._where.pop(name) for name in list(self._where) if name.rpartition(".")[2] in SCALED}
         self._scales = {
@@ -127,10 +190,11 @@ class Weights(Mapping):
         }
 
     def __getitem__(self, name: str):
-        tensor, scale = _stored(self._where[name]), self._scales.get(name)
+        source, stored = self._where[name]
+        tensor, scale = source[stored], self._scales.get(name)
         if scale is None or tensor.element_size() > 1:
             return tensor
-        factors = _stored(scale).float()
+        factors = scale[0][scale[1]].float()
         if factors.numel() == 1:
             return tensor.float() * factors.view(())
         rows = len(tensor)  # a scale for each row, or for each of the blocks that a row consists of
@@ -142,32 +206,27 @@ class Weights(Mapping):
     def __len__(self) -> int:
         return len(self._where)
 
+    def source(self, name: str) -> Source:
+        """A tensor for who fills a model with it; it is not read yet."""
+        held, stored = self._where[name]
+        whole = isinstance(held, TensorFile) and name not in self._scales
+        return Source(held.range(stored) if whole else None, functools.partial(self.__getitem__, name))
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes by name, without reading the tensors."""
         return {
-            name: tuple(source[stored].shape if isinstance(source, dict) else source.get_slice(stored).get_shape())
+            name: tuple(source.entries[stored]["shape"] if isinstance(source, TensorFile) else source[stored].shape)
             for name, (source, stored) in self._where.items()
         }
 
 
-def _stored(place: tuple[Any, str]) -> Any:
-    source, name = place
-    return source[name] if isinstance(source, dict) else source.get_tensor(name)
-
-
-def _opened(path: Path, mmap: bool) -> Any:
+def _opened(path: Path, mmap: bool) -> TensorFile | dict[str, Any]:
     """A safetensors file as a lazy reader, or a dict of tensors for the formats that have to be read at once."""
     if path.suffix.lower() in PICKLED:
         return _unpickled(path)
-    stored = entries(path)  # its errors are the ones a person understands
     if _shapes_only.get():
-        return {name: _without_numbers(about) for name, about in stored.items()}
-    from safetensors.torch import load
-
-    try:
-        return safe_open(path, framework="pt") if mmap else load(path.read_bytes())
-    except SafetensorError as e:
-        raise ConfigError("{path} is a damaged safetensors file ({why}): download it again", path=path, why=e) from e
+        return {name: _without_numbers(about) for name, about in entries(path).items()}
+    return TensorFile(path, mmap)
 
 
 def _without_numbers(about: JsonMapping) -> Any:

@@ -1,6 +1,6 @@
 """How weights are stored, and in which type a run computes."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -37,21 +37,27 @@ def storage_type(config: RunConfig) -> torch.dtype:
     return torch.float32
 
 
-def store_blocks(blocks: Iterable[Sequence[nn.Module]], config: RunConfig, device: torch.device) -> None:
+def store_blocks(
+    blocks: Iterable[Sequence[nn.Module]], config: RunConfig, device: torch.device, waiting: Collection[nn.Module] = ()
+) -> None:
     """With `fp8_base`, keep the frozen matrices of the blocks in 8 bits (a plain cast, as the ecosystem does it).
 
+    All rounding is done on `device`, one matrix after the other, and there it stays, but for blocks that are `waiting`.
     With `fp8_compute` linear layers multiply in 8 bits too, where the device can. With `int8_base` the matrices are
     kept as integers, and with `int8_compute` multiplied as such. Norms, biases, embeddings and everything outside the
     blocks keep the type they were loaded in.
     """
     if config.adapters and config.precision.int8_base:
         multiply = config.precision.int8_compute and int8_matmul.supports_int8(device)
-        for layer in (m for group in blocks for block in group for m in frozen_layers(block)):
-            int8.quantize_int8_(layer, device, multiply, config.precision.int8_rotation)
+        for block in (block for group in blocks for block in group):
+            for layer in frozen_layers(block):
+                if block not in waiting:
+                    layer.weight.data = layer.weight.data.to(device)
+                int8.quantize_int8_(layer, device, multiply, config.precision.int8_rotation)
     if config.adapters and config.precision.fp8_denoiser:
         multiply = config.precision.fp8_compute and fp8_matmul.supports_fp8(device)
         for block in (block for group in blocks for block in group):
-            _store(block, device if multiply else None)
+            _store(block, device, device if multiply else None, block not in waiting)
 
 
 def store_encoders(encoders: Mapping[str, nn.Module], config: RunConfig) -> None:
@@ -59,7 +65,7 @@ def store_encoders(encoders: Mapping[str, nn.Module], config: RunConfig) -> None
     if config.adapters and config.precision.fp8_encoders:
         for encoder in encoders.values():
             for layers in (m for m in encoder.modules() if isinstance(m, nn.ModuleList)):
-                _store(layers)
+                _store(layers, None)
 
 
 def store_when_read(parts: ModelComponents, config: RunConfig) -> None:
@@ -77,13 +83,18 @@ def store_when_read(parts: ModelComponents, config: RunConfig) -> None:
             parts.deferred[name] = replace(one, read=partial(stored, name, one.read), kind=f"{one.kind} fp8")
 
 
-def _store(block: nn.Module, multiply_on: torch.device | None = None) -> None:
+def _store(
+    block: nn.Module, device: torch.device | None, multiply_on: torch.device | None = None, stays: bool = False
+) -> None:
     for module in frozen_layers(block):
+        home = module.weight.device
+        if stays:
+            module.weight.data = module.weight.data.to(device)
         if multiply_on and fp8_matmul.supports_layer(module):
             fp8_matmul.quantize_fp8_(module, multiply_on)
             continue
         if module.weight.dtype != FP8:
-            module.weight.data = module.weight.data.to(FP8)
+            module.weight.data = module.weight.data.to(device).to(FP8).to(device if stays else home)
         if type(module) is nn.Linear:
             module.__class__ = StoredLinear
         elif type(module) is nn.Conv2d:

@@ -1,0 +1,79 @@
+"""Files of weights brought into the system's page cache while Python still imports packages. No torch."""
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from library.config.problems import ConfigError
+from library.families.shared import weights
+
+PIECE = 2**22  # bytes
+READERS = 4
+SHARE = 0.5  # of the memory that is free, at most: what is read must still be there when it is wanted
+
+
+def begin(path: Path, prefix: str = "") -> list[threading.Thread]:
+    """Read a model in the background: a file's tensors whose names begin with `prefix`, or a folder's largest part.
+
+    Who wants the file reads it as before, and finds it in memory as far as this has come. Whatever is wrong with a file is left for those to say.
+    """
+    pieces, lock = _pieces(path, prefix, int(psutil.virtual_memory().available * SHARE)), threading.Lock()
+
+    def work() -> None:
+        buffer = memoryview(bytearray(PIECE))
+        try:
+            while True:
+                with lock:
+                    file, offset, length = next(pieces, (path, 0, 0))
+                if not length:
+                    return
+                _touch(file, offset, buffer[:length])
+        except (OSError, ValueError, ConfigError):
+            return
+
+    threads = [threading.Thread(target=work, name="read ahead", daemon=True) for _ in range(READERS)]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def _pieces(path: Path, prefix: str, most: int) -> Iterator[tuple[Path, int, int]]:
+    for file in _files(path):
+        first, last = 0, file.stat().st_size
+        if prefix and file.suffix == ".safetensors":
+            start, found = 0, weights.entries(file)
+            with file.open("rb") as opened:
+                start = 8 + int.from_bytes(opened.read(8), "little")
+            places = [about["data_offsets"] for name, about in found.items() if name.startswith(prefix)]
+            if places:
+                first, last = start + min(begin for begin, _ in places), start + max(end for _, end in places)
+        for offset in range(first, min(last, first + most), PIECE):
+            yield file, offset, min(PIECE, last - offset)
+        most -= last - first
+        if most <= 0:
+            return
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return weights.files(path)
+    parts: dict[Path, list[Path]] = {}
+    for file in path.rglob("*.safetensors"):
+        parts.setdefault(file.parent, []).append(file)
+    return sorted(max(parts.values(), key=lambda files: sum(file.stat().st_size for file in files), default=[]))
+
+
+def _touch(path: Path, offset: int, memory: memoryview) -> None:
+    with path.open("rb", buffering=0) as file:
+        if hasattr(os, "RWF_NOWAIT"):
+            try:  # a piece whose ends are in memory is not copied for nothing
+                ends = (offset, offset + len(memory) - 1)
+                if all(os.preadv(file.fileno(), [memory[:1]], at, os.RWF_NOWAIT) for at in ends):
+                    return
+            except OSError:  # it is not there, or this file system does not say
+                pass
+        file.seek(offset)
+        file.readinto(memory)

@@ -1,0 +1,186 @@
+"""Weights from a file straight to a GPU: read by several threads into pinned memory, copied from there, cast there.
+
+Nothing of the file passes through a mapping or through ordinary memory of the process, and no number is turned into
+another type on the host. What is read at any time fits the buffers, so neither host nor GPU holds a second model.
+"""
+
+import collections
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from library.config.problems import ConfigError
+from library.families.base import WeightPlacement
+from library.families.shared.weights import FileRange, Source
+
+logger = logging.getLogger(__name__)
+
+PIECE = 2**24  # bytes that a thread reads in one go
+READERS = 8
+GAP = 2**16  # bytes between two tensors that are read along with them
+Kind = Callable[[str, torch.dtype, tuple[int, ...]], torch.dtype]  # name, stored type, shape -> type in the model
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A run of bytes of one file with parts of tensors in it."""
+
+    path: Path
+    offset: int
+    length: int
+    parts: tuple[tuple[str, int, int, int], ...]  # tensor, where its part begins in the piece and in it, and its length
+
+
+def widened(dtype: torch.dtype, keeps: Callable[[str], bool] | None = None) -> Kind:
+    """All floating numbers in `dtype`, but for matrices in float8_e4m3fn whose names `keeps` says yes to."""
+
+    def kind(name: str, stored: torch.dtype, shape: tuple[int, ...]) -> torch.dtype:
+        kept = keeps and stored == torch.float8_e4m3fn and len(shape) >= 2 and keeps(name)
+        return stored if kept or not stored.is_floating_point else dtype
+
+    return kind
+
+
+def expect(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise PyTorch's own RuntimeError where tensors of these shapes would not fit a model without memory."""
+    model.load_state_dict({name: torch.empty(shape, device="meta") for name, shape in shapes.items()}, strict=True)
+
+
+def fill(model: nn.Module, sources: Mapping[str, Source], kind: Kind, placement: WeightPlacement | None) -> nn.Module:
+    """Give a model built without memory its weights, each in the type that `kind` says; every one must be there.
+
+    Without a placement they stay on the host, where those that keep their type are a mapping of the file. With one they
+    go to its device, but for those that it names.
+    """
+    found: dict[str, Tensor] = {}
+    if placement:
+        found = _sent(sources, kind, placement)
+    for name, source in sources.items():
+        if name not in found:
+            tensor = source.read()
+            found[name] = tensor.to(kind(name, tensor.dtype, tuple(tensor.shape)))
+    model.load_state_dict(found, strict=True, assign=True)
+    return model.eval().requires_grad_(False)
+
+
+def _sent(sources: Mapping[str, Source], kind: Kind, placement: WeightPlacement) -> dict[str, Tensor]:
+    """The tensors that are read by way of the device: those that stay there, and those that only change their type."""
+    found: dict[str, Tensor] = {}
+    began, size = time.perf_counter(), 0
+
+    def arrived(name: str, tensor: Tensor) -> None:
+        tensor = tensor.to(kind(name, tensor.dtype, tuple(tensor.shape)))
+        if name in placement.eight_bits:
+            tensor = tensor.to(torch.float8_e4m3fn)
+        found[name] = tensor.to("cpu") if name in placement.host else tensor
+
+    ranges: dict[str, FileRange] = {}
+    for name, source in sources.items():
+        place = source.range
+        if place and name in placement.host and name not in placement.eight_bits:
+            stored = getattr(torch, place.dtype)
+            if kind(name, stored, place.shape) == stored:
+                continue  # it stays as it is, where it is
+        if place:
+            ranges[name] = place
+            size += place.length
+        elif name not in placement.host:
+            arrived(name, source.read().to(placement.device))
+    read(ranges, placement.device, arrived)
+    logger.info("read %.2f GB straight to %s in %.1f s", size / 1e9, placement.device, time.perf_counter() - began)
+    return found
+
+
+def read(
+    ranges: Mapping[str, FileRange], device: torch.device, arrived: Callable[[str, Tensor], object], piece: int = PIECE
+) -> None:
+    """Read tensors in the order of their files; `arrived` is told each when all of it is on the device, or on its way.
+
+    ConfigError where a file ends before it should.
+    """
+    tensors: dict[str, Tensor] = {}
+    missing = {name: place.length for name, place in ranges.items()}
+    buffers, under_way = _Buffers(piece, device), collections.deque[tuple[_Piece, Tensor, Future[None]]]()
+
+    def send_oldest() -> None:
+        one, buffer, reading = under_way.popleft()
+        reading.result()
+        for name, here, there, length in one.parts:
+            if name not in tensors:
+                place = ranges[name]
+                tensors[name] = torch.empty(place.shape, dtype=getattr(torch, place.dtype), device=device)
+            memory = tensors[name].view(-1).view(torch.uint8)
+            memory[there : there + length].copy_(buffer[here : here + length], non_blocking=True)
+            missing[name] -= length
+            if not missing[name]:
+                arrived(name, tensors.pop(name))
+        buffers.give_back(buffer)
+
+    with ThreadPoolExecutor(READERS, thread_name_prefix="weights") as readers:
+        for one in _pieces(ranges, piece):
+            if len(under_way) == 2 * READERS:
+                send_oldest()
+            buffer = buffers.take()
+            under_way.append((one, buffer, readers.submit(_read_piece, one, buffer)))
+        while under_way:
+            send_oldest()
+    for name, place in ranges.items():
+        if not place.length:
+            arrived(name, torch.empty(place.shape, dtype=getattr(torch, place.dtype), device=device))
+
+
+class _Buffers:
+    """Memory for pieces, pinned where copies go to a GPU; used again when what was in it has been copied."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self._size, self._pinned = size, device.type == "cuda"
+        self._free = collections.deque[tuple[Tensor, torch.cuda.Event | None]]()
+
+    def take(self) -> Tensor:
+        if not self._free:
+            return torch.empty(self._size, dtype=torch.uint8, pin_memory=self._pinned)
+        buffer, copied = self._free.popleft()
+        if copied:
+            copied.synchronize()
+        return buffer
+
+    def give_back(self, buffer: Tensor) -> None:
+        copied = torch.cuda.Event() if self._pinned else None
+        if copied:
+            copied.record()
+        self._free.append((buffer, copied))
+
+
+def _pieces(ranges: Mapping[str, FileRange], size: int) -> Iterator[_Piece]:
+    """The ranges in the order of their files, those that lie close together in one piece, large ones in several."""
+    path, begin, end, parts = Path(), 0, 0, list[tuple[str, int, int, int]]()
+    for name, place in sorted(ranges.items(), key=lambda item: (str(item[1].path), item[1].offset)):
+        done = 0
+        while done < place.length:
+            at = place.offset + done
+            if parts and (place.path != path or at - end > GAP or at - begin >= size):
+                yield _Piece(path, begin, end - begin, tuple(parts))
+                parts = []
+            if not parts:
+                path, begin = place.path, at
+            length = min(place.length - done, begin + size - at)
+            parts.append((name, at - begin, done, length))
+            done, end = done + length, at + length
+    if parts:
+        yield _Piece(path, begin, end - begin, tuple(parts))
+
+
+def _read_piece(piece: _Piece, buffer: Tensor) -> None:
+    memory, done = memoryview(buffer.numpy())[: piece.length], 0
+    with piece.path.open("rb", buffering=0) as file:
+        file.seek(piece.offset)
+        while done < piece.length:
+            if not (got := file.readinto(memory[done:])):
+                raise ConfigError("{path} became shorter while it was read: download it again", path=piece.path)
+            done += got

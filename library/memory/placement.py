@@ -1,0 +1,48 @@
+"""Where each weight of a denoiser goes as its file is read: to the GPU, unless something else is to be done first."""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from library.config.run_config import RunConfig
+from library.config.sections import AdapterRun
+from library.families.base import Family, WeightPlacement
+from library.memory import prepare, swapping
+
+
+def placement(family: Family, config: RunConfig, device: torch.device) -> Callable[[nn.Module], WeightPlacement] | None:
+    """Says of a denoiser without weights where these go; None where all of them stay on the host at first.
+
+    They do on a CPU, where shards are taken from them, and where adapters are merged into them or made by others.
+    """
+    if device.type == "cpu" or prepare.is_sharded(config):
+        return None
+    if isinstance(config, AdapterRun) and (
+        config.network.base_weights or not config.network.module.startswith("networks.")
+    ):
+        return None
+    precision, number, later = config.precision, config.memory.blocks_to_swap or 0, False
+    if isinstance(config, AdapterRun):
+        # One after the other these are brought to the device and rounded there, once it is known how: products are
+        # timed first, and GGPO's noise is as large as the weights were before.
+        by_row = precision.fp8_compute or any(argument.startswith("ggpo") for argument in config.network.network_args)
+        later = precision.int8_base or precision.auto_compute or precision.fp8_denoiser and by_row
+
+    def place(denoiser: nn.Module) -> WeightPlacement:
+        waiting = set(swapping.choose_blocks(denoiser, family.swap_plan(number) if number else {}))
+        host, eight_bits = set[str](), set[str]()
+        for path, block in denoiser.named_modules():
+            if type(block).__name__ not in family.block_classes:
+                continue
+            layers = {name: layer for name, layer in block.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)}
+            matrices = {f"{path}.{name}.weight" for name in layers}
+            if block in waiting:
+                host |= {f"{path}.{name}" for name, p in block.named_parameters() if p.dim() >= 2}
+            if later:
+                host |= matrices
+            elif config.adapters and precision.fp8_denoiser:
+                eight_bits |= matrices
+        return WeightPlacement(device, frozenset(host), frozenset(eight_bits))
+
+    return place
