@@ -18,7 +18,8 @@ SHARE = 0.5  # of the memory that is free, at most: what is read must still be t
 def begin(path: Path, prefix: str = "") -> list[threading.Thread]:
     """Read a model in the background: a file's tensors whose names begin with `prefix`, or a folder's largest part.
 
-    Who wants the file reads it as before, and finds it in memory as far as this has come. Whatever is wrong with a file is left for those to say.
+    Who wants the file reads it as before, and finds it in memory as far as this has come. Whatever is wrong with a
+    file is left for those to say.
     """
     pieces, lock = _pieces(path, prefix, int(psutil.virtual_memory().available * SHARE)), threading.Lock()
 
