@@ -92,7 +92,6 @@ def run_training(config: RunConfig, remarks: Sequence[str] = (), notes: Sequence
         journal.mark("moving to the device")
         updates = Updates(method, config, world, seed, clock.total)
         method.train()
-
         precompiler = Precompiler(config, world, journal, compile_log, clock, choices)
         step_log = StepLog(config, clock, world, journal, precompiler)
         training = Training(world, journal, clock, batches, compute_loss, updates, step_log, choices)
