@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,7 @@ def drop(path: Path) -> str:
 
 def run(name: str, command: list[str], environment: dict[str, str], log: Path) -> dict[str, Any]:
     """One training: seconds until it said that it is ready, seen from outside, and what it said."""
-    began, row = time.time(), {"case": name}
+    began, row = time.time(), dict[str, Any](case=name)
     with log.open("w") as kept:
         process = subprocess.Popen(command, env=environment, cwd=HERE, stdout=subprocess.PIPE, text=True,
             stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)  # fmt: skip
@@ -147,10 +147,14 @@ def run(name: str, command: list[str], environment: dict[str, str], log: Path) -
 
 def profile(out: str, script: str, *arguments: str) -> None:
     """Run a training script in this process, and write where its main thread was until the first step."""
-    main, spent, done = threading.main_thread().ident, collections.Counter[tuple[str, ...]](), threading.Event()
+    main, spent, done = (
+        threading.main_thread().ident,
+        collections.defaultdict[tuple[str, ...], float](float),
+        threading.Event(),
+    )
 
     def look() -> None:
-        before = time.perf_counter()
+        before: float = time.perf_counter()
         while not done.is_set():
             time.sleep(SPACING)
             frame, now, stack = sys._current_frames().get(main or 0), time.perf_counter(), []
@@ -178,9 +182,9 @@ def profile(out: str, script: str, *arguments: str) -> None:
         Path(out).write_text("\n".join(tree(spent)), encoding="utf-8")
 
 
-def tree(spent: collections.Counter[tuple[str, ...]]) -> list[str]:
+def tree(spent: Mapping[tuple[str, ...], float]) -> list[str]:
     """Seconds by calls, those inside of others below them; a call that all time of another goes to stands beside it."""
-    total = collections.Counter[tuple[str, ...]]()
+    total = collections.defaultdict[tuple[str, ...], float](float)
     for stack, seconds in spent.items():
         for depth in range(1, len(stack) + 1):
             total[stack[:depth]] += seconds

@@ -177,7 +177,7 @@ def _pieces(ranges: Mapping[str, FileRange], size: int) -> Iterator[_Piece]:
 
 
 def _read_piece(piece: _Piece, buffer: Tensor) -> None:
-    memory, done = memoryview(buffer.numpy())[: piece.length], 0
+    memory, done = buffer.numpy().data[: piece.length], 0
     with piece.path.open("rb", buffering=0) as file:
         file.seek(piece.offset)
         while done < piece.length:

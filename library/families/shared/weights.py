@@ -155,7 +155,7 @@ class TensorFile:
         tensor = torch.empty(place.shape, dtype=getattr(torch, place.dtype))
         if place.length:
             self._file.seek(place.offset)
-            self._file.readinto(tensor.view(-1).view(torch.uint8).numpy())
+            self._file.readinto(tensor.view(-1).view(torch.uint8).numpy().data)
         return tensor
 
     def range(self, name: str) -> FileRange | None:
@@ -209,8 +209,8 @@ class Weights(Mapping):
     def source(self, name: str) -> Source:
         """A tensor for who fills a model with it; it is not read yet."""
         held, stored = self._where[name]
-        whole = isinstance(held, TensorFile) and name not in self._scales
-        return Source(held.range(stored) if whole else None, functools.partial(self.__getitem__, name))
+        place = held.range(stored) if isinstance(held, TensorFile) and name not in self._scales else None
+        return Source(place, functools.partial(self.__getitem__, name))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes by name, without reading the tensors."""
