@@ -70,20 +70,21 @@ def make(inputs: Path, family: str, tiny: bool) -> None:
     from library.demo import images
     from library.families import random_module
     from library.families.sdxl import keys
-    from library.families.shared import random_tokenizers
+    from library.families.shared import clip, random_tokenizers
 
-    def shapes(network: Module) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    def shapes(network: Module, part: str = "") -> dict[str, tuple[int, ...]]:
+        tensors = clip.tensors_of(network) if part.startswith("clip") else network.state_dict()
+        return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
     if tiny:
         return versus_files.make(inputs, {family}, tiny)
     if not (inputs / "images").exists():
-        images.write(inputs / "images", sizes=versus_files.SIZES * 4)
+        images.write(inputs / "images", sizes=versus_files.SIZES * 2)
     models, module = inputs / "models", random_module(family)
     if (models / f"{family}.safetensors").exists():
         return None
     networks, place = module.random(module.FULL), inputs / "tokenizers"
-    parts = {part: shapes(make()) for part, make in networks.encoders.items()} | {"vae": shapes(networks.vae())}
+    parts = {part: shapes(make(), part) for part, make in networks.encoders.items()} | {"vae": shapes(networks.vae())}
     denoiser = shapes(networks.denoiser())
     random_tokenizers.clip_tokenizer(place / versus_files.TOKENIZERS[0])
     if family == "sdxl":
