@@ -129,7 +129,8 @@ run_tests() {
     cd "$ROOT"
     export OMP_NUM_THREADS=1
     if [ $# -gt 0 ] && [ -n "$browser" ]; then exec "$(venv_python)" -m pytest "$@"; fi
-    workers="$("$(venv_python)" -c 'import os; print(min(4, os.cpu_count() or 1))')"
+    # One more than there are cores: tests wait for browsers, files and each other's processes.
+    workers="$("$(venv_python)" -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')"
     exec "$(venv_python)" -m pytest -n "$workers" --dist worksteal --durations=20 ${chosen[@]+"${chosen[@]}"} "$@"
 }
 
