@@ -15,6 +15,7 @@ from library.config.run_config import RunConfig
 from library.drawing import plan
 from library.drawing.plan import Column
 from library.files import write_atomic
+from library.memory.placement import placement
 from library.memory.prepare import prepare_denoiser, prepare_encoders
 from library.memory.quantization import fp8_storage
 from library.methods.applied import AppliedLoras
@@ -62,6 +63,7 @@ def draw(
     world = World(config)
     parts = family.load(world.storage_dtype, world.compute_dtype, deferring=True)
     fp8_storage.store_when_read(parts, config)
+    parts.read_denoiser(placement(family, config, world.device))
     parts.read_vae()
     parts.read_encoders()
     for network in (parts.denoiser, parts.vae, *parts.encoders.values()):

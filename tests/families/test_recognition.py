@@ -82,7 +82,7 @@ def test_a_base_model_is_the_same_with_every_prefix(demo, script, tmp_path):
         found = recognition.recognised(path)
         assert (found.family, found.words) == (config.family, words)
         assert said(demo, script, **{BASE: path}) == []
-        read = families.family_for(config_of(demo, script, **{BASE: path})).load(torch.float32, deferring=True)
+        read = families.family_for(config_of(demo, script, **{BASE: path})).load(torch.float32)
         state = read.denoiser.state_dict()
         assert state.keys() == whole.keys() and all(torch.equal(state[name], whole[name]) for name in whole)
 
