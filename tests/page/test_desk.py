@@ -236,7 +236,7 @@ def test_on_a_phone_every_tab_is_on_screen_and_the_keyboard_gets_there(visit, lo
     tops = sorted({round(box["y"]) for box in boxes})
     assert all(b - a >= 24 for a, b in zip(tops, tops[1:], strict=False)) and max(tops) - min(tops) < 120
     tabs.first.focus()
-    for _ in range(6):
+    for _ in boxes[1:]:
         page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     page.locator(".tools").locator("visible=true").first.wait_for()
