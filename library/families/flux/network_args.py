@@ -5,13 +5,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from library.config.problems import ConfigError, Problem
+from library.config.problems import Problem
 from library.config.run_config import RunConfig
 from library.config.schema import opt
 from library.families.shared.network_args import (
     LARGEST,
     NO_ADAPTER,
-    PLACE,
     LayerPreset,
     NetworkArgs,
     NetworkLayer,
@@ -127,13 +126,6 @@ class FluxArgs(PatternArgs):
         "", "ranks of img_in, time_in, vector_in, guidance_in and txt_in: [4,0,0,0,4]", label="Embedder ranks",
         advanced=True
     )  # fmt: skip
-    network_reg_dims: str = opt(
-        "", "regex=rank,...: the first pattern found in an adapter's name sets its rank", label="Ranks by name",
-        advanced=True
-    )  # fmt: skip
-    network_reg_lrs: str = opt(
-        "", "regex=learning rate,...: the same for learning rates", label="Learning rates by name", advanced=True
-    )
     split_qkv: bool = opt(
         False, "separate adapters for query, key, value (and MLP) inside the fused matrices",
         label="Split query, key, value", advanced=True
@@ -149,17 +141,9 @@ class FluxArgs(PatternArgs):
 
     def check(self, _run: RunConfig | None = None) -> Iterator[Problem]:
         """The texts that are small languages of their own."""
-        yield from self.pattern_problems()
-        for name in ("train_double_block_indices", "train_single_block_indices", "in_dims"):
-            try:
-                (ranks if name == "in_dims" else indices)(getattr(self, name))
-            except ConfigError as e:
-                yield from (problem.replaced(option=name, place=PLACE, topic="training") for problem in e.problems)
-        for name, kind in (("network_reg_dims", int), ("network_reg_lrs", float)):
-            try:
-                patterns(getattr(self, name), kind)
-            except ConfigError as e:
-                yield from (problem.replaced(option=name, place=PLACE, topic="training") for problem in e.problems)
+        yield from self.unreadable(
+            train_double_block_indices=indices, train_single_block_indices=indices, in_dims=ranks
+        )
 
     def notes(self, _run: RunConfig | None = None) -> Iterator[Problem]:
         """What has no effect, and why."""

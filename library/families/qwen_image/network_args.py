@@ -5,12 +5,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from library.config.problems import ConfigError, Problem
+from library.config.problems import Problem
 from library.config.run_config import RunConfig
 from library.config.schema import opt
 from library.families.shared.network_args import (
     NO_ADAPTER,
-    PLACE,
     LayerPreset,
     NetworkLayer,
     PatternArgs,
@@ -40,24 +39,11 @@ class QwenArgs(PatternArgs):
         label="Modulation learns as well",
     )
     train_block_indices: str = opt("all", 'blocks that carry adapters: "all", "none" or "0-3,5"')
-    network_reg_dims: str = opt(
-        "", "regex=rank,...: the first pattern found in an adapter's name sets its rank", label="Ranks by name",
-        advanced=True
-    )  # fmt: skip
-    network_reg_lrs: str = opt(
-        "", "regex=learning rate,...: the same for learning rates", label="Learning rates by name", advanced=True
-    )
     verbose: bool = opt(False, "log every adapter", advanced=True)
 
     def check(self, _run: RunConfig | None = None) -> Iterator[Problem]:
         """The texts that are small languages of their own."""
-        yield from self.pattern_problems()
-        for name, read in (("train_block_indices", indices), ("network_reg_dims", lambda text: patterns(text, int)),
-                           ("network_reg_lrs", lambda text: patterns(text, float))):  # fmt: skip
-            try:
-                read(getattr(self, name))
-            except ConfigError as e:
-                yield from (problem.replaced(option=name, place=PLACE, topic="training") for problem in e.problems)
+        yield from self.unreadable(train_block_indices=indices)
 
     def notes(self, _run: RunConfig | None = None) -> Iterator[Problem]:
         """What has no effect, and why."""

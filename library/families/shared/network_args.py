@@ -8,7 +8,7 @@ import ast
 import functools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -144,12 +144,26 @@ class PatternArgs(NetworkArgs):
     include_patterns: str = opt(
         "", "the same for layers that get one although a pattern excludes them", label="Included layers", advanced=True
     )
+    network_reg_dims: str = opt(
+        "", "regex=rank,...: the first pattern found in an adapter's name sets its rank", label="Ranks by name",
+        advanced=True
+    )  # fmt: skip
+    network_reg_lrs: str = opt(
+        "", "regex=learning rate,...: the same for learning rates", label="Learning rates by name", advanced=True
+    )
 
-    def pattern_problems(self) -> Iterator[Problem]:
-        """What is wrong with the two lists."""
-        for name in ("exclude_patterns", "include_patterns"):
+    def unreadable(self, **readers: Callable[[str], object]) -> Iterator[Problem]:
+        """What is wrong with the texts that are small languages of their own: the patterns, and what these readers read
+        by its name. A reader raises ConfigError."""
+        readers |= {
+            "exclude_patterns": regexes,
+            "include_patterns": regexes,
+            "network_reg_dims": lambda text: patterns(text, int),
+            "network_reg_lrs": lambda text: patterns(text, float),
+        }
+        for name, read in readers.items():
             try:
-                regexes(getattr(self, name))
+                read(getattr(self, name))
             except ConfigError as e:
                 yield from (problem.replaced(option=name, place=PLACE, topic="training") for problem in e.problems)
 
