@@ -124,6 +124,7 @@ export function read(tab, busy = "") {
   const bar = where.closest(".training")?.querySelector(".bar");
   bar?.querySelector(".told")?.replaceChildren();
   bar?.classList.remove("own", "away");
+  bar?.classList.toggle("newer", !busy); // its answer is seen at once, while what was asked before is still checked
   for (const field of where.querySelectorAll(".mended")) field.classList.remove("mended");
   if (busy) rest(tab, busy);
   return JSON.stringify(held(where));
