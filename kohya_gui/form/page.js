@@ -24,8 +24,11 @@ export const fields = (where) => /** @type {Field[]} */ (all(where, "[data-optio
 /** @param {HTMLFormElement} where */
 const families = (where) => all(where, "[name=family]", HTMLInputElement);
 
-/** @param {HTMLFormElement} where */
-export const family = (where) => families(where).find((choice) => choice.checked)?.value ?? "";
+/**
+ * The chosen family. It is asked for with every field: the choices stand on top of the form, so this finds them first.
+ * @param {HTMLFormElement} where
+ */
+export const family = (where) => /** @type {HTMLInputElement | null} */ (where.querySelector("[name=family]:checked"))?.value ?? "";
 
 /** @param {Field} field */
 export const familiesOf = (field) => (field.dataset.families ?? "").split(" ");

@@ -32,9 +32,9 @@ document.addEventListener("click", async (event) => {
   const where = button && (await training());
   if (where) STEPS[button.dataset.step ?? ""](where);
 });
-onSettled((where) => {
+onSettled((where) => requestAnimationFrame(() => { // before it, asking what can be seen would lay out the page once more
   if (!where.checkVisibility()) return;
   const has = (/** @type {string} */ name) => all(where, `[data-option=${name}]`).some((field) => isField(field) && field.value.trim());
   const done = { model: has(MODEL), images: IMAGES.some(has) };
   one(document, "#side").dataset.done = Object.entries(done).filter(([, is]) => is).map(([name]) => name).join(" ");
-});
+}));
