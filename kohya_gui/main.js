@@ -8,6 +8,7 @@ import "./form/live.js";
 import "./form/print_command.js";
 import "./form/prompts.js";
 import "./form/search.js";
+import "./form/shown.js";
 import "./form/start_preset.js";
 import { mount as mountLab } from "./lab/lab.js";
 import "./models/models.js";

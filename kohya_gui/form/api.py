@@ -83,10 +83,10 @@ class FormApi:
         known = form.configs[given.family]
         right = values(form.lenient_config(given))  # what is wrong elsewhere in the form is no reason to refuse
         now = {name: value for name, value in right.items() if name in given.values}
-        if sent.text("id") == start_preset.DEFAULTS["id"]:
+        if sent.text("id") == start_preset.DEFAULTS:
             config = draft(known, {name: now[name] for name in now if presets.is_own(options(known)[name])})
-            fill = form.fill(config, start_preset.DEFAULTS)
-            return {"fill": fill, "title": start_preset.DEFAULTS["title"], "text": start_preset.DEFAULTS["text"]}
+            start = start_preset.bare(given.family)
+            return {"fill": form.fill(config, start), "title": start["title"], "text": start["text"]}
         chosen = next((p for p in presets.presets(self.adapters[form.tab]) if p.id == sent.text("id")), None)
         if chosen is None:
             raise ConfigError("there is no such preset: load the page again")

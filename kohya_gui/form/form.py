@@ -19,6 +19,7 @@ from typing import Any
 from kohya_gui.form.sections import GROUPS
 from kohya_gui.i18n.sentences import data
 from kohya_gui.server import picker
+from library import families
 from library.config.command import Launch
 from library.config.json_types import JsonMapping
 from library.config.problems import ConfigError, Problem, Text
@@ -162,7 +163,8 @@ class SettingsForm:
         """The whole form as HTML; `starts` are what it opens with, by family."""
         first = next(iter(self.configs))
         radios = "".join(
-            f'<label><input type="radio" name="family" value="{family}"{" checked" * (family == first)}>'
+            f'<label><input type="radio" name="family" value="{family}"{" checked" * (family == first)}'
+            f' data-defaults="{escape(defaults_title(family))}">'
             f"<span>{escape(self.families[family])}</span></label>"
             for family in self.configs
         )
@@ -247,6 +249,7 @@ class SettingsForm:
             facts["aria-required"] = "true"
         if option.name in self.replaced:
             facts["data-unless"] = STANDS
+        shown = attributes({"data-shown-with": condition(option.shown_with)} if option.shown_with else {})
         if field.pending:
             facts["disabled"] = ""
         text = (
@@ -257,12 +260,23 @@ class SettingsForm:
         about = f'<small id="{element}-help"{data(text)}>{escape(text)}</small>'
         if option.type is bool:
             box = f'<input type="checkbox"{attributes(facts)}{" checked" if option.default else ""}>'
-            return f'<div class="{classes} check"><label>{box}<span>{escape(option.label)}</span></label>{about}</div>'
+            label = f"<label>{box}<span>{escape(option.label)}</span></label>"
+            return f'<div class="{classes} check"{shown}>{label}{about}</div>'
         return (
-            f'<div class="{classes}"><label for="{element}">{escape(option.label)}</label>'
+            f'<div class="{classes}"{shown}><label for="{element}">{escape(option.label)}</label>'
             f"{control(option, facts)}{picker.button(option.name, option.label, option.kind)}{about}"
             f"{self.extra.get(option.name, '')}</div>"
         )
+
+
+def defaults_title(family: str) -> str:
+    """What the values are called that a family's options have where nothing is said."""
+    return "sd-scripts' defaults" if families.facts(family).has_sd_scripts_defaults else "Defaults"
+
+
+def condition(shown_with: Mapping[str, Iterable[str]]) -> str:
+    """Other options, and the values with one of which an element is shown, as page.js reads it."""
+    return ";".join(f"{name}={' '.join(wanted)}" for name, wanted in shown_with.items())
 
 
 def _wanted(config: type, given: Mapping[str, Any] = {}) -> set[str]:

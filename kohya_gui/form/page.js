@@ -55,8 +55,6 @@ const same = (a, b) => a === b || (a.trim() !== "" && b !== "" && Number(a) === 
 
 // ---- what the form began with: a preset or the defaults, for each family
 
-/** @type {Start} */
-const BARE = { id: "defaults", title: "sd-scripts' defaults", why: "", values: {} };
 /** @type {Record<string, Record<string, Start>>} form -> family -> start */
 const starts = {};
 const NAMED = "output_name"; // what a start proposes, and leaves alone once it was typed
@@ -69,10 +67,18 @@ const NAMED = "output_name"; // what a start proposes, and leaves alone once it 
 export const suited = (where) => JSON.parse(where.dataset.starts || "{}");
 
 /**
+ * The defaults of a family as a start.
+ * @param {HTMLFormElement} where
+ * @param {string} name
+ * @returns {Start}
+ */
+export const bare = (where, name) => ({ id: "defaults", title: families(where).find((choice) => choice.value === name)?.dataset.defaults ?? "", why: "", values: {} });
+
+/**
  * @param {HTMLFormElement} where
  * @param {string} name of a family
  */
-export const startOf = (where, name) => starts[where.id]?.[name] ?? BARE;
+export const startOf = (where, name) => starts[where.id]?.[name] ?? bare(where, name);
 
 /**
  * What a field held when the form began, as text.
@@ -88,7 +94,7 @@ function firstValue(field, name) {
  * @param {Field} field
  * @param {string} name of the chosen family
  */
-const untouched = (field, name) => same(String(fieldValue(field)), firstValue(field, name));
+export const untouched = (field, name) => same(String(fieldValue(field)), firstValue(field, name));
 
 /**
  * Open the form as it begins: each family's own fields, and the shared ones as the chosen family has them.

@@ -4,6 +4,7 @@ import { all, around, hit, isField, make, makeButton, one, setValue } from "../s
 import { ask, messageOf } from "../server/http.js";
 import { sentOf } from "./messages.js";
 import * as form from "./page.js";
+import { reveal } from "./shown.js";
 
 /** @typedef {Record<string, string>} Row texts by field; `rest` is what a line says besides */
 /** @typedef {{ file: string | null, known: string, unsaved?: boolean, timer?: ReturnType<typeof setTimeout>, saving?: Promise<void>, again?: boolean }} State
@@ -59,6 +60,7 @@ function add(box, row, after) {
   item.dataset.kept = JSON.stringify(kept);
   if (after) after.after(item);
   else one(box, "ol").append(item);
+  reveal(formAround(box), item);
   return item;
 }
 
@@ -109,6 +111,12 @@ async function load(box, file) {
 const key = (box) => `${tabOf(box)}-prompts`;
 
 /**
+ * @param {Element} box
+ * @param {State} state
+ */
+const keep = (box, state) => void form.store(key(box), JSON.stringify({ file: state.file, known: state.known, rows: items(box).map(rowOf) }));
+
+/**
  * Save the rows once nothing is typed for a moment; until then the browser keeps them.
  * @param {Element} box
  * @param {number} [pause]
@@ -117,7 +125,7 @@ function soon(box, pause = PAUSE) {
   const state = stateOf(box);
   clearTimeout(state.timer);
   state.unsaved = true;
-  form.store(key(box), JSON.stringify({ file: state.file, known: state.known, rows: items(box).map(rowOf) }));
+  keep(box, state);
   state.timer = setTimeout(() => void save(box), pause);
 }
 
@@ -156,7 +164,8 @@ async function write(box, state, field, rows) {
     const saved = await ask("prompts_save", { tab, sent: sentOf(tab), file, known, rows });
     if (state.file !== file) return; // another file was chosen meanwhile
     Object.assign(state, { file: saved.file, known: saved.known });
-    if (!state.unsaved) form.store(key(box), NOTHING);
+    if (state.unsaved) keep(box, state); // what was typed meanwhile is of the file as it is now
+    else form.store(key(box), NOTHING);
     tell(box, saved.said + (field.value ? "" : drawAfterEpochs(box)));
     if (field.value === saved.file) return;
     setValue(field, saved.file);

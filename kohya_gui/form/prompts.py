@@ -6,9 +6,10 @@ from html import escape
 from pathlib import Path
 
 from kohya_gui.form import kept_file
-from kohya_gui.form.form import SettingsForm, Submission
-from kohya_gui.server import paths
+from kohya_gui.form.form import SettingsForm, Submission, attributes, condition
+from kohya_gui.server import paths, picker
 from kohya_gui.server.json_api import ApiRequest
+from library import families
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem, Text
 from library.config.schema import read_text
@@ -30,6 +31,15 @@ NUMBERS = (
     ("guidance_scale", "Guidance", "Of models that were distilled with guidance, such as dev: 3.5 is usual."),
     ("seed", "Seed", "The same seed draws the same noise each time; empty is another one each time."),
 )
+# Fields that name images which some models are shown: name in the file, label, help.
+IMAGES = (
+    (
+        "control_image_path",
+        "Reference image",
+        "A file that the model is shown; several are divided by semicolons.",
+    ),
+    ("control_image_mask_path", "Mask", "A file: what is bright in it is painted."),
+)
 
 
 def section() -> str:
@@ -44,6 +54,7 @@ def section() -> str:
         f'<label><span>Sampler</span><select data-prompt="sample_sampler"><option value="">as below</option>{samplers}'
         "</select></label>"
     )
+    numbers += "".join(_image(*image) for image in IMAGES)
     return (
         '<div class="prompts wide"><h4>Sample prompts</h4>'
         "<p>One image is drawn of each, again and again, so that progress can be seen. Changes count from the next time"
@@ -57,6 +68,18 @@ def section() -> str:
         '<div class="row-buttons"><button type="button" data-row="add">Add a prompt</button>'
         '<button type="button" data-row="captions">From captions</button></div>'
         '<ul class="captions" hidden></ul><p class="file" role="status"></p></div>'
+    )
+
+
+def _image(name: str, label: str, about: str) -> str:
+    """A field that names an image, for the families that are shown one."""
+    taking = [known for known in families.every() if name in known.prompt_images]
+    shown_with = {option: values for known in taking for option, values in known.prompt_images[name].items()}
+    only = " ".join(f"only-{known.name}" for known in taking)
+    return (
+        f'<label class="image {only}"{attributes({"data-shown-with": condition(shown_with)})}><span>{label}</span>'
+        f'<input data-prompt="{name}" spellcheck="false" autocomplete="off" title="{escape(about)}">'
+        f"{picker.button(name, label, 'file')}</label>"
     )
 
 

@@ -20,6 +20,7 @@ export function jump(id) {
   const field = document.getElementById(id);
   if (!field) return;
   if (field.closest(".advanced")) one(around(field, "form"), "[name=advanced]", HTMLInputElement).checked = true;
+  field.closest("[data-shown-with]")?.removeAttribute("hidden");
   const section = field.closest(".section");
   if (section) fold(one(section, "button"), true);
   field.scrollIntoView({ block: "center" });

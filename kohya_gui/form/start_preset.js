@@ -1,20 +1,18 @@
 // The line above the form: what it began with, why, and what else it can begin with.
 import { make, one, pieces } from "../server/elements.js";
-import { family, onSettled, startOf, suited } from "./page.js";
-
-const DEFAULTS = { id: "defaults", title: "sd-scripts' defaults" };
+import { bare, family, onSettled, startOf, suited } from "./page.js";
 
 onSettled((where) => {
   const line = one(where, ".start"), name = family(where);
-  const start = startOf(where, name), best = suited(where)[name];
+  const start = startOf(where, name), best = suited(where)[name], defaults = bare(where, name);
   const shown = `${name} ${start.id} ${start.title}`;
   if (line.dataset.shown === shown) return;
   line.dataset.shown = shown;
-  const others = [best, DEFAULTS].filter((other) => other && other.id !== start.id);
+  const others = [best, defaults].filter((other) => other && other.id !== start.id);
   line.replaceChildren(
     make("span", {}, "Start:"), " ", make("b", {}, make("span", { className: start.id ? "" : "own" }, start.title)), " ",
-    make("small", {}, start.id ? (start.why ?? "") : "Marked is what differs from sd-scripts' defaults."),
+    make("small", {}, start.id ? (start.why ?? "") : "Marked is what differs from the defaults."),
     ...(start.notes ?? []).map((note) => make("small", {}, note)),
     ...others.map(({ id, title }) => make("button", { type: "button", "data-preset": id }, make("span", {}, title))),
-    start.id && start.id !== DEFAULTS.id ? make("small", { className: "with" }, pieces(start.text ?? "")) : "");
+    start.id && start.id !== defaults.id ? make("small", { className: "with" }, pieces(start.text ?? "")) : "");
 });

@@ -5,22 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from kohya_gui.form import compile_summary, presets
-from kohya_gui.form.form import shown_value
+from kohya_gui.form.form import defaults_title, shown_value
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import Text
 from library.config.schema import build, changed, flat, options
 from library.runs import gpu_slots, machine
 
-# The defaults of sd-scripts as a start: named where a preset is named, and holding nothing.
-DEFAULTS = {
-    "id": "defaults",
-    "title": "sd-scripts' defaults",
-    "text": "Every option is as sd-scripts has it where nothing is given; most of them have to be set.",
-    "why": "",
-    "values": {},
-}
-
-
+DEFAULTS = "defaults"  # the id of a start that sets nothing
 PRODUCTS = ("fp8_compute", "int8_compute", "auto_compute")
 COMPILED = ("compiled", "CUDA graphs")  # what the sentence of a preset says of compiling
 
@@ -103,6 +94,12 @@ def starts(kind: str, configs: Mapping[str, type]) -> dict[str, JsonObject]:
     return found
 
 
+def bare(family: str) -> JsonObject:
+    """The defaults as a start: named where a preset is named, and setting nothing."""
+    text = "Every option is as it is where nothing is given; most of them have to be set."
+    return {"id": DEFAULTS, "title": defaults_title(family), "text": text, "why": "", "values": {}}
+
+
 def loaded(name: str) -> JsonObject:
     """A config that was loaded, as a start: whatever it sets is shown as changed from the defaults."""
-    return {**DEFAULTS, "id": "", "title": name}
+    return {"id": "", "title": name, "text": "", "why": "", "values": {}}

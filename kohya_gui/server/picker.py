@@ -21,6 +21,8 @@ ENDINGS = {
     "dataset_config": ".toml .json",
     "in_json": ".json .jsonl",
     "sample_prompts": ".txt .toml .json",
+    "control_image_path": ".png .jpg .jpeg .webp .bmp",
+    "control_image_mask_path": ".png .jpg .jpeg .webp .bmp",
     "log_tracker_config": ".toml",
     "thumbnail": ".png .jpg .jpeg .webp",
     "console_log_file": ".log .txt",

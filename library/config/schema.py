@@ -51,7 +51,7 @@ __all__ = [
 
 C = TypeVar("C", bound="RunConfig")  # of a run
 S = TypeVar("S")  # of a section of it
-HINTS = {"min", "max", "ceiling", "kind", "parse", "label", "advanced"}
+HINTS = {"min", "max", "ceiling", "kind", "parse", "label", "advanced", "shown_with"}
 
 
 def opt(default: Any, help: str, **hints: Any) -> Any:
@@ -59,7 +59,7 @@ def opt(default: Any, help: str, **hints: Any) -> Any:
 
     Hints: `min`, `max`; `ceiling`, a number beyond anything that can be trained, which can only be a mistake; `kind`
     ("file", "folder", "secret", "text" for several lines); `parse`, a function from any value to the option's type;
-    `label`, where the name alone reads badly; `advanced`, to fold it away.
+    `label`, where the name alone reads badly; `advanced`, to fold it away; `shown_with`, see `Option.shown_with`.
     """
     if unknown := set(hints) - HINTS:
         raise TypeError(f"unknown hints: {', '.join(sorted(unknown))}")

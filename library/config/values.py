@@ -66,6 +66,11 @@ class Option:
         return bool(self.hints.get("advanced"))
 
     @property
+    def shown_with(self) -> Mapping[str, tuple[str, ...]]:
+        """Another option -> the values of it with which this one means something; empty: with all."""
+        return self.hints.get("shown_with", {})
+
+    @property
     def kind(self) -> str:
         """What the text stands for: "file", "folder", "secret", "text" (several lines), or "" for nothing special."""
         return self.hints.get("kind", "")

@@ -107,6 +107,10 @@ class FamilyFacts:
     compile_seconds: float  # of compiling them, as measured on an H200
     denoiser_prefix: str = ""  # of the denoiser's tensors in a file that holds the other networks too
     recognise_part: Callable[[Shapes], str] = nothing  # the same for its VAE and text encoders
+    has_sd_scripts_defaults: bool = True  # whether sd-scripts trains it, so that its defaults are those of there
+    # Fields of a sample prompt that name images which it is shown -> other options -> the values that it takes them
+    # with.
+    prompt_images: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=lambda: MappingProxyType({}))
     # Options that a base model needs: words of `recognise`, or a class of pipeline, -> their values.
     model_options: Mapping[str, Mapping[str, str | bool]] = field(default_factory=lambda: MappingProxyType({}))
     hub_models: tuple[HubModel, ...] = ()  # that are offered for download, the usual one first

@@ -9,7 +9,7 @@ from library.outputs.prompts import LETTERS, Prompt, option_of, parse_line, prob
 
 Row = Mapping[str, str]  # texts by field of Prompt; what a line says besides is in REST
 REST = "rest"
-WITHOUT_FIELDS = {"control_image_path", "control_image_mask_path"}  # in the page
+REFERENCES, BETWEEN = "control_image_path", ";"  # the field that may name several files, and what divides them
 LETTER = {name: letter for letter, (name, _, _) in LETTERS.items()}
 
 
@@ -21,11 +21,17 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def _row(prompt: Prompt) -> dict[str, str]:
-    values = {name: value for name, value in vars(prompt).items() if value is not None}
-    several = ((name, value if isinstance(value, tuple) else (value,)) for name, value in values.items())
-    rest = "".join(f" --{LETTER[name]} {one}" for name, every in several if name in WITHOUT_FIELDS for one in every)
-    row = {name: str(value) for name, value in values.items() if name not in WITHOUT_FIELDS}
-    return row | ({REST: rest} if rest else {})
+    row = {name: str(value) for name, value in vars(prompt).items() if value is not None}
+    shown = prompt.control_image_path or ()
+    if any(BETWEEN in path for path in shown):  # which the field cannot show
+        del row[REFERENCES]
+        return row | {REST: "".join(f" --{LETTER[REFERENCES]} {path}" for path in shown)}
+    return row | ({REFERENCES: f"{BETWEEN} ".join(shown)} if shown else {})
+
+
+def _parts(name: str, value: str) -> list[str]:
+    """The values that a field's text says."""
+    return [one.strip() for one in (value.split(BETWEEN) if name == REFERENCES else [value]) if one.strip()]
 
 
 def _row_of_line(line: str) -> dict[str, str]:
@@ -40,8 +46,7 @@ def line(row: Row) -> str:
     """The line of a .txt file that says what a row says: "a cat --n blurry --w 640 --d 1"."""
     made = row["prompt"].strip()
     for name, letter in LETTER.items():
-        if value := row.get(name, "").strip():
-            made += f" --{letter} {value}"
+        made += "".join(f" --{letter} {value}" for value in _parts(name, row.get(name, "")))
     return made + row.get(REST, "")
 
 
@@ -76,7 +81,7 @@ def _why_not(row: Row) -> str:
     for name, value in row.items():
         if name in (REST, "prompt", "negative_prompt") or not value.strip():
             continue
-        if read_back.get(name) is None or not _same(read_back[name], value):
+        if read_back.get(name) is None or not _same(name, read_back[name], value):
             wrong.append(f"{name} cannot be {value.strip()!r}")
     if wrong:
         return "; ".join(wrong)
@@ -88,8 +93,8 @@ def _why_not(row: Row) -> str:
     return problem_of(parse_line(line(row)))
 
 
-def _same(one: str, other: str) -> bool:
+def _same(name: str, one: str, other: str) -> bool:
     try:
-        return one == other.strip() or float(one) == float(other)
+        return _parts(name, one) == _parts(name, other) or float(one) == float(other)
     except ValueError:
         return False

@@ -77,6 +77,18 @@ def test_comments_and_what_has_no_field_stay(asked, tmp_path):
     assert file.read_text().splitlines()[-2:] == ["the sea at night", "new"]
 
 
+def test_images_that_a_model_is_shown_have_fields(asked, tmp_path):
+    file = tmp_path / "mine.txt"
+    file.write_text("a cat --ci my room.png --ci b.png --cim hole.png --d 4\na dog --ci one;two.png\n")
+    found = load(file, tmp_path)
+    first, second = found["rows"]
+    assert first["control_image_path"] == "my room.png; b.png" and first["control_image_mask_path"] == "hole.png"
+    assert "control_image_path" not in second, "a name with a semicolon stays as it is written"
+    asked([first | {"control_image_path": " c.png ;my room.png"}, second], file, found["known"])
+    assert file.read_text() == "a cat --d 4 --ci c.png --ci my room.png --cim hole.png\na dog --ci one;two.png\n"
+    assert prompt_files.read(file)[0].control_image_path == ("c.png", "my room.png")
+
+
 def test_a_file_that_was_changed_elsewhere_is_not_written_over(asked, tmp_path):
     file = tmp_path / "mine.txt"
     file.write_text("a cat\n")
@@ -187,6 +199,42 @@ def test_rows_that_cannot_be_saved_yet_are_not_lost(visit, served):
     seen.until("Saved in", ".prompts .file")
     assert page.locator("#lora-form [data-option=sample_every_n_epochs]").input_value() == "1"
     assert (served[1] / "rows kept" / "zorb-prompts.txt").read_text() == "a red zorb toy\n"
+
+
+@pytest.mark.browser
+def test_only_what_the_chosen_relative_takes_is_shown(visit, served):
+    """CLIP-L, reference images and masks; and whose defaults the defaults are."""
+    (served[1] / "shown.txt").write_text("a cat --d 1\n")
+    seen = visit()
+    page = seen.page
+    form = page.locator("#lora-form")
+    seen.family("FLUX.1")
+    for name in ("Sample images", "Images"):
+        page.get_by_role("button", name=name, exact=True).locator("visible=true").click()
+    start = form.locator(".start")
+    start.get_by_text("sd-scripts' defaults").wait_for()
+    page.evaluate(
+        "file => kohya.fill('lora', JSON.stringify({ values: { sample_prompts: file } }))", str(served[1] / "shown.txt")
+    )
+    row = form.locator(".prompts ol > li")
+    row.wait_for()
+    places = {"folder": form.locator("[data-option=control_directory]"), "clip": form.locator("[data-option=clip_l]"),
+              "image": row.locator("[data-prompt=control_image_path]"),
+              "mask": row.locator("[data-prompt=control_image_mask_path]")}  # fmt: skip
+    shown = lambda: {name for name, place in places.items() if place.is_visible()}  # noqa: E731
+    kind = form.locator("[data-option=model_type]")
+    expected = {"flux": {"clip"}, "kontext": {"folder", "clip", "image"}, "fill": {"clip", "image", "mask"},
+                "chroma": set()}  # fmt: skip
+    for name, fields in expected.items():
+        page.evaluate("name => kohya.fill('lora', JSON.stringify({ values: { model_type: name } }))", name)
+        assert kind.input_value() == name and shown() == fields
+    seen.fill(output_name="zorb")  # any change
+    assert shown() == set()
+    page.evaluate("() => kohya.fill('lora', JSON.stringify({ values: { control_directory: '/second' } }))")
+    assert shown() == {"folder"}, "what is filled in can be seen, and taken out"
+    seen.family("Qwen-Image")
+    start.get_by_text("Defaults", exact=True).wait_for()
+    assert "sd-scripts" not in start.inner_text()
 
 
 @pytest.mark.browser

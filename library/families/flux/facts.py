@@ -1,7 +1,7 @@
 """What FLUX.1 states about itself."""
 
 from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes, holds, matching
-from library.families.flux.variants import CHROMA, DEPTH, FILL, FOLDER, RADIANCE, TRANSFORMER, VARIANTS
+from library.families.flux.variants import CHROMA, DEPTH, FILL, FOLDER, RADIANCE, TRANSFORMER, VARIANTS, named_by
 
 # Tensors whose sizes are the channels that a transformer reads and answers with, in the layouts of BFL and diffusers.
 IN_AND_OUT = (("img_in.weight", "final_layer.linear.weight"), ("x_embedder.weight", "proj_out.weight"))
@@ -100,6 +100,10 @@ FACTS = FamilyFacts(
     text_tokens=512,
     graphs=2,
     compile_seconds=20,
+    prompt_images={
+        "control_image_path": named_by(lambda v: v.control_images.most > 0 or v.control_images.inpaints),
+        "control_image_mask_path": named_by(lambda v: v.control_images.inpaints),
+    },
     hub_models=(
         hub_model("FLUX.1 dev", "dev", 23_802_932_552),
         hub_model("FLUX.1 schnell", "schnell", 23_782_506_688),

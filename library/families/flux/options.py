@@ -14,7 +14,7 @@ from library.config.problems import Problem, Text
 from library.config.reading import count
 from library.config.run_config import ControlUse, Rule, RunConfig
 from library.config.schema import Option, opt, section
-from library.families.flux.variants import VARIANTS, Variant
+from library.families.flux.variants import VARIANTS, Variant, named_by
 
 _NOISE = "it is for diffusion models, and FLUX.1 is trained by flow matching"
 _WEIGHT = "it weighs steps of a diffusion model; for FLUX.1 see weighting_scheme"
@@ -60,7 +60,13 @@ OTHERS = {
 class FluxModel(sections.Model):
     """The FLUX.1 transformer and the networks around it."""
 
-    clip_l: str | None = opt(None, "The CLIP-L text encoder (clip_l.safetensors).", kind="file", label="CLIP-L")
+    clip_l: str | None = opt(
+        None,
+        "The CLIP-L text encoder (clip_l.safetensors).",
+        kind="file",
+        label="CLIP-L",
+        shown_with=named_by(lambda variant: "clip_l" in variant.encoders),
+    )
     t5xxl: str | None = opt(
         None, "The T5-XXL text encoder (t5xxl .safetensors in fp16, bf16 or fp8).", kind="file", label="T5-XXL"
     )
@@ -84,7 +90,10 @@ class FluxModel(sections.Model):
         label="T5 attention mask",
     )
     guidance_scale: float = opt(
-        3.5, "The guidance value that the model is given during training. 1 is usual for FLUX.1 dev.", min=0.0
+        3.5,
+        "The guidance value that the model is given during training. 1 is usual for FLUX.1 dev.",
+        min=0.0,
+        shown_with=named_by(lambda variant: variant.guided),
     )
     model_type: Literal["flux", "krea", "kontext", "fill", "chroma"] = opt(
         "flux", "Which relative of FLUX.1 the transformer is. flux: FLUX.1 dev, schnell and models made from them."
@@ -149,6 +158,7 @@ REFERENCES = opt(
     "A folder of reference images for Kontext, with the names of their images.",
     kind="folder",
     label="Reference folder",
+    shown_with=named_by(lambda variant: variant.control_images.most > 0),
 )
 
 

@@ -1,6 +1,6 @@
 """Relatives of FLUX.1 that `model_type` names: what each one is, and where it differs. No torch in here."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -91,6 +91,11 @@ VARIANTS = {
         sample_defaults={"sample_steps": 25, "scale": 4.0, "guidance_scale": 0.0},
     ),
 }
+
+
+def named_by(test: Callable[[Variant], bool]) -> dict[str, tuple[str, ...]]:
+    """The option, and the values of it, that name the variants which pass a test."""
+    return {"model_type": tuple(name for name, variant in VARIANTS.items() if test(variant))}
 
 
 def chosen(model_type: str, model: str | Path | None, title: str = "") -> Variant:

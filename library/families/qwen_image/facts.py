@@ -76,6 +76,7 @@ FACTS = FamilyFacts(
     text_tokens=192,
     graphs=1,
     compile_seconds=15,
+    has_sd_scripts_defaults=False,
     hub_models=(hub_model("Qwen-Image", "qwen_image_bf16"), hub_model("Qwen-Image 2512", "qwen_image_2512_bf16")),
     part_options={
         "text_encoder": lambda shapes: recognise_part(shapes) == TEXT_ENCODER,
