@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from library.cli import launch, main
+from library.config import environment
 from tests import source
 
 
@@ -125,7 +126,7 @@ def test_the_script_is_told_by_name_or_by_options(tmp_path):
 def test_train_hands_its_flags_on(tmp_path, monkeypatch, capsys):
     """Launcher's options go to the launcher, the script's own to the script, checked before anything is started."""
     started = []
-    monkeypatch.setattr("library.runs.foreground.run", lambda arguments: started.append(arguments) or 7)
+    monkeypatch.setattr("library.runs.foreground.run", lambda arguments, _: started.append(arguments) or 7)
     run = tmp_path / "run.toml"
     run.write_text(
         'pretrained_model_name_or_path = "m.safetensors"\noutput_dir = "o"\nnetwork_module = "networks.lora"\n'
@@ -146,7 +147,7 @@ def test_train_hands_its_flags_on(tmp_path, monkeypatch, capsys):
 
 def test_train_without_a_file_has_only_flags(monkeypatch):
     started = []
-    monkeypatch.setattr("library.runs.foreground.run", lambda arguments: started.append(arguments) or 0)
+    monkeypatch.setattr("library.runs.foreground.run", lambda arguments, _: started.append(arguments) or 0)
     assert main.main(["train", "sdxl_train", "--seed", "3"]) == 0
     assert "--config_file" not in started[0]
     assert started[0][-2:] == ["--seed", "3"]
@@ -155,16 +156,27 @@ def test_train_without_a_file_has_only_flags(monkeypatch):
 def test_a_training_in_front_of_the_shell_returns_its_exit_code():
     from library.runs import foreground
 
-    assert foreground.run([sys.executable, "-c", "raise SystemExit(3)"]) == 3
+    assert foreground.run([sys.executable, "-c", "raise SystemExit(3)"], {}) == 3
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no polite kill")
-def test_a_polite_kill_reaches_the_training():
-    child = (
-        "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(5)); print('up', flush=True); time.sleep(60)"
+@pytest.mark.parametrize("launched", [True, False])
+def test_a_polite_kill_reaches_the_training(launched):
+    """It goes past a launcher, and not past a training to the processes that it has started."""
+    child, variables = (
+        (
+            "import signal, subprocess, sys, time; signal.signal(15, lambda *_: sys.exit(5)); "
+            "p = subprocess.Popen([sys.executable, '-c', 'import sys; sys.stdin.read()'], stdin=subprocess.PIPE); "
+            "print('up', flush=True); time.sleep(60)"
+        ),
+        {environment.DIRECT: "1"},
     )
+    if launched:
+        child = f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', {child!r}]).returncode)"
+        variables = {}
     code = (
-        f"from library.runs import foreground; raise SystemExit(foreground.run([{sys.executable!r}, '-c', {child!r}]))"
+        "from library.runs import foreground; "
+        f"raise SystemExit(foreground.run([{sys.executable!r}, '-c', {child!r}], {variables}))"
     )
     shell = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=source.ROOT)
     assert shell.stdout.readline() == "up\n"

@@ -22,7 +22,6 @@ from library import data
 from library.check import estimate as fitting
 from library.check import preflight
 from library.check.report import graphics, largest
-from library.config.command import command
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError, build, options, read_toml, replace, to_toml
@@ -33,6 +32,7 @@ from library.measuring.candidates import Overrides
 from library.measuring.result import MEMORY_MARGIN, Measured
 from library.runs import explain, layout, reader
 from library.runs.job_work import JobRecord, joined
+from library.runs.launcher import starting
 
 WARM, TIMED = 3, 2  # steps: the first ones load kernels and compile, and the speed leaves them out
 TRIES = 6
@@ -159,8 +159,8 @@ def measure_in_own_process(config: RunConfig, size: tuple[int, int], place: Path
     folder = place / secrets.token_hex(4)
     made = prepared(config, size, folder)
     write_atomic(folder / "run.toml", to_toml(made))
-    environment = {**os.environ, "KOHYA_HOME": str(folder / "home")}
-    arguments = command(folder / "run.toml", config.script, **how)
+    arguments, variables = starting(folder / "run.toml", config.script, **how)
+    environment = {**os.environ, **variables, "KOHYA_HOME": str(folder / "home")}
     with (folder / "log.txt").open("wb") as log:
         code = subprocess.run(arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                               env=environment, check=False).returncode  # fmt: skip

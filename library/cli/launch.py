@@ -1,14 +1,13 @@
 """`kohya train`, `probe` and `bench`: what a TOML is for, and the launcher's options beside those of the training."""
 
 import dataclasses
-import os
 from pathlib import Path
 
 from library import importers
 from library.bench import shell
 from library.cli import train_script
 from library.cli.main import DONE, MISUSED, complain
-from library.config.command import Launch, command
+from library.config.command import Launch
 from library.config.json_types import JsonObject
 from library.config.problems import Problem
 from library.config.run_config import RunConfig
@@ -16,6 +15,7 @@ from library.config.schema import ConfigError, load_toml, options, read_toml, se
 from library.drawing import shell as drawing
 from library.families import RUNS, config_class
 from library.runs import foreground, gpu_slots, keys
+from library.runs.launcher import starting
 
 TRAIN_USAGE = f"""kohya train SCRIPT --config_file RUN.toml [options]
 kohya train RUN.toml [options]
@@ -27,7 +27,7 @@ SCRIPT is one of {", ".join(RUNS)}. Options are those of the script
 
 # Why: docs/decisions/2026-11-20-check-before-launch.md
 def train(argv: list[str]) -> int:
-    """Check the options here and now, then train with `accelerate launch`; the launcher's exit code."""
+    """Check the options here and now, then train; the exit code of the training or of its launcher."""
     if not argv or argv[0] in ("-h", "--help"):
         print(TRAIN_USAGE)
         return DONE if argv else MISUSED
@@ -36,15 +36,14 @@ def train(argv: list[str]) -> int:
     if what.lower().endswith(".toml"):
         flags = ["--config_file", what, *flags]
         what = script_of(Path(what))
-    # The launcher loads torch for seconds before the script can say what is wrong, so it is asked here first.
+    # A launcher loads torch for seconds before the script can say what is wrong, so it is asked here first.
     reading = train_script.read(config_class(what), flags)
     if problems := [*reading.problems, *wrong, *gpu_slots.problems(how)]:
         reading = dataclasses.replace(reading, problems=problems)
         return complain("\n".join([*problems, *train_script.beyond(reading)]), MISUSED)
     path, flags = split_file(flags)
-    arguments = command(path or "", what, **how)
-    os.environ.update(keys.environment())
-    return foreground.run([*(arguments if path else arguments[:-2]), *flags])
+    arguments, variables = starting(path or "", what, **how)
+    return foreground.run([*(arguments if path else arguments[:-2]), *flags], variables | keys.environment())
 
 
 def probe(argv: list[str]) -> int:

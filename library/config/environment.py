@@ -9,7 +9,8 @@ SWITCHED_ON = ("1", "true", "yes", "on")  # what accelerate reads as such in its
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 # Who has started this process, as it was before seconds of imports in which a launcher may be killed.
 PARENT = os.getppid()
-LAUNCHED = any(name.startswith(("ACCELERATE_", "TORCHELASTIC_")) for name in os.environ)
+DIRECT = "KOHYA_WITHOUT_LAUNCHER"  # set where that is the page or a shell, which may go away
+LAUNCHED = DIRECT not in os.environ and any(name.startswith(("ACCELERATE_", "TORCHELASTIC_")) for name in os.environ)
 
 
 def check() -> None:

@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 from library import families
-from library.config.command import command
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError, build, read_toml
 from library.demo import summary
 from library.demo.configs import name_of
 from library.demo.files import Demo, prepare
 from library.runs import foreground, reader
+from library.runs.launcher import starting
 
 FAMILIES = tuple(sorted(families.FAMILIES))
 VARIANTS = tuple(name for known in families.every() for name in known.demo_variants)
@@ -71,7 +71,8 @@ def train(toml: Path, script: str, config: RunConfig, name: str, flags: list[str
     name = free_name(output, name)
     flags = ["--output_name", name, *flags, *(["--max_train_steps", str(steps)] if steps else [])]
     print(f"\n> kohya train {script} --config_file {toml} {' '.join(flags)}\n", flush=True)
-    code = foreground.run([*command(toml, script), *flags])
+    arguments, variables = starting(toml, script)
+    code = foreground.run([*arguments, *flags], variables)
     found = sorted((output / "runs").glob(f"{name}-*"), key=lambda folder: folder.stat().st_mtime)
     if code:
         log = f"; its log: {found[-1] / 'log.txt'}" if found else ""

@@ -4,26 +4,32 @@ import contextlib
 import os
 import signal
 import subprocess
+from collections.abc import Mapping
 from typing import Any
 
 import psutil
 
+from library.config import environment
 from library.config.json_types import JsonObject
 
 
-def run(arguments: list[str]) -> int:
-    """Run a launcher to its end; its exit code, 128 + n where signal n ended it.
+def run(arguments: list[str], variables: Mapping[str, str]) -> int:
+    """Run a training, or what launches it, to its end, with more variables; its exit code, 128 + n where signal n
+    ended it.
 
     Ctrl+C and a polite kill are for the training, which finishes its step and saves: we wait until it has. They go past
-    the launcher, which would die of them and leave its training alone.
+    a launcher, which would die of them and leave its training alone.
     """
     # A group of its own, so that the terminal sends Ctrl+C to us and not to the launcher as well.
     apart: JsonObject = {} if os.name == "nt" else {"process_group": 0, "stdin": subprocess.DEVNULL}
-    child = subprocess.Popen(arguments, **apart)
+    child = subprocess.Popen(arguments, env={**os.environ, **variables}, **apart)
+    launched = environment.DIRECT not in variables
     if os.name == "nt":  # where a console's Ctrl+C reaches everyone, and launchers wait
         handlers: dict[int, Any] = {signal.SIGINT: signal.SIG_IGN}
     else:
-        handlers = dict.fromkeys((signal.SIGINT, signal.SIGTERM), lambda number, frame: _pass_on(child.pid, number))
+        handlers = dict.fromkeys(
+            (signal.SIGINT, signal.SIGTERM), lambda number, frame: _pass_on(child.pid, number, launched)
+        )
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         code = child.wait()
@@ -33,10 +39,10 @@ def run(arguments: list[str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _pass_on(launcher: int, number: int) -> None:
-    """Send a signal to what the launcher has started, or to itself when that is nothing."""
+def _pass_on(pid: int, number: int, launched: bool) -> None:
+    """Send a signal to a process; to what it has started instead, if that is a training and has begun."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        known = psutil.Process(launcher)
-        for process in known.children() or [known]:
+        known = psutil.Process(pid)
+        for process in (launched and known.children()) or [known]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(number)

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from library.config.command import command, launch_options
+from library.config.command import launch_options
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import Problem
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError, options, to_toml
 from library.files import write_atomic
 from library.runs import gpu_slots, keys, layout, process, reader, registry
+from library.runs.launcher import starting
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,9 @@ def job(config: RunConfig, **how: Any) -> TrainingJob:
 
 
 def launch(config: RunConfig, **how: Any) -> str:
-    """Write the config into a new run folder and start `accelerate launch` on it; the run's id.
+    """Write the config into a new run folder and start a training on it; the run's id.
 
-    `how` goes to `library.config.command.command` (number of processes and the like). Secrets of the config reach the
+    `how` goes to `library.runs.launcher.starting` (number of processes and the like). Secrets of the config reach the
     training by its environment and are written nowhere. Raises ConfigError when the run cannot begin.
     """
     return begin(job(config, **how))
@@ -74,9 +75,10 @@ def begin(asked: TrainingJob) -> str:
                 ": {run} is writing {name} into this folder; choose another name.", run=twin.id,
                 name=asked.name))  # fmt: skip
         folder = _prepare(asked, own)
-    arguments = command(folder / layout.TOML, asked.script, **gpu_slots.launch_options(asked.how, own))
+    arguments, variables = starting(folder / layout.TOML, asked.script, **gpu_slots.launch_options(asked.how, own))
     given = {
         **os.environ,
+        **variables,
         **keys.environment(),
         **asked.secrets,
         **gpu_slots.environment(own),

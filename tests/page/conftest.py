@@ -25,7 +25,7 @@ STAND_IN = Path(__file__).with_name("stand_in.py")
 WORKER = """
 import sys
 from library.runs import start, worker
-start.command = lambda path, script, **how: [sys.executable, {stand_in!r}, "--config_file", str(path)]
+start.starting = lambda path, script, **how: ([sys.executable, {stand_in!r}, "--config_file", str(path)], dict())
 worker.PERIOD = 0.1
 sys.exit(worker.main())
 """
@@ -75,7 +75,7 @@ def stand_ins(monkeypatch):
     from library.runs import queue, start
 
     monkeypatch.setattr(
-        start, "command", lambda path, script, **how: [sys.executable, str(STAND_IN), "--config_file", str(path)]
+        start, "starting", lambda path, script, **how: ([sys.executable, str(STAND_IN), "--config_file", str(path)], {})
     )
     monkeypatch.setattr(queue, "RUNNER", [sys.executable, "-c", WORKER.format(stand_in=str(STAND_IN))])
     monkeypatch.setenv("PYTHONPATH", str(STAND_IN.parents[2]))

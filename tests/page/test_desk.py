@@ -7,13 +7,12 @@ import pytest
 
 from kohya_gui.form import compile_summary, presets
 from library.check import isolated
-from library.config import command as commands
 from library.config.schema import read_toml
-from library.runs import keys, reader, start
+from library.runs import keys, launcher, reader, start
 from tests.training import copied
 
 pytestmark = pytest.mark.browser
-REAL = isolated.check, commands.command  # before the page of these tests gets stand-ins
+REAL = isolated.check, launcher.starting  # before the page of these tests gets stand-ins
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +175,7 @@ def test_settings_of_kohya_ss_come_back_whole_and_are_compared(visit, served, tm
 def test_from_nothing_to_a_trained_lora(visit, demo, monkeypatch, tmp_path):
     """The whole way with the real check and the real training: told what is wrong, mended by a click, trained."""
     monkeypatch.setattr(isolated, "check", REAL[0])
-    monkeypatch.setattr(start, "command", lambda path, script, **how: REAL[1](path, script, **{**how, "cpu": True}))
+    monkeypatch.setattr(start, "starting", lambda path, script, **how: REAL[1](path, script, **{**how, "cpu": True}))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     visitor, out = visit(), tmp_path / "out"
     visitor.page.set_default_timeout(60_000)  # the check loads torch

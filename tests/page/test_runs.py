@@ -174,7 +174,7 @@ PAGE = """
 import sys
 from kohya_gui import app
 from library.runs import queue, start
-start.command = lambda path, script, **how: [sys.executable, {stand_in!r}, "--config_file", str(path)]
+start.starting = lambda path, script, **how: ([sys.executable, {stand_in!r}, "--config_file", str(path)], dict())
 queue.RUNNER = [sys.executable, "-c", {worker!r}]
 sys.exit(app.main(["--no-browser", "--port", sys.argv[1]]))
 """

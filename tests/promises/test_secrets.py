@@ -13,6 +13,7 @@ import pytest
 
 from kohya_gui.form import tab as training
 from library.check import isolated
+from library.config.command import SCRIPTS
 from library.runs import bundle, keys, process, queue, reader, start
 from tests.training import wait_for
 
@@ -41,7 +42,9 @@ def tab(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(training.__file__).parents[1]))
     for variable in keys.ENVIRONMENT.values():
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(start, "command", lambda path, script, **how: [sys.executable, "-c", TRAINING, str(path)])
+    monkeypatch.setattr(
+        start, "starting", lambda path, script, **how: ([sys.executable, "-c", TRAINING, str(path)], {})
+    )
     monkeypatch.setattr(isolated, "check", lambda config, launch: {"findings": [], "fit": None})
     with gr.Blocks():
         return training.TrainingTab(training.TABS[0], [tmp_path])
@@ -97,7 +100,7 @@ def test_the_command_of_a_real_training_holds_no_secret(tab, sent, monkeypatch, 
     config, _ = tab.form.ready(tab.form.parse_submission(sent))
     start.launch(config)
     words, environment = asked[0]
-    assert "accelerate.commands.launch" in " ".join(words) and not leaks(" ".join(words))
+    assert str(SCRIPTS) in " ".join(words) and not leaks(" ".join(words))
     assert environment["HF_TOKEN"] == PLANTED["huggingface_token"]
 
 

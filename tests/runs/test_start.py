@@ -44,7 +44,7 @@ def config(tmp_path, **more):
 
 def launch(tmp_path, monkeypatch, steps=2000, code=CHILD, **more):
     arguments = [sys.executable, "-c", code, str(tmp_path / "out"), str(steps)]
-    monkeypatch.setattr(start, "command", lambda path, script, **how: arguments)
+    monkeypatch.setattr(start, "starting", lambda path, script, **how: (arguments, {}))
     return start.launch(config(tmp_path, **more))
 
 
@@ -103,7 +103,7 @@ def test_a_run_outlives_the_process_that_started_it(tmp_path):
     page = (
         "import sys, os\nfrom library.runs import start\nfrom library.config.schema import build\n"
         "from library.families import config_class\n"
-        "start.command = lambda path, script, **how: [sys.executable, '-c', sys.argv[2], sys.argv[1], '30']\n"
+        "start.starting = lambda path, _, **how: ([sys.executable, '-c', sys.argv[2], sys.argv[1], '30'], dict())\n"
         "config = build(config_class('flux_train_network'), {'output_dir': sys.argv[1], 'output_name': 'cat'})\n"
         "print(start.launch(config), flush=True)\nos._exit(9)\n"
     )
@@ -121,7 +121,7 @@ def test_a_trainer_that_cannot_even_start_is_a_failure_with_its_words(tmp_path, 
 
 
 def test_what_cannot_be_launched_is_said_and_recorded(tmp_path, monkeypatch):
-    monkeypatch.setattr(start, "command", lambda path, script, **how: [str(tmp_path / "no-such-program")])
+    monkeypatch.setattr(start, "starting", lambda path, script, **how: ([str(tmp_path / "no-such-program")], {}))
     with pytest.raises(ConfigError, match="could not be started"):
         start.launch(config(tmp_path))
     assert reader.runs()[0].state == "failed"

@@ -11,7 +11,6 @@ import psutil
 import pytest
 
 from library.config import environment
-from library.config.command import command
 from library.config.schema import to_toml
 from library.runs import reader
 from library.train import resume_state
@@ -120,9 +119,12 @@ def test_ctrl_c_reaches_two_processes_from_terminal_and_launcher(training):
 
 
 def test_kohya_train_ends_well_when_its_training_does(training, monkeypatch):
-    launched = "import sys; from library.runs import foreground; sys.exit(foreground.run(sys.argv[1:]))"
-    how = command("run.toml", SCRIPT)[:-3]
-    one = training("-c", launched, *how)
+    launched = (
+        "import sys; from library.runs import foreground, launcher; "
+        f"arguments, variables = launcher.starting(sys.argv[-1], {SCRIPT!r}); "
+        "sys.exit(foreground.run(arguments, variables))"
+    )
+    one = training("-c", launched)
     one.until("step")
     one.process.terminate()
     code, words = one.ended()

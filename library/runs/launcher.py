@@ -1,0 +1,91 @@
+"""What starts a training's process: `accelerate launch`, or the script itself where that would only set variables."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from library.config import environment
+from library.config.command import Launch, command, launch_options
+
+# What a file of `accelerate config` may say while a single process is still started as if there were none: the value
+# that changes nothing, and None where our own options come first.
+WITHOUT_EFFECT = {
+    "compute_environment": "LOCAL_MACHINE", "distributed_type": "NO", "debug": False, "use_cpu": False,
+    "enable_cpu_affinity": False, "downcast_bf16": False, "gpu_ids": "all", "machine_rank": 0, "tpu_use_cluster": False,
+    "tpu_use_sudo": False, "tpu_env": [], "mixed_precision": None, "num_processes": None, "num_machines": None,
+    "main_training_function": None, "rdzv_backend": None, "same_network": None,
+}  # fmt: skip
+# What MPI says of its processes, by which accelerate shares the threads of a processor.
+MPI = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE")
+
+
+# Why: docs/decisions/2026-11-22-one-process-without-a-launcher.md
+def starting(config_path: str | Path, script: str, **how: Any) -> tuple[list[str], dict[str, str]]:
+    """The arguments that train with a config file, and the variables to set for them; see `command`.
+
+    Raises ConfigError for launch options that do not go together.
+    """
+    arguments = command(config_path, script, **how)
+    variables = _variables(launch_options(how))
+    if variables is None:
+        return arguments, {}
+    return [sys.executable, *arguments[-3:]], variables
+
+
+def _variables(launch: Launch) -> dict[str, str] | None:
+    """What `accelerate launch` would set for its only process; None where it would do more than that."""
+    if launch.num_processes > 1 or launch.num_machines > 1 or launch.extra_accelerate_launch_args:
+        return None
+    if not launch.cpu and not _is_plain(_config_file()):
+        return None
+    given = os.environ.get("OMP_NUM_THREADS", "0")
+    if not given.isdecimal() or any(name in os.environ for name in MPI):
+        return None
+    threads = launch.num_cpu_threads_per_process or int(given)
+    if not threads and launch.cpu:
+        threads = psutil.cpu_count(logical=False) or 1
+    found = {
+        environment.DIRECT: "1",
+        "ACCELERATE_USE_CPU": str(launch.cpu),
+        "ACCELERATE_MIXED_PRECISION": launch.mixed_precision,
+        "ACCELERATE_DYNAMO_BACKEND": "NO",
+        "ACCELERATE_DYNAMO_MODE": "default",
+        "ACCELERATE_DYNAMO_USE_FULLGRAPH": "False",
+        "ACCELERATE_DYNAMO_USE_DYNAMIC": "False",
+        "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION": "False",
+        "OMP_NUM_THREADS": str(threads or 1),
+    }
+    if launch.gpu_ids not in (None, "all"):
+        found["CUDA_VISIBLE_DEVICES"] = launch.gpu_ids
+    if launch.cpu:
+        found |= {"KMP_AFFINITY": "granularity=fine,compact,1,0", "KMP_BLOCKTIME": "1"}
+    return found
+
+
+def _config_file() -> Path:
+    """Where accelerate keeps the answers to `accelerate config`."""
+    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+    home = os.environ.get("HF_HOME", os.path.join(cache, "huggingface"))
+    return Path(os.path.expanduser(home), "accelerate", "default_config.yaml")
+
+
+def _is_plain(path: Path) -> bool:
+    """Whether there is no such file, or it asks for nothing beyond a process."""
+    if path.with_suffix(".json").is_file():
+        return False
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError, yaml.YAMLError):
+        return False
+    if not isinstance(found, dict) or "distributed_type" not in found:
+        return False
+    return all(
+        name in WITHOUT_EFFECT and (WITHOUT_EFFECT[name] is None or value == WITHOUT_EFFECT[name])
+        for name, value in found.items()
+    )
