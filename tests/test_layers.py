@@ -57,7 +57,7 @@ MAY_IMPORT = {
     "library.curation": (*BOTTOM, "library.data", "library.runs"),
     "library.tools": (*BOTTOM, "library.families", "library.runs"),
     "library.downloads": (*BOTTOM, REGISTRY, "library.runs"),
-    "library.captioning": (*BOTTOM, "library.curation", "library.data", "library.runs"),
+    "library.captioning": (*BOTTOM, "library.curation", "library.data", "library.downloads", "library.runs"),
     "library.drawing": (*ENGINE, "library.outputs", "library.train"),
     "library.importers": BOTTOM,
     "library.outputs": (*BOTTOM, *PROTOCOL, "library.families.shared", "library.methods", "library.tools"),
@@ -93,7 +93,7 @@ MAY_IMPORT = {
         "library.downloads",
         "library.drawing.plan",
     ),
-    "sd-scripts": ("library.cli.train_script", "library.families"),
+    "sd-scripts": ("library.cli.main", "library.cli.train_script", "library.families"),
 }
 
 # Modules that take seconds to load. Never at all in the first group; only inside functions in the second.

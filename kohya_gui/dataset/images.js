@@ -3,6 +3,7 @@ import { count, say } from "../i18n/sentences.js";
 import { all, hit, isBox, isField, make, makeButton, one, setValue, showMessage } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
 import { badges, captionField, facts, frame } from "./images_cards.js";
+import * as history from "./images_history.js";
 import * as panels from "./images_panels.js";
 import * as sources from "./images_sources.js";
 
@@ -23,7 +24,7 @@ import * as sources from "./images_sources.js";
  * @property {string[]} notes
  * @property {string[]} problems
  * @property {Place[]} places
- * @property {{ title: string, when: number }[]} past
+ * @property {{ id: string, title: string, when: number }[]} past
  */
 
 /**
@@ -206,7 +207,7 @@ function showOverview(found) {
   fill(part(".sieve .place"), places, view.place === null ? "" : `/${view.place}`);
   fill(part(".sieve .show"), Object.entries(kinds).map(([kind, n]) => [kind, found.titles[kind], ` (${n.toLocaleString("en")})`]), view.show);
   part("[data-do=compare]").textContent = found.compared ? "Find duplicates again" : "Find duplicates";
-  showHistory(found.past);
+  history.showHistory(found.past);
 }
 
 /**
@@ -238,15 +239,6 @@ function showBuckets(buckets) {
  */
 function fill(select, entries, value) {
   select.replaceChildren(...entries.map(([key, ...texts]) => make("option", { value: key, selected: key === value }, texts)));
-}
-
-/** @param {Overview["past"]} past */
-function showHistory(past) {
-  const undo = part("[data-do=undo]", HTMLButtonElement);
-  undo.disabled = !past.length;
-  undo.title = past.length ? say("Take back: {change}", { change: past[0].title }) : "Nothing to take back";
-  part("[data-panel=past] summary small").textContent = past.length ? say("{count} can be taken back, last: {change}", { count: past.length, change: past[0].title }) : "nothing to take back";
-  part(".past").replaceChildren(...past.map((entry) => make("li", {}, make("span", {}, entry.title), make("small", {}, new Date(entry.when * 1000).toLocaleString()))));
 }
 
 /**
@@ -388,6 +380,7 @@ export function mount(element) {
     pause = setTimeout(() => narrow({ words: words.value }), 200);
   };
   sources.mount(root, tab);
+  history.mount(root, tab);
   recall();
   panels.mount(root, tab);
 }

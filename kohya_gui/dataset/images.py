@@ -4,6 +4,7 @@ All that is asked comes as JSON (service.py) and names its folder anew; what the
 there to be quick. Work that takes long runs on a thread and is asked after.
 """
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ from library.curation.work import BackgroundTask, Report
 
 PAGE, MOST = 48, 200  # images that are sent at once
 TAGS, SAMPLES = 400, 6
+SEEN, MOST_NAMES = 24, 20_000  # captions before and after a change that are sent at once, and images of one question
 PATIENCE = 0.6  # seconds in which work may end without being asked after
 KEPT = 4  # folders that are remembered
 
@@ -48,7 +50,8 @@ class DatasetTab:
             "images_open": self.open, "images_work": self.work, "images_stop": self.stop, "images_page": self.page,
             "images_caption": self.caption, "images_tags": self.tags, "images_edit": self.edit,
             "images_remove": self.remove, "images_compare": self.compare, "images_prepare": self.prepare,
-            "images_history": self.history, "images_undo": self.undo,
+            "images_history": self.history, "images_undo": self.undo, "images_changed": self.changed,
+            "images_put_back": self.put_back,
         }  # fmt: skip
 
     @property
@@ -85,6 +88,17 @@ class DatasetTab:
     def history(self, sent: ApiRequest) -> JsonObject:
         """What was done to a folder, the last first."""
         return {"past": past(self._album(sent).root)}
+
+    def changed(self, sent: ApiRequest) -> JsonObject:
+        """Captions before and after a change, some at a time."""
+        album, start = self._album(sent), sent.number("start")
+        pictures = {os.path.realpath(p.caption_file): p for p in reversed(album.pictures) if p.caption_file}
+        found = [(pictures[str(one.path)], one) for one in trash.texts(album.root, sent.text("change"))
+                 if str(one.path) in pictures]  # fmt: skip
+        rows = [{"before": one.before, "after": one.after, "now": one.now, **row(album, picture, None)}
+                for picture, one in found[start : start + SEEN]]  # fmt: skip
+        names = [picture.name for picture, one in found if one.now == one.after]
+        return {"rows": rows, "total": len(found), "start": start, "names": names[:MOST_NAMES]}
 
     def thumb(self, query: Any) -> Response:
         """A small version of an image."""
@@ -165,6 +179,18 @@ class DatasetTab:
                 "left": list(done.left[:SAMPLES]),
                 "lefts": len(done.left),
             }
+
+        return self._change(album, sent, work)
+
+    def put_back(self, sent: ApiRequest) -> JsonObject:
+        """Give images the captions that they had before a change."""
+        album, names, change = self._album(sent), sent.texts("names"), sent.text("change")
+        if not names:
+            raise ConfigError("no image is chosen")
+
+        def work(report: Report) -> JsonObject:
+            done, left = changes.put_back(album, change, names)
+            return {"done": done, "left": left}
 
         return self._change(album, sent, work)
 
@@ -283,4 +309,4 @@ def row(album: Album, picture: Picture, has: Callable[[str], bool] | None) -> Js
 
 def past(root: Path) -> list[JsonObject]:
     """The changes of a folder that can be taken back."""
-    return [{"title": one.title, "when": one.when, "count": one.count} for one in trash.history(root)]
+    return [{"id": one.id, "title": one.title, "when": one.when, "count": one.count} for one in trash.history(root)]

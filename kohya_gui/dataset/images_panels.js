@@ -4,6 +4,7 @@ import { all, make, makeButton, one } from "../server/elements.js";
 import { ask } from "../server/http.js";
 import * as commands from "../tools/commands.js";
 import { badges, facts, frame } from "./images_cards.js";
+import * as history from "./images_history.js";
 
 /** @typedef {import("./images_cards.js").Row} Row */
 /** @typedef {import("./images.js").Tab} Tab */
@@ -157,6 +158,14 @@ function show(where, to) {
   where.setAttribute("aria-label", row.name);
 }
 
+/** The captions that a model has written, beside those that were there. */
+async function showWritten() {
+  const before = tab.overview()?.past[0]?.id;
+  await tab.open(true);
+  const last = tab.overview()?.past[0];
+  if (last && last.id !== before && last.title.startsWith("Caption")) history.compare(last.id);
+}
+
 export function refresh() {
   showTags();
   showPreparations();
@@ -179,6 +188,6 @@ export function mount(element, given) {
   };
   preparation().onchange = showPreparation;
   const extension = input("[data-setting=caption_extension]");
-  commands.mount(part("[data-panel=caption]"), () => ({ folder: tab.overview()?.folder ?? "", extension: extension.value }), () => tab.open(true));
+  commands.mount(part("[data-panel=caption]"), () => ({ folder: tab.overview()?.folder ?? "", extension: extension.value }), showWritten);
   forget();
 }

@@ -92,7 +92,7 @@ def markup() -> str:
         "SOURCE_BUTTON": picker.button("source", "Folder to copy from", "folder"),
         "SETTINGS": fields,
         "TAKES": " ".join(name for name, option in options(CONFIG).items() if _decides(option)),
-        "CAPTION": commands.markup(FORMS, ("folder", "extension")),
+        "CAPTION": commands.markup(FORMS, ("folder", "extension"), keeps=True),
     }
     for name, made in browse.items():
         text = text.replace(f"<!-- {name} -->", made)

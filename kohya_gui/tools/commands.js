@@ -1,5 +1,5 @@
 // Commands as forms: collect what is filled in, start it, and show the processes until they have ended.
-import { all, around, fieldValue, hit, isField, make, one, showMessage, sizeOf } from "../server/elements.js";
+import { all, around, fieldValue, hit, isField, make, one, setValue, showMessage, sizeOf } from "../server/elements.js";
 import { ask, messageOf, wait } from "../server/http.js";
 
 /** @typedef {{ id: string, state: string, title: string, about: string, when: string, text: string, done: number, total: number, bytes: boolean, log: string, error: string }} Job a process of a command */
@@ -112,6 +112,44 @@ export function watcher(where, command, ended, changed = () => {}) {
 }
 
 /**
+ * A list of ready texts that fills a field, which may be changed then.
+ * @param {HTMLSelectElement} list
+ * @param {HTMLInputElement} field
+ */
+function bindTexts(list, field) {
+  list.prepend(make("option", { value: "", hidden: true }, "Your own"));
+  const choose = () => void (list.value = [...list.options].some(({ value }) => value === field.value) ? field.value : "");
+  list.addEventListener("change", () => setValue(field, list.value));
+  field.addEventListener("input", choose);
+  choose();
+}
+
+/**
+ * What was filled in is there again the next time the page is opened in this browser.
+ * @param {HTMLElement} block
+ * @param {HTMLElement[]} forms
+ */
+function keep(block, forms) {
+  const key = `command-${block.dataset.command}`;
+  /** @type {Record<string, string | boolean>} */
+  let kept = {};
+  try {
+    kept = JSON.parse(localStorage.getItem(key) ?? "{}");
+  } catch {} // a browser that keeps nothing only forgets
+  for (const form of forms) for (const field of all(form, "[data-field]").filter(isField)) if (field.id in kept) setValue(field, kept[field.id]);
+  const which = all(block, "input[type=radio]", HTMLInputElement).find(({ value }) => value === kept.which);
+  which?.click();
+  for (const list of all(block, "[data-fills]", HTMLSelectElement)) one(block, `#${list.dataset.fills}`, HTMLInputElement).dispatchEvent(new Event("input"));
+  block.addEventListener("change", () => {
+    const found = forms.flatMap((form) => all(form, "[data-field]").filter(isField)).map((field) => [field.id, fieldValue(field)]);
+    const chosen = all(block, "input[type=radio]", HTMLInputElement).find(({ checked }) => checked);
+    try {
+      localStorage.setItem(key, JSON.stringify({ ...Object.fromEntries(found), which: chosen?.value ?? "" }));
+    } catch {}
+  });
+}
+
+/**
  * Bring a block of forms to life.
  * @param {Element} element
  * @param {() => Record<string, unknown>} [more] values that are not on screen
@@ -130,6 +168,8 @@ export function mount(element, more = () => ({}), ended = () => {}) {
     const list = hit(event, ".files");
     if (list) grow(list);
   });
+  for (const list of all(block, "[data-fills]", HTMLSelectElement)) bindTexts(list, one(block, `#${list.dataset.fills}`, HTMLInputElement));
+  if ("keeps" in block.dataset) keep(block, forms);
   const go = one(scope, "[data-go]", HTMLButtonElement);
   go.addEventListener("click", async () => {
     const form = forms.find((one) => !one.hidden) ?? forms[0];

@@ -10,6 +10,7 @@ from kohya_gui.server.json_api import ApiRequest, Handler
 from library.captioning.forms import FORMS as CAPTION
 from library.config.json_types import JsonObject
 from library.config.schema import ConfigError
+from library.downloads import model_folder
 from library.runs import job as jobs
 from library.runs.job_forms import CommandField, CommandForm, Forms
 from library.tools.forms import FORMS as TOOLS
@@ -56,9 +57,11 @@ class ToolCommands:
         kind = command if command in TITLES else _forms(sent).command
         return {"jobs": [job_status(job) for job in jobs.every(kind)[:LISTED]]}
 
-    def guard(self, text: str, kind: str, label: str) -> Path:
-        """A path of a form, as the page may use it."""
-        if kind == "folder":
+    def guard(self, text: str, kind: str, label: str) -> Path | str:
+        """A path of a form, as the page may use it; the id of a model on the hub as it is."""
+        if kind == "model" and model_folder.is_id(text):
+            return text
+        if kind in ("folder", "model"):
             return paths.folder(text, self.roots, label)
         if kind == "new":
             path = paths.file(text, self.roots, (ENDING,), label)
@@ -97,8 +100,9 @@ def _forms(sent: ApiRequest) -> Forms:
 # ---- forms as HTML
 
 
-def markup(forms: Forms, left_out: Sequence[str] = ()) -> str:
-    """Every form of a command; all but the first are hidden, and a row of choices switches."""
+def markup(forms: Forms, left_out: Sequence[str] = (), keeps: bool = False) -> str:
+    """Every form of a command; all but the first are hidden, and a row of choices switches. With `keeps` the browser
+    keeps what was filled in."""
     every = forms.all()
     radios = "".join(
         f'<label><input type="radio" name="{forms.command}-which" value="{name}"{" checked" * (at == 0)}>'
@@ -107,7 +111,7 @@ def markup(forms: Forms, left_out: Sequence[str] = ()) -> str:
     )
     made = "".join(_form(forms.command, form, at > 0, left_out) for at, form in enumerate(every.values()))
     return (
-        f'<div class="commands" data-command="{forms.command}"><fieldset class="family which">'
+        f'<div class="commands" data-command="{forms.command}"{" data-keeps" * keeps}><fieldset class="family which">'
         f"<legend>{forms.command.capitalize()}</legend>{radios}</fieldset>{made}</div>"
     )
 
@@ -131,7 +135,8 @@ def _field(start: str, field: CommandField) -> str:
     if field.kind == "flag":
         box = f'<input type="checkbox" {facts}>'
         return f'<div class="field check"><label>{box}<span>{label}</span></label>{about}</div>'
-    top = f'<div class="field{required}{" wide" * (field.kind in WIDE)}"><label for="{element}">{label}</label>'
+    wide = " wide" * (field.kind in WIDE or bool(field.suggestions))
+    top = f'<div class="field{required}{wide}"><label for="{element}">{label}</label>'
     if field.kind == "files":
         return f'{top}<div class="files" {facts} data-start="{element}">{lora_row(element)}</div>{about}</div>'
     if field.kind == "choice":
@@ -141,11 +146,14 @@ def _field(start: str, field: CommandField) -> str:
     plain = 'spellcheck="false" autocomplete="off" autocapitalize="off"'
     if field.kind == "lines":
         return f'{top}<textarea rows="2" {facts} {plain} placeholder="one in each line"></textarea>{about}</div>'
-    browse = picker.button(field.name, field.label, field.kind)
-    return f'{top}<input {facts} {plain} value="{escape(field.default)}">{browse}{about}</div>'
+    browse = picker.button(field.name, field.label, "folder" if field.kind == "model" else field.kind)
+    said = "".join(f'<option value="{escape(s)}">{escape(title)}</option>' for title, s in field.suggestions.items())
+    choose = f'<select data-fills="{element}" aria-label="Ready prompts">{said}</select>' if said else ""
+    value = escape(field.default or next(iter(field.suggestions.values()), ""))
+    return f'{top}{choose}<input {facts} {plain} value="{value}">{browse}{about}</div>'
 
 
-WIDE = ("file", "folder", "new", "files", "lines")
+WIDE = ("file", "folder", "model", "new", "files", "lines")
 
 
 def lora_row(element: str) -> str:

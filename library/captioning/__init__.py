@@ -1,5 +1,5 @@
-"""Captions made by models that the user has: WD14 taggers (wd14.py), and captioners from Hugging Face (hub.py).
+"""Captions by models that the user has or names: WD14 taggers (wd14.py), vision language models (describer.py).
 
 `writing.py` gives them the images and writes what they say, so that it can be taken back; `shell.py` is
-`kohya caption`. Nothing is downloaded and no code that comes with a model is run.
+`kohya caption`. Only a model that is named by its Hugging Face id is downloaded, and no code of a model is run.
 """

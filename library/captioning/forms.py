@@ -1,14 +1,16 @@
 """Captioning as forms of the page: the options of `kohya caption`, under titles and labels that read well."""
 
+from library.captioning.describer import PROMPTS
 from library.captioning.shell import parser
 from library.runs.job_forms import Forms
 
 FORMS = Forms(
     "caption",
     parser,
-    {"wd14": "WD14 tagger", "hf": "Hugging Face captioner"},
-    {"folder": "Images", "model": "Model folder", "extension": "Caption ending", "existing": "Images with a caption",
+    {"wd14": "WD14 tagger", "hf": "Vision language model"},
+    {"folder": "Images", "model": "Model", "extension": "Caption ending", "existing": "Images with a caption",
      "prefix": "In front", "suffix": "At the end", "general": "Threshold", "character": "Threshold for characters",
      "undesired": "Never write", "rating": "With rating", "underscores": "Keep underscores",
-     "max_tokens": "Most tokens"},
+     "max_tokens": "Longest caption", "prompt": "Prompt"},
+    suggestions={"prompt": PROMPTS},
 )  # fmt: skip

@@ -16,6 +16,7 @@ from library.data import folders
 
 SKIP, ADD, REPLACE = EXISTING = ("skip", "add", "replace")
 Report = Callable[[str, int, int], None]
+Shown = Callable[[Path, str], object]
 
 
 class Captioner(Protocol):
@@ -37,6 +38,7 @@ class CaptioningOptions:
     existing: str = SKIP  # what becomes of images that have a caption with words
     prefix: str = ""
     suffix: str = ""
+    depth: int | None = 1  # folders inside the folder: 0 none, 1 those directly in it, None all
 
     def __post_init__(self) -> None:
         if not self.extension.startswith(".") or not self.extension[1:].isalnum():
@@ -67,17 +69,15 @@ class Written:
 
 
 def to_do(folder: Path, choices: CaptioningOptions) -> tuple[list[tuple[Path, Path]], int]:
-    """The images of a folder and of those directly in it, with their caption files, and how many are left out.
+    """The images of a folder and of those inside it, with their caption files, and how many are left out.
 
     Raises ConfigError when there are no images.
     """
     if not folder.is_dir():
         raise ConfigError("{folder} is no folder", folder=folder)
-    here = folders.listing(folder)
-    inner = [name for name in here.folders if not os.path.islink(folder / name)]  # they are captioned where they are
     found = [
         (Path(listing.path(name)), Path(listing.path(os.path.splitext(name)[0] + choices.extension)))
-        for listing in (here, *(folders.listing(folder / name) for name in inner))
+        for listing in _listings(folder, choices.depth)
         for name in listing.images
     ]
     if not found:
@@ -86,8 +86,15 @@ def to_do(folder: Path, choices: CaptioningOptions) -> tuple[list[tuple[Path, Pa
     return wanted, len(found) - len(wanted)
 
 
-def caption(folder: Path, captioner: Captioner, choices: CaptioningOptions, report: Report) -> Written:
-    """Caption a folder. When it is stopped, what was written so far stays, and can be taken back as one change."""
+def caption(
+    folder: Path,
+    captioner: Captioner,
+    choices: CaptioningOptions,
+    report: Report,
+    shown: Shown = lambda file, text: None,
+) -> Written:
+    """Caption a folder; `shown` is told each file with its caption. When it is stopped, what was written so far stays,
+    and can be taken back as one change."""
     wanted, skipped = to_do(folder, choices)
     done = Written(skipped=skipped)
     with trash.Change(folder, f"Captions by {captioner.name}", keep=True) as change:
@@ -100,6 +107,8 @@ def caption(folder: Path, captioner: Captioner, choices: CaptioningOptions, repo
                 made = captioner([picture for _, picture in pictures])
                 texts = {file: choices.words(text, _read(file)) for (file, _), text in zip(pictures, made, strict=True)}
                 done.written += change.write({file: text for file, text in texts.items() if text})
+                for file, text in texts.items():
+                    shown(file, text)
             report("captioning", at, len(wanted))
     return done
 
@@ -114,6 +123,15 @@ def summary(folder: Path, done: Written) -> str:
     if done.unreadable:
         lines.append(f"{counted(len(done.unreadable), 'image')} cannot be read: {folders.some(done.unreadable)}")
     return "\n".join(lines)
+
+
+def _listings(folder: Path, depth: int | None) -> Iterator[folders.Listing]:
+    """The folder and those inside it; one that is a link is captioned where it is."""
+    here = folders.listing(folder)
+    yield here
+    for name in here.folders if depth != 0 else ():
+        if not os.path.islink(folder / name):
+            yield from _listings(folder / name, depth and depth - 1)
 
 
 def _batches(

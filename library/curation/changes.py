@@ -40,6 +40,24 @@ def caption(album: Album, name: str, text: str, expected: str | None) -> Picture
     return picture
 
 
+def put_back(album: Album, change: str, names: Sequence[str]) -> tuple[int, int]:
+    """Give images the captions that they had before a change: how many were given theirs, and how many were left.
+
+    Captions that were altered since the change are left as they are. It is a change of its own.
+    """
+    changeable(album)
+    with trash.lock(album.root.resolve()):
+        wanted = {Path(album.find(name).caption_file).resolve() for name in names}
+        changed = [one for one in trash.texts(album.root, change) if one.path in wanted and one.now != one.before]
+        found = [one for one in changed if one.now == one.after]
+        with trash.Change(album.root, f"Put back {counted(len(found), 'caption')}") as back:
+            back.write({one.path: one.before for one in found if one.before is not None})
+            back.remove([one.path for one in found if one.before is None])
+        for name in names:
+            reread(album, album.find(name))
+    return len(found), len(changed) - len(found)
+
+
 def changeable(album: Album, pictures: Sequence[Picture] = ()) -> None:
     """Raise ConfigError with the remedy when an album, or one of these pictures, can only be looked at."""
     why = album.fixed or next((p.fixed for p in pictures if p.fixed), "")

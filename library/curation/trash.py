@@ -5,6 +5,7 @@ done and holds what was there before; it is on the disk before anything is touch
 from its end, and leaves alone whatever is no longer as the change left it.
 """
 
+import contextlib
 import json
 import os
 import secrets
@@ -41,6 +42,21 @@ class Past:
     when: float
     state: str
     count: int
+
+    @property
+    def id(self) -> str:
+        """Its name among the changes of its data folder."""
+        return f"{self.folder.parent.name}/{self.folder.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class TextChange:
+    """What a change did to a text file: what it held before and after (None: no file), and what it holds now."""
+
+    path: Path
+    before: str | None
+    after: str
+    now: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +98,8 @@ class Change:
         before = {path: _text(_inside(self.root, path)) for path in texts}
         changed = {path: text for path, text in texts.items() if before[path] != text}
         self._journal({"write": self._name(p), "before": before[p], "after": text} for p, text in changed.items())
-        spread(lambda item: write_atomic(*item), list(changed.items()), report, phase)
+        encoded = [(path, text.encode("utf-8", "surrogateescape")) for path, text in changed.items()]
+        spread(lambda item: write_atomic(*item), encoded, report, phase)
         self.count += len(changed)
         return len(changed)
 
@@ -160,6 +177,22 @@ def undo(root: str | Path, report: Report | None = None) -> Undone:
         count, left = _take_back(root, last.folder, report)
         write_atomic(last.folder / ABOUT, json.dumps({**about, "state": UNDONE}, indent=1))
         return Undone(last.title, count, tuple(left))
+
+
+def texts(root: str | Path, change: str) -> list[TextChange]:
+    """The text files that a change has written, by its id. Raises ConfigError when there is no such change."""
+    root = Path(root).resolve()
+    past = next((past for past in _all(root) if past.id == change), None)
+    if past is None:
+        raise ConfigError("this change is not there any more: open the folder again")
+    found: dict[Path, tuple[str | None, str]] = {}
+    for line in _lines(past.folder):
+        before, after = line.get("before"), line.get("after")
+        if isinstance(after, str) and (before is None or isinstance(before, str)):
+            with contextlib.suppress(ConfigError):
+                path = _inside(root, _named(root, line.get("write")))
+                found[path] = found.get(path, (before, ""))[0], after
+    return [TextChange(path, before, after, _text(path)) for path, (before, after) in found.items()]
 
 
 def lock(root: Path) -> threading.Lock:

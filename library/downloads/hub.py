@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -60,14 +60,20 @@ class Repository:
     closed: bool  # its licence has to be accepted, and was not with this token
 
 
+def is_repository(name: str) -> bool:
+    """Whether a repository may have this name, owner/name."""
+    return bool(REPOSITORY.fullmatch(name)) and ".." not in name and "--" not in name
+
+
 def token() -> str | None:
     """The token of this user, from the environment or as it was kept."""
     return os.environ.get("HF_TOKEN") or keys.kept().get("huggingface_token")
 
 
-def repository(name: str) -> Repository:
-    """Ask the hub for a repository. Raises ConfigError with the reason when it cannot be had."""
-    if not REPOSITORY.fullmatch(name) or ".." in name or "--" in name:
+def repository(name: str, endings: Sequence[str] = (ENDING,)) -> Repository:
+    """Ask the hub for a repository, with its files of these endings. Raises ConfigError with the reason when it cannot
+    be had."""
+    if not is_repository(name):
         raise ConfigError("{name} is not the name of a repository: write owner/name", name=name[:120])
     _guard()
     api, own = huggingface_hub.HfApi(endpoint=constants.ENDPOINT), token() or False
@@ -79,7 +85,7 @@ def repository(name: str) -> Repository:
     found = {}
     for file in about.siblings or ():
         sha256 = file.lfs.sha256 if file.lfs else ""
-        if file.rfilename.endswith(ENDING) and isinstance(file.size, int) and about.sha:
+        if file.rfilename.endswith(tuple(endings)) and isinstance(file.size, int) and about.sha:
             found[file.rfilename] = RemoteFile(name, file.rfilename, file.size, sha256, about.sha)
     return Repository(name, found, closed)
 
@@ -111,14 +117,14 @@ def licence(name: str) -> Text:
     return Text(template, name=name)
 
 
-def place(folder: Path, file: RemoteFile) -> Path:
+def place(folder: Path, file: RemoteFile, endings: Sequence[str] = (ENDING,)) -> Path:
     """Where a file goes: FOLDER/REPOSITORY/NAME. Raises ConfigError for names that could lead elsewhere."""
     parts = (file.repository.rpartition("/")[2], file.name)
     for part in parts:
         if not NAME.fullmatch(part) or RESERVED.fullmatch(part):
             raise ConfigError("{path} of {repository} has a name that cannot be used for a file", path=file.path[:200],
                 repository=file.repository)  # fmt: skip
-    if not file.name.endswith(ENDING):
+    if not file.name.endswith(tuple(endings)):
         raise ConfigError(
             "{path} may hold code and is not downloaded: choose a .safetensors file", path=file.path[:200]
         )
@@ -217,7 +223,8 @@ def _check(part: Path, path: Path, file: RemoteFile, report: Report) -> None:
     if size != file.size or (file.sha256 and _sha256(part, file, report) != file.sha256):
         raise ConfigError("{name} is not the file that the hub describes, as its {what} differs: it was removed, "
             "download it again", name=path.name, what="size" if size != file.size else "SHA-256")  # fmt: skip
-    weights.entries(part)
+    if file.name.endswith(ENDING):
+        weights.entries(part)
 
 
 def _same(path: Path, file: RemoteFile, report: Report) -> Path:

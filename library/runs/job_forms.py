@@ -1,6 +1,7 @@
 """Commands as forms: fields derived from the options of the shell, and a filled form as the words of its command."""
 
 import argparse
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +12,8 @@ from library.config.json_types import JsonMapping
 from library.config.schema import ConfigError
 
 Maker = Callable[[type[argparse.ArgumentParser]], argparse.ArgumentParser]
-Guard = Callable[[str, str, str], Path]  # (text, kind, label) -> the path that may be used, or ConfigError
+# (text, kind, label) -> the path that may be used, or the id of a model on the hub, or ConfigError
+Guard = Callable[[str, str, str], Path | str]
 
 
 @dataclass(frozen=True)
@@ -20,12 +22,13 @@ class CommandField:
 
     name: str
     flag: str  # "" for a positional one
-    kind: str  # file, folder, new, files (with weights), flag, choice, number, lines, text
+    kind: str  # file, folder, model, new, files (with weights), flag, choice, number, lines, text
     label: str
     help: str
     default: str
     choices: tuple[str, ...]
     required: bool
+    suggestions: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -54,15 +57,19 @@ class Forms:
     titles: Mapping[str, str]
     labels: Mapping[str, str]
     left_out: frozenset[str] = frozenset()
+    suggestions: Mapping[str, Mapping[str, str]] = dataclasses.field(
+        default_factory=dict
+    )  # of a text field: titles and texts
 
     def all(self) -> dict[str, CommandForm]:
-        """Every subcommand by its name."""
+        """Every subcommand that has a title, by its name."""
         sub = next(
             a for a in self.parser(argparse.ArgumentParser)._actions if isinstance(a, argparse._SubParsersAction)
         )
         return {
-            name: CommandForm(name, self.titles.get(name, name), one.description or "", tuple(self._fields(one)))
+            name: CommandForm(name, self.titles[name], one.description or "", tuple(self._fields(one)))
             for name, one in sub.choices.items()
+            if name in self.titles
         }
 
     def words(self, name: str, values: JsonMapping, guard: Guard) -> list[str]:
@@ -89,7 +96,10 @@ class Forms:
             label = self.labels.get(action.dest, action.dest.replace("_", " ").capitalize())
             choices = tuple(map(str, action.choices or ()))
             about = (action.help or "").replace("%(default)s", default)
-            yield CommandField(action.dest, flag, _kind(action), label, about, default, choices, action.required)
+            suggestions = self.suggestions.get(action.dest, {})
+            yield CommandField(
+                action.dest, flag, _kind(action), label, about, default, choices, action.required, suggestions
+            )
 
 
 def _filled(fields: tuple[CommandField, ...], values: JsonMapping, guard: Guard) -> list[str]:
@@ -113,6 +123,8 @@ def _kind(action: argparse.Action) -> str:
         return "flag"
     if action.choices:
         return "choice"
+    if action.metavar == "MODEL":
+        return "model"
     if action.type is Path:
         return "folder" if action.metavar == "FOLDER" else "new" if action.dest == "out" else "file"
     if isinstance(action, argparse._AppendAction):
@@ -132,7 +144,7 @@ def _words(field: CommandField, given: Any, guard: Guard) -> Iterator[str]:
     for line in lines:
         if field.kind == "files":
             yield _weighted(line, field, guard)
-        elif field.kind in ("file", "folder", "new"):
+        elif field.kind in ("file", "folder", "model", "new"):
             path = guard(line, field.kind, field.label)
             yield f"{field.flag}={path}" if field.flag else str(path)
         else:

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import runpy
 import subprocess
 import sys
 
@@ -10,12 +11,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from library.captioning import hub, shell, wd14, writing
+from library.captioning import describer, shell, wd14, writing
 from library.captioning.forms import FORMS
 from library.captioning.wd14 import Limits, Tagger
 from library.config.schema import ConfigError
 from library.curation import trash
+from tests import source
 from tests.curation.test_trash import tree
+from tests.downloads.conftest import hub  # noqa: F401 (a fixture)
 
 TAGS = [("general", "9"), ("explicit", "9"), ("red_dress", "0"), ("blue_sky", "0"), ("some_body", "4"), (">_<", "0")]
 # Rows: how much blue, green and red each tag wants (the taggers are fed BGR).
@@ -211,7 +214,9 @@ def llava(folder):
 
 def test_a_model_that_one_talks_to_gives_its_answer_without_the_question(tmp_path):
     llava(tmp_path / "llava")
-    made = hub.Describer(tmp_path / "llava", prompt="cat on hat of red", max_tokens=5, batch_size=2, device="cpu")
+    made = describer.Describer(
+        tmp_path / "llava", "cat on hat of red", describer.Generation(max_tokens=5), batch_size=2, device="cpu"
+    )
     pictures = [plain("red"), plain("blue")]
     seen = []
     real = made.model.generate
@@ -228,7 +233,7 @@ def test_a_local_captioner_says_its_own_words(make, tmp_path, images):
 
     folder = tmp_path / "captioner"
     make(folder)
-    made = hub.Describer(folder, max_tokens=6, batch_size=2, device="cpu")
+    made = describer.Describer(folder, "", describer.Generation(max_tokens=6), batch_size=2, device="cpu")
     red, blue = plain("red"), plain("blue")
     said = made([red, blue])
     with torch.no_grad():
@@ -242,8 +247,73 @@ def test_a_local_captioner_says_its_own_words(make, tmp_path, images):
 
 def test_a_prompt_is_what_blip_begins_with(tmp_path):
     blip(tmp_path / "blip")
-    made = hub.Describer(tmp_path / "blip", prompt="a red", max_tokens=4, device="cpu")
+    made = describer.Describer(tmp_path / "blip", "a red", describer.Generation(max_tokens=4), device="cpu")
     assert made([plain("red")])[0].startswith("a red")
+    asked = describer.Describer(tmp_path / "blip", "Detailed", describer.Generation(max_tokens=4), device="cpu")
+    assert asked([plain("red")]) and "input_ids" not in asked._inputs([plain("red")])  # it cannot be asked
+
+
+def test_blips_flags_of_sd_scripts_draw_or_search_and_go_down_all_folders(tmp_path, images, capsys):
+    blip(tmp_path / "blip")
+    deep = images / "10_x" / "more"
+    deep.mkdir()
+    plain("blue", (8, 8)).save(deep / "d.png")
+    plain("blue", (8, 8)).save(images / "top.jpg")
+    start = tree(images)
+    common = [str(images), "--caption_weights", str(tmp_path / "blip"), "--max_length", "6", "--min_length", "3"]
+    script = source.ROOT / "sd-scripts/finetune/make_captions.py"
+    with pytest.raises(SystemExit) as ended, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "argv", [str(script), *common, "--beam_search", "--num_beams", "2", "--debug"])
+        runpy.run_path(str(script), run_name="__main__")
+    assert ended.value.code == 0 and not (deep / "d.caption").exists()
+    assert (images / "top.caption").read_text() in capsys.readouterr().out
+    drawn = []
+    for seed in ("1", "1", "2"):
+        words = ["--caption_extention", ".txt", "--recursive", "--batch_size", "2", "--top_p", "1", "--seed", seed]
+        assert shell.main(["blip", *common, *words]) == 0
+        drawn.append([(images / name).read_text() for name in ("top.txt", "10_x/2.txt", "10_x/more/d.txt")])
+        assert trash.undo(images).left == ()
+    assert drawn[0] == drawn[1] != drawn[2]
+    trash.undo(images)
+    assert tree(images) == start
+    with pytest.raises(ConfigError, match="may hold code and is not opened"):
+        shell.main(["blip", str(images), "--caption_weights", "model_large_caption.pth"])
+    with pytest.raises(ConfigError, match="min_tokens is 9"):
+        shell.main(["blip", str(images), "--min_length", "9", "--max_length", "8"])
+
+
+def test_a_model_is_downloaded_once_by_its_id(tmp_path, images, hub, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(shell, "default_folder", lambda: tmp_path / "models")
+    llava(tmp_path / "made")
+    files = {path.name: path.read_bytes() for path in (tmp_path / "made").iterdir()}
+    others = {
+        "modeling.py": b"evil",
+        "pytorch_model.bin": b"evil",
+        "onnx/model.onnx": b"no",
+        "fp16/model.safetensors": b"x",
+    }
+    hub.repositories = {"some/vlm": {**files, **others}, "some/code": {"modeling.py": b"evil", "model.bin": b"evil"}}
+    words = ["hf", str(images), "--model", "some/vlm", "--max_tokens", "3", "--prompt", "Tags", "--device", "cpu"]
+    assert shell.main([*words, "--existing", "replace"]) == 0
+    here = tmp_path / "models" / "vlm"
+    assert {path.name for path in here.iterdir()} == {*files, "downloaded.json"}
+    asked = len(hub.requests)
+    assert shell.main([*words, "--existing", "replace"]) == 0 and len(hub.requests) == asked  # it is all here
+    (here / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="exists and is another file"):
+        shell.main([*words, "--existing", "replace"])
+    for name, says in (
+        ("some/code", "has no model-N-of-N.safetensors or model.safetensors"),
+        ("some/none", "There is no"),
+        ("../etc", "no readable config.json"),
+        ("a/..", "no readable config.json"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            shell.main([*words[:3], name, "--existing", "replace"])
+    hub.gated = {"some/gated": "secret"}
+    hub.repositories["some/gated"] = files
+    with pytest.raises(ConfigError, match="accept its licence"):
+        shell.main([*words[:3], "some/gated", "--existing", "replace"])
 
 
 def test_what_cannot_be_used_is_one_sentence(tmp_path, images, tagger):
@@ -292,7 +362,11 @@ def test_the_form_is_the_shells_options():
     forms = FORMS.all()
     assert list(forms) == ["wd14", "hf"] and all(f.help for form in forms.values() for f in form.fields)
     kinds = {field.name: field.kind for field in forms["wd14"].fields}
-    assert kinds["folder"] == kinds["model"] == "folder" and kinds["rating"] == "flag" and kinds["general"] == "number"
+    assert (
+        (kinds["folder"], kinds["model"]) == ("folder", "model")
+        and kinds["rating"] == "flag"
+        and kinds["general"] == "number"
+    )
     words = FORMS.words("hf", {"folder": "i", "model": "m", "prompt": "--what"}, lambda text, kind, label: f"/{text}")
     assert words == ["caption", "hf", "/i", "--model=/m", "--prompt=--what"]
 

@@ -1,7 +1,8 @@
-"""Captioners from Hugging Face that lie in a local folder: BLIP, GIT, ViT-GPT2, and models that one talks to."""
+"""Vision language models and captioners of Hugging Face in a local folder: Qwen2.5-VL, LLaVA, BLIP, GIT and others."""
 
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,57 @@ from PIL import Image
 from library.config.json_types import JsonObject
 from library.config.schema import ConfigError
 
-PROMPT = "Describe this image in one sentence."
+# What a chat model can be asked, by a title; the first unless told otherwise.
+PROMPTS = {
+    "One sentence": "Describe this image in one sentence.",
+    "Detailed": "Describe this image in detail: the subject, its pose and clothing, the background, the light, the "
+    "colors and the style. Begin with the subject.",
+    "Tags": "Describe this image as a list of short tags separated by commas, the most important first. Write nothing "
+    "else.",
+    "For a style": "Describe what is shown in this image in one or two sentences. Do not mention the art style, the "
+    "medium or the quality.",
+    "For a subject": "Describe the pose, the clothing, the background and the light in this image in one or two "
+    "sentences. Do not describe the face or the body of the main subject.",
+}
+
+
+@dataclass(frozen=True)
+class Generation:
+    """How a model chooses the words of a caption."""
+
+    max_tokens: int = 75
+    min_tokens: int = 0
+    beams: int = 1
+    top_p: float = 0  # 0: the most probable token each time; else one is drawn of the most probable with this sum
+    seed: int = 42
+
+    def __post_init__(self) -> None:
+        for name in ("max_tokens", "beams"):
+            if getattr(self, name) < 1:
+                raise ConfigError("{name} is {value}: it must be at least 1", name=name, value=getattr(self, name))
+        if not 0 <= self.min_tokens <= self.max_tokens:
+            raise ConfigError("min_tokens is {value}: use 0 to max_tokens, which is {most}", value=self.min_tokens,
+                most=self.max_tokens)  # fmt: skip
+        if not 0 <= self.top_p <= 1:
+            raise ConfigError("top_p is {value}: it is a sum of probabilities, from 0 to 1", value=f"{self.top_p:g}")
+
+    @property
+    def arguments(self) -> JsonObject:
+        """The same as `generate` of transformers takes it."""
+        drawn = {"do_sample": True, "top_p": self.top_p, "top_k": 0} if self.top_p else {"do_sample": False}
+        least = {"min_new_tokens": self.min_tokens} if self.min_tokens else {}
+        return {"max_new_tokens": self.max_tokens, "num_beams": self.beams, **least, **drawn}
 
 
 class Describer:
-    """A captioner, loaded. Calling it gives a sentence for each picture."""
+    """A captioner, loaded. Calling it gives a caption for each picture."""
 
-    def __init__(self, folder: Path, prompt: str = "", max_tokens: int = 75, beams: int = 1, batch_size: int = 1,
+    def __init__(self, folder: Path, prompt: str = "", generation: Generation = Generation(), batch_size: int = 1,
                  device: str = "auto") -> None:  # fmt: skip
-        """Weights must be .safetensors. Raises ConfigError when the folder is no model, or needs code of its own."""
-        self.name, self.batch_size, self.prompt = folder.name, max(1, batch_size), prompt
-        self.how = {"max_new_tokens": max_tokens, "num_beams": beams, "do_sample": False}
+        """Weights must be .safetensors. `prompt` is a question, the title of one in `PROMPTS`, or for models that
+        cannot be asked the beginning of the caption (`PROMPTS` are left out then). Raises ConfigError when the
+        folder is no model, or needs code of its own."""
+        self.name, self.batch_size, self.prompt = folder.name, max(1, batch_size), PROMPTS.get(prompt, prompt)
         _check(folder)
         os.environ["HF_HUB_OFFLINE"] = "1"  # read when it is loaded
         import torch
@@ -31,10 +72,11 @@ class Describer:
         dtype = torch.bfloat16 if self.device == "cuda" else torch.float32
         self.model, self.processor, self.tokenizer = _loaded(folder, dtype)
         self.model.to(self.device).eval()
-        self.dtype = dtype
+        self.dtype, self.how = dtype, generation.arguments
+        torch.manual_seed(generation.seed)
 
     def __call__(self, pictures: list[Image.Image]) -> list[str]:
-        """A sentence for each RGB picture."""
+        """A caption for each RGB picture."""
         import torch
 
         inputs = self._inputs(pictures).to(self.device)
@@ -51,12 +93,17 @@ class Describer:
 
     def _inputs(self, pictures: list[Image.Image]) -> Any:
         if getattr(self.processor, "chat_template", None):
-            question = {"type": "text", "text": self.prompt or PROMPT}
+            question = {"type": "text", "text": self.prompt or next(iter(PROMPTS.values()))}
             said = [[{"role": "user", "content": [{"type": "image", "image": one}, question]}] for one in pictures]
             return self.processor.apply_chat_template(
                 said, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt", padding=True
             )
-        if self.prompt and self.processor is not self.tokenizer and hasattr(self.processor, "tokenizer"):
+        if (
+            self.prompt
+            and self.prompt not in PROMPTS.values()
+            and self.processor is not self.tokenizer
+            and hasattr(self.processor, "tokenizer")
+        ):
             return self.processor(
                 images=pictures, text=[self.prompt] * len(pictures), return_tensors="pt", padding=True
             )

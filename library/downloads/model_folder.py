@@ -1,0 +1,83 @@
+"""Models that are folders, such as captioners and segmentation models: local, or downloaded by a Hugging Face id."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from library.config.problems import ConfigError
+from library.downloads import hub
+from library.files import need_space, write_atomic
+
+COMPLETE = "downloaded.json"  # in a folder of which all was downloaded: what, and of which commit
+TEXT_LIMIT = 100_000_000  # bytes; the largest tokenizers have a third
+
+
+@dataclass(frozen=True)
+class FolderFiles:
+    """Which files of a repository make the folder: by these endings, with the weights that one of the patterns names.
+
+    Of several patterns the first that names any counts. Nothing of it is code.
+    """
+
+    endings: tuple[str, ...]
+    weights: tuple[str, ...]
+
+    def chosen(self, found: Sequence[hub.RemoteFile]) -> list[hub.RemoteFile]:
+        """Those of a repository's files; none when it has no weights of these names."""
+        top = [file for file in found if "/" not in file.path]
+        for pattern in self.weights:
+            if weights := [file for file in top if re.fullmatch(pattern, file.name)]:
+                ending = weights[0].name[weights[0].name.rindex(".") :]
+                rest = [f for f in top if not f.name.endswith(ending) and f.size <= TEXT_LIMIT]
+                return [*rest, *weights]
+        return []
+
+
+TRANSFORMERS = FolderFiles(
+    (".safetensors", ".json", ".txt", ".model", ".jinja"), (r"model-\d+-of-\d+\.safetensors", r"model\.safetensors")
+)
+TAGGER = FolderFiles((".onnx", ".csv"), (r"model\.onnx",))
+
+
+def is_id(text: str) -> bool:
+    """Whether this names a repository of the hub, and no folder that is here."""
+    return hub.is_repository(text) and not Path(text).expanduser().exists()
+
+
+def find(text: str, kind: FolderFiles, into: Path, report: hub.Report) -> Path:
+    """The folder of a model: the local one that is named, or one below `into` that is downloaded once by its id.
+
+    Raises ConfigError when the hub does not have it, it needs code or other weights, or the disk has no room.
+    """
+    if not is_id(text):
+        return Path(text).expanduser()
+    folder = into / text.rpartition("/")[2]
+    if _is_complete(folder, text):
+        return folder
+    report("asking the hub", 0, 1)
+    found = hub.repository(text, kind.endings)
+    if found.closed:
+        raise ConfigError(hub.licence(text))
+    files = kind.chosen(list(found.files.values()))
+    if not files:
+        names = " or ".join(re.sub(r"\\(.)", r"\1", pattern).replace("d+", "N") for pattern in kind.weights)
+        raise ConfigError("{name} has no {names}: other weights may hold code and are not downloaded", name=text,
+            names=names)  # fmt: skip
+    places = [hub.place(into, file, kind.endings) for file in files]
+    need_space(into, sum(hub.still_needed(path, file) for path, file in zip(places, files, strict=True)))
+    for path, file in zip(places, files, strict=True):
+        hub.download(file, path, report)
+    said = {"repository": text, "commit": files[0].commit, "files": {file.name: file.size for file in files}}
+    write_atomic(folder / COMPLETE, json.dumps(said, indent=1))
+    return folder
+
+
+def _is_complete(folder: Path, name: str) -> bool:
+    try:
+        said = json.loads((folder / COMPLETE).read_text(encoding="utf-8"))
+        sizes = said["files"].items() if said["repository"] == name else ()
+        return bool(sizes) and all((folder / file).stat().st_size == size for file, size in sizes)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return False
