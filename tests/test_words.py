@@ -154,3 +154,33 @@ def test_texts_of_every_place_are_looked_at():
     every = [text for _, text in texts()]
     assert any("Find duplicates" in text for text in every)  # a script's
     assert any("higher learns more detail" in text for text in every)  # an option's help
+
+
+def glossary() -> list[list[str]]:
+    """The rows of docs/words.md: word, meaning, and the word in Chinese and in Japanese."""
+    lines = (source.ROOT / "docs" / "words.md").read_text(encoding="utf-8").splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    return rows[1:]
+
+
+@pytest.mark.parametrize(("language", "column"), [("zh", 2), ("ja", 3)])
+def test_the_catalogues_use_the_words_of_the_glossary(language, column):
+    other = []
+    for row in glossary():
+        word, translated = row[0], row[column]
+        # Not as a part of a name, such as compile_mode, a file or Torch Compile; "compile" alone is also an option.
+        plain = re.compile(rf"(?<![\w.\-]){re.escape(word)}(e?s)?(?![\w=.\-])", re.IGNORECASE)
+        for english, said in table(language).items():
+            text = re.sub(r"\{\w*\}|<\w+>|\w*_\w+|Torch Compile|Weights & Biases", "", english)
+            if plain.search(text) and translated not in said and word.lower() not in said.lower():
+                other.append(f"{word}: {english!r} is {said!r}, without {translated}")
+    assert len(glossary()) > 30 and not other, "\n".join(other)
+
+
+def test_the_glossary_names_what_the_page_says():
+    """A word that no text of the page uses, or that has a second translation, does not belong there."""
+    rows = glossary()
+    texts = " ".join(table("zh")).lower()
+    assert not [row[0] for row in rows if row[0].lower() not in texts]
+    for column in (0, 2, 3):
+        assert len({row[column] for row in rows}) == len(rows)

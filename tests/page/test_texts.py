@@ -2,6 +2,7 @@
 
 import ast
 import re
+from unicodedata import east_asian_width
 
 import pytest
 
@@ -11,7 +12,7 @@ from kohya_gui.i18n import sentences, texts
 from library import families
 from library.config import idle
 from library.config.problems import Problem, Text
-from library.config.schema import ConfigError
+from library.config.schema import ConfigError, options
 from library.config.sections.run import IDLE_EVERYWHERE
 from library.families import RUNS, adapter_kinds, config_class
 from library.runs import explain
@@ -91,6 +92,15 @@ def test_a_catalogue_has_the_lines_of_the_others_with_the_same_places_and_names(
         assert all(name in other for name in kept), (english, other)
 
 
+@pytest.mark.parametrize("language", TABLES)
+def test_help_takes_two_lines_of_a_column_in_every_language(language):
+    """By width, as fonts differ: a letter of Chinese or Japanese is as wide as two of English, 48 fill a line."""
+    every = {sentence(o.help, o.choices) for script in RUNS for o in options(families.config_class(script)).values()}
+    said = {help: TABLES[language][help] for help in every}
+    width = {help: sum(1 + (east_asian_width(letter) in "WF") for letter in said[help]) for help in said}
+    assert not {said[help]: wide for help, wide in width.items() if wide > 96}
+
+
 def test_no_catalogue_has_a_line_that_nothing_says():
     files = sources("kohya_gui", "library", suffixes=(".py", ".js", ".html"))
     written = "\n".join(path.read_text(encoding="utf-8") for path in files)
@@ -110,7 +120,7 @@ def test_no_catalogue_has_a_line_that_nothing_says():
 def test_every_text_of_the_page_is_in_every_catalogue_and_so_is_all_help():
     said = page()
     assert len(said) > 600 and {"Base model", "Train", "Torch Compile Settings", "not set"} <= set(said)
-    assert "The rank of the adapter; higher learns more detail and makes a larger file. Empty: 4." in said
+    assert "16 suits most; higher learns more detail and makes a larger file. Empty: 4." in said
     assert not absent(said), "add these"
 
 
@@ -204,7 +214,7 @@ def test_a_browser_gets_its_language_and_can_choose_another(visit, served):
     page.get_by_role("button", name="Train", exact=True).locator("visible=true").wait_for()
     assert page.get_by_label("Base model", exact=True).locator("visible=true").count() == 1
     visitor.fill(max_train_steps="5")
-    page.locator("#lora-max_train_steps-help", has_text="Optimizer steps to train.").wait_for()
+    page.locator("#lora-max_train_steps-help", has_text="1000 to 2000").wait_for()
 
 
 # Labels, help, headings and buttons on screen that are still sentences or words of English.

@@ -22,18 +22,23 @@ class Network:
     usual: ClassVar[str] = "networks.lora"  # what an empty network_module means
     network_dim: int | None = opt(
         None,
-        "The rank of the adapter; higher learns more detail and makes a larger file. Empty: 4.",
+        "16 suits most; higher learns more detail and makes a larger file. Empty: 4.",
         label="Rank",
         min=1,
     )
     network_alpha: float = opt(
-        1.0, "The adapter's strength is alpha / rank. 0 means the same as the rank.", label="Alpha", min=0.0
+        1.0,
+        "The adapter's strength is alpha / rank: usually the rank or half of it. 0: the rank.",
+        label="Alpha",
+        min=0.0,
     )
     network_dropout: float | None = opt(
-        None, "The share of the adapter's values that is dropped in each step (0 to 1).", min=0.0, max=1.0
+        None, "The share of the adapter dropped in each step. 0.1 helps against overfitting.", min=0.0, max=1.0
     )
     network_train_unet_only: bool = opt(
-        False, "Train adapters in the image model only, not in the text encoders.", label="Image model only"
+        False,
+        "Train the image model only, not the text encoders. Usually on.",
+        label="Image model only",
     )
     network_train_text_encoder_only: bool = opt(
         False, "Train adapters in the text encoders only.", label="Text encoders only", advanced=True
@@ -87,7 +92,9 @@ class Network:
 class AdapterData(Data):
     """The images, with the weight that regularisation has for adapters."""
 
-    prior_loss_weight: float = opt(1.0, "The weight of regularisation images in the loss.", min=0.0)
+    prior_loss_weight: float = opt(
+        1.0, "The weight of regularisation images in the loss. 1 is usual; lower trusts them less.", min=0.0
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,13 +103,13 @@ class AdapterOptim(Optim):
 
     unet_lr: float | None = opt(
         None,
-        "The learning rate of the image model's adapters. Empty: the learning rate.",
+        "A learning rate of its own for the image model. Empty: the learning rate.",
         min=0.0,
         label="Image model learning rate",
     )
     text_encoder_lr: tuple[float, ...] = opt(
         (),
-        "The learning rates of the text encoders' adapters: one, or one each. Empty: the learning rate.",
+        "For the text encoders: one value, or one each. Half is usual. Empty: the learning rate.",
         min=0.0,
         label="Text encoder learning rates",
     )
@@ -126,7 +133,7 @@ class AdapterSteps(Steps):
     )
     skip_until_initial_step: bool = opt(
         False,
-        "Count steps from the first step on, and skip the data before it. Off: only epochs are counted from there.",
+        "Skip the data before the initial step too. Off: only epochs are counted from there.",
         label="Skip data",
         advanced=True,
     )

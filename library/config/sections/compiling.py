@@ -21,44 +21,46 @@ class Compile:
 
     compile: bool = opt(
         False,
-        "Compile the model's blocks with torch.compile: faster steps, after compiling at the start of the training.",
+        "Faster steps with torch.compile. Worth it for more than a few minutes of training.",
         label="Enable torch.compile",
     )
     compile_backend: Literal["inductor", "cudagraphs", "eager", "aot_eager"] | str = opt(
-        "inductor", "The backend of torch.compile. inductor is the one that makes training faster.", label="Backend"
+        "inductor", "inductor makes training faster; the others are for finding errors.", label="Backend"
     )
     compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = opt(
         "default",
-        "The mode of torch.compile. reduce-overhead replays steps as CUDA graphs; max-autotune compiles for minutes.",
+        "default suits most. reduce-overhead replays CUDA graphs; max-autotune takes minutes.",
         label="Mode",
     )
     compile_dynamic: Literal["auto", "true", "false"] = opt(
         "auto",
-        "true compiles once for all image sizes, false once per size. auto decides by the image sizes of the data set.",
+        "auto decides by the data set. true compiles once for all image sizes, false per size.",
         parse=switch,
         label="Dynamic sizes",
     )
     compile_fullgraph: bool = opt(
-        False, "Stop with an error if a block cannot be compiled as a single graph.", label="Full graph"
+        False, "Stop if a block cannot be compiled as one graph. For finding errors.", label="Full graph"
     )
     compile_cache_size_limit: int = opt(
         0,
-        "Maximum number of compiled versions per block. 0: the default of PyTorch; 64 suits many image sizes.",
+        "Compiled versions per block at most. 0: PyTorch's default; 64 for many image sizes.",
         min=0,
         label="Cache size limit",
     )
     compile_fallback: bool = opt(
-        False, "Where compiling is not possible, train without it instead of stopping.", label="Fall back to eager"
+        False,
+        "Train without compiling where it is not possible, instead of stopping. Usually on.",
+        label="Fall back to eager",
     )
     cuda_graphs: Literal["auto", "true", "false"] = opt(
         "auto",
-        "Record steps as CUDA graphs and replay them, compiled or not. auto: where that is faster and fits in memory.",
+        "Record steps as CUDA graphs and replay them: faster. auto: where it fits in memory.",
         parse=switch,
         label="CUDA graphs",
     )
     compile_cache_dir: str | None = opt(
         None,
-        "The folder of compiled code, which later runs use again. Empty: a folder in your cache directory.",
+        "The folder of compiled code, used again by later runs. Empty: in your cache directory.",
         label="Cache folder",
         kind="folder",
         advanced=True,
@@ -67,19 +69,19 @@ class Compile:
     # Why: docs/decisions/2026-11-20-three-compile-scopes.md
     compile_scope: Literal["blocks", "model", "inner"] = opt(
         "blocks",
-        "blocks is quickest to compile. model makes one large graph; inner leaves checkpointing out of the graphs.",
+        "blocks compiles quickest; model: one large graph; inner: without checkpointing inside.",
         label="Scope",
         advanced=True,
     )
     compile_blocks: str | None = opt(
         None,
-        'Only these blocks, by kind: "transformer:all", or "double:0-9,single:all". "all=eager" sets a backend.',
+        'Only these blocks: "transformer:all" or "double:0-9,single:all". Empty: all.',
         label="Blocks",
         advanced=True,
     )
     compile_activation_budget: float = opt(
         1.0,
-        "The share of activations that is kept for the backward pass, 0 to 1. The rest is recomputed, to save memory.",
+        "The share of activations that is kept (0 to 1); the rest is recomputed. Saves memory.",
         label="Activation budget",
         min=0.0,
         max=1.0,
@@ -87,12 +89,12 @@ class Compile:
     )
     compile_autotune: bool = opt(
         False,
-        "Measure several settings before training, compiled and not, and use the fastest. The result is stored.",
+        "Measure several settings before training and use the fastest. The result is stored.",
         label="Find the fastest settings",
     )
     compile_compare_steps: int = opt(
         0,
-        "Run this many steps without compiling first, so that the log can report the time saved. 5 is enough.",
+        "Steps to run without compiling first, so that the log tells the time saved. 5 is enough.",
         label="Eager steps for comparison",
         min=0,
         advanced=True,
@@ -100,7 +102,7 @@ class Compile:
 
     compile_warmup: Literal["auto", "true", "beside", "false"] = opt(
         "auto",
-        "true: before the first step. beside: during the first steps, on GPUs. false: when needed. auto chooses.",
+        "Compile before the first step (true), during the first steps (beside) or when needed.",
         parse=switch,
         label="When to compile",
         advanced=True,
@@ -108,20 +110,20 @@ class Compile:
 
     compile_from_step: str | None = opt(
         None,
-        'Take the steps before this one eagerly, then compile: 40, or by kind of block "transformer:20, resnet:80".',
+        'Compile from this step on: 40, or by kind of block "transformer:20, resnet:80".',
         label="Compile from step",
         advanced=True,
     )
 
     cuda_allow_tf32: bool = opt(
         False,
-        "Allow TF32 for float32 matrix products on NVIDIA GPUs: faster, less exact. No effect with mixed precision.",
+        "TF32 for float32 products: faster, less exact. Not for mixed precision.",
         label="TF32",
         advanced=True,
     )
     cuda_cudnn_benchmark: bool = opt(
         False,
-        "Let cuDNN benchmark its kernels for each convolution size. Faster with few image sizes.",
+        "Let cuDNN choose the fastest convolutions. For few image sizes.",
         label="cuDNN benchmark",
         advanced=True,
     )

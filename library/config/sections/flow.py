@@ -30,7 +30,7 @@ class Flow(Noise):
     )
     discrete_flow_shift: float = opt(
         3.0,
-        "The shift of the timesteps; above 1 trains noisy timesteps more often. For shift and sigma.",
+        "Above 1 trains noisy timesteps more often: composition more than detail.",
         label="Flow shift",
         min=0.0,
     )
@@ -41,7 +41,7 @@ class Flow(Noise):
         label="Prediction type",
     )
     weighting_scheme: Literal["sigma_sqrt", "logit_normal", "mode", "cosmap", "none", "uniform"] = opt(
-        "uniform", "The weighting of timesteps. For sigma sampling and sigma_scaled prediction."
+        "uniform", "How timesteps are weighted, with sigma sampling or sigma_scaled prediction."
     )
     logit_mean: float = opt(0.0, "The mean of logit_normal.", advanced=True)
     logit_std: float = opt(

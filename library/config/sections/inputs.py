@@ -33,12 +33,12 @@ class Model:
 
     pretrained_model_name_or_path: str | None = opt(
         None,
-        "The model to start from: a .safetensors file, a diffusers folder, or a Hugging Face id.",
+        "The model to start from: a .safetensors file, a diffusers folder or a Hugging Face id.",
         kind="file",
         label="Base model",
     )
     vae: str | None = opt(
-        None, "Use this VAE (a file or a folder) instead of the one in the base model.", kind="file", label="VAE"
+        None, "A VAE (file or folder) to use instead of the base model's. Usually empty.", kind="file", label="VAE"
     )
     tokenizer_cache_dir: str | None = opt(
         None,
@@ -54,10 +54,13 @@ class Model:
         advanced=True,
     )
     v_parameterization: bool = opt(
-        False, "The model predicts velocity (v-prediction) instead of noise.", label="V-prediction"
+        False, "For base models that predict velocity (v-prediction) instead of noise.", label="V-prediction"
     )
     max_token_length: Literal[150, 225] | None = opt(
-        None, "Read up to 150 or 225 caption tokens instead of 75.", label="Caption length", parse=token_length
+        None,
+        "Read up to 150 or 225 caption tokens instead of 75; for captions of several sentences.",
+        label="Caption length",
+        parse=token_length,
     )
     clip_skip: int | None = opt(
         None, "Only written into the metadata of the file.", label="CLIP skip", min=1, advanced=True
@@ -67,7 +70,7 @@ class Model:
     )
     disable_mmap_load_safetensors: bool = opt(
         False,
-        "Load safetensors files without memory mapping; faster on some network drives and in WSL.",
+        "Read models without memory mapping: faster on some network drives, in WSL.",
         label="Load without memory mapping",
         advanced=True,
     )
@@ -89,25 +92,40 @@ class Data:
 
     train_data_dir: str | None = opt(
         None,
-        "A folder with images and captions, or one that contains folders named <repeats>_<words> with them.",
+        "A folder of images and captions, or of folders named <repeats>_<words> with them.",
         kind="folder",
         label="Image folder",
     )
     reg_data_dir: str | None = opt(
-        None, "The same for regularisation images.", kind="folder", label="Regularisation folder"
+        None,
+        "Images of the class in general, such as any dog, so that the model keeps it. Optional.",
+        kind="folder",
+        label="Regularisation folder",
     )
     dataset_config: Path | None = opt(
-        None, "A dataset config (TOML or JSON). It replaces the folders above.", kind="file"
+        None, "A TOML or JSON file that lists several data sets. It replaces the folders above.", kind="file"
     )
     resolution: str | None = opt(
-        None, "The size to train at: 1024, or width,height. With buckets only the area counts.", parse=resolution
+        None,
+        "1024 is usual, 768 or 512 is faster. Or width,height: with buckets, its area.",
+        parse=resolution,
     )
-    train_batch_size: int = opt(1, "Images per step and GPU.", min=1, ceiling=10_000, label="Batch size")
+    train_batch_size: int = opt(
+        1,
+        "Images per step and GPU. 1 is fine; 2 to 4 learn more evenly, if memory allows.",
+        min=1,
+        ceiling=10_000,
+        label="Batch size",
+    )
     enable_bucket: bool = opt(
-        False, "Keep the aspect ratio of each image: images of similar shape are trained together.", label="Buckets"
+        False, "Keep each image's aspect ratio; off crops all to the resolution. Usually on.", label="Buckets"
     )
     min_bucket_reso: int = opt(
-        256, "The shortest side of a bucket in pixels.", label="Shortest bucket side", min=16, ceiling=LARGEST
+        256,
+        "The shortest side of a bucket in pixels. 256 suits nearly all images.",
+        label="Shortest bucket side",
+        min=16,
+        ceiling=LARGEST,
     )
     max_bucket_reso: int = opt(
         1024,
@@ -117,13 +135,19 @@ class Data:
         ceiling=LARGEST,
     )
     bucket_reso_steps: int = opt(
-        64, "The sides of buckets are multiples of this many pixels.", label="Bucket steps", min=1, ceiling=LARGEST
+        64,
+        "Sides of buckets are multiples of this many pixels. 64 is usual; 32 crops less.",
+        label="Bucket steps",
+        min=1,
+        ceiling=LARGEST,
     )
     bucket_no_upscale: bool = opt(
-        False, "Never enlarge an image: small images get smaller buckets.", label="Do not upscale"
+        False,
+        "Never enlarge images: small ones are trained in smaller buckets.",
+        label="Do not upscale",
     )
     flip_aug: bool = opt(
-        False, "Mirror images at random. Not for faces, text or anything with a left and a right.", label="Random flip"
+        False, "Mirror images at random. Not for faces, text or anything with a left and right.", label="Random flip"
     )
     color_aug: bool = opt(
         False,
@@ -136,7 +160,7 @@ class Data:
     )
     face_crop_aug_range: str | None = opt(
         None,
-        "Crop around faces of this relative size, as min,max (2.0,4.0). Only without buckets.",
+        "Crop around faces of this relative size: min,max (2.0,4.0). Only without buckets.",
         label="Face crop range",
         parse=pair,
         advanced=True,
@@ -147,20 +171,18 @@ class Data:
         label="Resize method",
         advanced=True,
     )
-    masked_loss: bool = opt(
-        False, "Weight the loss by mask images: bright areas are trained. Masks are set in the dataset config."
-    )
-    alpha_mask: bool = opt(False, "Use the alpha channel of images as the mask of the loss.")
+    masked_loss: bool = opt(False, "Train the bright areas of mask images, which the dataset config names.")
+    alpha_mask: bool = opt(False, "Do not train the transparent areas of images. For cut-out subjects.")
     in_json: str | None = opt(
         None,
-        "A metadata file (.json or .jsonl) with captions and sizes of the images in the image folder.",
+        "A metadata file (.json or .jsonl) with captions and sizes of the folder's images.",
         label="Metadata file",
         kind="file",
         advanced=True,
     )
     dataset_repeats: int = opt(
         1,
-        "How often each image is seen per epoch; folders named <repeats>_<words> say it in their names instead.",
+        "How often each image is seen per epoch, where the folder's name does not say it.",
         label="Repeats",
         min=1,
         ceiling=100_000,
@@ -168,7 +190,7 @@ class Data:
     )
     cache_info: bool = opt(
         False,
-        "Keep captions and image sizes in metadata_cache.json, so that the next start is faster.",
+        "Keep captions and sizes in a file: large data sets start faster.",
         label="Cache image info",
         advanced=True,
     )
@@ -239,26 +261,37 @@ class Captions:
     """The words that go with the images, and how they vary from epoch to epoch."""
 
     caption_extension: str = opt(".caption", "The extension of caption files, usually .txt.", parse=extension)
-    shuffle_caption: bool = opt(False, "Shuffle the tags of a caption each time it is used.", label="Shuffle captions")
-    keep_tokens: int = opt(0, "This many leading tags are neither shuffled nor dropped.", min=0)
+    shuffle_caption: bool = opt(
+        False,
+        "Shuffle a caption's tags each time, so that order does not matter. For tags only.",
+        label="Shuffle captions",
+    )
+    keep_tokens: int = opt(0, "This many leading tags are neither shuffled nor dropped. 1 for a trigger word.", min=0)
     caption_dropout_rate: float = opt(
         0.0,
-        "The probability that an image is trained without its caption (0 to 1).",
+        "How often an image is trained without caption (0 to 1). 0.05 to 0.1 for styles.",
         label="Caption dropout",
         min=0.0,
         max=1.0,
     )
     caption_dropout_every_n_epochs: int = opt(
-        0, "Drop all captions in every Nth epoch. 0 never does.", label="Caption dropout every N epochs", min=0
+        0,
+        "Train every Nth epoch without captions. 0: never, which is usual.",
+        label="Caption dropout every N epochs",
+        min=0,
     )
     caption_tag_dropout_rate: float = opt(
-        0.0, "The probability that a tag is dropped from a caption (0 to 1).", label="Tag dropout", min=0.0, max=1.0
+        0.0,
+        "How often a tag is left out of a caption (0 to 1). 0.1 helps against overfitting.",
+        label="Tag dropout",
+        min=0.0,
+        max=1.0,
     )
-    caption_prefix: str | None = opt(None, "Text in front of every caption, such as a trigger word.")
-    caption_suffix: str | None = opt(None, "Text after every caption.")
+    caption_prefix: str | None = opt(None, "Text in front of every caption, such as the trigger word.")
+    caption_suffix: str | None = opt(None, 'Text after every caption, such as ", photo".')
     enable_wildcard: bool = opt(
         False,
-        "Use wildcards: {a|b} picks one at random; of a caption with several lines, one line is picked.",
+        "{a|b} in captions picks one at random; of several lines, one line is picked.",
         label="Wildcards",
     )
     caption_separator: str = opt(",", "What separates the tags of a caption.", label="Tag separator", advanced=True)
@@ -286,18 +319,20 @@ class Captions:
 class Cache:
     """What is encoded once, before training, instead of in every step."""
 
-    cache_latents: bool = opt(
-        False, "Encode all images once, before training. Faster, and the VAE needs no GPU memory during training."
-    )
-    cache_latents_to_disk: bool = opt(False, "Save the latents to disk, next to the images, for later runs.")
+    cache_latents: bool = opt(False, "Encode all images once, before training: faster, less memory. Usually on.")
+    cache_latents_to_disk: bool = opt(False, "Save latents next to the images, so that later runs start at once.")
     cache_text_encoder_outputs: bool = opt(
-        False, "Encode all captions once, before training. The text encoders need no GPU memory during training."
+        False, "Encode all captions once: less memory. Not with shuffled or dropped captions."
     )
     cache_text_encoder_outputs_to_disk: bool = opt(
-        False, "Save the text encoder outputs to disk, next to the images, for later runs."
+        False, "Save encoded captions next to the images, so that later runs start at once."
     )
     vae_batch_size: int = opt(
-        1, "The batch size of the VAE while images are encoded.", label="VAE batch size", min=1, ceiling=10_000
+        1,
+        "Images that the VAE encodes at once. 1 needs the least memory.",
+        label="VAE batch size",
+        min=1,
+        ceiling=10_000,
     )
     skip_cache_check: bool = opt(False, "Use caches on disk without checking their contents.", advanced=True)
 
@@ -340,5 +375,5 @@ class TextBatchCache(Cache):
     """The same, where captions are encoded in batches of their own size."""
 
     text_encoder_batch_size: int | None = opt(
-        None, "The batch size of the text encoders while captions are cached. Empty: the batch size.", parse=count
+        None, "Captions that are encoded at once. Empty: the batch size.", parse=count
     )

@@ -64,9 +64,7 @@ EARLY = ("fused_backward_pass", "fused_optimizer_groups", "blockwise_fused_optim
 class Noise:
     """Noise and timestep settings."""
 
-    noise_offset: float | None = opt(
-        None, "Shift the brightness of the noise, so that the model learns darker and brighter images (0.03 to 0.1)."
-    )
+    noise_offset: float | None = opt(None, "0.03 to 0.1 lets the model learn darker and brighter images. SDXL: 0.0357.")
     noise_offset_random_strength: bool = opt(
         False, "Vary the noise offset between 0 and its value.", label="Random noise offset"
     )
@@ -93,7 +91,7 @@ class Noise:
     )
     zero_terminal_snr: bool = opt(
         False,
-        "Rescale the noise schedule so that the last timestep is pure noise. For v-prediction models.",
+        "Make the last timestep pure noise. Only for v-prediction models trained like it.",
         label="Zero terminal SNR",
     )
     min_timestep: int | None = opt(
@@ -139,13 +137,13 @@ class Loss:
     huber_schedule: Literal["constant", "exponential", "snr"] = opt(
         "snr", "How the threshold of huber and smooth_l1 depends on the timestep."
     )
-    huber_c: float = opt(0.1, "The threshold of huber and smooth_l1.", label="Huber threshold", min=0.0)
+    huber_c: float = opt(0.1, "The threshold of huber and smooth_l1. 0.1 is usual.", label="Huber threshold", min=0.0)
     huber_scale: float = opt(
         1.0, "A factor on that threshold, for the schedules constant and exponential.", min=0.0, advanced=True
     )
     min_snr_gamma: float | None = opt(
         None,
-        "Min-SNR weighting: a lower loss weight for timesteps with little noise. 5 is usual.",
+        "Less weight for timesteps with little noise (Min-SNR): learns faster. 5 is usual.",
         label="Min-SNR gamma",
         min=0.0,
     )
@@ -186,29 +184,29 @@ class Optim:
     """How fast it learns, and by which rule."""
 
     learning_rate: float = opt(
-        2e-6, "The learning rate. Common: 1e-4 for LoRA, 1e-5 for a full model, 1 for Prodigy.", min=0.0
+        2e-6, "1e-4 for LoRA, 1e-5 for a full model, 1 for Prodigy. Lower if images look burnt.", min=0.0
     )
     optimizer_type: OptimizerName | str = opt(
-        "", "The optimizer: one of these, or module.Class. Empty: AdamW.", label="Optimizer"
+        "", "AdamW8bit saves memory, Prodigy sets its rate. Or module.Class. Empty: AdamW.", label="Optimizer"
     )
     optimizer_args: tuple[str, ...] = opt(
         (), "Arguments of the optimizer, as key=value (weight_decay=0.1 betas=0.9,0.99).", label="Optimizer arguments"
     )
     lr_scheduler: SchedulerName | str = opt(
-        "constant", "How the learning rate changes over the training.", label="Scheduler"
+        "constant", "How the learning rate changes. cosine suits most; constant is simplest.", label="Scheduler"
     )
     lr_warmup_steps: int | float = opt(
         0,
-        "Steps in which the learning rate rises from 0; below 1 or with % a share of all steps.",
+        "Steps in which the learning rate rises from 0: a number, or a share such as 5%.",
         label="Warm-up",
         parse=steps_or_share,
         min=0,
     )
     lr_scheduler_num_cycles: int = opt(1, "Restarts of cosine_with_restarts.", label="Scheduler cycles", min=1)
-    max_grad_norm: float = opt(1.0, "Clip gradients to this norm. 0 does not clip.", label="Gradient clipping", min=0.0)
+    max_grad_norm: float = opt(1.0, "Clip gradients to this norm. 0: off.", label="Gradient clipping", min=0.0)
     lr_decay_steps: int | float = opt(
         0,
-        "Steps of the final decay of warmup_stable_decay; below 1 or with % a share of all steps.",
+        "Last steps, in which warmup_stable_decay falls: a number, or a share such as 10%.",
         label="Decay",
         parse=steps_or_share,
         min=0,
@@ -220,7 +218,7 @@ class Optim:
     )
     lr_scheduler_min_lr_ratio: float | None = opt(
         None,
-        "Where cosine_with_min_lr and warmup_stable_decay end, as a share of the learning rate.",
+        "Where cosine_with_min_lr ends, as a share of the learning rate.",
         label="Final rate",
         min=0.0,
         max=1.0,
@@ -238,12 +236,12 @@ class Optim:
     use_8bit_adam: bool = opt(False, "Old name for optimizer_type = AdamW8bit.", label="8-bit Adam", advanced=True)
     use_lion_optimizer: bool = opt(False, "Old name for optimizer_type = Lion.", label="Lion", advanced=True)
     fused_backward_pass: bool = opt(
-        False, "Update each weight as soon as its gradient is known. Saves memory; Adafactor only.", advanced=True
+        False, "Update each weight in the backward pass: saves memory. Adafactor only.", advanced=True
     )
 
     ema_decay: float = opt(
         0.0,
-        "Keep a moving average (EMA) of the weights, saved beside as <name>-ema. 0.999 is usual, 0 is off.",
+        "Save a moving average (EMA) of the weights as well, as <name>-ema. 0.999 is usual.",
         label="EMA decay",
         min=0.0,
         max=0.99999,
@@ -254,7 +252,7 @@ class Optim:
     )
     ema_device: Literal["gpu", "cpu"] = opt(
         "gpu",
-        "Where the average is kept, with 4 bytes per weight. cpu saves GPU memory and costs time.",
+        "Where the average is kept (4 bytes per weight). cpu saves GPU memory, costs time.",
         label="EMA kept on",
         advanced=True,
     )
@@ -343,12 +341,12 @@ class FullOptim(Optim):
 class Steps:
     """How long, and from where."""
 
-    max_train_steps: int = opt(1600, "Optimizer steps to train.", label="Steps", min=1, ceiling=LONGEST)
+    max_train_steps: int = opt(1600, "1000 to 2000 suit subjects, 3000 a style.", label="Steps", min=1, ceiling=LONGEST)
     max_train_epochs: int | None = opt(
-        None, "The number of epochs. It replaces the number of steps.", label="Epochs", parse=count
+        None, "How often all images are trained. It replaces the number of steps.", label="Epochs", parse=count
     )
     gradient_accumulation_steps: int = opt(
-        1, "The number of batches per optimizer step.", label="Gradient accumulation", min=1, ceiling=1_000_000
+        1, "Batches per step: a larger batch, less memory.", label="Gradient accumulation", min=1, ceiling=1_000_000
     )
     seed: int | None = opt(
         None, "The same seed gives the same training. Empty: a random one.", min=-(2**63), max=2**64 - 1
@@ -379,12 +377,12 @@ class Validation:
 
     validation_split: float = opt(
         0.0,
-        "The share of the images that is used for validation and not for training (0 to 1).",
+        "The share of images kept out of training to measure overfitting. 0.1 is usual.",
         label="Validation share",
         min=0.0,
         max=1.0,
     )
-    validation_seed: int | None = opt(None, "The seed that chooses these images and their noise.")
+    validation_seed: int | None = opt(None, "Chooses these images and their noise. Keep it to compare runs.")
     validate_every_n_steps: int | None = opt(
         None, "Validate every N steps.", label="Validate every N steps", parse=count
     )

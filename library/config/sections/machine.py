@@ -17,35 +17,37 @@ class Precision:
     mixed_precision: Literal["no", "fp16", "bf16"] = opt(
         "no", "bf16 for GPUs from 2020 on (RTX 30 and later), fp16 for older ones."
     )
-    full_bf16: bool = opt(False, "Keep weights and gradients in bf16 as well, in half the memory.")
+    full_bf16: bool = opt(False, "Trained weights and gradients in bf16: half the memory, less exact.")
     full_fp16: bool = opt(False, "Keep weights and gradients in fp16 as well, in half the memory.", advanced=True)
     fp8_base: bool = opt(
-        False, "Keep the frozen base model in 8 bits, in half the memory of bf16.", label="fp8 base model"
+        False,
+        "Keep the frozen base model in 8 bits: half the memory of bf16. For LoRA.",
+        label="fp8 base model",
     )
     int8_base: bool = opt(
         False,
-        "Keep the frozen image model in int8, with a scale for each row: as small as fp8, and more exact.",
+        "Keep the frozen image model in int8: as small as fp8, more exact.",
         label="int8 base model",
     )
     fp8_compute: bool = opt(
         False,
-        "Compute matrix products in fp8 as well (RTX 40, H100 and later), with compile. Less exact; measure the gain.",
+        "fp8 matrix products (RTX 40, H100 and later), with compile. Faster, less exact.",
         label="fp8 matrix products",
     )
     int8_compute: bool = opt(
         False,
-        "Compute matrix products in int8 as well (RTX 20 and later), with compile. Needs int8_base; measure the gain.",
+        "int8 matrix products (RTX 20 and later), with int8_base and compile. Less exact.",
         label="int8 matrix products",
     )
     int8_rotation: bool = opt(
         False,
-        "Rotate what int8 products round: more exact where a few numbers are far larger than others. Costs some time.",
+        "Rotate values before int8 rounding: more exact with outliers, a little slower.",
         label="Rotated int8 products",
         advanced=True,
     )
     auto_compute: bool = opt(
         False,
-        "Time this model's products in bf16, fp8 and int8 on this GPU; use the fastest, and keep the base in it.",
+        "Time bf16, fp8 and int8 on this GPU, seconds, and use the fastest.",
         label="Fastest matrix products",
     )
 
@@ -110,29 +112,27 @@ class Precision:
 class Memory:
     """Options that lower GPU memory use at the cost of speed."""
 
-    gradient_checkpointing: bool = opt(
-        False, "Recompute activations in the backward pass instead of keeping them. Saves much GPU memory, costs speed."
-    )
+    gradient_checkpointing: bool = opt(False, "Recompute activations instead of keeping them: less memory, slower.")
     cpu_offload_checkpointing: bool = opt(
-        False, "Gradient checkpointing with the checkpoints offloaded to CPU memory.", label="Offload checkpoints"
+        False, "Keep the checkpoints in CPU memory: saves a little more GPU memory.", label="Offload checkpoints"
     )
     checkpoint_keep_attention: bool = opt(
         False,
-        "Selective gradient checkpointing: attention outputs are kept, not recomputed. Faster, a little more memory.",
+        "Checkpointing that keeps attention outputs: faster, a little more memory.",
         label="Keep attention outputs",
     )
     blocks_to_swap: int | None = opt(
-        None, "The number of blocks that are swapped to CPU memory. Saves GPU memory, costs speed.", min=0
+        None, "Blocks that are kept in CPU memory. Raise it only until the model fits: costs speed.", min=0
     )
     attention_kernel: Literal["auto", "cudnn", "flash", "efficient", "math", "flash3", "flash4"] = opt(
         "auto",
-        "The preferred attention kernel of PyTorch. auto is recommended; compile_autotune measures them.",
+        "PyTorch's attention kernel. auto suits all; compile_autotune measures them.",
         label="Attention kernel",
         advanced=True,
     )
     sdpa: bool = opt(
         False,
-        "PyTorch's scaled dot product attention (SDPA). It is always used; the option is accepted for old configs.",
+        "PyTorch's attention (SDPA). Always used; accepted for old configs.",
         label="SDPA attention",
         advanced=True,
     )
@@ -180,7 +180,7 @@ class Distributed:
 
     fsdp: bool = opt(
         False,
-        "Full fine-tuning: each GPU keeps a part of the weights, gradients and optimizer states (FSDP2), not all.",
+        "Full fine-tuning: each GPU keeps only a part of the model (FSDP2).",
         label="Shard the model (FSDP2)",
     )
     ddp_timeout: int | None = opt(
@@ -193,13 +193,13 @@ class Distributed:
     )
     ddp_gradient_as_bucket_view: bool = opt(
         False,
-        "Gradients that share memory with DDP's buckets. No copy is kept anyway; accepted for old configs.",
+        "No effect: gradients are kept only once anyway. Accepted for old configs.",
         label="Gradients as bucket view",
         advanced=True,
     )
     ddp_static_graph: bool = opt(
         False,
-        "DDP's static graph. Gradients are averaged without DDP; the option is accepted for old configs.",
+        "No effect: gradients are averaged without DDP. Accepted for old configs.",
         label="Static graph",
         advanced=True,
     )

@@ -18,13 +18,19 @@ REPOSITORIES = ("model", "dataset", "space")  # that Hugging Face has
 class Save:
     """Where the result goes, and what is kept on the way."""
 
-    output_dir: str | None = opt(None, "The folder for the results.", kind="folder", label="Output folder")
+    output_dir: str | None = opt(
+        None, "The folder for the results: models, states and samples.", kind="folder", label="Output folder"
+    )
     output_name: str | None = opt(None, "The name of the output files, without extension.")
     save_precision: Literal["float", "fp16", "bf16"] | None = opt(
-        None, "The precision of the saved file. Empty: as trained."
+        None, "fp16 or bf16 makes the file half as large as float. Empty: as trained."
     )
-    save_every_n_epochs: int | None = opt(None, "Save a file every N epochs.", label="Save every N epochs", parse=count)
-    save_every_n_steps: int | None = opt(None, "Save a file every N steps.", label="Save every N steps", parse=count)
+    save_every_n_epochs: int | None = opt(
+        None, "Save a file every N epochs, to compare them and take the best.", label="Save every N epochs", parse=count
+    )
+    save_every_n_steps: int | None = opt(
+        None, "Save a file every N steps, to compare them and take the best.", label="Save every N steps", parse=count
+    )
     save_n_epoch_ratio: int | None = opt(
         None,
         "Save at least this many times over the whole training, at the end of epochs.",
@@ -38,9 +44,9 @@ class Save:
     save_last_n_steps: int | None = opt(
         None, "Delete files that are older than N steps.", label="Keep last N steps", parse=count
     )
-    save_state: bool = opt(False, "Save the training state with each file and at the end, to resume from.")
+    save_state: bool = opt(False, "Save the state with each file and at the end, to resume from. Needs disk space.")
     save_state_on_train_end: bool = opt(
-        False, "Save the training state at the end, to resume from.", label="Save state at the end"
+        False, "Save the state at the end, to train further later.", label="Save state at the end"
     )
     save_last_n_epochs_state: int | None = opt(
         None,
@@ -58,7 +64,7 @@ class Save:
     )
     save_state_every_n_minutes: float | None = opt(
         None,
-        "Save the training state every N minutes, to resume after a crash. The newest is kept until the end.",
+        "Save the state every N minutes, to resume after a crash. 10 is usual.",
         label="Save state every N minutes",
         parse=minutes,
     )
@@ -95,18 +101,18 @@ class Sample:
     """Sample images that are generated during training."""
 
     sample_prompts: str | None = opt(
-        None, "The file with the prompts of the sample images (.txt, .toml or .json).", label="Prompt file", kind="file"
+        None, "A file with the prompts of sample images (.txt, .toml or .json).", label="Prompt file", kind="file"
     )
     sample_every_n_epochs: int | None = opt(
         None, "Generate sample images every N epochs.", label="Sample every N epochs", parse=count_or_off
     )
     sample_every_n_steps: int | None = opt(
         None,
-        "Generate sample images every N steps. Epochs take precedence if both are set.",
+        "Generate sample images every N steps; 250 is usual. Epochs win if both are set.",
         label="Sample every N steps",
         parse=count_or_off,
     )
-    sample_at_first: bool = opt(False, "Generate sample images once before training.")
+    sample_at_first: bool = opt(False, "Generate sample images once before training, to compare with.")
     sample_sampler: Literal[
         "ddim",
         "pndm",
@@ -124,7 +130,7 @@ class Sample:
         "k_euler_a",
         "k_dpm_2",
         "k_dpm_2_a",
-    ] = opt("ddim", "The sampler of the sample images.", label="Sampler")
+    ] = opt("ddim", "The sampler of sample images; choose the one you generate images with.", label="Sampler")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -80,7 +80,7 @@ class FluxModel(sections.Model):
     )
     t5xxl_train_length: Literal["max", "256", "longest"] = opt(
         "max",
-        "T5 tokens that a step reads: all, up to 256, or as many as the longest caption has. Fewer are faster.",
+        "T5 tokens read in a step: all, 256, or as the longest caption has. Fewer are faster.",
         label="T5 length in training",
         advanced=True,
     )
@@ -91,12 +91,12 @@ class FluxModel(sections.Model):
     )
     guidance_scale: float = opt(
         3.5,
-        "The guidance value that the model is given during training. 1 is usual for FLUX.1 dev.",
+        "The guidance value given to the model in training. 1 is usual for FLUX.1 dev.",
         min=0.0,
         shown_with=named_by(lambda variant: variant.guided),
     )
     model_type: Literal["flux", "krea", "kontext", "fill", "chroma"] = opt(
-        "flux", "Which relative of FLUX.1 the transformer is. flux: FLUX.1 dev, schnell and models made from them."
+        "flux", "The kind of the base model. flux: FLUX.1 dev, schnell and models made from them."
     )
 
     @property
@@ -196,9 +196,7 @@ class FluxFlow(sections.Flow):
     timestep_sampling: Literal["sigma", "uniform", "sigmoid", "shift", "flux_shift"] = opt(
         "sigma", "How timesteps are sampled. shift, flux_shift and sigmoid are usual."
     )
-    sigmoid_scale: float = opt(
-        1.0, "Above 1 trains very low and very high timesteps more often. For sigmoid, shift and flux_shift.", min=0.0
-    )
+    sigmoid_scale: float = opt(1.0, "Above 1 trains very low and very high timesteps more often. 1 is usual.", min=0.0)
 
     @property
     def shift_by_size(self) -> bool:
@@ -234,7 +232,7 @@ class FluxMemory(sections.Memory):
 
     blocks_to_swap: int | None = opt(
         None,
-        "The number of blocks that are swapped to CPU memory, at most 35. A double block counts as two single ones.",
+        "Blocks in CPU memory, at most 35. Raise it only until the model fits: costs speed.",
         min=0,
         max=35,
     )

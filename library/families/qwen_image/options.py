@@ -80,7 +80,7 @@ class QwenModel(sections.Model):
     )
     model_version: Literal["original", "edit", "edit-2509", "edit-2511", "layered"] | None = opt(
         None,
-        "The kind of the model: original is Qwen-Image and Qwen-Image-2512. Empty: as the file tells.",
+        "original is Qwen-Image and Qwen-Image-2512. Empty: read from the file.",
         advanced=True,
     )
 
@@ -113,20 +113,18 @@ class QwenFlow(sections.Flow):
     )
     discrete_flow_shift: float = opt(
         2.2,
-        "The shift of the timesteps; above 1 trains noisy timesteps more often. For shift and sigma.",
+        "Above 1 trains noisy timesteps more often: composition more than detail.",
         label="Flow shift",
         min=0.0,
     )
-    sigmoid_scale: float = opt(
-        1.0, "Above 1 trains very low and very high timesteps more often. For sigmoid, shift and qwen_shift.", min=0.0
-    )
+    sigmoid_scale: float = opt(1.0, "Above 1 trains very low and very high timesteps more often. 1 is usual.", min=0.0)
     model_prediction_type: Literal["raw", "additive", "sigma_scaled"] = opt(
         "raw",
         "How the prediction of the model is interpreted. raw is usual.",
         label="Prediction type",
     )
     weighting_scheme: Literal["sigma_sqrt", "logit_normal", "mode", "cosmap", "none", "uniform"] = opt(
-        "none", "The weighting of timesteps. For sigma sampling and sigma_scaled prediction."
+        "none", "How timesteps are weighted, with sigma sampling or sigma_scaled prediction."
     )
 
     shift_line: ClassVar[tuple[tuple[int, float], tuple[int, float]]] = LINE
@@ -158,7 +156,7 @@ class QwenNetwork(sections.Network):
         None, "The network module, that is the adapter type. Empty: LoRA.", label="Network module"
     )
     network_train_unet_only: bool = opt(
-        True, "Train adapters in the image model only. The text encoder is never trained.", label="Image model only"
+        True, "Train the image model only, not the text encoder, which is never trained here.", label="Image model only"
     )
     usual: ClassVar[str] = "networks.lora_qwen_image"
 
@@ -176,7 +174,7 @@ class QwenMemory(sections.Memory):
     """What makes a training fit; Qwen-Image has 60 blocks."""
 
     blocks_to_swap: int | None = opt(
-        None, "The number of blocks that are swapped to CPU memory, at most 59 of the 60.", min=0, max=59
+        None, "Blocks in CPU memory, at most 59. Raise it only until the model fits: costs speed.", min=0, max=59
     )
 
 

@@ -110,7 +110,7 @@ class SdxlFullOptim(sections.FullOptim):
     )
     block_lr: str | None = opt(
         None,
-        "23 learning rates, separated by commas: embeddings, 9 input, 3 middle and 9 output blocks, last. 0 freezes.",
+        "23 rates, by commas: embeddings, 9 input, 3 middle, 9 output blocks, last. 0 freezes.",
         label="Block learning rates",
         parse=numbers,
         advanced=True,
