@@ -128,6 +128,7 @@ run_tests() {
     [ -z "$browser" ] || wait "$browser"
     cd "$ROOT"
     export OMP_NUM_THREADS=1
+    unset PYTHONDONTWRITEBYTECODE  # else each of many processes compiles all of PyTorch that it imports
     if [ $# -gt 0 ] && [ -n "$browser" ]; then exec "$(venv_python)" -m pytest "$@"; fi
     # One more than there are cores: tests wait for browsers, files and each other's processes.
     workers="$("$(venv_python)" -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')"

@@ -36,6 +36,11 @@ os.environ.update(
 for name in ("KOHYA_RUN_DIR", "HF_TOKEN", "WANDB_API_KEY"):
     os.environ.pop(name, None)
 
+# uv leaves it to Python to compile what it installs. Where images of containers forbid Python to keep that, as many do,
+# each process compiled all that it imports: two to seven seconds of CPU time.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # PyTorch writes down every graph for those who listen to this log, a twentieth of the time of compiling; pytest would
 # listen to it in each test.
 logging.getLogger("torch.__trace").addHandler = lambda handler: None
