@@ -4,6 +4,7 @@ import { mount as mountDrawing } from "./drawing/drawing.js";
 import { base, download, fill, mount as mountForm, read, rest } from "./form/page.js";
 import "./form/adapter.js";
 import "./form/datasets.js";
+import "./form/gpus.js";
 import "./form/live.js";
 import "./form/print_command.js";
 import "./form/prompts.js";

@@ -77,7 +77,7 @@ class SettingsForm:
                  basics: Mapping[str, int], extra: Mapping[str, str] = {}) -> None:  # fmt: skip
         """`families` and `configs` give each family its title and config class; `basics` are the options on top, with
         the sixths of a row that each takes; `extra` is HTML that comes first in a section, or below an option, or
-        below all these options ("images")."""
+        below all these options ("images"), or last among them ("basics")."""
         self.tab, self.families, self.configs, self.basics, self.extra = tab, families, configs, basics, extra
         self.fields = fields(configs)
         self.required = {family: _wanted(config) for family, config in configs.items()}
@@ -174,7 +174,7 @@ class SettingsForm:
             f'<div class="choose"><fieldset class="family"><legend>Model family</legend>{radios}</fieldset>'
             f"{self._search()}"
             '<label class="all"><input type="checkbox" name="advanced"><span>Show rarely used settings</span></label>'
-            f'</div><p class="start"></p><div class="card basics">{self._basics()}</div>'
+            f'</div><p class="start"></p><div class="card basics">{self._basics()}{self.extra.get("basics", "")}</div>'
             f"{self.extra.get('images', '')}"
             f"{''.join(self._group(*group) for group in GROUPS)}</form>"
         )

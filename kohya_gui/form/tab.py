@@ -15,6 +15,7 @@ from kohya_gui.form import (
     api,
     compile_summary,
     datasets,
+    gpus,
     messages,
     presets,
     print_command,
@@ -90,6 +91,7 @@ class TrainingTab:
             "compile": compile_summary.section(),
             "sample": prompts.section(),
             "images": datasets.section(tab.configs),
+            "basics": gpus.CHOOSER,
             "network": adapter.section(),
             finding.BASE: models.button("Base model"),
         }

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from starlette.responses import Response
 
-from kohya_gui.form import reopen, start_preset
+from kohya_gui.form import gpus, reopen, start_preset
 from kohya_gui.form.form import SettingsForm
 from kohya_gui.i18n.sentences import data
 from kohya_gui.panel import samples
@@ -95,7 +95,8 @@ class RunActions:
     @property
     def answers(self) -> dict[str, Handler]:
         """What may be asked for, and changes something."""
-        return {"act": self.act, "queue": self.queue, "queue-act": self.queue_act}
+        return {"act": self.act, "queue": self.queue, "queue-act": self.queue_act,
+                "gpus": lambda sent: {"gpus": gpus.listing()}}  # fmt: skip
 
     @property
     def shows(self) -> dict[str, PictureHandler]:
@@ -156,7 +157,7 @@ class RunActions:
             "halted": found.halted,
             "go_on": found.go_on,
             "waiting": len(found.waiting),
-            "lanes": [lane for lane in gpu_slots.lanes() if lane != gpu_slots.CPU],
+            "gpus": gpus.listing(),
         }
 
     def queue_act(self, sent: ApiRequest) -> JsonObject:
@@ -211,7 +212,7 @@ def _entry(entry: queue.QueueEntry) -> JsonObject:
         "run": entry.run,
         "waits": entry.waits,
     }
-    shown["gpus"] = str(entry.how.get("gpu_ids") or "")
+    shown["gpus"], shown["processes"] = str(entry.how.get("gpu_ids") or ""), gpu_slots.processes(entry.how)
     if entry.run:
         try:
             run = reader.run(entry.run)

@@ -2,10 +2,12 @@
 
 import html
 import math
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from kohya_gui.i18n.sentences import data
+from library.config.json_types import JsonObject
 from library.config.problems import Text
 
 WIDTH, HEIGHT, DRAWN = 600, 150, 300  # units of a chart, and points that it draws at most
@@ -13,9 +15,9 @@ NAMES = 3  # learning rates that are drawn
 
 
 def curves(points: Sequence[tuple[int, float, float]], rates: Sequence[tuple[int, dict[str, float]]] = (),
-           resumed: Sequence[int] = ()) -> str:  # fmt: skip
-    """Loss and learning rates over the steps, with a mark where a run went on with another."""
-    return chart(points, resumed) + rate_chart(rates, resumed)
+           resumed: Sequence[int] = (), gpus: Iterable[JsonObject] = ()) -> str:  # fmt: skip
+    """Loss and learning rates over the steps, with a mark where a run went on with another, and its GPUs over time."""
+    return chart(points, resumed) + rate_chart(rates, resumed) + gpu_charts(gpus)
 
 
 def chart(curve: Sequence[tuple[int, float, float]], resumed: Sequence[int] = ()) -> str:
@@ -62,13 +64,52 @@ def rate_chart(rates: Sequence[tuple[int, dict[str, float]]], resumed: Sequence[
     return f'<figure class="chart low"><figcaption>Learning rate <small>{key}</small></figcaption>{inside}</figure>'
 
 
+# What is drawn of a GPU: its name in an event, what it is called, its unit, and to where it reaches at least.
+MEASURES = (("used", "GPU memory", "GB", 0), ("utilization", "GPU load", "%", 100),
+            ("temperature", "Temperature", "°C", 100), ("power", "GPU power", "W", 0))  # fmt: skip
+
+
+def gpu_charts(events: Iterable[JsonObject]) -> str:
+    """Memory, load, temperature and power of each GPU of a run over its time, from its events; a line for each."""
+    seen = [event for event in events if isinstance(event.get("t"), int | float)]
+    rows = [(int(event["t"]), gpu) for event in _thinned(seen) for gpu in event.get("gpus") or () if "index" in gpu]
+    if not rows or rows[0][0] == rows[-1][0]:
+        return ""
+    return f'<div class="gpu-charts">{"".join(_gpu_chart(rows, *measure) for measure in MEASURES)}</div>'
+
+
+def _gpu_chart(rows: Sequence[tuple[int, JsonObject]], key: str, title: str, unit: str, most: float) -> str:
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for at, gpu in rows:
+        if isinstance(gpu.get(key), int | float):
+            lines.setdefault(str(gpu["index"]), []).append((at, float(gpu[key])))
+        if key == "used":
+            most = max(most, gpu.get("total") or 0)
+    if not lines:
+        return ""
+    ends = tuple(time.strftime("%H:%M", time.localtime(at)) for at in (rows[0][0], rows[-1][0]))
+    highest = max(value for line in lines.values() for _, value in line)
+    frame = _Frame(rows[0][0], rows[-1][0], 0.0, max(most, highest), ends)
+    drawn = "".join(f'<polyline class="r{at % NAMES}" points="{frame.line(line)}"/>'
+                    for at, line in enumerate(lines.values()))  # fmt: skip
+    now = [f"{line[-1][1]:.4g} {unit}" for line in lines.values()]
+    about = Text("{what} from {first} to {last}, now {value}", what=Text(title), first=ends[0], last=ends[1],
+                 value=", ".join(now))  # fmt: skip
+    names = [f'<i class="r{at % NAMES}"></i>{html.escape(name)} ' for at, name in enumerate(lines)]
+    return (
+        f'<figure class="chart low"><figcaption>{title} <small>{"".join(names if len(names) > 1 else now)}</small>'
+        f"</figcaption>{frame.around(drawn, about, ())}</figure>"
+    )
+
+
 class _Frame(NamedTuple):
-    """The steps and values that a chart spans."""
+    """The steps (or seconds, then with their names at both `ends`) and values that a chart spans."""
 
     first: int
     last: int
     low: float
     high: float
+    ends: tuple[str, ...] = ()
 
     def across(self, step: int) -> float:
         return (step - self.first) / max(1, self.last - self.first) * WIDTH
@@ -90,12 +131,12 @@ class _Frame(NamedTuple):
         grid = "".join(f'<line x1="0" x2="{WIDTH}" y1="{y}" y2="{y}"/>' for y in (0, HEIGHT / 2, HEIGHT))
         for x in map(self.across, marks):
             grid += f'<line class="resumed" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{HEIGHT}"/>'
-        first = Text("step {step}", step=self.first)
+        first, last = self.ends or (Text("step {step}", step=self.first), str(self.last))
         return (
             f'<div class="y"><span>{self.high:.3g}</span><span>{self.low:.3g}</span></div>'
             f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img" aria-label="{about}"'
             f"{data(about)}>{grid}{drawn}</svg>"
-            f'<div class="x"{data(first)}><span>{first}</span>{below}<span>{self.last}</span></div>'
+            f'<div class="x"{data(first)}><span>{first}</span>{below}<span>{last}</span></div>'
         )
 
 

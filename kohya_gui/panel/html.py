@@ -11,6 +11,7 @@ from kohya_gui.panel import history
 from library.config.json_types import JsonObject, JsonValue
 from library.config.problems import Text, counted
 from library.runs import explain, layout, machine
+from library.runs.gpu_log import SPILLED
 from library.runs.queue import BY_USER, Queue
 from library.runs.reader import RecordedRun, RunProgress
 
@@ -56,7 +57,7 @@ def head(run: RecordedRun, progress: RunProgress, now: float) -> str:
     return (
         f'<div class="run {mood}" data-run="{html.escape(run.id)}" data-state="{html.escape(run.state)}">'
         f'<div class="who"><span class="state">{html.escape(word)}</span><b>{name}</b><small>{kind}</small></div>'
-        f"{_deleted(run)}{_failure(run)}{_bar(run, progress, now)}</div>"
+        f"{_deleted(run)}{_failure(run)}{_spilled(progress) if run.active else ''}{_bar(run, progress, now)}</div>"
     )
 
 
@@ -79,7 +80,8 @@ def waiting(found: Queue) -> str:
 
 def facts(run: RecordedRun, progress: RunProgress, now: float) -> str:
     """The numbers of the last step, where its time goes, how busy the machine is, and what happened on the way."""
-    inside = _numbers(run, progress, now) + split(progress.last) + (usage(run) if run.active else "")
+    inside = _numbers(run, progress, now) + split(progress.last)
+    inside += usage(run) if run.active else ""
     inside += history.history_html(run, progress)
     return f'<div class="facts">{inside}</div>' if inside else ""
 
@@ -249,6 +251,15 @@ def usage(run: RecordedRun) -> str:
             )
         )
     return f'<div class="usage">{"".join(rows)}</div>'
+
+
+def _spilled(progress: RunProgress) -> str:
+    """That memory of the GPU went into the computer's memory, as far as the run has seen it last."""
+    last = next(reversed(progress.events.get("gpu", ())), {}).get("spilled")
+    if not isinstance(last, int | float):
+        return ""
+    said = Text(SPILLED, size=f"{last:.1f}")
+    return f'<div class="cause spilled" role="alert"{data(said)}><ul><li>{html.escape(said)}</li></ul></div>'
 
 
 def _gpu(gpu: machine.GpuStatus) -> str:

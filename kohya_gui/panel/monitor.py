@@ -58,13 +58,14 @@ class RunPanel:
         progress = reader.progress(run.folder).update()
         line = progress.line
         buttons, shown = actions.buttons(run, every), samples.gallery(run, progress)
+        gpus = progress.events.get("gpu", ())
         fresh = {
             "run": run.id,
             "runs": [(_label(r), r.id) for r in runs],
             "queue": waits,
             "head": [run.id, run.state, run.error, progress.offset, int(time.time()) if run.active else 0],
             "acts": buttons,
-            "chart": [run.id, line.points[-1] if line.points else None, line.resumed],
+            "chart": [run.id, line.points[-1] if line.points else None, line.resumed, gpus[-1].get("t") if gpus else 0],
             "gallery": [run.id, len(progress.events.get("sample", ()))],
             "log": [run.id, run.state, _size(run)],
         }
@@ -75,7 +76,7 @@ class RunPanel:
             gr.skip() if same["queue"] else waits,
             gr.skip() if same["head"] else html.head(run, progress, now),
             gr.skip() if same["acts"] else buttons,
-            gr.skip() if same["chart"] else charts.curves(line.points, line.rates, line.resumed),
+            gr.skip() if same["chart"] else charts.curves(line.points, line.rates, line.resumed, gpus),
             gr.skip() if same["head"] else html.facts(run, progress, now),
             gr.skip() if same["gallery"] else shown,
             gr.skip() if same["run"] else gr.update(visible=True),

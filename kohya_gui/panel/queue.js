@@ -5,8 +5,8 @@ import { make, makeButton, one } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
 import { openInForm } from "./monitor.js";
 
-/** @typedef {{ id: string, name: string, title: string, state: string, run: string, step: number, total: number, gpus: string, why: string, waits: boolean, again: boolean }} Entry */
-/** @typedef {{ entries: Entry[], waiting: number, paused: string, halted: boolean, lanes: string[], go_on: boolean }} Listing */
+/** @typedef {{ id: string, name: string, title: string, state: string, run: string, step: number, total: number, gpus: string, processes: number, why: string, waits: boolean, again: boolean }} Entry */
+/** @typedef {{ entries: Entry[], waiting: number, paused: string, halted: boolean, gpus: import("../form/gpus.js").Gpu[], go_on: boolean }} Listing */
 
 /** @type {Record<string, string>} */
 const STATES = { waiting: "Waiting", starting: "Starting", running: "Running", stopping: "Stopping", finished: "Finished",
@@ -75,6 +75,7 @@ function show(where, found) {
   const focus = focused instanceof HTMLElement && where.contains(focused) ? focused.dataset.key : null;
   one(where, ".how").textContent = summary(found);
   one(where, ".switches").replaceChildren(...switches(found));
+  one(where, ".lanes").replaceChildren(...(found.gpus.length > 1 ? found.gpus.map(lane) : []));
   const waiting = found.entries.filter((entry) => entry.waits);
   const others = found.entries.filter((entry) => !entry.waits);
   const active = others.filter((entry) => MOODS[entry.state] === "busy");
@@ -84,14 +85,24 @@ function show(where, found) {
 }
 
 /** @param {Listing} found */
-function summary({ entries, waiting, paused, halted, lanes }) {
+function summary({ entries, waiting, paused, halted, gpus }) {
   if (!entries.length) return translated("The queue is empty. Fill in a form and press Add to queue: trainings run one after the other, also while this page is closed.");
   if (halted) return say("The queue is halted since the computer or its process ended. {trainings} left.", { trainings: count(waiting, "training") });
   if (paused) return paused === "by you" ? "Paused: nothing new is started." : say("Paused: nothing new is started. {why}", { why: paused });
   if (!waiting) return translated("The queue is empty.");
   const trainings = count(waiting, "training");
-  if (lanes.length < 2) return say("{trainings} waiting.", { trainings });
-  return say("{trainings} waiting. One training at a time on each GPU ({gpus}).", { trainings, gpus: lanes.join(", ") });
+  if (gpus.length < 2) return say("{trainings} waiting.", { trainings });
+  return say("{trainings} waiting. One training at a time on each GPU ({gpus}).", { trainings, gpus: gpus.map(({ index }) => index).join(", ") });
+}
+
+/**
+ * A GPU, and what works on it.
+ * @param {import("../form/gpus.js").Gpu} gpu
+ */
+function lane({ index, name, free, total, user }) {
+  const memory = total ? say("{free} of {total} GB free", { free: free.toFixed(1), total: total.toFixed(1) }) : "";
+  return make("li", { "data-gpu": index }, make("span", { className: "own" }, `GPU ${index} · ${name}`),
+    make("b", { className: "own" }, translated(user || "Free")), make("small", {}, memory));
 }
 
 /** @param {Listing} found */
@@ -115,7 +126,8 @@ function switches({ entries, waiting, paused, halted, go_on: goOn }) {
 function row(entry, waiting) {
   const at = waiting.indexOf(entry);
   const progress = entry.total ? say("step {step} / {total}", { step: entry.step, total: entry.total }) : "";
-  const gpus = entry.gpus ? `GPU ${entry.gpus}` : "";
+  const several = entry.waits && entry.processes > 1 ? say("{count} GPUs", { count: entry.processes }) : "";
+  const gpus = entry.gpus ? `GPU ${entry.gpus}` : several;
   const about = [entry.title, progress, gpus].filter(Boolean).join(" · ");
   return make("li", { className: `entry ${MOODS[entry.state] ?? "calm"}`, "data-id": entry.id, "data-state": entry.state },
     make("span", { className: "state" }, translated(STATES[entry.state] ?? entry.state)),

@@ -3,7 +3,8 @@
 import gradio as gr
 
 MARKUP = """<div class="queue"><div class="lead"><p class="how" role="status">Reading the queue</p>
-<div class="switches"></div></div><ol class="entries"></ol><div class="answer" role="status"></div></div>"""
+<div class="switches"></div></div><ul class="lanes" aria-label="GPUs"></ul>
+<ol class="entries"></ol><div class="answer" role="status"></div></div>"""
 
 
 class QueueTab:

@@ -62,9 +62,13 @@ def choose(how: JsonMapping, free: Iterable[str]) -> tuple[str, ...]:
         if wrong := _absent(wanted, every):
             raise ConfigError(wrong)
         return wanted if set(wanted) <= set(left) else ()
-    count = len(every) if asked == "all" else min(_processes(how), len(every))
-    known = tuple(lane for lane in every if lane in left)
-    return known[:count] if len(known) >= count else ()
+    count = len(every) if asked == "all" else min(processes(how), len(every))
+    known = [lane for lane in every if lane in left]
+    if len(known) > count:  # other programs may use some: take those with most memory left
+        room = {gpu.index: gpu.total - gpu.used for gpu in machine.read_gpus()}
+        most = sorted(known, key=lambda lane: -room.get(lane, 0.0))[:count]
+        known = [lane for lane in known if lane in most]
+    return tuple(known) if len(known) >= count else ()
 
 
 def problems(how: JsonMapping) -> list[Problem]:
@@ -76,7 +80,7 @@ def problems(how: JsonMapping) -> list[Problem]:
     wanted = every if not asked or asked == ["all"] else tuple(asked)
     if wrong := _absent(wanted, every):
         found.append(wrong)
-    elif not found and (number := _processes(how)) > len(wanted):
+    elif not found and (number := processes(how)) > len(wanted):
         what = Text("gpu_ids names" if asked and asked != ["all"] else "this machine has")
         gpus = Text("{count} GPUs" if len(wanted) > 1 else "{count} GPU", count=len(wanted))
         facts = {"number": number, "what": what, "gpus": gpus}
@@ -136,10 +140,11 @@ def launch_options(how: JsonMapping, own: Iterable[str]) -> JsonObject:
     own = tuple(own)
     if CPU in own:
         return dict(how)
-    several = {"main_process_port": how.get("main_process_port") or 0} if _processes(how) > 1 else {}
+    several = {"main_process_port": how.get("main_process_port") or 0} if processes(how) > 1 else {}
     return {**how, "gpu_ids": ",".join(own), **several}  # 0: any port that is free, as another run may have the usual
 
 
-def _processes(how: JsonMapping) -> int:
+def processes(how: JsonMapping) -> int:
+    """How many processes, and so GPUs, launch options ask for on this machine."""
     machines = int(how.get("num_machines") or 1)
     return max(1, int(how.get("num_processes") or 1) // max(1, machines))

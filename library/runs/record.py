@@ -18,6 +18,7 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError
 from library.files import write_atomic
 from library.runs import layout, process, registry, restoring
+from library.runs.gpu_log import GpuLog
 
 HEARTBEAT = 2.0  # seconds between two signs of life
 SPACING = 0.5  # seconds between two lines about the same phase, since caching may report every image
@@ -70,6 +71,7 @@ class Record:
         self._write()
         registry.add(folder, facts)
         threading.Thread(target=self._beat, name="run heartbeat", daemon=True).start()
+        threading.Thread(target=GpuLog(self.event, self.say, self._ended).follow, name="gpu log", daemon=True).start()
 
     @classmethod
     def start(cls, config: JsonMapping, script: str, output_dir: str | Path, output_name: str | None,

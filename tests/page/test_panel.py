@@ -91,6 +91,23 @@ def test_where_a_steps_time_goes_and_how_busy_the_machine_is(tmp_path, monkeypat
     assert "GPU 0" in page and "GPU 1" not in page and "waiting for data" not in shown(tmp_path, [step(1)])
 
 
+def gpu(at, *used, **more):
+    gpus = [{"index": str(i), "used": gib, "total": 24.0, "utilization": 97, "temperature": 71} for i, gib in
+            enumerate(used)]  # fmt: skip
+    return {"kind": "gpu", "t": 1.7e9 + at, "gpus": gpus, **more}
+
+
+def test_memory_load_temperature_and_power_of_gpus_are_curves(tmp_path):
+    drawn = charts.gpu_charts([gpu(0, 4.0, 2.0), gpu(10, 12.0, 2.0), {"kind": "gpu"}, gpu(20, 18.0, 2.5)])
+    assert [title in drawn for title in ("GPU memory", "GPU load", "Temperature", "GPU power")] == [1, 1, 1, 0]
+    assert drawn.count("<polyline") == 6 and "now 18 GB, 2.5 GB" in drawn and "<span>24</span>" in drawn
+    assert "0.0,125.0 300.0,75.0 600.0,37.5" in drawn  # of 24 GB, in a chart that is 150 high
+    assert charts.gpu_charts([]) == charts.gpu_charts([gpu(0, 4.0)]) == ""
+    full = [gpu(0, 23.9, spilled=1.5), step(1)]
+    assert "1.5 GiB of this training are in the computer" in shown(tmp_path, full)
+    assert "computer&#x27;s memory" not in shown(tmp_path, [*full, gpu(10, 20.0)])
+
+
 def test_a_file_that_does_not_load_stands_out(tmp_path):
     page = shown(
         tmp_path, [{"kind": "saved", "file": "/o/cat.safetensors", "bytes": 5e6, "ok": False, "text": "3 <b> odd"}]
@@ -145,7 +162,7 @@ def test_nothing_of_a_run_is_taken_for_html(tmp_path):
     [{"kind": "step"}], [{"kind": "step", "step": None, "loss": None, "lr": None}], [{"kind": "phase"}],
     [{"kind": "compile"}],
     [{"kind": "step", "step": 1, "loss": "x", "lr": "x", "eta": "x"}], [{"kind": "saved"}], [{}],
-    [{"kind": "step", "step": 3, "loss": 0.0}] * 3,
+    [{"kind": "step", "step": 3, "loss": 0.0}] * 3, [{"kind": "gpu"}, {"kind": "gpu", "spilled": "x"}],
 ])  # fmt: skip
 def test_odd_events_do_not_break_the_panel(tmp_path, events):
     assert "cat" in shown(tmp_path, events)

@@ -1,11 +1,13 @@
 """What GPUs tell of themselves: with a stand-in for the driver's library, and where there is none."""
 
+import os
+import threading
 from types import SimpleNamespace
 
 import pynvml
 import pytest
 
-from library.runs import gpu_slots, machine
+from library.runs import gpu_log, gpu_slots, machine
 
 GIB = 2**30
 MODERN = {"nvmlDeviceGetName": "NVIDIA RTX 4090", "nvmlDeviceGetPowerUsage": 320500, "nvmlDeviceGetTemperature": 71,
@@ -66,6 +68,43 @@ def test_without_a_driver_there_are_none(monkeypatch):
     monkeypatch.setattr(pynvml, "nvmlInit", absent)
     assert (machine.read_gpus(), machine.driver_version()) == ([], "")
     assert gpu_slots.lanes() == (gpu_slots.CPU,)
+
+
+def test_a_training_notes_its_own_gpus_and_memory_that_spills(monkeypatch):
+    Driver([MODERN, FEW, SHARED]).stand_in(monkeypatch)
+    noted, said, ended = [], [], threading.Event()
+    ended.set()
+    record = lambda kind, **data: noted.append((kind, data))  # noqa: E731
+    monkeypatch.setenv(gpu_slots.VISIBLE, "1")
+    gpu_log.GpuLog(record, said.append, ended).follow()
+    assert noted == [("gpu", {"gpus": [{"index": "1", "name": "NVIDIA RTX 4090", "used": 18.2, "total": 24.0}]})]
+    noted.clear()
+    told = iter(["", "3221225472", "3221225472", "5368709120", "no number", "5368709120", "3221225472"])
+    asked = []
+    answer = lambda command, **how: asked.append(command[-1]) or SimpleNamespace(stdout=next(told))  # noqa: E731
+    monkeypatch.setattr(gpu_log, "IS_WINDOWS", True)
+    monkeypatch.setattr(gpu_log, "subprocess", SimpleNamespace(run=answer, SubprocessError=OSError))
+    log = gpu_log.GpuLog(record, said.append, ended)
+    for used in (18, 18, 23, 23, 23, 23, 18):
+        monkeypatch.setitem(FEW, "nvmlDeviceGetMemoryInfo", SimpleNamespace(used=used * GIB, total=24 * GIB))
+        log.look()
+        log._looks += gpu_log.EVERY
+    assert [data.get("spilled", 0) for _, data in noted] == [0, 0, 0, 2, 2, 2, 0]
+    assert len(said) == 1 and "2.0 GiB of this training are in the computer's memory" in said[0]
+    assert f"pid[_]{os.getpid()}[_]%" in asked[0]
+
+
+def test_without_a_gpu_a_training_looks_for_one_once(monkeypatch):
+    monkeypatch.setenv(gpu_slots.VISIBLE, "")
+    assert not gpu_log.GpuLog(None, None, threading.Event()).look()
+
+
+def test_of_free_gpus_the_one_with_most_free_memory_is_taken(monkeypatch):
+    small = {**MODERN, "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=20 * GIB, total=24 * GIB)}
+    Driver([small, MODERN, {**MODERN, "nvmlDeviceGetMemoryInfo": None}]).stand_in(monkeypatch)
+    assert gpu_slots.choose({}, ("0", "1", "2")) == ("1",)
+    assert gpu_slots.choose({"num_processes": 2}, ("0", "1", "2")) == ("0", "1")
+    assert gpu_slots.choose({}, ("0", "2")) == ("0",) and gpu_slots.choose({}, ("2",)) == ("2",)
 
 
 def test_the_monitor_looks_on_a_thread_and_known_waits(monkeypatch):

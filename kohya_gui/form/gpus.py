@@ -1,0 +1,26 @@
+"""The GPUs that a training may get: their names, their memory, and which run has them."""
+
+from library.config.json_types import JsonObject
+from library.runs import gpu_slots, machine, reader
+
+# gpus.js fills it, where there is more than one GPU.
+CHOOSER = (
+    '<div class="gpus span-6" role="group" aria-label="GPUs" hidden><b>GPUs</b><div class="choices"></div>'
+    "<small>Several GPUs share the work of a training, which waits until all of them are free.</small></div>"
+)
+
+
+def listing() -> list[JsonObject]:
+    """Each GPU that trainings of this computer may use, with its memory in GiB, and who has it; none without a GPU."""
+    lanes = [lane for lane in gpu_slots.lanes() if lane != gpu_slots.CPU]
+    known = {gpu.index: gpu for gpu in (machine.GPUS.now() or machine.GPUS.known())} if lanes else {}
+    users = dict.fromkeys(gpu_slots.held(), "Another job")
+    for run in reader.runs():
+        if run.active and run.is_here:  # one that was started in a shell may use any of them
+            users |= dict.fromkeys(run.facts.get("lanes") or lanes, run.facts.get("output_name") or run.id)
+    found: list[JsonObject] = []
+    for lane in lanes:
+        gpu = known.get(lane)
+        memory = {"free": round(gpu.total - gpu.used, 1), "total": gpu.total} if gpu else {"free": 0.0, "total": 0.0}
+        found.append({"index": lane, "name": gpu.name if gpu else "GPU", **memory, "user": users.get(lane, "")})
+    return found

@@ -1,0 +1,80 @@
+"""What the GPUs of a training do while it works, for its record, and a warning when their memory spills to the host."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+
+from library.runs import gpu_slots, machine
+
+IS_WINDOWS = sys.platform == "win32"
+SPACING = 10.0  # seconds between two looks: each takes some hundredths of a second of this thread
+EVERY = 3  # looks between two questions about shared memory, for each of which Windows starts a process
+PATIENCE = 20  # seconds for its answer
+FULL = 0.95  # of a GPU's own memory
+GROWN = 0.5  # GiB of shared memory that came since it was full
+SPILLED = (
+    "The GPU's memory is full, and {size} GiB of this training are in the computer's memory, which slows its steps "
+    "down many times: lower the batch size or the resolution, or use gradient_checkpointing or blocks_to_swap"
+)
+# English on every Windows, which the names of counters for typeperf are not. [_] is _, which alone stands for any sign.
+SHARED = (
+    "(Get-CimInstance Win32_PerfFormattedData_GPUPerformanceCounters_GPUProcessMemory "
+    "-Filter \"Name LIKE 'pid[_]{pid}[_]%'\" | Measure-Object SharedUsage -Sum).Sum"
+)
+
+
+class GpuLog:
+    """Looks at the GPUs of this process until `ended`: `event(kind, **data)` gets what it sees, `say` a warning."""
+
+    def __init__(self, event: Callable[..., None], say: Callable[[str], None], ended: threading.Event) -> None:
+        self._event, self._say, self._ended = event, say, ended
+        self._looks, self._shared, self._spilled = 0, 0.0, 0.0
+
+    def follow(self) -> None:
+        """Look now and then; where there is no GPU, only once."""
+        while self.look() and not self._ended.wait(SPACING):
+            self._looks += 1
+
+    def look(self) -> bool:
+        """Note how the GPUs are now; False where there are none."""
+        visible = gpu_slots.lanes()
+        every = machine.read_gpus() if gpu_slots.CPU not in visible else []
+        own = [gpu for gpu in every if gpu.index in visible] or every  # lanes may be named by other than their numbers
+        if not own:
+            return False
+        if IS_WINDOWS and self._looks % EVERY == 0:
+            self._measure_spilled(any(gpu.used >= FULL * gpu.total for gpu in own))
+        more = {"spilled": round(self._spilled, 1)} if self._spilled else {}
+        self._event("gpu", gpus=[{name: v for name, v in asdict(gpu).items() if v is not None} for gpu in own], **more)
+        return True
+
+    def _measure_spilled(self, is_full: bool) -> None:
+        """How much of this process came into the host's memory since a GPU was full, with a warning the first time.
+
+        What was there before counts for nothing: pinned memory, such as that of swapped blocks, is shared memory, too.
+        """
+        shared = shared_memory(os.getpid())
+        if shared is None:
+            return
+        if not is_full:
+            self._shared = shared
+        grown = shared - self._shared
+        if grown > GROWN and not self._spilled:
+            self._say(f"warning: {SPILLED.format(size=f'{grown:.1f}')}")
+        self._spilled = grown if grown > GROWN else 0.0
+
+
+def shared_memory(pid: int) -> float | None:
+    """GiB of the computer's memory that a process uses for its GPU, as the driver model of Windows (WDDM) counts it."""
+    command = ["powershell.exe", "-NoProfile", "-NonInteractive", "-Command", SHARED.format(pid=pid)]
+    hidden = getattr(subprocess, "CREATE_NO_WINDOW", 0)
+    try:
+        told = subprocess.run(
+            command, capture_output=True, text=True, timeout=PATIENCE, check=False, creationflags=hidden
+        )
+        return int(told.stdout) / machine.GIB
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
