@@ -22,6 +22,7 @@ class ControlUse:
     least: int = 0  # reference images of an item that it cannot be trained without
     most: int = 0  # reference images of an item
     inpaints: bool = False  # the picture itself without what a mask covers, and the mask
+    random_masks: int = 0  # that are drawn for an image without one; 0: each needs its own
 
 
 class RunConfig(Protocol):

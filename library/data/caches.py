@@ -271,7 +271,9 @@ def _hash(file: str) -> str:
 
 
 def _control_stamp(control: "ControlImage") -> list[Any]:
-    mask = image_stamp(control.mask) if control.mask and control.mask != control.path else None
+    mask: Any = None if control.drawn is None else f"drawn {control.drawn}"
+    if control.mask and control.mask != control.path:
+        mask = image_stamp(control.mask)
     return [image_stamp(control.path), mask, list(control.fit.resized)]
 
 
@@ -282,8 +284,10 @@ def _same_controls(wanted: Wanted, stamps: Any) -> bool:
     for control, stamp in zip(wanted.controls, stamps, strict=True):
         if not isinstance(stamp, list) or len(stamp) != 3 or stamp[2] != list(control.fit.resized):
             return False
-        masked = control.mask and control.mask != control.path
-        if not _same_image(control.path, stamp[0]) or (masked and not _same_image(control.mask, stamp[1])):
+        own = control.mask and control.mask != control.path
+        drawn = None if control.drawn is None else f"drawn {control.drawn}"
+        same_mask = _same_image(control.mask, stamp[1]) if own else stamp[1] == drawn
+        if not same_mask or not _same_image(control.path, stamp[0]):
             return False
     return True
 

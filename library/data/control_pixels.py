@@ -1,10 +1,17 @@
 """What a model is shown beside noise and words, as pixels."""
 
+import os
+from random import Random
+
 import numpy as np
 import torch
+from PIL import Image, ImageDraw
 
 from library.data import augment, pixels
+from library.data.buckets import Size
 from library.data.images import ControlImage
+
+SHAPES = ("rectangle", "ellipse", "line")
 
 
 def shown(control: ControlImage, interpolation: str | None, flip: bool = False) -> torch.Tensor:
@@ -13,14 +20,38 @@ def shown(control: ControlImage, interpolation: str | None, flip: bool = False) 
     picture = pixels.read(control.path)
     pixels.expect_size(control.path, picture, control.size)
     colours = pixels.to_tensor(pixels.look(picture, view, interpolation))
-    return colours * (1 - paint_mask(control, view, interpolation)) if control.mask else colours
+    return colours * (1 - paint_mask(control, view, interpolation)) if control.is_masked else colours
 
 
 def paint_mask(control: ControlImage, view: augment.View, interpolation: str | None) -> torch.Tensor:
     """Where a model paints [H,W]: 1 where the mask is brighter than half, else 0."""
+    if control.drawn is not None:
+        mask = random_mask(view.size, Random(f"{os.path.basename(control.path)} {control.drawn} {view.size}"))
+        return torch.from_numpy(np.ascontiguousarray(mask[:, ::-1] if view.flip else mask))
     if control.mask == control.path:
         mask = pixels.read(control.path, alpha=True)[:, :, 3]
     else:
         mask = pixels.read_mask(control.mask)
     seen = pixels.look(np.ascontiguousarray(mask), view, interpolation)
     return torch.from_numpy((seen >= 128).astype(np.float32))
+
+
+def random_mask(size: Size, random: Random) -> np.ndarray:
+    """A mask [H,W] of zeros and ones in float32, for a picture of (width, height): up to four rectangles, ellipses and
+    broad lines."""
+    mask = Image.new("L", size)
+    draw = ImageDraw.Draw(mask)
+
+    def point() -> tuple[int, int]:
+        return random.randrange(size[0]), random.randrange(size[1])
+
+    for _ in range(random.randint(1, 4)):
+        kind = random.choice(SHAPES)
+        if kind == "line":
+            points = [point() for _ in range(random.randint(2, 6))]
+            draw.line(points, fill=1, width=max(1, round(min(size) * random.uniform(0.05, 0.2))), joint="curve")
+            continue
+        (left, top), sides = point(), [round(side * random.uniform(0.2, 0.7)) for side in size]
+        box = (left - sides[0] // 2, top - sides[1] // 2, left + sides[0] // 2, top + sides[1] // 2)
+        (draw.rectangle if kind == "rectangle" else draw.ellipse)(box, fill=1)
+    return np.asarray(mask, np.float32)

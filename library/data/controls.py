@@ -2,6 +2,7 @@
 
 import os
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from library.config.dataset import SubsetConfig
@@ -49,10 +50,13 @@ def controls_of(
     """
     if use.inpaints:
         mask = image.mask_file or (image.path if subset.alpha_mask else "")
+        if not mask and use.random_masks:
+            one = ControlImage(image.path, image.size, image.fit)
+            return tuple(replace(one, drawn=number) for number in range(use.random_masks))
         if not mask:
             result.problems.append(about_images(
                 "{path} has no mask of what is to be painted: name conditioning_data_dir in the dataset_config, "
-                "or set alpha_mask", path=image.path))  # fmt: skip
+                "set alpha_mask, or let random_masks draw some", path=image.path))  # fmt: skip
         return (ControlImage(image.path, image.size, image.fit, mask),)
     if not use.most:
         if named:

@@ -18,13 +18,20 @@ if TYPE_CHECKING:
 class ControlImage:
     """A picture that the model is shown beside an image: a reference, or that image itself without what a mask covers.
 
-    `mask` is the mask's file, or the path of the image where its transparency is the mask; "" for a reference.
+    `mask` is the mask's file, or the path of the image where its transparency is the mask. Without a file the mask may
+    be one of those that are drawn at random: the one with the number `drawn`. A reference has neither.
     """
 
     path: str
     size: Size  # width, height as stored in the file
     fit: BucketFit
     mask: str = ""
+    drawn: int | None = None
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether it is the image itself without what a mask covers."""
+        return bool(self.mask) or self.drawn is not None
 
 
 @dataclass(slots=True)
@@ -45,14 +52,19 @@ class Image:
     @property
     def bucket_key(self) -> tuple[Any, ...]:
         """What images of one batch have in common: data set and bucket, and the sizes of reference images, if any."""
-        references = tuple(control.fit.bucket for control in self.controls if not control.mask)
+        references = tuple(control.fit.bucket for control in self.controls if not control.is_masked)
         return (self.dataset, self.fit.bucket, *([references] if references else []))
 
     @property
     def size_with_controls(self) -> Size:
         """(width, height) of a picture as wide as the bucket that has as many pixels as all that a step is shown."""
         width, height = self.fit.bucket
-        return width, height + sum(a * b for a, b in (c.fit.bucket for c in self.controls if not c.mask)) // width
+        return width, height + sum(a * b for a, b in (c.fit.bucket for c in self.controls if not c.is_masked)) // width
+
+    @property
+    def has_random_masks(self) -> bool:
+        """Whether a step shows it with one of several masks."""
+        return bool(self.controls) and self.controls[0].drawn is not None
 
     @property
     def is_reg(self) -> bool:

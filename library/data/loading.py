@@ -199,7 +199,8 @@ class Batches:
             random = Random(f"{key} view")
             flip = image.subset.flip_aug and random.random() < 0.5
             weight = getattr(self.config.data, "prior_loss_weight", 1.0) if image.is_reg else 1.0
-            yield DrawnImage(image, words, flip, weight, random)
+            drawn = random.randrange(len(image.controls)) if image.has_random_masks else None
+            yield DrawnImage(image, words, flip, weight, random, drawn)
 
     def draws(self, epoch: int) -> list[Draw]:
         """Which images make the batches of an epoch, in order."""
@@ -227,7 +228,8 @@ class Batches:
         return {**known, "number of processes": self.place[1]}
 
     def _sample(self, part: "DrawnImage") -> "BatchSample":
-        image, words, flip, weight, random = part
+        image, words, flip, weight, random, drawn = part
+        shown = dict(enumerate(image.controls)) if drawn is None else {drawn: image.controls[drawn]}
         text = self.images.text.load(image) if self.images.text else None
         masked = bool(image.mask_file) and self.config.data.masked_loss
         controls: list[Tensor] = []
@@ -236,7 +238,7 @@ class Batches:
             arrays = self.images.latents.load(image)
             latents, mask = _from_cache(image, arrays, flip)
             pixel = None
-            names = (f"control_{number}{'_flipped' * flip}" for number in range(len(image.controls)))
+            names = (f"control_{number}{'_flipped' * flip}" for number in shown)
             controls = [torch.from_numpy(arrays[name]).float() for name in names]
         else:
             view = view_of(image, self.images.datasets[image.dataset].enable_bucket, random, flip)
@@ -246,12 +248,12 @@ class Batches:
             seen = pixels.look(pixels.read_mask(image.mask_file), view, image.interpolation)
             mask = torch.from_numpy(seen.astype(np.float32) / 255)
         paint = None
-        if image.controls and image.controls[0].mask:
-            paint = control_pixels.paint_mask(image.controls[0], view, image.interpolation)
+        if shown and (control := next(iter(shown.values()))).is_masked:
+            paint = control_pixels.paint_mask(control, view, image.interpolation)
             mask = mask if self.config.data.masked_loss else None
         if pixel is not None and image.controls:
-            shown = (control_pixels.shown(one, image.interpolation, flip) for one in image.controls)
-            controls = [pixel * (1 - paint)] if paint is not None else list(shown)
+            pictures = (control_pixels.shown(one, image.interpolation, flip) for one in shown.values())
+            controls = [pixel * (1 - paint)] if paint is not None else list(pictures)
         return BatchSample(words, size_of(image, flip), weight, latents, pixel, text, mask, controls, paint)
 
 
@@ -263,6 +265,7 @@ class DrawnImage(NamedTuple):
     flip: bool
     weight: float
     random: Random
+    mask: int | None = None  # the number of its mask, where they are drawn at random
 
 
 @dataclass(slots=True)

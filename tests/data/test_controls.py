@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from random import Random
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from safetensors.torch import load_file, safe_open, save_file
 from library import data
 from library.config.run_config import ControlUse
 from library.data import encoding
+from library.data.control_pixels import random_mask
 from library.data.loading import Batches, latent_area
 from library.families.base import LatentCache, TextCache
 from tests.data import make
@@ -240,3 +242,49 @@ def test_another_mask_is_encoded_anew(tmp_path, use):
     shutil.copy(tmp_path / "images" / "00.png", tmp_path / "masks" / "00.png")
     make.picture(tmp_path / "masks" / "00.png", (80, 64))
     assert "00.png is 80x64, but its image is 64x64" in sentences(config)
+
+
+def test_masks_are_drawn_where_there_are_none_and_each_step_takes_one(tmp_path, use):
+    use(inpaints=True, random_masks=3)
+    make.folder(tmp_path, "images", ((64, 64), (128, 64)))
+    config = toml(tmp_path, "flip_aug = true", "enable_bucket = true\nmin_bucket_reso = 64", controls=False)
+    images, family = encoded(config, Family(make.FLUX))
+    assert len(family.seen) == 2 * 2 * 4, "the image and three masked ones, as they are and mirrored"
+    assert not encoded(config, Family(make.FLUX))[1].seen
+
+    def epochs(images, seed):
+        batches = Batches(images, config, seed)
+        return [batch for _ in range(12) for batch in batches]
+
+    cached, plain = epochs(images, 5), epochs(data.scan(config), 5)
+    seen = set()
+    for one, other in zip(cached, plain, strict=True):
+        assert torch.equal(one.paint, other.paint) and 0 < one.paint.mean() < 1
+        assert torch.equal(other.controls[0], other.pixels * (1 - other.paint))
+        torch.testing.assert_close(family.control_latents(make.parts(), other.controls[0]), one.controls[0])
+        seen.add(one.paint.numpy().tobytes())
+    assert len(seen) == 2 * 2 * 3, "every mask of both, as it is and mirrored"
+    paints = [batch.paint for batch in cached]
+    assert all(torch.equal(one, batch.paint) for one, batch in zip(paints, epochs(images, 5), strict=True))
+    assert not all(one.equal(batch.paint) for one, batch in zip(paints, epochs(images, 6), strict=True))
+    later = Batches(images, config, 5)
+    later.go_to(6, 1)
+    assert torch.equal(next(iter(later)).paint, cached[5 * 2 + 1].paint), "as a training that goes on there"
+
+    use(inpaints=True, random_masks=2)
+    assert len(encoded(config, Family(make.FLUX))[1].seen) == 2 * 2 * 3
+
+
+def test_a_cache_is_stale_when_another_kind_of_mask_made_it(tmp_path, use):
+    config = masked(tmp_path, use, alpha=True)
+    encoded(config, Family(make.FLUX))
+    use(inpaints=True, random_masks=1)
+    for more in ("", "alpha_mask = true"):
+        config = toml(tmp_path, more, controls=False)
+        assert len(encoded(config, Family(make.FLUX))[1].seen) == 2
+        assert not encoded(config, Family(make.FLUX))[1].seen
+
+
+def test_random_masks_cover_a_part_of_every_picture():
+    shares = [random_mask(size, Random(number)).mean() for number in range(100) for size in ((64, 64), (512, 256))]
+    assert all(0 < share < 1 for share in shares) and 0.2 < np.mean(shares) < 0.6

@@ -38,7 +38,7 @@ def pairs(tmp_path_factory):
     references = f"control_directory = '{place / 'second'}'\n"
     own = f"{references}no_resize_control = true\n"
     masks = f"conditioning_data_dir = '{place / 'masks'}'\n"
-    for name, more in {"kontext": references, "own": own, "fill": masks}.items():
+    for name, more in {"kontext": references, "own": own, "fill": masks, "bare": ""}.items():
         text = "[[datasets]]\nresolution = 96\nenable_bucket = true\nmin_bucket_reso = 64\nbatch_size = 2\n"
         text += f"caption_extension = '.txt'\n[[datasets.subsets]]\nimage_dir = '{images}'\n{more}"
         (place / f"{name}.toml").write_text(text)
@@ -124,10 +124,11 @@ def test_eight_bits_and_lycoris(run, values):
     assert all(map(math.isfinite, made.losses)) and len(made.losses) == 2
 
 
-def test_a_resumed_training_goes_on_as_it_would_have(run):
-    straight = run("fill", max_train_steps=4, save_every_n_steps=2, save_state=True, output_name="m", **DISK)
+@pytest.mark.parametrize("given", [DISK, {"data": "bare", "random_masks": 3}])
+def test_a_resumed_training_goes_on_as_it_would_have(run, given):
+    straight = run("fill", max_train_steps=4, save_every_n_steps=2, save_state=True, output_name="m", **given)
     state = straight.file.parent / "m-step00000002-state"
-    resumed = run("fill", max_train_steps=4, resume=state, **DISK)
+    resumed = run("fill", max_train_steps=4, resume=state, **given)
     assert resumed.losses == straight.losses[2:]
     assert all(torch.equal(tensor, resumed.tensors()[name]) for name, tensor in straight.tensors().items())
 
@@ -137,10 +138,13 @@ def sentences(demo, pairs, **values):
     return " / ".join(map(str, preflight.problems(config_of(demo, LORA, **given | values))))
 
 
-def test_mistakes_are_one_sentence_before_anything_is_loaded(demo, pairs, tmp_path):
+def test_mistakes_are_one_sentence_before_anything_is_loaded(demo, pairs, fill_model, tmp_path):
     assert "control_directory is for models with reference images" in sentences(demo, pairs)
     (tmp_path / "p.txt").write_text("a toy --ci nowhere.png\n")
     said = sentences(demo, pairs, model_type="kontext", sample_prompts=tmp_path / "p.txt")
+    bare = sentences(demo, pairs, model_type="fill", dataset_config=pairs / "bare.toml",
+                     pretrained_model_name_or_path=fill_model)  # fmt: skip
+    assert "has no mask of what is to be painted: name conditioning_data_dir" in bare and "random_masks" in bare
     assert said.count("sample_prompts") == 1 and "names an image that does not exist: nowhere.png" in said
 
 

@@ -1,5 +1,6 @@
 """What can be set when FLUX.1 is trained."""
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,7 @@ IDLE_RULES: tuple[Rule, ...] = (
     ("clip_l", lambda c: "clip_l" in c.model.variant.encoders, "there is no CLIP-L in Chroma"),
     ("guidance_scale", lambda c: c.model.variant.guided or not c.model.guidance_scale,
      "there is no guidance in Chroma"),
+    ("random_masks", lambda c: c.control_images.inpaints, "only FLUX.1 Fill is shown masks"),
     *sections.FLOW_RULES,
     ("sigmoid_scale", lambda c: c.noise.timestep_sampling not in ("sigma", "uniform"),
      "timestep_sampling is not sigmoid, shift or flux_shift"),
@@ -161,12 +163,21 @@ REFERENCES = opt(
     shown_with=named_by(lambda variant: variant.control_images.most > 0),
 )
 
+RANDOM_MASKS = opt(
+    0,
+    "The number of masks that are drawn for each image without one, for Fill. Each step takes one of them. 0: none.",
+    min=0,
+    ceiling=256,
+    shown_with=named_by(lambda variant: variant.control_images.inpaints),
+)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FluxData(sections.Data):
-    """The images, and what Kontext is shown beside them."""
+    """The images, and what Kontext and Fill are shown beside them."""
 
     control_directory: str | None = REFERENCES
+    random_masks: int = RANDOM_MASKS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,6 +185,7 @@ class FluxAdapterData(sections.AdapterData):
     """The same, when adapters learn."""
 
     control_directory: str | None = REFERENCES
+    random_masks: int = RANDOM_MASKS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -294,7 +306,7 @@ class FluxLora(sections.AdapterRun):
     @property
     def control_images(self) -> ControlUse:
         """Reference images of Kontext; what is around a mask, of Fill."""
-        return self.model.variant.control_images
+        return dataclasses.replace(self.model.variant.control_images, random_masks=self.data.random_masks)
 
     model: FluxLoraModel = section(FluxLoraModel)
     data: FluxAdapterData = section(FluxAdapterData)
@@ -327,7 +339,7 @@ class FluxTrain(sections.FullRun):
     @property
     def control_images(self) -> ControlUse:
         """Reference images of Kontext; what is around a mask, of Fill."""
-        return self.model.variant.control_images
+        return dataclasses.replace(self.model.variant.control_images, random_masks=self.data.random_masks)
 
     model: FluxModel = section(FluxModel)
     data: FluxData = section(FluxData)
