@@ -150,8 +150,8 @@ def test_mistakes_are_one_sentence_before_anything_is_loaded(demo, pairs, fill_m
 
 @pytest.mark.parametrize("name", ["kontext", "fill"])
 def test_the_demo_makes_models_and_pairs_for_them(name, tmp_path, capsys, monkeypatch):
-    def forked(arguments):
-        process = forks.start(arguments[1:])
+    def forked(arguments, variables):
+        process = forks.start(arguments[1:], **variables)
         print(process.communicate()[0])
         return process.returncode
 
