@@ -93,7 +93,7 @@ MAY_IMPORT = {
         "library.downloads",
         "library.drawing.plan",
     ),
-    "sd-scripts": ("library.cli.main", "library.cli.train_script", "library.families"),
+    "sd-scripts": ("library.cli.main", "library.cli.train_script", "library.cli.cache_data", "library.families"),
 }
 
 # Modules that take seconds to load. Never at all in the first group; only inside functions in the second.

@@ -1,12 +1,14 @@
-"""`kohya cache`: how much compiled code is kept between trainings, and making less of it."""
+"""`kohya cache`: how much compiled code is kept between trainings, and making less of it; caches of data sets."""
 
 import argparse
 import json
 import math
+import sys
 import time
 from collections.abc import Sequence
 
 from library.bench import report
+from library.cli import cache_data
 from library.config.json_types import JsonObject
 from library.config.schema import ConfigError
 from library.runs import reader
@@ -16,8 +18,12 @@ GB = 1e9
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Show the cache, or make it smaller. Raises ConfigError while a training may need it."""
-    parser = argparse.ArgumentParser("kohya cache", description="Show or clean the cache of compiled code.")
+    """Show the cache, or make it smaller; or cache a data set. Raises ConfigError while a training may need it."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0] in cache_data.SCRIPTS:
+        return cache_data.start(argv[0], [*argv[1:]])
+    about = "Show or clean the cache of compiled code. kohya cache latents and kohya cache text cache a data set."
+    parser = argparse.ArgumentParser("kohya cache", description=about)
     parser.add_argument("--clean", action="store_true", help="remove all of it; the next training compiles again")
     parser.add_argument("--limit", type=float, metavar="GB", help="keep at most so much, now and from now on")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")

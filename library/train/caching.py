@@ -1,0 +1,29 @@
+"""Caching alone: the latents or the text encoder outputs of a data set beside its images, without a training."""
+
+from collections.abc import Callable
+
+from library import data, families
+from library.config.run_config import RunConfig
+from library.data import encoding
+from library.imports import without_collecting
+from library.memory.quantization import fp8_storage
+from library.train.world import World
+
+
+def make_caches(config: RunConfig, report: Callable[[str, int, int], None]) -> int:
+    """Write the caches on disk that the config asks for; how many images the data set has.
+
+    Of several processes each makes its share, and all are done when this returns. Caches that are there and still fit
+    are left as they are, so that an interrupted run goes on. Raises ConfigError as a training does.
+    """
+    with World(config) as world:
+        told = report if world.main else lambda phase, done, total: None
+        told("reading the data set", 0, 0)
+        images = data.scan(config)
+        told("opening the model", 0, 0)
+        family = families.family_for(config)
+        with without_collecting():
+            components = family.load(world.storage_dtype, world.compute_dtype, deferring=True)
+        fp8_storage.store_when_read(components, config)
+        encoding.encode(images, family, components, config, world, told)
+        return len({image.path for image in (*images.items, *(images.validation.items if images.validation else ()))})
