@@ -43,15 +43,17 @@ def test_a_file_is_downloaded_into_the_folder_of_its_repository(hub, tmp_path):
     assert get(hub, tmp_path) == path and len(hub.requests) == 1  # it is there, and is not asked for again
 
 
-def test_a_download_goes_on_where_it_stopped(hub, tmp_path):
+def test_a_download_goes_on_where_it_stopped(hub, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1000)
+
     def cancel(what, done, total):
         if done:
             raise KeyboardInterrupt
 
-    hub.slow = threading.Event()
-    threading.Timer(0.1, hub.slow.set).start()
+    hub.slow = threading.Event()  # the rest is sent after the end of this download only
     with pytest.raises(KeyboardInterrupt):
         get(hub, tmp_path, cancel)
+    hub.slow.set()
     file = downloads.repository(NAME).files[PATH]
     part = downloads.unfinished(downloads.place(tmp_path, file), file)
     part.write_bytes(small()[:5000])
