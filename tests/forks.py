@@ -83,11 +83,20 @@ def _server():
 def serve():
     gc.disable()
     import torch
+    import torch._dynamo  # noqa: F401
     from accelerate import Accelerator  # noqa: F401
 
     import library.cli.train
     import library.train.loop  # noqa: F401
     from library import families
+    from library.families.shared import tokenizer_classes  # noqa: F401
+    from library.imports import without_optional
+
+    with without_optional("diffusers"):  # more than half of a short training, where each process imports it
+        import diffusers.models.autoencoders.autoencoder_kl
+        import diffusers.models.unets.unet_2d_condition  # noqa: F401
+    import transformers.models.clip.modeling_clip
+    import transformers.models.t5.modeling_t5  # noqa: F401
 
     torch.set_num_threads(1)
     for name in families.RUNS:
