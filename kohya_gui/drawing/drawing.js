@@ -1,7 +1,7 @@
 // The tab Try it: what is filled in becomes a drawing, and what was drawn is shown in rows and columns.
 import { read } from "../form/page.js";
 import { translated } from "../i18n/words.js";
-import { all, hit, isField, make, one, showMessage } from "../server/elements.js";
+import { all, around, hit, isField, make, one, showMessage } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
 import { grow, valueToSend, watcher } from "../tools/commands.js";
 
@@ -38,6 +38,7 @@ export function mount(element) {
     const list = hit(event, ".files");
     if (list) grow(list);
   });
+  part("#draw-compare").addEventListener("change", settle);
   model().addEventListener("change", () => void chooseModel());
   sheets().addEventListener("change", () => void drawSheet(sheets().value));
   part(".epochs").addEventListener("click", () => void fillEpochs());
@@ -78,9 +79,10 @@ async function refresh(show = "") {
   }
 }
 
-/** What needs a run is there only where one is chosen. */
+/** What needs a run is there only where one is chosen, and strengths only where they are compared. */
 function settle() {
   part(".epochs").hidden = !model().value.startsWith(RUN);
+  around(part("#draw-strengths"), ".field").hidden = text("compare") !== "strengths";
 }
 
 async function chooseModel() {
@@ -112,6 +114,7 @@ async function fillEpochs() {
     grow(list);
   }
   if (files.length > 1) part("#draw-compare", HTMLSelectElement).value = "files";
+  settle();
   showMessage(part(".said-of"), files.length ? "" : "bad", files.length ? "" : "This run has saved no LoRA file yet.");
 }
 
@@ -122,7 +125,7 @@ async function begin() {
   try {
     const { job } = await ask("draw_begin", {
       model: chosen, form: chosen.startsWith(TAB) ? read(chosen.slice(TAB.length)) : "", fields, prompts: text("prompts"),
-      loras: String(valueToSend(part(".files"))).split("\n").filter(Boolean), compare: text("compare"), strengths: text("strengths"), folder: text("folder"),
+      loras: String(valueToSend(part(".files"))).split("\n").filter(Boolean), compare: text("compare"), ...(text("compare") === "strengths" ? { strengths: text("strengths") } : {}), folder: text("folder"),
     });
     wanted = JOB + job.id;
     showMessage(part(".said-of"), "good", "");

@@ -77,7 +77,7 @@ class DrawingTab:
         if busy := next((job for job in jobs.every(KIND) if job.active), None):
             raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=busy.id)
         config, loras = self._config(sent), [self._lora(line) for line in sent.texts("loras") if line.strip()]
-        compare, strengths = sent.text("compare"), _numbers(sent.text("strengths"))
+        compare, strengths = sent.text("compare"), _numbers(sent.text("strengths", "1"))
         if compare not in plan.COMPARE:
             raise ConfigError("There is no such choice: load the page again.")
         lines = _lines(sent)

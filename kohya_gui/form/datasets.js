@@ -87,6 +87,7 @@ async function look(box) {
     if (mine !== state.asked || state.unsaved) return;
     const isOther = found.file !== state.look.file;
     state.look = found;
+    if (restore(box)) return void showCount(box, null);
     show(box);
     if (found.problems.length) tell(box, "", found.problems.join("\n"));
     else if (isOther) tell(box, found.file ? say("The images are described in {file}.", { file: found.file }) : "");
@@ -103,9 +104,10 @@ async function look(box) {
 /**
  * The rows anew; whoever is in a field stays there.
  * @param {Element} box
+ * @param {Group[]} [groups]
  */
-function show(box) {
-  const { look: { groups, file } } = stateOf(box);
+function show(box, groups = stateOf(box).look.groups) {
+  const { look: { file } } = stateOf(box);
   const focus = document.activeElement, fields = all(box, "[data-set]"), at = focus instanceof HTMLElement ? fields.indexOf(focus) : -1;
   const open = all(box, "details", HTMLDetailsElement).map((details) => details.open);
   one(box, ".groups").replaceChildren(...groups.map((group, number) => groupOf(box, group, number, groups.length)));
@@ -119,7 +121,34 @@ function show(box) {
 // ---- changing
 
 /**
- * Save the rows once nothing is typed for a moment.
+ * Under which name the browser keeps rows that are nowhere else yet.
+ * @param {Element} box
+ */
+const key = (box) => `${tabOf(box)}-datasets`;
+
+/**
+ * Show rows that could not be saved before a reload: as they were, or, where the file says something else now, those of
+ * folders that it does not have. False where there are none.
+ * @param {Element} box
+ */
+function restore(box) {
+  const { named, look } = stateOf(box);
+  /** @type {{ named: string, known: string, groups: Group[] } | null} */
+  const kept = JSON.parse(form.store(key(box)) ?? "null");
+  if (!kept || kept.named !== named) return false;
+  const added = kept.groups.map((group) => ({ ...group, rows: group.rows.filter(({ at }) => at === null) })).filter(({ rows }) => rows.length);
+  if (kept.known !== look.known && !added.length) return false;
+  const groups = kept.known === look.known ? kept.groups : [...look.groups, ...added.map((group) => ({ ...group, at: null }))];
+  show(box, groups.map((group) => {
+    const there = look.groups.find(({ at }) => at !== null && at === group.at);
+    return { ...there, ...group, rows: group.rows.map((row) => ({ ...there?.rows.find(({ at }) => at === row.at), ...row })) };
+  }));
+  soon(box, 0);
+  return true;
+}
+
+/**
+ * Save the rows once nothing is typed for a moment; until then the browser keeps them.
  * @param {Element} box
  * @param {number} [pause]
  */
@@ -127,6 +156,7 @@ function soon(box, pause = PAUSE) {
   const state = stateOf(box);
   clearTimeout(state.timer);
   state.unsaved = true;
+  form.store(key(box), JSON.stringify({ named: state.named, known: state.look.known, groups: groupsOf(box) }));
   state.timer = setTimeout(() => void save(box), pause);
 }
 
@@ -136,7 +166,10 @@ async function save(box) {
   if (state.saving) return soon(box);
   state.unsaved = false;
   const groups = groupsOf(box), values = simply(box, groups);
-  if (values) return choose(box, values);
+  if (values) {
+    form.store(key(box), "null");
+    return choose(box, values);
+  }
   const tab = tabOf(box), { file, known } = state.look;
   state.saving = true;
   try {
@@ -144,7 +177,8 @@ async function save(box) {
     const saved = await ask("datasets_save", { tab, sent: sentOf(tab), file, known, groups });
     tell(box, saved.said);
     state.look = { ...state.look, file: saved.file, known: saved.known };
-    if (state.unsaved) return;
+    if (state.unsaved) return soon(box); // and what the browser keeps is of the file as it is now
+    form.store(key(box), "null");
     if (file) await look(box);
     else choose(box, { [FILE]: saved.file, ...Object.fromEntries(REPLACED.map((name) => [name, ""])) });
   } catch (error) {
@@ -305,6 +339,7 @@ form.onSettled((where) => {
     if (named !== state.named) { // other images: what could not be saved is of no use for them
       clearTimeout(state.timer);
       state.unsaved = false;
+      if (state.named) form.store(key(box), "null");
     }
     Object.assign(state, { watched, named, telling: false });
     clearTimeout(state.looking);

@@ -264,6 +264,13 @@ def test_named_folders_are_rows_and_a_change_is_written_into_a_file(visit, serve
     seen.until("changed elsewhere", ".datasets .file")
     assert "batch_size" not in file.read_text()
     page.reload()
+    seen.until("21 pictures per epoch", ".datasets .sum")  # what the file says now
+    box.locator("li [data-set=num_repeats]").first.fill("many")  # what cannot be saved is still there after a reload
+    seen.until("num_repeats", ".datasets .file .bad")
+    page.reload()
+    seen.until("num_repeats", ".datasets .file .bad")
+    assert box.locator("li [data-set=num_repeats]").first.input_value() == "many"
+    box.locator("li [data-set=num_repeats]").first.fill("5")
     seen.until("21 pictures per epoch", ".datasets .sum")
     box.locator("li").first.get_by_role("button", name="Remove").click()
     wait_for(lambda: "zorb cat" not in file.read_text(), 30)

@@ -174,6 +174,11 @@ def test_files_of_a_run_are_compared(visit, served, monkeypatch):
     assert box.locator("#draw-model").input_value() == "run:zorb-1" == box.locator("#draw-sheet").input_value()
     page.wait_for_function("document.querySelector('#draw-prompts').value === 'a cat\\na dog'")
     assert box.locator(".board .sample span").all_inner_texts() == ["Step 10", "Step 20"] * 2
+    compare, strengths = box.locator("#draw-compare"), box.locator("#draw-strengths")
+    assert not strengths.is_visible()  # which are for several only
+    compare.select_option("strengths")
+    assert strengths.is_visible()
+    strengths.fill("no number")  # is asked for nowhere else
     box.get_by_role("button", name="All files of this run").click()
     page.wait_for_function("document.querySelector('#draw-compare').value === 'files'")
     box.get_by_role("button", name="Draw", exact=True).click()
