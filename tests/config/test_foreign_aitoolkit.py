@@ -64,6 +64,7 @@ AITOOLKIT = [
     (FLUX_AI, {"train.timestep_type": "flux_shift"}, {"timestep_sampling": "flux_shift"}),
     (FLUX_AI, {"train.ema_config.use_ema": True, "train.ema_config.ema_decay": 0.95}, {"ema_decay": 0.95}),
     (FLUX_AI, {"train.ema_config.use_ema": True}, {"ema_decay": 0.999}),
+    (FLUX_AI, {"train.bypass_guidance_embedding": True}, {"bypass_guidance_embedding": True}),
     (FLUX_AI, {"train.max_grad_norm": 0.5, "train.seed": 9}, {"max_grad_norm": 0.5, "seed": 9}),
     (FLUX_AI, {"train.cache_text_embeddings": True}, {"cache_text_encoder_outputs": True}),
     (FLUX_AI, {"sample.prompts": ["a"], "sample.sample_every": 50, "train.skip_first_sample": True},

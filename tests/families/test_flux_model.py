@@ -147,10 +147,13 @@ def test_a_head_that_cannot_be_shared_is_refused():
         _ = sizes(head=30).axes
 
 
-def test_missing_guidance_is_refused():
+def test_without_guidance_its_embedding_is_left_out():
     model = made(sizes())
-    with pytest.raises(ValueError, match="guidance"):
-        model(**{**inputs(model.sizes), "guidance": None})
+    given = {**inputs(model.sizes), "guidance": None}
+    with torch.no_grad():
+        found = model(**given)
+        model.guidance_in = None
+        assert torch.equal(found, model(**given))
 
 
 def test_time_and_guidance_stay_float32_up_to_the_embedding():

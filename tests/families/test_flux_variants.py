@@ -4,7 +4,9 @@ import shutil
 
 import torch
 
-from library.families.flux import random
+from library.families.base import SampleRequest
+from library.families.flux import keys, random
+from library.families.shared import packing
 from tests import flux_files
 from tests.families.flux import family, step
 
@@ -35,8 +37,34 @@ def test_models_with_other_numbers_of_blocks_are_read_trained_and_swapped(files,
         assert (len(parts.denoiser.double_blocks), len(parts.denoiser.single_blocks)) == model.depth == (1, 3)
         noised, text = step(model, parts)
         assert model.predict(parts.denoiser, noised, text, None).isfinite().all()
+        assert not [note for note in model.notes() if note.option == "bypass_guidance_embedding"]
     lost = flux_files.load(pruned["flux"])
     gap = {name.replace("single_blocks.1.", "single_blocks.7."): tensor for name, tensor in lost.items()}
     path = flux_files.save(gap, tmp_path / "gap.safetensors")
     (problem,) = family(files, pretrained_model_name_or_path=path).problems()
     assert "single_blocks.1 is missing" in problem
+
+
+def test_the_guidance_embedding_can_be_left_out_as_flex_1_is_trained(files, dev, parts, tmp_path):
+    """The answer is that of diffusers' model without guidance; previews keep theirs."""
+    import diffusers
+
+    model = family(files, t5xxl_max_token_length=16, bypass_guidance_embedding=True)
+    noised, text = step(model, parts)
+    with torch.no_grad():
+        ours = model.predict(parts.denoiser, noised, text, None)
+        assert not torch.allclose(ours, dev.predict(parts.denoiser, noised, text, None))
+        config = flux_files.diffusers_config(parts.denoiser.state_dict()) | {"guidance_embeds": False}
+        theirs = diffusers.FluxTransformer2DModel(**{name: v for name, v in config.items() if name != "_class_name"})
+        stored = keys.to_diffusers(parts.denoiser.state_dict())
+        theirs.load_state_dict({name: stored[name] for name in theirs.state_dict()})
+        ids = model.conditions(text, (4, 6), torch.device("cpu"))
+        answer = theirs(packing.pack(noised.latents), text["t5_out"], text["l_pooled"], noised.timesteps,
+                        ids["img_ids"], ids["txt_ids"], return_dict=False)[0]  # fmt: skip
+    torch.testing.assert_close(ours, packing.unpack(answer, 4, 6), rtol=1e-4, atol=1e-4)
+    request = SampleRequest("a red circle", "", 96, 64, 2, 1.0, 3.5, 7)
+    assert model.sampler(parts)(request).tobytes() == dev.sampler(parts)(request).tobytes()
+    assert model.is_frozen("guidance_in.in_layer.weight") and not dev.is_frozen("guidance_in.in_layer.weight")
+    named = shutil.copy(files["flux"], tmp_path / "Flex.1-alpha.safetensors")
+    (note,) = family(files, pretrained_model_name_or_path=named).notes()
+    assert note.fix == {"bypass_guidance_embedding": True} and "calls itself Flex.1" in str(note)

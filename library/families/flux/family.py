@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 PREFIXES = {"denoiser": "lora_unet", "clip_l": "lora_te1", "t5xxl": "lora_te3"}
 T5_STEP = 64  # tokens that a cut length of text is a multiple of
 T5_LENGTH = {False: 512, True: 256}  # tokens that the others and schnell (True) were trained with
+FLEX = re.compile(r"flex[._-]?1")
 POOLED = 768  # numbers of CLIP-L in sd-scripts' caches, zeros where the model does not read them
 
 
@@ -150,8 +152,15 @@ class FluxFamily:
             yield Problem("model_type",
                 "= {model_type} trains without reference images, and this file calls itself Kontext: use kontext to "
                 "train with them", model_type=options.model_type, fix={"model_type": "kontext"})  # fmt: skip
-        if self.is_schnell and self.config.model.guidance_scale != 3.5:
-            yield idle.remark("guidance_scale", "FLUX.1 schnell takes no guidance")
+        if options.model_type == "flux" and FLEX.search(names) and not options.bypass_guidance_embedding:
+            yield Problem("bypass_guidance_embedding",
+                "is off, and this file calls itself Flex.1, which is trained without its guidance embedding: "
+                "switch it on",
+                fix={"bypass_guidance_embedding": True})  # fmt: skip
+        if self.is_schnell:
+            for name, usual in (("guidance_scale", 3.5), ("bypass_guidance_embedding", False)):
+                if getattr(options, name) != usual:
+                    yield idle.remark(name, "FLUX.1 schnell takes no guidance")
 
     def _tokenizer_folder(self, encoder: str) -> Path:
         options, (name, subfolder) = self.config.model, self.tokenizers[encoder]
@@ -223,8 +232,9 @@ class FluxFamily:
         return f"{PREFIXES[part]}_{path.replace('.', '_')}"
 
     def is_frozen(self, path: str) -> bool:
-        """Chroma's approximator, which nobody trains."""
-        return path.startswith(f"{APPROXIMATOR}.")
+        """Chroma's approximator, which nobody trains, and a guidance embedding that is left out."""
+        bypassed = self.config.model.bypass_guidance_embedding and path.startswith("guidance_in.")
+        return bypassed or path.startswith(f"{APPROXIMATOR}.")
 
     def resolution_level(self, path: str) -> int:
         """All blocks see the same tokens."""
@@ -297,7 +307,9 @@ class FluxFamily:
         """The denoiser's answer in the terms of the target, float32 [B, C, h, w]. `sizes` say nothing to FLUX.1."""
         latents, inpaints = noised.latents, self.variant.control_images.inpaints
         height, width = latents.shape[-2] // 2, latents.shape[-1] // 2
-        guidance = torch.full((len(latents),), self.config.model.guidance_scale, device=latents.device)
+        options, guidance = self.config.model, None
+        if not options.bypass_guidance_embedding:
+            guidance = torch.full((len(latents),), options.guidance_scale, device=latents.device)
         references = [] if inpaints else [(one.shape[-2] // 2, one.shape[-1] // 2) for one in controls]
         answer = denoiser(
             img=control_tokens.shown(packing.pack(latents), control_tokens.packed(controls, inpaints), inpaints),

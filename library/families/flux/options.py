@@ -45,6 +45,8 @@ IDLE_RULES: tuple[Rule, ...] = (
     ("clip_l", lambda c: "clip_l" in c.model.variant.encoders, "there is no CLIP-L in Chroma"),
     ("guidance_scale", lambda c: c.model.variant.guided or not c.model.guidance_scale,
      "there is no guidance in Chroma"),
+    ("bypass_guidance_embedding", lambda c: c.model.variant.guided, "there is no guidance in Chroma"),
+    ("guidance_scale", lambda c: not c.model.bypass_guidance_embedding, "bypass_guidance_embedding leaves it out"),
     ("random_masks", lambda c: c.control_images.inpaints, "only FLUX.1 Fill is shown masks"),
     *sections.FLOW_RULES,
     ("sigmoid_scale", lambda c: c.noise.timestep_sampling not in ("sigma", "uniform"),
@@ -95,6 +97,12 @@ class FluxModel(sections.Model):
         3.5,
         "The guidance value given to the model in training. 1 is usual for FLUX.1 dev.",
         min=0.0,
+        shown_with=named_by(lambda variant: variant.guided),
+    )
+    bypass_guidance_embedding: bool = opt(
+        False,
+        "Train without the guidance embedding, as Flex.1 is trained. Previews keep their guidance.",
+        advanced=True,
         shown_with=named_by(lambda variant: variant.guided),
     )
     model_type: Literal["flux", "krea", "kontext", "fill", "chroma"] = opt(
