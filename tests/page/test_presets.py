@@ -1,6 +1,7 @@
 """Presets and config files: complete, honest, and never written over by accident."""
 
 import json
+import re
 
 import pytest
 
@@ -31,6 +32,7 @@ def test_a_preset_builds_without_remarks_and_holds_no_default(preset):
 def test_a_preset_says_in_one_line_what_it_is_for(preset):
     text = preset.path.read_text(encoding="utf-8")
     assert preset.sentence.endswith(".") and text.count("#") == 1 and len(preset.title) < 45
+    assert re.search(r"; (not measured\.|[\d.]+ s per step and .* on an )", preset.sentence)
 
 
 @pytest.mark.parametrize("preset", ALL, ids=lambda p: p.id)

@@ -64,7 +64,9 @@ EARLY = ("fused_backward_pass", "fused_optimizer_groups", "blockwise_fused_optim
 class Noise:
     """Noise and timestep settings."""
 
-    noise_offset: float | None = opt(None, "0.03 to 0.1 lets the model learn darker and brighter images. SDXL: 0.0357.")
+    noise_offset: float | None = opt(
+        None, "0.03 to 0.1 lets the model learn darker and brighter images; 0.0357 is usual."
+    )
     noise_offset_random_strength: bool = opt(
         False, "Vary the noise offset between 0 and its value.", label="Random noise offset"
     )
