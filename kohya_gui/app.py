@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from starlette.middleware.gzip import GZipMiddleware
 
 from kohya_gui.dataset.images import DatasetTab
+from kohya_gui.dataset.masks import MaskEditing
 from kohya_gui.drawing.drawing import DrawingTab
 from kohya_gui.form.api import FormApi
 from kohya_gui.form.form import visibility
@@ -82,6 +83,9 @@ def build(roots: Sequence[Path] = ()) -> Page:
         monitor.on_load(page)
     page.service.add(Picker(roots or paths.roots()).answers)
     page.service.add(images.answers, images.shows)
+    masks = MaskEditing(roots or paths.roots(), images.album)
+    page.service.add(masks.answers, masks.shows)
+    page.service.takes.update(masks.takes)
     uploads = ImageUploads(roots or paths.roots())
     page.service.add(uploads.answers)
     page.service.takes.update(uploads.takes)

@@ -58,6 +58,9 @@ MAY_IMPORT = {
     "library.tools": (*BOTTOM, "library.families", "library.runs"),
     "library.downloads": (*BOTTOM, REGISTRY, "library.runs"),
     "library.captioning": (*BOTTOM, "library.curation", "library.data", "library.downloads", "library.runs"),
+    "library.masking": (
+        *(*BOTTOM, "library.captioning", "library.curation", "library.data", "library.downloads", "library.runs"),
+    ),
     "library.drawing": (*ENGINE, "library.outputs", "library.train"),
     "library.importers": BOTTOM,
     "library.outputs": (*BOTTOM, *PROTOCOL, "library.families.shared", "library.methods", "library.tools"),
@@ -90,6 +93,7 @@ MAY_IMPORT = {
         "library.importers",
         "library.check.isolated",
         "library.captioning",
+        "library.masking",
         "library.downloads",
         "library.drawing.plan",
     ),

@@ -4,6 +4,7 @@ import { all, hit, isBox, isField, make, makeButton, one, setValue, showMessage 
 import { ask, messageOf } from "../server/http.js";
 import { badges, captionField, facts, frame } from "./images_cards.js";
 import * as history from "./images_history.js";
+import * as masks from "./images_masks.js";
 import * as panels from "./images_panels.js";
 import * as sources from "./images_sources.js";
 
@@ -37,6 +38,7 @@ import * as sources from "./images_sources.js";
  * @property {(kind: "good" | "bad" | "plain", text: string) => void} notify
  * @property {(keep?: boolean) => Promise<void>} open
  * @property {(row: Row) => HTMLTextAreaElement} captionOf
+ * @property {() => Promise<void>} page the images that are shown, again
  * @property {() => string} described
  * @property {Record<string, () => unknown>} actions by data-do of the buttons
  */
@@ -295,7 +297,7 @@ function card(row) {
     showChosen();
   };
   const picture = makeButton("", () => panels.showLarge(row), { className: "look", title: "Enlarge" });
-  picture.append(frame(row, 320));
+  picture.append(masks.overlay(frame(row, 320), row, 320));
   return make("article", { "data-name": row.name }, picture,
     make("div", { className: "about" }, make("label", { className: "name" }, box, make("span", {}, row.name)), captionField(row, storeCaption),
       make("small", { className: "quiet" }, facts(row)), make("div", { className: "badges" }, badges(row))));
@@ -350,7 +352,7 @@ const undo = () => change("images_undo", {}, (found) => {
 
 /** @type {Tab} */
 const tab = {
-  overview: () => now, rows: () => rows, query, change, attempt, notify, open, described,
+  overview: () => now, rows: () => rows, query, change, attempt, notify, open, described, page: showPage,
   captionOf: (row) => captionField(row, storeCaption),
   actions: {
     open: () => open(),
@@ -381,6 +383,7 @@ export function mount(element) {
   };
   sources.mount(root, tab);
   history.mount(root, tab);
+  masks.mount(root, tab);
   recall();
   panels.mount(root, tab);
 }

@@ -70,7 +70,7 @@ class DatasetTab:
 
     def page(self, sent: ApiRequest) -> JsonObject:
         """Some of the images that are wanted."""
-        album = self._album(sent)
+        album = self.album(sent)
         found = self._wanted(album, sent)
         start = sent.number("start")
         start = start if start < len(found) else max(0, (len(found) - 1) // PAGE * PAGE)
@@ -80,18 +80,18 @@ class DatasetTab:
 
     def tags(self, sent: ApiRequest) -> JsonObject:
         """The tags of the captions that are wanted, and how often each is there."""
-        album = self._album(sent)
+        album = self.album(sent)
         captions = (p.caption or "" for p in self._wanted(album, sent) if not p.foreign)
         found = tags.frequencies(captions, album.config.captions.caption_separator, sent.text("prefix"))
         return {"tags": found[:TAGS], "more": max(0, len(found) - TAGS)}
 
     def history(self, sent: ApiRequest) -> JsonObject:
         """What was done to a folder, the last first."""
-        return {"past": past(self._album(sent).root)}
+        return {"past": past(self.album(sent).root)}
 
     def changed(self, sent: ApiRequest) -> JsonObject:
         """Captions before and after a change, some at a time."""
-        album, start = self._album(sent), sent.number("start")
+        album, start = self.album(sent), sent.number("start")
         pictures = {os.path.realpath(p.caption_file): p for p in reversed(album.pictures) if p.caption_file}
         found = [(pictures[str(one.path)], one) for one in trash.texts(album.root, sent.text("change"))
                  if str(one.path) in pictures]  # fmt: skip
@@ -113,7 +113,7 @@ class DatasetTab:
 
     def caption(self, sent: ApiRequest) -> JsonObject:
         """Give one image other words."""
-        album, name = self._album(sent), sent.text("name")
+        album, name = self.album(sent), sent.text("name")
         expected = None if sent.fields.get("expected") is None else sent.text("expected")
         has = trigger_of(sent)
         try:
@@ -125,7 +125,7 @@ class DatasetTab:
 
     def edit(self, sent: ApiRequest) -> JsonObject:
         """Say what a change of tags would change, or do it."""
-        album = self._album(sent)
+        album = self.album(sent)
         separator = album.config.captions.caption_separator
         change = Edit(sent.text("action"), sent.text("find"), sent.text("put"), sent.flag("at_end"),
                       sent.flag("match_case"), separator)  # fmt: skip
@@ -138,14 +138,14 @@ class DatasetTab:
 
     def remove(self, sent: ApiRequest) -> JsonObject:
         """Move images into the folder's trash."""
-        album, names = self._album(sent), sent.texts("names")
+        album, names = self.album(sent), sent.texts("names")
         if not names:
             raise ConfigError("no image is chosen")
         return self._change(album, sent, lambda report: {"done": changes.remove(album, names)})
 
     def compare(self, sent: ApiRequest) -> JsonObject:
         """Look for images that are the same or alike."""
-        album, trigger = self._album(sent), sent.text("trigger")
+        album, trigger = self.album(sent), sent.text("trigger")
 
         def work(report: Report) -> JsonObject:
             changes.compare(album, report)
@@ -155,7 +155,7 @@ class DatasetTab:
 
     def prepare(self, sent: ApiRequest) -> JsonObject:
         """Give images a folder that a training understands: <repeats>_<words>."""
-        album, how = self._album(sent), sent.text("how")
+        album, how = self.album(sent), sent.text("how")
         repeats, words = sent.number("repeats", 1), sent.text("words")
         if how == "rename":
             folder = sent.text("place")
@@ -169,7 +169,7 @@ class DatasetTab:
 
     def undo(self, sent: ApiRequest) -> JsonObject:
         """Take back the last change."""
-        album = self._album(sent)
+        album = self.album(sent)
 
         def work(report: Report) -> JsonObject:
             done = trash.undo(album.root, report)
@@ -184,7 +184,7 @@ class DatasetTab:
 
     def put_back(self, sent: ApiRequest) -> JsonObject:
         """Give images the captions that they had before a change."""
-        album, names, change = self._album(sent), sent.texts("names"), sent.text("change")
+        album, names, change = self.album(sent), sent.texts("names"), sent.text("change")
         if not names:
             raise ConfigError("no image is chosen")
 
@@ -235,7 +235,7 @@ class DatasetTab:
 
     # ---- what is known of a folder
 
-    def _album(self, sent: ApiRequest) -> Album:
+    def album(self, sent: ApiRequest) -> Album:
         """The folder that is asked about, as it was last looked at with these settings."""
         root = paths.inside(sent.text("folder"), self.roots, "folder")
         with self.busy:

@@ -1,10 +1,11 @@
 // The panels of the data set tab: tags, captions by a model, folder preparation; and the large view of one image.
 import { count, say } from "../i18n/sentences.js";
 import { all, make, makeButton, one } from "../server/elements.js";
-import { ask } from "../server/http.js";
+import { address, ask } from "../server/http.js";
 import * as commands from "../tools/commands.js";
 import { badges, facts, frame } from "./images_cards.js";
 import * as history from "./images_history.js";
+import * as masks from "./images_masks.js";
 
 /** @typedef {import("./images_cards.js").Row} Row */
 /** @typedef {import("./images.js").Tab} Tab */
@@ -150,9 +151,13 @@ function show(where, to) {
   const row = rows[at];
   where.replaceChildren(
     make("div", { className: "head" }, make("b", {}, row.name), make("span", { className: "acts" },
+      !row.fixed && !row.broken && row.size[0] > 0 && makeButton("Edit mask", () => {
+        where.close();
+        masks.edit(row, address("images_thumb", { path: row.path, side: "1280", v: String(row.version) }));
+      }),
       makeButton("Previous", () => show(where, at - 1), { disabled: at === 0 }),
       makeButton("Next", () => show(where, at + 1), { disabled: at === rows.length - 1 }), makeButton("Close", () => where.close()))),
-    make("div", { className: "large" }, frame(row, 1280)),
+    make("div", { className: "large" }, masks.overlay(frame(row, 1280), row, 1280)),
     make("small", { className: "quiet" }, facts(row), row.cut > 0.001 ? ". The shaded part is cropped." : ""),
     make("div", { className: "badges" }, badges(row)), tab.captionOf(row));
   where.setAttribute("aria-label", row.name);
@@ -169,6 +174,7 @@ async function showWritten() {
 export function refresh() {
   showTags();
   showPreparations();
+  masks.refresh();
 }
 
 /**

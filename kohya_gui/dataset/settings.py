@@ -15,6 +15,7 @@ from library.config.schema import ConfigError, Option, build, options
 from library.curation import album as albums
 from library.curation.album import Album, Picture
 from library.families import RUNS, config_class
+from library.masking.forms import FORMS as MASKS
 
 HERE = Path(__file__).parent
 SCRIPT = next(iter(RUNS))  # what a folder is counted for until a training tab was asked
@@ -93,6 +94,7 @@ def markup() -> str:
         "SETTINGS": fields,
         "TAKES": " ".join(name for name, option in options(CONFIG).items() if _decides(option)),
         "CAPTION": commands.markup(FORMS, ("folder", "extension"), keeps=True),
+        "MASKS": commands.markup(MASKS, ("folder",), keeps=True),
     }
     for name, made in browse.items():
         text = text.replace(f"<!-- {name} -->", made)

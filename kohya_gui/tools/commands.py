@@ -11,12 +11,14 @@ from library.captioning.forms import FORMS as CAPTION
 from library.config.json_types import JsonObject
 from library.config.schema import ConfigError
 from library.downloads import model_folder
+from library.masking.files import usual_folder
+from library.masking.forms import FORMS as MASK
 from library.runs import job as jobs
 from library.runs.job_forms import CommandField, CommandForm, Forms
 from library.tools.forms import FORMS as TOOLS
 
-COMMANDS: dict[str, Forms] = {"tools": TOOLS, "caption": CAPTION}
-AT_ONCE = {"tools": 3, "caption": 1}  # processes; captions of one folder by two models would mix
+COMMANDS: dict[str, Forms] = {"tools": TOOLS, "caption": CAPTION, "mask": MASK}
+AT_ONCE = {"tools": 3, "caption": 1, "mask": 1}  # processes; captions of one folder by two models would mix
 LISTED = 6
 TITLES = {command: forms.titles for command, forms in COMMANDS.items()} | {"models": {"get": "Download"}, "sample": {}}
 ENDING = ".safetensors"
@@ -38,6 +40,8 @@ class ToolCommands:
         """Start what a form says."""
         forms, name = _forms(sent), sent.text("name")
         words = forms.words(name, sent.values("values"), self.guard)
+        if forms is MASK:  # which writes beside the folder that is named
+            paths.inside(str(usual_folder(Path(words[2]))), self.roots, "mask folder")
         working = [job.id for job in jobs.every(forms.command) if job.active]
         if len(working) >= AT_ONCE[forms.command]:
             raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=working[0])

@@ -62,13 +62,11 @@ class Describer:
         cannot be asked the beginning of the caption (`PROMPTS` are left out then). Raises ConfigError when the
         folder is no model, or needs code of its own."""
         self.name, self.batch_size, self.prompt = folder.name, max(1, batch_size), PROMPTS.get(prompt, prompt)
-        _check(folder)
+        check_folder(folder)
         os.environ["HF_HUB_OFFLINE"] = "1"  # read when it is loaded
         import torch
 
-        if device == "cuda" and not torch.cuda.is_available():
-            raise ConfigError("device is cuda, but there is no usable NVIDIA GPU here: use cpu")
-        self.device = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
+        self.device = chosen_device(device)
         dtype = torch.bfloat16 if self.device == "cuda" else torch.float32
         self.model, self.processor, self.tokenizer = _loaded(folder, dtype)
         self.model.to(self.device).eval()
@@ -110,8 +108,8 @@ class Describer:
         return self.processor(images=pictures, return_tensors="pt")
 
 
-def _check(folder: Path) -> None:
-    """Raise ConfigError unless the folder can be a model whose weights hold no code."""
+def check_folder(folder: Path) -> str:
+    """The type of the model in a folder. Raises ConfigError unless it can be one whose weights hold no code."""
     try:
         about = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -124,6 +122,16 @@ def _check(folder: Path) -> None:
         raise ConfigError(
             "{folder} has no .safetensors weights; other files may hold code and are not opened", folder=folder
         )
+    return str(about["model_type"])
+
+
+def chosen_device(device: str) -> str:
+    """Where to compute: cuda or cpu. Raises ConfigError for a GPU that is not there."""
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is cuda, but there is no usable NVIDIA GPU here: use cpu")
+    return "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
 
 
 def _loaded(folder: Path, dtype: Any) -> tuple[Any, Any, Any]:

@@ -77,7 +77,7 @@ def to_do(folder: Path, choices: CaptioningOptions) -> tuple[list[tuple[Path, Pa
         raise ConfigError("{folder} is no folder", folder=folder)
     found = [
         (Path(listing.path(name)), Path(listing.path(os.path.splitext(name)[0] + choices.extension)))
-        for listing in _listings(folder, choices.depth)
+        for listing in listings(folder, choices.depth)
         for name in listing.images
     ]
     if not found:
@@ -125,24 +125,24 @@ def summary(folder: Path, done: Written) -> str:
     return "\n".join(lines)
 
 
-def _listings(folder: Path, depth: int | None) -> Iterator[folders.Listing]:
+def listings(folder: Path, depth: int | None) -> Iterator[folders.Listing]:
     """The folder and those inside it; one that is a link is captioned where it is."""
     here = folders.listing(folder)
     yield here
     for name in here.folders if depth != 0 else ():
         if not os.path.islink(folder / name):
-            yield from _listings(folder / name, depth and depth - 1)
+            yield from listings(folder / name, depth and depth - 1)
 
 
 def _batches(
     wanted: Sequence[tuple[Path, Path]], size: int, unreadable: list[str]
 ) -> Iterator[list[tuple[Path, Image.Image | None]]]:
     for start in range(0, len(wanted), size):
-        yield [(file, _picture(image, unreadable)) for image, file in wanted[start : start + size]]
+        yield [(file, rgb(image, unreadable)) for image, file in wanted[start : start + size]]
 
 
-def _picture(path: Path, unreadable: list[str]) -> Image.Image | None:
-    """An image as it is stored, on white where it is transparent."""
+def rgb(path: Path, unreadable: list[str]) -> Image.Image | None:
+    """An image as it is stored, on white where it is transparent; None, and its name noted, when it cannot be read."""
     try:
         with thumbs.opened(path) as image:
             if "A" not in image.getbands() and "transparency" not in image.info:

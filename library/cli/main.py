@@ -28,6 +28,7 @@ COMMANDS = {
     "demo": Command("make a tiny model and pictures, and train a LoRA on them", "library.demo:main"),
     "doctor": Command("check this machine: GPU, PyTorch, packages, compiling", "library.doctor.report:main"),
     "caption": Command("caption images with a local tagger or captioning model", "library.captioning.shell:main"),
+    "mask": Command("make masks of what a training learns from, by a local model", "library.masking.shell:main"),
     "cache": Command("cache latents or text of a data set; show or clean compiled code", "library.cli.cache:main"),
     "models": Command("find models on this computer, or download them", "library.downloads.shell:main"),
     "sample": Command("draw with a base model and LoRA files, side by side", "library.cli.launch:sample"),

@@ -6,6 +6,7 @@ from its end, and leaves alone whatever is no longer as the change left it.
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import secrets
@@ -131,6 +132,15 @@ class Change:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 os.rename(self.root / name, target)
         self.count += len(names)
+
+    def put(self, contents: Mapping[Path, bytes]) -> None:
+        """Write files of any kind; what was there is moved into the trash."""
+        targets = {_inside(self.root, path): content for path, content in contents.items()}
+        self.remove([path for path in targets if os.path.lexists(path)])
+        self._journal({"copy": self._name(path), "sum": _sum(content)} for path, content in targets.items())
+        for path, content in targets.items():
+            write_atomic(path, content)
+        self.count += len(targets)
 
     def copy(self, pairs: Iterable[tuple[Path, Path]], report: Report | None = None) -> None:
         """Copy files from anywhere to new places in the data folder; nothing may be there yet."""
@@ -302,10 +312,16 @@ def _unmove(root: Path, folder: Path, path: Path, line: JsonObject) -> bool | No
 def _uncopy(root: Path, folder: Path, path: Path, line: JsonObject) -> bool | None:
     if not os.path.lexists(path):
         return False
+    if "sum" in line and (not path.is_file() or _sum(path.read_bytes()) != line["sum"]):
+        return None
     target = folder / "undone" / path.relative_to(root)
     target.parent.mkdir(parents=True, exist_ok=True)
     os.rename(path, target)
     return True
+
+
+def _sum(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def _remove_empty(root: Path, lines: Iterable[JsonMapping]) -> None:

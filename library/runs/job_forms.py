@@ -92,7 +92,7 @@ class Forms:
             if action.dest == "help" or action.dest in self.left_out:
                 continue
             flag = action.option_strings[0] if action.option_strings else ""
-            default = "" if action.default in (None, False, []) else str(action.default)
+            default = "" if action.default in (None, []) or action.default is False else str(action.default)
             label = self.labels.get(action.dest, action.dest.replace("_", " ").capitalize())
             choices = tuple(map(str, action.choices or ()))
             about = (action.help or "").replace("%(default)s", default)

@@ -1,0 +1,191 @@
+"""Mask files: grey PNGs as large as their images, white where the training learns, in a folder beside them.
+
+Each change of them can be taken back (library.curation.trash): a mask that is replaced is kept.
+"""
+
+import io
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from PIL import Image
+
+from library.captioning.writing import Report, Written, listings, rgb
+from library.config.schema import ConfigError
+from library.curation import thumbs, trash
+from library.data import folders
+from library.data.pixels import ALWAYS
+
+SKIP, REPLACE = EXISTING = ("skip", "replace")
+MOST = thumbs.PIXELS  # of an image that gets a mask
+RED = (220, 30, 60)
+
+
+class Segmenter(Protocol):
+    """Something that finds what is to be learned in pictures."""
+
+    name: str
+    batch_size: int
+
+    def __call__(self, pictures: list[Image.Image]) -> list[np.ndarray]:
+        """What is found in each of these RGB pictures: [H,W] in 0..1, as large as the picture."""
+        ...
+
+
+@dataclass(frozen=True)
+class MaskOptions:
+    """What is done with what was found."""
+
+    existing: str = SKIP  # what becomes of images that have a mask
+    outside: int = 0  # percent that the rest of the image counts
+    invert: bool = False  # learn the rest, and leave out what was found
+
+    def __post_init__(self) -> None:
+        if self.existing not in EXISTING:
+            raise ConfigError("existing is {existing}: use {known}", existing=repr(self.existing),
+                known=", ".join(EXISTING))  # fmt: skip
+        if not 0 <= self.outside <= 100:
+            raise ConfigError("outside is {outside}: it is a percentage, from 0 to 100", outside=self.outside)
+
+    def grey(self, found: np.ndarray) -> Image.Image:
+        """What was found, [H,W] in 0..1, as a mask."""
+        kept = 1 - found if self.invert else found
+        least = self.outside / 100
+        return Image.fromarray(np.rint((least + (1 - least) * kept) * 255).astype(np.uint8))
+
+
+def usual_folder(images: Path) -> Path:
+    """Where the masks of a folder of images are: FOLDER-masks beside it. That of a folder named <repeats>_<words> is
+    inside that of its parent, since beside it it would be taken for another folder of images."""
+    if folders.concept(images):
+        return images.parent.with_name(f"{images.parent.name}-masks") / images.name
+    return images.with_name(f"{images.name}-masks")
+
+
+def mask_file(image: Path, images: Path, masks: Path) -> Path:
+    """The mask of an image below `images`: the file of its name that is there, or the PNG that would be."""
+    place = masks / image.relative_to(images)
+    found = (place.with_suffix(suffix) for suffix in ALWAYS)
+    return next((file for file in found if file.is_file()), place.with_suffix(".png"))
+
+
+def make(images: Path, masks: Path, segmenter: Segmenter, options: MaskOptions, report: Report) -> Written:
+    """Make masks for the images of a folder and those inside it. When it is stopped, what was written stays, and can be
+    taken back as one change of the folder of masks. Raises ConfigError when there are no images."""
+    todo, skipped = _to_do(images, masks, options)
+    done = Written(skipped=skipped)
+    report("making masks", 0, len(todo))
+    with trash.Change(masks, f"Masks by {segmenter.name}", keep=True) as change:
+        for start in range(0, len(todo), segmenter.batch_size):
+            batch = todo[start : start + segmenter.batch_size]
+            read = [(file, picture) for image, file in batch if (picture := rgb(image, done.unreadable))]
+            pictures = [picture for _, picture in read]
+            greys = [options.grey(one) for one in segmenter(pictures)] if pictures else []
+            change.put({file: png(grey) for (file, _), grey in zip(read, greys, strict=True)})
+            done.written += len(greys)
+            report("making masks", start + len(batch), len(todo))
+    return done
+
+
+def make_of_alpha(images: Path, masks: Path, options: MaskOptions, report: Report) -> Written:
+    """Make masks of the transparency of images; those that have none get none."""
+    todo, skipped = _to_do(images, masks, options)
+    done = Written(skipped=skipped)
+    with trash.Change(masks, "Masks of transparency", keep=True) as change:
+        for at, (image, file) in enumerate(todo, 1):
+            alpha = _alpha(image, done.unreadable)
+            if alpha is not None:
+                change.put({file: png(options.grey(np.asarray(alpha, np.float32) / 255))})
+                done.written += 1
+            report("making masks", at, len(todo))
+    return done
+
+
+def replace(masks: Path, file: Path, content: bytes, size: tuple[int, int]) -> None:
+    """Write a mask that was painted: a PNG of the image's shape, which becomes grey and as large as the image.
+
+    Raises ConfigError for anything else.
+    """
+    if size[0] * size[1] > MOST or not all(size):
+        raise ConfigError("{name} has too many pixels for a mask", name=file.stem)
+    with io.BytesIO(content) as data:
+        try:
+            with Image.open(data, formats=["PNG"]) as painted:
+                if painted.width * painted.height > MOST or max(painted.size) > 4096:
+                    raise ConfigError("this mask has too many pixels: load the page again")
+                if abs(painted.width * size[1] - painted.height * size[0]) > max(*size, *painted.size):
+                    raise ConfigError("this mask has not the shape of its image: open the folder again")
+                grey = painted.convert("L").resize(size, Image.Resampling.BILINEAR)
+        except ConfigError:
+            raise
+        except Exception as error:  # decoders raise whatever they like
+            raise ConfigError("this is no mask that the page has painted: load the page again") from error
+    with trash.lock(masks.resolve()), trash.Change(masks, f"Mask of {file.stem}") as change:
+        target = file.with_suffix(".png")
+        if file != target and file.is_file():
+            change.remove([file])  # a mask of another format, which the trainer would go on to read
+        change.put({target: png(grey)})
+
+
+def png(grey: Image.Image) -> bytes:
+    """A picture as the bytes of a PNG."""
+    out = io.BytesIO()
+    grey.save(out, "PNG")
+    return out.getvalue()
+
+
+def _alpha(path: Path, unreadable: list[str]) -> Image.Image | None:
+    try:
+        with thumbs.opened(path) as image:
+            has = "A" in image.getbands() or "transparency" in image.info
+            return image.convert("RGBA").getchannel("A") if has else None
+    except Exception:  # as for captions
+        unreadable.append(path.name)
+        return None
+
+
+def _to_do(images: Path, masks: Path, options: MaskOptions) -> tuple[list[tuple[Path, Path]], int]:
+    """The images that get a mask, with its file, and how many are left out. Raises ConfigError when there are none, or
+    when two would have the same mask."""
+    if not images.is_dir():
+        raise ConfigError("{folder} is no folder", folder=images)
+    found = [Path(here.path(name)) for here in listings(images, 1) for name in here.images]
+    if not found:
+        raise ConfigError("there are no images in {folder}, nor in the folders inside it", folder=images)
+    wanted = {image: mask_file(image, images, masks) for image in found}
+    twice = [file for file, times in Counter(wanted.values()).items() if times > 1]
+    if twice:
+        raise ConfigError("two images have the mask {path}, as their names differ only in what follows the dot: "
+            "rename one", path=twice[0])  # fmt: skip
+    todo = [(image, file) for image, file in wanted.items() if options.existing == REPLACE or not file.is_file()]
+    return todo, len(wanted) - len(todo)
+
+
+def tinted(file: Path, side: int) -> bytes:
+    """A mask as WebP to be laid over its image: red where the training does not learn; empty without a mask.
+
+    Raises ConfigError for a file that is no picture.
+    """
+    small = Image.new("L", (1, 1), 255)
+    if file.is_file():
+        with thumbs.opened(file) as image:
+            try:
+                small = image.convert("RGB").getchannel(0)
+            except Exception as error:  # decoders raise whatever they like
+                raise ConfigError("{path} cannot be read as an image", path=file) from error
+        small.thumbnail((side, side), Image.Resampling.BILINEAR)
+    shown = Image.new("RGBA", small.size, RED)
+    shown.putalpha(Image.eval(small, lambda value: 255 - value))
+    out = io.BytesIO()
+    shown.save(out, "WEBP", lossless=True, exact=True, method=0)
+    return out.getvalue()
+
+
+def count(images: Path, masks: Path) -> int:
+    """How many images of a folder and those inside it have a mask."""
+    if not masks.is_dir():
+        return 0
+    every = (Path(here.path(name)) for here in listings(images, 1) for name in here.images)
+    return sum(mask_file(image, images, masks).is_file() for image in every)

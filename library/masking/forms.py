@@ -1,0 +1,13 @@
+"""Masks as forms of the page: the options of `kohya mask`, under titles and labels that read well."""
+
+from library.masking.shell import parser
+from library.runs.job_forms import Forms
+
+FORMS = Forms(
+    "mask",
+    parser,
+    {"model": "Segmentation model", "alpha": "Transparency"},
+    {"folder": "Images", "model": "Model", "words": "What to learn", "threshold": "Threshold",
+     "existing": "Images with a mask", "outside": "Rest of the image", "invert": "Invert"},
+    frozenset({"masks"}),
+)  # fmt: skip

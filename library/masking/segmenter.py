@@ -1,0 +1,103 @@
+"""Segmentation models of transformers in a local folder: CLIPSeg by words, others by their classes."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from library.captioning.describer import check_folder, chosen_device
+from library.config.json_types import JsonObject
+from library.config.schema import ConfigError
+from library.curation.tags import split
+
+BY_WORDS = "clipseg"
+SHOWN = 12  # classes that a message names
+
+
+class SegmentationModel:
+    """A segmentation model, loaded. Calling it gives what it finds in each picture, [H,W] in 0..1."""
+
+    def __init__(
+        self, folder: Path, words: str, threshold: float = 0.4, batch_size: int = 1, device: str = "auto"
+    ) -> None:
+        """`words` are what is to be found, separated by commas; for a model of classes their names. What CLIPSeg
+        finds with at least the probability `threshold` counts. Raises ConfigError when the folder is no such model."""
+        self.name, self.words, self.threshold = folder.name, split(words), threshold
+        self.batch_size = max(1, batch_size)
+        if not self.words:
+            raise ConfigError("words: write what is to be learned, such as person, or dog, cat")
+        if not 0 < threshold < 1:
+            raise ConfigError("threshold is {value}: it is a probability between 0 and 1", value=f"{threshold:g}")
+        kind = check_folder(folder)
+        os.environ["HF_HUB_OFFLINE"] = "1"  # read when it is loaded
+        self.model, self.processor = _loaded(folder, kind)
+        self.device = chosen_device(device)
+        self.model.to(self.device).eval()
+        self.classes = [] if kind == BY_WORDS else self._classes()
+
+    def __call__(self, pictures: list[Image.Image]) -> list[np.ndarray]:
+        """What is found in each of these RGB pictures."""
+        import torch
+
+        sizes = [(picture.height, picture.width) for picture in pictures]
+        with torch.inference_mode():
+            if self.classes:
+                inputs = self.processor(images=pictures, return_tensors="pt").to(self.device)
+                answer = self.model(**inputs)
+                maps = self.processor.post_process_semantic_segmentation(answer, target_sizes=sizes)
+                return [np.isin(one.cpu().numpy(), self.classes).astype(np.float32) for one in maps]
+            texts = [word for _ in pictures for word in self.words]
+            shown = [picture for picture in pictures for _ in self.words]
+            inputs = self.processor(text=texts, images=shown, padding=True, return_tensors="pt").to(self.device)
+            logits = self.model(**inputs).logits
+            found = torch.sigmoid(logits.float()).reshape(len(pictures), len(self.words), *logits.shape[-2:])
+            best = found.amax(1).cpu().numpy()
+        larger = [
+            Image.fromarray(one).resize(picture.size, Image.Resampling.BICUBIC)
+            for one, picture in zip(best, pictures, strict=True)
+        ]
+        return [(np.asarray(one) >= self.threshold).astype(np.float32) for one in larger]
+
+    def _classes(self) -> list[int]:
+        """The numbers of the classes that the words name."""
+        names: dict[str, list[int]] = {}
+        for number, label in self.model.config.id2label.items():
+            for name in {str(label), *split(str(label).replace(";", ","))}:
+                names.setdefault(name.casefold(), []).append(int(number))
+        missing = [word for word in self.words if word.casefold() not in names]
+        if missing:
+            raise ConfigError("{model} knows no class {word}: it knows {names}", model=self.name, word=missing[0],
+                names=_some(list(self.model.config.id2label.values())))  # fmt: skip
+        return sorted({number for word in self.words for number in names[word.casefold()]})
+
+
+def _loaded(folder: Path, kind: str) -> tuple[Any, Any]:
+    """The model, and what prepares its input."""
+    from transformers.models import auto, clipseg
+
+    classes = auto.modeling_auto.MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES
+    universal = auto.modeling_auto.MODEL_FOR_UNIVERSAL_SEGMENTATION_MAPPING_NAMES
+    here: JsonObject = {"local_files_only": True, "trust_remote_code": False}
+    if kind == BY_WORDS:
+        made = clipseg.CLIPSegForImageSegmentation, auto.AutoProcessor
+    elif kind in classes:
+        made = auto.AutoModelForSemanticSegmentation, auto.AutoImageProcessor
+    elif kind in universal:
+        made = auto.AutoModelForUniversalSegmentation, auto.AutoImageProcessor
+    else:
+        raise ConfigError("{folder} is a {kind} model: choose CLIPSeg, which finds what is described, or a model of "
+            "semantic segmentation such as SegFormer, UPerNet or Mask2Former", folder=folder, kind=kind)  # fmt: skip
+    try:
+        model = made[0].from_pretrained(str(folder), use_safetensors=True, **here)
+        return model, made[1].from_pretrained(str(folder), **here)
+    except Exception as error:  # whatever is wrong with a stranger's folder
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError("{folder} cannot be used for masks: {first}", folder=folder, first=first) from error
+
+
+def _some(names: Sequence[object]) -> str:
+    shown = ", ".join(map(str, names[:SHOWN]))
+    return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more"

@@ -1,0 +1,82 @@
+"""`kohya mask`: masks for a folder of images, by a segmentation model or of their transparency."""
+
+import argparse
+from pathlib import Path
+
+from library.captioning.writing import Report
+from library.config.problems import counted
+from library.config.schema import ConfigError
+from library.data.folders import some
+from library.downloads import model_folder
+from library.downloads.shell import default_folder
+from library.masking import files
+from library.masking.segmenter import SegmentationModel
+from library.runs.job_work import joined
+
+DONE, MISUSED = 0, 2
+
+
+def main(argv: list[str]) -> int:
+    """Make masks for a folder; 0 when it worked. Raises ConfigError."""
+    known = parser()
+    if not argv:
+        known.print_help()
+        return MISUSED
+    asked = known.parse_args(argv)
+    with joined("mask") as work:
+        return _made(asked, work.phase if work.folder else lambda what, done, total: print(f"{what} {done} / {total}"))
+
+
+def _made(asked: argparse.Namespace, report: Report) -> int:
+    options = files.MaskOptions(asked.existing, asked.outside, asked.invert)
+    images = asked.folder.expanduser().absolute()
+    masks = asked.masks.expanduser().absolute() if asked.masks else files.usual_folder(images)
+    if asked.way == "alpha":
+        done = files.make_of_alpha(images, masks, options, report)
+    else:
+        if asked.batch_size < 1:
+            raise ConfigError("batch_size is {batch_size}: it must be at least 1", batch_size=asked.batch_size)
+        folder = model_folder.find(asked.model, model_folder.TRANSFORMERS, default_folder(), report)
+        report("loading the model", 0, 1)
+        model = SegmentationModel(folder, asked.words, asked.threshold, asked.batch_size, asked.device)
+        done = files.make(images, masks, model, options, report)
+    print(f"{masks}: {counted(done.written, 'mask')} written")
+    if done.skipped:
+        print(f"{counted(done.skipped, 'image')} had a mask already")
+    if done.unreadable:
+        print(f"{counted(len(done.unreadable), 'image')} cannot be read: {some(done.unreadable)}")
+    return DONE
+
+
+def parser(kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """The options; the page makes its form of these."""
+    made = kind(
+        "kohya mask",
+        description="Make masks of what a training learns from. The page shows them over the images, to be corrected.",
+    )
+    ways = made.add_subparsers(dest="way", metavar="WAY", required=True)
+    text = (
+        "masks by CLIPSeg, which finds what words describe, or by a model that knows classes (SegFormer, Mask2Former)"
+    )
+    one = ways.add_parser("model", help=text, description=text)
+    one.add_argument("folder", type=Path, metavar="FOLDER", help="images, or folders with images")
+    text = "folder with config.json and .safetensors, or a Hugging Face id, downloaded once"
+    one.add_argument("--model", required=True, metavar="MODEL", help=text)
+    one.add_argument("--words", required=True, help="what is to be learned, such as: person, dog")
+    one.add_argument("--threshold", type=float, default=0.4, help="of CLIPSeg: lower takes more of the image")
+    _add_common(one)
+    one.add_argument("--batch_size", type=int, default=1, help="images at once")
+    one.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute")
+    text = "masks of the transparency that images have: what is transparent is not learned"
+    one = ways.add_parser("alpha", help=text, description=text)
+    one.add_argument("folder", type=Path, metavar="FOLDER", help="images, or folders with images")
+    _add_common(one)
+    return made
+
+
+def _add_common(one: argparse.ArgumentParser) -> None:
+    one.add_argument("--masks", type=Path, metavar="FOLDER", help="where masks are; else FOLDER-masks beside it")
+    one.add_argument("--existing", choices=files.EXISTING, default=files.SKIP,
+                     help="what to do with images that have a mask")  # fmt: skip
+    one.add_argument("--outside", type=int, default=0, help="how much the rest of the image counts, in percent")
+    one.add_argument("--invert", action="store_true", help="learn the rest, and leave out what was found")
