@@ -241,7 +241,7 @@ def use(browser: Any, server: Server, folder: Path, note: Note) -> None:
     visitor = Visit(browser, server.address)
     visitor.open()
     note("empty form, Start: told on the page", visitor.click("button.primary", "shown('.message li, .message p')"))
-    visitor.page.wait_for_selector(".bar:not([data-busy])")  # the whole check goes on, and takes a core of its own
+    visitor.page.wait_for_selector(".bar:not([data-busy])", timeout=180_000)  # the whole check takes a core of its own
     names = visitor.tabs
     first = {name: visitor.tab(name) for name in names[1:]}
     print("  first time:", ", ".join(f"{name} {value:.0f}" for name, value in first.items()), file=sys.stderr)

@@ -149,8 +149,8 @@ async function preset(tab, id) {
     /** @type {string[]} */
     const notes = found.notes ?? [];
     const about = make("span", {}, found.profile ? found.text : pieces(found.text));
-    tell(tab, "good", make("p", {}, make("b", {}, found.title), " ", about, " ", make("span", {}, rest)),
-      ...notes.map((note) => make("p", {}, note)), make("button", { type: "button", className: "undo" }, "Undo"));
+    tell(tab, "good", make("p", {}, make("b", {}, found.title), " ", about, " ", make("span", {}, rest), " ", make("button", { type: "button", className: "undo" }, "Undo")),
+      ...notes.map((note) => make("p", {}, note)));
   } catch (error) {
     tellError(tab, error);
   }

@@ -22,11 +22,16 @@ _number = count()  # makes each message differ from the last, so that the same o
 
 
 def good(text: str, notes: Iterable[str] = (), undo: bool = False) -> str:
-    """Something was done; notes are what the user should know about it. `undo` offers to take back what was filled."""
+    """Something was done, in one line; notes are what the user should know about it, and several of them are folded.
+    `undo` offers to take back what was filled."""
     notes = [*notes]
+    more = Text("{count} notes", count=len(notes)) if len(notes) > 1 else Text("")
+    shown = notes if len(notes) == 1 else [*filter(None, [more])]
+    said = " ".join(f"<span>{html.escape(one)}</span>" for one in [text, *shown])
+    back = ' <button type="button" class="undo">Undo</button>' if undo else ""
     listed = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
-    back = '<button type="button" class="undo">Undo</button>' if undo else ""
-    return _box("good", text, (f"<ul>{listed}</ul>" if listed else "") + back, notes)
+    fold = f"<details><summary>{said}{back}</summary><ul>{listed}</ul></details>" if more else f"<p>{said}{back}</p>"
+    return _message("good", fold, [text, more, *notes])
 
 
 def problems(found: Sequence[Problem], places: Places, fix: Fix = lambda problem: {}) -> str:
@@ -157,7 +162,10 @@ def _copied(title: str, text: str) -> str:
 
 def _box(kind: str, title: str, body: str, said: Iterable[str] = (), alert: bool = False) -> str:
     """A message; `said` are the texts in its body."""
-    role, texts = "alert" if alert else "status", data(title, *said)
-    title = html.escape(title)
-    fold = f"<details open><summary>{title}</summary>{body}</details>" if body else f"<p>{title}</p>"
+    fold = f"<details open><summary>{html.escape(title)}</summary>{body}</details>"
+    return _message(kind, fold, [title, *said], alert)
+
+
+def _message(kind: str, fold: str, said: Iterable[str], alert: bool = False) -> str:
+    role, texts = "alert" if alert else "status", data(*said)
     return f'<div class="message {kind}" role="{role}" data-said="{next(_number)}"{texts}>{fold}{AWAY}</div>'

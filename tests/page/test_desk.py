@@ -137,6 +137,38 @@ def test_a_profile_looks_chosen_while_the_form_compiles_by_it_and_help_stays_bel
     page.wait_for_function("!document.querySelector('.profile[aria-pressed=\"true\"]')")
 
 
+def test_messages_take_a_line_of_the_desk_and_the_run_one_of_a_phone(visit, served, tmp_path):
+    from library.runs.record import Record
+
+    visitor = visit()
+    page, file = visitor.page, served[1] / f"{tmp_path.name}.toml"
+    height = lambda selector: page.locator(f"{selector}:visible").bounding_box()["height"]  # noqa: E731
+    page.get_by_placeholder("Config file").locator("visible=true").fill(str(file))
+    visitor.click("Save config")
+    visitor.until("Saved")
+    assert height(".message") < 40
+    visitor.click("Load config")
+    visitor.until("Loaded").until("Undo")
+    assert height(".message") < 44  # with its button
+    page.locator(".message:visible .undo").click()
+    visitor.until("The form is as it was before")
+    file.write_text(file.read_text() + "\nnum_processes = 2\nepoch = 3\n")  # two that belong elsewhere
+    visitor.click("Load config")
+    visitor.until("2 notes")
+    assert height(".message") < 44
+    page.locator(".message:visible summary").click(position={"x": 8, "y": 8})
+    page.locator(".message:visible li").nth(1).wait_for()
+    with Record.start({}, "sdxl_train", tmp_path / "out", "fox", "SDXL fine-tune") as run:
+        run.step({"step": 1, "loss": 0.5, "lr": 1e-4})
+        visitor.state("running")
+        page.set_viewport_size({"width": 390, "height": 844})
+        assert height(".live") < 60
+        first = page.locator("#lora-pretrained_model_name_or_path").bounding_box()
+        page.get_by_role("button", name="Details of the run").click()
+        page.wait_for_function("document.querySelector('.live').offsetHeight > 200")
+    assert first["y"] + first["height"] < 844 - 100  # a field can be seen above the buttons
+
+
 def test_settings_of_kohya_ss_come_back_whole_and_are_compared(visit, served, tmp_path):
     path = served[1] / "theirs.json"
     found = {"sdxl": True, "LoRA_type": "Standard", "network_dim": "24", "output_dir": "/results", "own_key": "kept",
