@@ -131,22 +131,26 @@ def _encode_once() -> None:
         from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
         from diffusers.models.autoencoders.autoencoder_kl_qwenimage import AutoencoderKLQwenImage
 
-    digests: Any = weakref.WeakKeyDictionary()  # network -> where its weights lie and how often they changed, digest
+    # network -> the modules in it, where its weights lie and how often they changed, digest
+    digests: Any = weakref.WeakKeyDictionary()
 
     def remembered(self: Any, x: torch.Tensor, encode: Any) -> torch.Tensor:
         if not ENCODING_ONCE or torch.is_grad_enabled() or self.training or x.device.type != "cpu":
             return encode(self, x)
-        weights = self.state_dict()
-        now = [(name, value.data_ptr(), value._version, value.dtype) for name, value in weights.items()]
-        if digests.get(self, (None,))[0] != now:
-            digest = hashlib.sha256(repr([self.config, self.encoder, self.quant_conv]).encode())
-            for value in weights.values():
-                digest.update(value.contiguous().view(torch.uint8).numpy())
-            digests[self] = now, digest.digest()
+        inner, before, digest = digests.get(self) or ([*self.modules()][1:], None, None)
+        held = [held for module in (self, *inner) for held in (module._parameters, module._buffers)]
+        weights = [value for values in held for value in values.values()]
+        now = [(value.data_ptr(), value._version, value.dtype) for value in weights if value is not None]
+        if before != now:
+            found = hashlib.sha256(repr([self.config, self.encoder, self.quant_conv]).encode())
+            for value in self.state_dict().values():
+                found.update(value.contiguous().view(torch.uint8).numpy())
+            digest = found.digest()
+            digests[self] = inner, now, digest
         autocast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
         pixels = x.contiguous().view(torch.uint8).numpy().tobytes()
         how = self.use_slicing, self.use_tiling, x.stride(), torch.get_num_threads(), autocast
-        key = digests[self][1], x.dtype, x.shape, pixels, how
+        key = digest, x.dtype, x.shape, pixels, how
         if key not in ENCODED:
             ENCODED[key] = encode(self, x).clone()
         return ENCODED[key].clone()

@@ -1,6 +1,7 @@
 """What a training writes down of itself for its readers: what it is, how far it is, and what happened."""
 
 import contextlib
+import functools
 import importlib.metadata
 import logging
 import os
@@ -267,6 +268,7 @@ def sentence(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
+@functools.cache
 def versions() -> dict[str, str]:
     """What is installed, read from the package records so that nothing heavy is imported."""
     found = {"python": platform.python_version()}

@@ -49,10 +49,12 @@ def test_trainings_learn_nearly_the_same_compiled_and_swapped_too(demo, shapes, 
 
     wide, kept = losses("wide"), losses("kept", int8_base=True)
     assert kept != wide and kept == pytest.approx(wide, rel=0.01)
-    compiled = {"compile": True, "compile_backend": "aot_eager", "compile_fullgraph": True}
+    # Of Qwen-Image there are the same products of linear layers as of FLUX.1.
+    backend = "eager" if script.startswith("qwen") else "aot_eager"
+    compiled = {"compile": True, "compile_backend": backend, "compile_fullgraph": True}
     everything = {"int8_base": True, "blocks_to_swap": 2, **compiled, **few}
-    if script.startswith("flux"):  # as products are there for all
-        assert losses("all", **everything) == pytest.approx(kept, rel=0.01)
+    if script.startswith("flux"):  # as products, whose backward pass is traced, are there for all
+        assert losses("all", **everything | {"compile_backend": "eager"}) == pytest.approx(kept, rel=0.01)
     monkeypatch.setattr(int8_matmul, "supports_int8", lambda device: True)
     multiplied = losses("products", int8_compute=True, **everything)
     assert multiplied != kept and multiplied == pytest.approx(wide, rel=0.02)

@@ -21,6 +21,13 @@ ADAFACTOR = {"optimizer_type": "Adafactor", "optimizer_args": ["relative_step=Fa
 FUSED = {**ADAFACTOR, "fused_backward_pass": True}
 CPU = torch.device("cpu")
 BLOCKS = {"flux_train": 4, "sdxl_train": 6, "qwen_image_train": 3}  # the most that can be swapped of the tiny models
+# Of the graphs of residual blocks, which differ in channels alone, those of the first and the last. Backward passes are
+# traced of all kinds where their own weights learn, of one kind where adapters do.
+COMPILED_BLOCKS = {
+    "sdxl_train": "transformer:all,resnet:0,11",
+    "sdxl_train_network": "transformer:all,resnet:0,11=eager",
+    "flux_train_network": "double:all=eager,single:all",
+}
 READ = {}  # the networks of a script, of which models have copies, and what its text encoders say about one caption
 
 
@@ -102,8 +109,7 @@ def test_compiled_gradients_are_the_same_for_few_blocks_some_and_all(demo, scrip
         return [grad_of(p) for p in model.method.parameters()], model.denoiser.__dict__.get("_swap")
 
     wanted, most = gradients()[0], max(BLOCKS[name] for name in BLOCKS if script.startswith(name))
-    # Of the graphs of residual blocks, which differ in channels alone, those of the first and the last.
-    few = {"compile_blocks": "transformer:all,resnet:0,11"} if script.startswith("sdxl") else {}
+    few = {"compile_blocks": COMPILED_BLOCKS.get(script)}
     for number in sorted({1, most // 2, most}):
         found, swap = gradients(blocks_to_swap=number, compile=True, compile_backend="aot_eager", **few)
         for gradient, same in zip(found, wanted, strict=True):
