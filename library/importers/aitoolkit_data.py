@@ -35,7 +35,7 @@ def _written(found: list[JsonMapping], word: JsonValue, batch: int) -> tuple[str
         for size in sizes if isinstance(sizes, list) else [sizes]:
             sets.append(({"resolution": size, **own}, [_subset(table, word)]))
         folder = table.get("folder_path") or table.get("dataset_path")
-        if isinstance(table.get("control_path"), list) and len(table["control_path"]) > 1:
+        if len(_references(table)) > 1:
             notes.append(
                 f"datasets: only the first control_path of {folder} is used: put the images of the others into the "
                 "same folder as <name>_0.png, <name>_1.png"
@@ -96,9 +96,16 @@ def _subset(table: JsonMapping, word: JsonValue) -> JsonObject:
         "caption_extension": _ending(table),
         "caption_prefix": f"{word}, " if word else None,
     }
-    if isinstance(subset["control_directory"], list):  # folders of several reference images: here <name>_0, <name>_1
-        subset["control_directory"] = next(iter(subset["control_directory"]), None)
+    # Folders of several reference images: here <name>_0, <name>_1.
+    subset["control_directory"] = next(iter(_references(table)), None)
     return {key: value for key, value in subset.items() if not is_empty(value) and value is not False}
+
+
+def _references(table: JsonMapping) -> list[JsonValue]:
+    """The folders of reference images of a data set."""
+    first = table.get("control_path")
+    listed = [*(first if isinstance(first, list) else [first]), *(table.get(f"control_path_{i}") for i in (1, 2, 3))]
+    return [folder for folder in listed if not is_empty(folder)]
 
 
 def _samples(ledger: KeyLedger) -> None:

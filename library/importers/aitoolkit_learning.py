@@ -48,6 +48,9 @@ def _network(ledger: KeyLedger) -> None:
 def _convolutions(ledger: KeyLedger) -> list[str]:
     """conv_dim and conv_alpha, which is the former where nothing is said."""
     arguments = []
+    if ledger.family != "sdxl":
+        ledger.explain("this model's blocks have no convolutions", "network.conv", "network.conv_alpha")
+        return []
     for key, argument in (("network.conv", "conv_dim"), ("network.conv_alpha", "conv_alpha")):
         value = ledger.get(key) if ledger.get(key) is not None else ledger.get("network.conv")
         if ledger.number("network.conv") and to_number(value) is not None:

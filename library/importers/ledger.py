@@ -248,6 +248,7 @@ def _stranger(config: type[RunConfig], name: str, configs: Configs) -> str:
     if name in reasons:
         return reasons[name]
     others = [other for other in configs.values() if name in options(other)]
+    others.sort(key=lambda other: other.family != config.family)
     if others and all(other.family != config.family for other in others):
         return f"it is for {others[0].title.split()[0]}"
     return f"it is for {others[0].title} only" if others else "not supported by this trainer"

@@ -40,6 +40,10 @@ def read(found: JsonMapping, script: str = "") -> KeyLedger:
         ledger.texts["dataset_config"], notes = dataset(data)
         ledger.notes += notes
         ledger.change("dataset_config", "the dataset format of musubi-tuner; converted to a file beside the config")
+    sampling = str(found.get("timestep_sampling") or "")
+    if nearest := TABLES["timestep_sampling"].get(sampling):
+        said = f"{sampling} is not offered here; the nearest is timestep_sampling = {nearest}"
+        ledger.change("timestep_sampling", said, {"timestep_sampling": nearest})
     for key in ledger.left():
         if key in TABLES["ignored"]:
             ledger.ignore(key, TABLES["ignored"][key])

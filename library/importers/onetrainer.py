@@ -40,7 +40,8 @@ def read(found: JsonMapping, script: str = "") -> KeyLedger:
     _output(ledger)
     for part in (*onetrainer_model.PARTS, *onetrainer_learning.PARTS, *onetrainer_data.PARTS):
         part(ledger)
-    rest(ledger, TABLES["ignored"])
+    unet = {} if ledger.family == "sdxl" else {"unet.": "it is no part of this model"}
+    rest(ledger, TABLES["ignored"] | unet)
     if source["model_type"] == "CHROMA_1" and ledger.family == "flux":
         chooses_chroma(ledger, "model_type")
     return ledger

@@ -101,7 +101,7 @@ class FluxModel(sections.Model):
     )
     bypass_guidance_embedding: bool = opt(
         False,
-        "Train without the guidance embedding, as Flex.1 is trained. Previews keep their guidance.",
+        "Train without the guidance embedding, as Flex.1 needs. Previews keep theirs.",
         advanced=True,
         shown_with=named_by(lambda variant: variant.guided),
     )
@@ -173,9 +173,10 @@ REFERENCES = opt(
 
 RANDOM_MASKS = opt(
     0,
-    "The number of masks that are drawn for each image without one, for Fill. Each step takes one of them. 0: none.",
+    "Masks drawn for each image without one, for Fill; each step takes one. 0: none.",
     min=0,
     ceiling=256,
+    advanced=True,
     shown_with=named_by(lambda variant: variant.control_images.inpaints),
 )
 

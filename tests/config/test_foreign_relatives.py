@@ -1,0 +1,81 @@
+"""Whole files of other trainers for FLUX.1's relatives and Qwen-Image, as their examples and pages write them: each key
+has a fate with a reason of its own."""
+
+import copy
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from library import families, importers
+from library.config.schema import changed, flat
+
+CONFIGS = {script: families.config_class(script) for script in families.RUNS}
+FILES_OF = Path(__file__).parent / "foreign"
+MUSUBI = tomllib.loads((FILES_OF / "musubi_kontext.toml").read_text(encoding="utf-8"))
+AITOOLKIT = yaml.safe_load((FILES_OF / "aitoolkit_kontext.yaml").read_text(encoding="utf-8"))
+ONETRAINER = json.loads((FILES_OF / "onetrainer_chroma.json").read_text(encoding="utf-8"))
+
+
+def of_musubi(qwen=False):
+    found = dict(MUSUBI)
+    if qwen:
+        found = {
+            name: value for name, value in found.items() if name not in ("text_encoder1", "text_encoder2", "fp8_t5")
+        }
+        found |= {"network_module": "networks.lora_qwen_image", "text_encoder": "te.safetensors", "fp8_vl": True,
+                  "num_layers": 60, "model_version": "original", "timestep_sampling": "qinglong_qwen",
+                  "vae_enable_tiling": True}  # fmt: skip
+    return found
+
+
+def of_aitoolkit(arch, name):
+    found = copy.deepcopy(AITOOLKIT)
+    found["config"]["process"][0]["model"] |= {"arch": arch, "name_or_path": name}
+    return found
+
+
+def of_onetrainer(kind, **more):
+    return ONETRAINER | {"model_type": kind} | more
+
+
+KONTEXT, QWEN = "black-forest-labs/FLUX.1-Kontext-dev", "Qwen/Qwen-Image"
+CHROMA = {"model_type": "chroma", "apply_t5_attn_mask": True, "guidance_scale": 0.0}
+FILES = {
+    "musubi-tuner Kontext": (of_musubi(), {"model_type": "kontext", "ae": "ae.safetensors", "blocks_to_swap": 16}),
+    "musubi-tuner Qwen-Image": (of_musubi(True), {"text_encoder": "te.safetensors", "vae": "ae.safetensors"}),
+    "ai-toolkit Kontext": (of_aitoolkit("flux_kontext", KONTEXT), {"model_type": "kontext", "network_dim": 32}),
+    "ai-toolkit Chroma": (of_aitoolkit("chroma", "lodestones/Chroma1-Base"), CHROMA),
+    "ai-toolkit Qwen-Image": (of_aitoolkit("qwen_image:2512", QWEN), {"network_dim": 32, "fp8_base": True}),
+    "OneTrainer Chroma": (of_onetrainer("CHROMA_1"), CHROMA | {"t5xxl_max_token_length": 512}),
+    "OneTrainer Fill": (of_onetrainer("FLUX_FILL_DEV_1"), {"model_type": "fill"}),
+    "OneTrainer Qwen-Image": (of_onetrainer("QWEN"), {"network_dim": 16, "fp8_base_unet": True}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_each_key_of_a_whole_file_has_a_fate_with_a_reason_of_its_own(name):
+    found, expected = FILES[name]
+    made = importers.read(found, CONFIGS)
+    values = flat(changed(made.config))
+    assert made.config.script.startswith("qwen_image" if "Qwen" in name else "flux") and not made.problems
+    assert {key: values.get(key) for key in expected} == expected
+    assert [fate.key for fate in made.fates if fate.text.endswith("not supported by this trainer")] == []
+    assert "conv_dim" not in str(values.get("network_args"))
+    if "ai-toolkit" in name:
+        (note,) = (note for note in made.notes if "control_path" in note)
+        assert "only the first control_path" in note and 'control_directory = "/ctrl"' in made.texts["dataset_config"]
+    if name == "musubi-tuner Qwen-Image":
+        assert made.config.noise.timestep_sampling == "qwen_shift"
+        assert {fate.key: fate.text for fate in made.fates}["timestep_sampling"].startswith(
+            "qinglong_qwen is not offered"
+        )
+
+
+def test_what_only_adapters_have_is_said_to_be_of_the_familys_own_adapters():
+    found = {name: value for name, value in of_musubi(True).items() if name not in ("network_module", "network_dim")}
+    made = importers.read(found, CONFIGS)
+    assert made.config.script == "qwen_image_train"
+    assert {fate.key: fate.text for fate in made.fates}["network_alpha"] == "it is for Qwen-Image LoRA only"
