@@ -239,6 +239,7 @@ export function mount(element, given) {
   part("#masks-shown", HTMLInputElement).onchange = () => tab.page();
   commands.mount(panel, () => ({ folder: tab.overview()?.folder ?? "" }), async () => {
     part("#masks-shown", HTMLInputElement).checked = true;
-    await changed();
+    version++;
+    await tab.open(true);
   });
 }

@@ -19,6 +19,8 @@ from library.data import folders
 from library.data.pixels import ALWAYS
 
 SKIP, REPLACE = EXISTING = ("skip", "replace")
+FOLDER, ALPHA = INTO = ("folder", "alpha")
+CLEAR = (".png", ".webp")  # images that can be transparent, and are written without loss
 MOST = thumbs.PIXELS  # of an image that gets a mask
 RED = (220, 30, 60)
 
@@ -41,11 +43,14 @@ class MaskOptions:
     existing: str = SKIP  # what becomes of images that have a mask
     outside: int = 0  # percent that the rest of the image counts
     invert: bool = False  # learn the rest, and leave out what was found
+    into: str = FOLDER  # a folder of masks, or the transparency of the images
 
     def __post_init__(self) -> None:
         if self.existing not in EXISTING:
             raise ConfigError("existing is {existing}: use {known}", existing=repr(self.existing),
                 known=", ".join(EXISTING))  # fmt: skip
+        if self.into not in INTO:
+            raise ConfigError("into is {into}: use {known}", into=repr(self.into), known=", ".join(INTO))
         if not 0 <= self.outside <= 100:
             raise ConfigError("outside is {outside}: it is a percentage, from 0 to 100", outside=self.outside)
 
@@ -73,17 +78,23 @@ def mask_file(image: Path, images: Path, masks: Path) -> Path:
 
 def make(images: Path, masks: Path, segmenter: Segmenter, options: MaskOptions, report: Report) -> Written:
     """Make masks for the images of a folder and those inside it. When it is stopped, what was written stays, and can be
-    taken back as one change of the folder of masks. Raises ConfigError when there are no images."""
+    taken back as one change of the folder of masks, or of the images where they become transparent.
+
+    Raises ConfigError when there are no images."""
     todo, skipped = _to_do(images, masks, options)
     done = Written(skipped=skipped)
     report("making masks", 0, len(todo))
-    with trash.Change(masks, f"Masks by {segmenter.name}", keep=True) as change:
+    root = images if options.into == ALPHA else masks
+    with trash.Change(root, f"Masks by {segmenter.name}", keep=True) as change:
         for start in range(0, len(todo), segmenter.batch_size):
             batch = todo[start : start + segmenter.batch_size]
-            read = [(file, picture) for image, file in batch if (picture := rgb(image, done.unreadable))]
-            pictures = [picture for _, picture in read]
+            read = [(image, file, picture) for image, file in batch if (picture := rgb(image, done.unreadable))]
+            pictures = [picture for *_, picture in read]
             greys = [options.grey(one) for one in segmenter(pictures)] if pictures else []
-            change.put({file: png(grey) for (file, _), grey in zip(read, greys, strict=True)})
+            if options.into == ALPHA:
+                change.put({image: transparent(image, grey) for (image, *_), grey in zip(read, greys, strict=True)})
+            else:
+                change.put({file: png(grey) for (_, file, _), grey in zip(read, greys, strict=True)})
             done.written += len(greys)
             report("making masks", start + len(batch), len(todo))
     return done
@@ -129,6 +140,18 @@ def replace(masks: Path, file: Path, content: bytes, size: tuple[int, int]) -> N
         change.put({target: png(grey)})
 
 
+def transparent(path: Path, grey: Image.Image) -> bytes:
+    """An image with a mask as its transparency: the same colours, in its own format without loss."""
+    out = io.BytesIO()
+    with thumbs.opened(path) as image:
+        made = image.convert("RGBA")  # also where it was transparent: its colours stay
+        made.putalpha(grey)
+        profile = {"icc_profile": image.info["icc_profile"]} if "icc_profile" in image.info else {}
+        how = {"lossless": True, "exact": True} if path.suffix.lower() == ".webp" else {}
+        made.save(out, path.suffix[1:], **how, **profile)
+    return out.getvalue()
+
+
 def png(grey: Image.Image) -> bytes:
     """A picture as the bytes of a PNG."""
     out = io.BytesIO()
@@ -146,6 +169,14 @@ def _alpha(path: Path, unreadable: list[str]) -> Image.Image | None:
         return None
 
 
+def _is_transparent(path: Path) -> bool:
+    try:
+        with thumbs.opened(path) as image:
+            return "A" in image.getbands() or "transparency" in image.info
+    except ConfigError:
+        return False  # it is named when it is read
+
+
 def _to_do(images: Path, masks: Path, options: MaskOptions) -> tuple[list[tuple[Path, Path]], int]:
     """The images that get a mask, with its file, and how many are left out. Raises ConfigError when there are none, or
     when two would have the same mask."""
@@ -154,6 +185,12 @@ def _to_do(images: Path, masks: Path, options: MaskOptions) -> tuple[list[tuple[
     found = [Path(here.path(name)) for here in listings(images, 1) for name in here.images]
     if not found:
         raise ConfigError("there are no images in {folder}, nor in the folders inside it", folder=images)
+    if options.into == ALPHA:
+        if other := [image for image in found if image.suffix.lower() not in CLEAR]:
+            raise ConfigError("{path} cannot be transparent, only PNG and WebP can: write masks into a folder instead",
+                path=other[0])  # fmt: skip
+        todo = [(image, image) for image in found if options.existing == REPLACE or not _is_transparent(image)]
+        return todo, len(found) - len(todo)
     wanted = {image: mask_file(image, images, masks) for image in found}
     twice = [file for file, times in Counter(wanted.values()).items() if times > 1]
     if twice:

@@ -8,6 +8,6 @@ FORMS = Forms(
     parser,
     {"model": "Segmentation model", "alpha": "Transparency"},
     {"folder": "Images", "model": "Model", "words": "What to learn", "threshold": "Threshold",
-     "existing": "Images with a mask", "outside": "Rest of the image", "invert": "Invert"},
+     "existing": "Images with a mask", "outside": "Rest of the image", "invert": "Invert", "into": "Write into"},
     frozenset({"masks"}),
 )  # fmt: skip

@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
 
 
 def _made(asked: argparse.Namespace, report: Report) -> int:
-    options = files.MaskOptions(asked.existing, asked.outside, asked.invert)
+    options = files.MaskOptions(asked.existing, asked.outside, asked.invert, asked.into)
     images = asked.folder.expanduser().absolute()
     masks = asked.masks.expanduser().absolute() if asked.masks else files.usual_folder(images)
     if asked.way == "alpha":
@@ -40,7 +40,7 @@ def _made(asked: argparse.Namespace, report: Report) -> int:
         report("loading the model", 0, 1)
         model = SegmentationModel(folder, asked.words, asked.threshold, asked.batch_size, asked.device)
         done = files.make(images, masks, model, options, report)
-    print(f"{masks}: {counted(done.written, 'mask')} written")
+    print(f"{images if options.into == files.ALPHA else masks}: {counted(done.written, 'mask')} written")
     if done.skipped:
         print(f"{counted(done.skipped, 'image')} had a mask already")
     if done.unreadable:
@@ -65,11 +65,14 @@ def parser(kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> arg
     one.add_argument("--words", required=True, help="what is to be learned, such as: person, dog")
     one.add_argument("--threshold", type=float, default=0.4, help="of CLIPSeg: lower takes more of the image")
     _add_common(one)
+    one.add_argument("--into", choices=files.INTO, default=files.FOLDER,
+                     help="a folder of masks, or the alpha channel of PNG and WebP images (alpha_mask)")  # fmt: skip
     one.add_argument("--batch_size", type=int, default=1, help="images at once")
     one.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute")
     text = "masks of the transparency that images have: what is transparent is not learned"
     one = ways.add_parser("alpha", help=text, description=text)
     one.add_argument("folder", type=Path, metavar="FOLDER", help="images, or folders with images")
+    one.set_defaults(into=files.FOLDER)
     _add_common(one)
     return made
 

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from library import data
 from library.captioning.writing import Written
-from library.config.schema import ConfigError
+from library.config.schema import ConfigError, build
 from library.curation import trash
 from library.data import pixels
+from library.families.sdxl.options import SdxlLora
 from library.masking import files, shell
 from library.masking.files import MaskOptions
 from library.masking.segmenter import SegmentationModel
@@ -106,6 +108,52 @@ def test_a_stop_half_way_keeps_what_is_written_and_goes_on(images):
     assert files.count(images, masks) == 2
     files.make(images, masks, Half(), MaskOptions(), quiet)
     assert files.count(images, masks) == 3 and len(trash.history(masks)) == 2
+
+
+def test_a_crash_between_two_files_loses_nothing(images, monkeypatch):
+    masks = files.usual_folder(images)
+    files.make(images, masks, Half(), MaskOptions(), quiet)
+    before = tree(masks)
+    real = trash.write_atomic
+
+    def broken(path, content):
+        if path.name == "1.png":
+            raise MemoryError
+        return real(path, content)
+
+    monkeypatch.setattr(trash, "write_atomic", broken)
+    with pytest.raises(MemoryError):
+        files.make(images, masks, Half(), MaskOptions("replace", invert=True), quiet)
+    assert tree(masks) != before
+    monkeypatch.undo()
+    assert trash.undo(masks).left == () and tree(masks) == before
+
+
+def test_the_trainer_reads_the_masks_that_were_made(images):
+    (images / "10_x" / "broken.png").unlink()
+    masks = files.usual_folder(images)
+    files.make(images, masks, Half(), MaskOptions(), quiet)
+    toml = images.parent / "set.toml"
+    place = {"image_dir": images / "10_x", "conditioning_data_dir": masks / "10_x"}
+    lines = "\n".join(f"{name} = '{path}'" for name, path in place.items())
+    toml.write_text(f"[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nnum_repeats = 1\n{lines}\n")
+    config = build(SdxlLora, {"dataset_config": str(toml), "masked_loss": True}, notes=[])
+    found = {Path(image.path).name: image.mask_file for image in data.scan(config).items}
+    assert found == {f"{at}.png": str(masks / "10_x" / f"{at}.png") for at in range(3)}
+
+
+def test_masks_become_the_transparency_of_images_and_the_images_come_back(images):
+    start = tree(images)
+    options = MaskOptions(into="alpha")
+    assert files.make(images, files.usual_folder(images), Half(), options, quiet).written == 3
+    made = pixels.read(images / "10_x" / "1.png", alpha=True)
+    assert made[0, :, 3].tolist() == [255] * 6 + [0] * 6 and (made[:, :, :3] == [255, 0, 0]).all()
+    assert not files.usual_folder(images).exists()
+    assert files.make(images, files.usual_folder(images), Half(), options, quiet).skipped == 3
+    assert trash.undo(images).left == () and tree(images) == start
+    Image.new("RGB", (8, 8)).save(images / "photo.jpg")
+    with pytest.raises(ConfigError, match="only PNG and WebP"):
+        files.make(images, files.usual_folder(images), Half(), options, quiet)
 
 
 def test_transparency_becomes_masks(images):
