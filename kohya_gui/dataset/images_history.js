@@ -31,7 +31,7 @@ export function showHistory(past) {
   undo.title = past.length ? say("Take back: {change}", { change: past[0].title }) : "Nothing to take back";
   part("[data-panel=past] summary small").textContent = past.length ? say("{count} can be taken back, last: {change}", { count: past.length, change: past[0].title }) : "nothing to take back";
   part(".past").replaceChildren(...past.map((entry) => make("li", {}, make("span", {}, entry.title), make("small", {}, new Date(entry.when * 1000).toLocaleString()),
-    entry.title.startsWith("Caption") && makeButton("Compare", () => compare(entry.id), { className: "plain", "aria-label": say("Compare the captions before and after: {change}", { change: entry.title }) }))));
+    /caption/i.test(entry.title) && makeButton("Compare", () => compare(entry.id), { className: "plain", "aria-label": say("Compare the captions before and after: {change}", { change: entry.title }) }))));
   if (shown && !past.some(({ id }) => id === shown)) close();
 }
 

@@ -89,7 +89,8 @@ def job_status(job: jobs.BackgroundJob) -> JsonObject:
     about = out or next((word for word in rest if word and not word.startswith("--")), "")
     return {
         "id": job.id, "title": titles.get(name, name), "state": job.state, "error": job.error, "log": job.log,
-        "text": "", "done": 0, "total": 0, **job.doing, "bytes": job.kind == "models", "out": out,
+        "text": "", "done": 0, "total": 0, **job.doing, "out": out,
+        "bytes": job.kind == "models" or "." in job.doing.get("text", ""),  # it names a file that is downloaded
         "about": Path(about).name, "when": time.strftime("%d %b %H:%M", time.localtime(job.started)),
     }  # fmt: skip
 

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from kohya_gui.server.json_api import ApiRequest
-from kohya_gui.tools.commands import ToolCommands
+from kohya_gui.tools.commands import ToolCommands, job_status
 from library.config.schema import ConfigError
 from library.runs import job as jobs
 from tests.curation.conftest import data, picture  # noqa: F401 (a fixture)
@@ -75,6 +75,13 @@ def test_a_model_is_a_folder_inside_the_roots_or_an_id_of_the_hub(tmp_path):
     ):
         with pytest.raises(ConfigError):
             guard(wrong, "model", "Model")
+
+
+def test_a_download_of_a_captioner_is_told_in_bytes(tmp_path):
+    facts = {"kind": "caption", "state": "running", "arguments": ["caption", "hf", "x"]}
+    for text, is_file in (("model.safetensors", True), ("checking model.safetensors", True), ("captioning", False)):
+        job = jobs.BackgroundJob(tmp_path / "caption-1", {**facts, "doing": {"text": text, "done": 1, "total": 2}})
+        assert job_status(job)["bytes"] is is_file
 
 
 @pytest.mark.browser
