@@ -35,29 +35,25 @@ class SegmentationModel:
         os.environ["HF_HUB_OFFLINE"] = "1"  # read when it is loaded
         self.model, self.processor = _loaded(folder, kind)
         self.device = chosen_device(device)
-        self.model.to(self.device).eval()
+        self.model.to(self.device).eval().requires_grad_(False)
         self.classes = [] if kind == BY_WORDS else self._classes()
 
     def __call__(self, pictures: list[Image.Image]) -> list[np.ndarray]:
         """What is found in each of these RGB pictures."""
-        import torch
-
         sizes = [(picture.height, picture.width) for picture in pictures]
-        with torch.inference_mode():
-            if self.classes:
-                inputs = self.processor(images=pictures, return_tensors="pt").to(self.device)
-                answer = self.model(**inputs)
-                maps = self.processor.post_process_semantic_segmentation(answer, target_sizes=sizes)
-                return [np.isin(one.cpu().numpy(), self.classes).astype(np.float32) for one in maps]
-            texts = [word for _ in pictures for word in self.words]
-            shown = [picture for picture in pictures for _ in self.words]
-            inputs = self.processor(text=texts, images=shown, padding=True, return_tensors="pt").to(self.device)
-            logits = self.model(**inputs).logits
-            found = torch.sigmoid(logits.float()).reshape(len(pictures), len(self.words), *logits.shape[-2:])
-            best = found.amax(1).cpu().numpy()
+        if self.classes:
+            inputs = self.processor(images=pictures, return_tensors="pt").to(self.device)
+            maps = self.processor.post_process_semantic_segmentation(self.model(**inputs), target_sizes=sizes)
+            return [np.isin(one.cpu().numpy(), self.classes).astype(np.float32) for one in maps]
+        texts = [word for _ in pictures for word in self.words]
+        shown = [picture for picture in pictures for _ in self.words]
+        inputs = self.processor(text=texts, images=shown, padding=True, return_tensors="pt").to(self.device)
+        logits = self.model(**inputs).logits.float().cpu().numpy()
+        best = logits.reshape(len(pictures), len(self.words), *logits.shape[-2:]).max(1)
+        probable = np.reciprocal(1 + np.exp(-np.clip(best, -60, 60)))
         larger = [
             Image.fromarray(one).resize(picture.size, Image.Resampling.BICUBIC)
-            for one, picture in zip(best, pictures, strict=True)
+            for one, picture in zip(probable, pictures, strict=True)
         ]
         return [(np.asarray(one) >= self.threshold).astype(np.float32) for one in larger]
 
