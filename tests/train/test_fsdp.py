@@ -278,16 +278,19 @@ def test_the_estimate_knows_of_shards(demo, monkeypatch):
     assert parts.get("activations") == alone.get("activations")
 
 
-def test_accelerate_launches_it_by_its_own_options(trained, tmp_path):
-    """The launcher's FSDP 2 is ours: the same numbers, and accelerate wraps nothing."""
+def test_accelerate_launches_it_on_two_machines_by_its_own_options(trained, tmp_path):
+    """The launcher's FSDP 2 is ours: the same numbers, and accelerate wraps nothing. Each machine starts a launcher of
+    its own; they meet at another address of this machine."""
     config = trained.config("launched", **KEPT, max_train_steps=2, output_dir=tmp_path)
     (tmp_path / "run.toml").write_text(to_toml(config), encoding="utf-8")
     asked = ("--use_fsdp", "--fsdp_version", "2")
-    how = {"num_processes": 2, "extra_accelerate_launch_args": asked}
-    launcher = forks.start(command(tmp_path / "run.toml", "flux_train", **how)[1:])
-    said = launcher.communicate()[0]
-    assert launcher.returncode == 0, said
+    how = {"num_processes": 2, "num_machines": 2, "main_process_ip": "127.0.0.2", "main_process_port": free_port()}
+    how["extra_accelerate_launch_args"] = asked
+    machines = [command(tmp_path / "run.toml", "flux_train", machine_rank=rank, **how) for rank in range(2)]
+    for launcher in [forks.start(arguments[1:]) for arguments in machines]:
+        said = launcher.communicate()[0]
+        assert launcher.returncode == 0, said
     (folder,) = runs_in(tmp_path)
     launched = Outcome(tmp_path / "m.safetensors", folder)
-    assert launched.facts["config"]["distributed"] == {"fsdp": True}
+    assert launched.facts["config"]["distributed"] == {"fsdp": True} and launched.facts["hardware"]["processes"] == 2
     assert launched.losses == trained["shards"].losses[:2]

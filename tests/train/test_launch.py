@@ -106,23 +106,6 @@ def test_two_processes_learn_what_one_does_from_twice_the_batch(demo, squares, t
     assert {"random_states_0.bin", "random_states_1.bin"} <= state
 
 
-def test_two_machines_learn_what_one_process_does_from_twice_the_batch(demo, squares, tmp_path):
-    """Each starts a launcher of its own; they meet at another address of this machine."""
-    values = {"train_data_dir": squares, "max_train_steps": 2, "output_name": "m", "seed": 4, "learning_rate": 1e-3}
-    one = train(config_of(demo, SCRIPT, output_dir=tmp_path / "one", train_batch_size=2, **values))
-    config = config_of(demo, SCRIPT, output_dir=tmp_path / "two", train_batch_size=1, **values)
-    (tmp_path / "run.toml").write_text(to_toml(config), encoding="utf-8")
-    how = {"num_processes": 2, "num_machines": 2, "main_process_ip": "127.0.0.2", "main_process_port": free_port()}
-    machines = [forks.start(command(tmp_path / "run.toml", SCRIPT, machine_rank=rank, **how)[1:]) for rank in range(2)]
-    for machine in machines:
-        said = machine.communicate(timeout=600)[0]
-        assert machine.returncode == 0, said
-    (folder,) = runs_in(tmp_path / "two")
-    two = Outcome(tmp_path / "two" / "m.safetensors", folder)
-    assert two.facts["hardware"]["processes"] == 2
-    assert two.losses == pytest.approx(one.losses, rel=1e-4)
-
-
 @pytest.mark.parametrize("what", ["FSDP", "DEEPSPEED"])
 def test_what_would_cut_the_model_into_shards_is_refused(demo, monkeypatch, what):
     monkeypatch.setenv(f"ACCELERATE_USE_{what}", "true")
