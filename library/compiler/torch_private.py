@@ -168,6 +168,16 @@ def has_triton() -> bool:
     return triton.has_triton()
 
 
+def import_inductor() -> None:
+    """Import what makes a graph, of the cache too, into code of this process; other threads may run models meanwhile.
+
+    PyTorch imports it with the first graph, which waits 2 s and more for it; nothing public does.
+    """
+    import torch._inductor.async_compile
+    import torch._inductor.codecache
+    import torch._inductor.compile_fx  # noqa: F401
+
+
 def warm_inductor(graph: torch.fx.GraphModule, given: Sequence[Tensor], processes: bool) -> Any:
     """Compile a graph with inductor alone, and return what answers; `processes` starts its helpers before.
 

@@ -1,5 +1,6 @@
 """Compiling beside the run: the first steps run eagerly while another process compiles the blocks into the cache."""
 
+import threading
 import time
 from typing import Any, Protocol
 
@@ -7,7 +8,7 @@ import torch
 from torch import nn
 
 from library import families
-from library.compiler import block_calls, blocks, cudagraph
+from library.compiler import block_calls, blocks, cudagraph, torch_private
 from library.compiler.block_calls import BlockCall, NotDescribed
 from library.compiler.log import CompileLog
 from library.config.run_config import RunConfig
@@ -59,6 +60,8 @@ class BesideCompiler:
         self._taken = 0  # calls whose graphs are in this process
         self._step_seconds, self._sizes = 0.0, 1
         self._process: CompileProcess | None = None
+        self._imports: threading.Thread | None = None  # of the compiler, into this process
+        self._begun = 0  # the step before the first one
         self._pauses: list[float] = []  # seconds between steps that bringing graphs in took
 
     @property
@@ -119,6 +122,7 @@ class BesideCompiler:
         if self._pays(waiting=True):
             self._calls = block_calls.costliest_first(self._calls, denoiser)
             text_learns = any(map(compute_loss.method.trained_parts.get, compute_loss.components.encoders))
+            self._begun = self._clock.step
             self._process = CompileProcess(job_of(self._config, [*batches.kinds()], text_learns, self._calls, device))
             if recorder:
                 recorder.free_others = self.make_room
@@ -192,6 +196,12 @@ class BesideCompiler:
 
     # ---- between steps
 
+    def import_compiler(self) -> None:
+        """After the first step, import on a thread what bringing graphs in needs, so that no step waits for it."""
+        if self._process and self._imports is None and self._clock.step > self._begun + 1:
+            self._imports = threading.Thread(target=torch_private.import_inductor, name="compiler", daemon=True)
+            self._imports.start()
+
     @property
     def due(self) -> bool:
         """Whether there is something to bring in, or to be told of."""
@@ -208,6 +218,8 @@ class BesideCompiler:
         call, began = self._calls[self._taken], time.perf_counter()
         before = rng.get_rng_state(self._world.device)
         try:
+            if self._imports:
+                self._imports.join()
             with blocks.compiled_alone(denoiser.get_submodule(call.path), self._log):
                 block_calls.repeat(denoiser, call, self._world.device)
             self._wait()

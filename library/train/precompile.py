@@ -134,6 +134,7 @@ class Precompiler:
         """Before a step: compile what `compile_from_step` says, or take over what was compiled beside the run, for this
         step and those after it."""
         pinned = self.log.active and self._options.compile_from_step
+        self._beside.import_compiler()
         if self._beside.due:
             if self._beside.bring_in(compute_loss.components.denoiser):
                 self._switch(batches, compute_loss)

@@ -177,6 +177,22 @@ def test_where_memory_is_tight_there_is_no_second_process(monkeypatch):
     assert not told[4] and "needs 2.8 GiB of the GPU, and the training leaves 1.5 GiB" in told[2]
 
 
+def test_the_compiler_is_imported_beside_the_steps_after_the_first(monkeypatch):
+    imported = []
+    monkeypatch.setattr(beside.torch_private, "import_inductor", lambda: imported.append(run._clock.step))
+    run = compiler()
+    for step, expected in ((1, []), (2, []), (3, [])):  # nothing is compiled beside this one
+        run._clock.step = step
+        run.import_compiler()
+        assert imported == expected
+    run._process = Ready({"calls": []})
+    for step in (1, 2, 3):
+        run._clock.step = step
+        run.import_compiler()
+    run._imports.join()
+    assert imported == [2]
+
+
 def test_a_process_that_fails_is_told_of():
     run = compiler()
     run._process, run._calls = Ready({"calls": []}), [BlockCall("", "Linear", None, "", True)]
