@@ -168,14 +168,15 @@ def has_triton() -> bool:
     return triton.has_triton()
 
 
-def import_inductor() -> None:
+def import_inductor() -> tuple[ModuleType, ModuleType]:
     """Import what makes a graph, of the cache too, into code of this process; other threads may run models meanwhile.
 
-    PyTorch imports it with the first graph, which waits 2 s and more for it; nothing public does.
+    PyTorch imports it with the first graph, which waits for it; nothing public does. The modules of its helpers and of
+    its entry point.
     """
-    import torch._inductor.async_compile
-    import torch._inductor.codecache
-    import torch._inductor.compile_fx  # noqa: F401
+    from torch._inductor import async_compile, compile_fx
+
+    return async_compile, compile_fx
 
 
 def warm_inductor(graph: torch.fx.GraphModule, given: Sequence[Tensor], processes: bool) -> Any:
@@ -183,13 +184,11 @@ def warm_inductor(graph: torch.fx.GraphModule, given: Sequence[Tensor], processe
 
     `torch.compile` would trace, which no thread may do while another one runs models.
     """
-    from torch._inductor.async_compile import AsyncCompile
-    from torch._inductor.compile_fx import compile_fx
-
+    async_compile, compile_fx = import_inductor()
     if processes:
-        AsyncCompile.warm_pool()
-        AsyncCompile.use_process_pool()  # its first task lets it make its processes
-    return compile_fx(graph, list(given))
+        async_compile.AsyncCompile.warm_pool()
+        async_compile.AsyncCompile.use_process_pool()  # its first task lets it make its processes
+    return compile_fx.compile_fx(graph, list(given))
 
 
 # ---- kernels
