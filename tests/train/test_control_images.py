@@ -11,7 +11,7 @@ from safetensors.torch import load_file, safe_open
 from library.check import preflight
 from library.demo import lora, main
 from library.runs import foreground
-from library.tools import merge, verify
+from library.tools import convert, extract, merge, resize, verify
 from tests import forks
 from tests.training import config_of, pictures, train
 
@@ -75,15 +75,34 @@ def run(demo, pairs, fill_model, tmp_path):
     return start
 
 
+def use_tools(made, base):
+    """Merge a LoRA, verify it, get it back from the merged model, resize it, and convert it to other names and back."""
+    merged = merge.merge(base, [(made.file, 1.0)], made.file.with_name("merged.safetensors"))
+    assert merged.modules == len({name.split(".")[0] for name in made.tensors()}) and not verify.verify(made.file, base).problems
+    assert load_file(merged.path).keys() == load_file(base).keys()
+    choices = extract.ExtractOptions(rank=8, min_diff=0)
+    back = extract.extract(merged.path, base, made.file.with_name("back.safetensors"), choices=choices)
+    assert any("single_blocks_0_linear1" in name for name in load_file(back.path))
+    small = resize.resize(made.file, made.file.with_name("small.safetensors"), choices=resize.ResizeOptions(rank=2))
+    assert {new for _, new in small.ranks.values()} <= {1, 2}
+    there = convert.convert(made.file, made.file.with_name("there.safetensors"), to="diffusers")
+    assert any(name.startswith("transformer.single_transformer_blocks.0.") for name in load_file(there))
+    again = convert.convert(there, made.file.with_name("again.safetensors"), to="kohya")
+    assert load_file(again).keys() == made.tensors().keys()
+
+
 @pytest.mark.parametrize("kind", ["kontext", "fill"])
 def test_a_lora_learns_draws_and_loads_in_diffusers(run, pairs, demo, fill_model, kind):
     made = run(kind, sample_prompts=pairs / "prompts.txt", sample_at_first=True, max_train_steps=3, **DISK)
     assert len(made.losses) == 3 and all(map(math.isfinite, made.losses))
     assert len(list((made.file.parent / "sample").glob("*.png"))) == 2
     model = {"pretrained_model_name_or_path": fill_model} if kind == "fill" else {}
-    if kind == "fill":
-        merged = merge.merge(fill_model, [(made.file, 1.0)], made.file.with_name("merged.safetensors"))
-        assert merged.modules == 32 and not verify.verify(made.file, fill_model).problems
+    use_tools(made, fill_model if kind == "fill" else demo.models["flux"]["flux"])
+    exclude = ["exclude_patterns=['.*(img_mod|txt_mod|modulation).*']"]  # as files of musubi-tuner have it
+    own = run(kind, max_train_steps=1, network_args=exclude, learning_rate=1e-2, **DISK)
+    more = run(kind, max_train_steps=1, network_args=exclude, learning_rate=1e-12, network_weights=own.file, **DISK)
+    assert not any("_mod" in name for name in own.tensors()) and own.tensors().keys() == more.tensors().keys()
+    assert all(torch.allclose(tensor, own.tensors()[name], atol=1e-6) for name, tensor in more.tensors().items())
     fits, wrong = lora.check(made.file, config_of(demo, LORA, **model))
     assert fits > 0 and not wrong
     with safe_open(made.file, "pt") as file:
