@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from library import families
+from library.config.run_config import ControlUse
 from library.demo import files
 from tests.training import config_of, train
 
@@ -49,8 +51,8 @@ def test_twelve_sizes_and_five_lengths_are_one_graph(demo, tmp_path, cached):
     assert told["num_graphs"] == 1
 
 
-@pytest.mark.parametrize("relative", ["chroma", "kontext"])
-def test_relatives_need_two_graphs_for_twelve_sizes_and_five_lengths(tmp_path, relative):
+@pytest.mark.parametrize("relative", [name for known in families.every() for name in known.demo_variants])
+def test_relatives_need_their_familys_graphs_for_twelve_sizes_and_five_lengths(tmp_path, relative):
     """One for each kind of block; a reference image is of its image's size.
 
     Its blocks are those of FLUX.1, whose backward passes are traced elsewhere.
@@ -60,9 +62,11 @@ def test_relatives_need_two_graphs_for_twelve_sizes_and_five_lengths(tmp_path, r
     written(tmp_path / "set" / "1_zorb toy", sides[:12])
     given = {"train_data_dir": tmp_path / "set", "max_train_steps": 12, "train_batch_size": 1, "enable_bucket": True}
     given |= {**GRID, "t5xxl_max_token_length": 192, "cache_text_encoder_outputs": True}
-    if relative == "kontext":
-        given |= {"control_directory": tmp_path / "set" / "1_zorb toy"}
-    backend = "eager" if relative == "kontext" else "aot_eager"
-    told = losses_and_graphs(demo, f"{relative}_flux_train_network", tmp_path, given, backend)
+    family = families.owner(relative)
+    script = f"{relative}_{families.lora_script(family)}"
+    shown = config_of(demo, script).control_images
+    given |= {"control_directory": tmp_path / "set" / "1_zorb toy"} if shown.least else {}
+    given |= {"random_masks": 2} if shown.inpaints else {}
+    told = losses_and_graphs(demo, script, tmp_path, given, "eager" if shown != ControlUse() else "aot_eager")
     assert told["graphs"] == told["predicted"] and told["recompiles"] == 0
-    assert told["num_graphs"] == 2
+    assert told["num_graphs"] == families.facts(family).graphs

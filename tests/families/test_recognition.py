@@ -1,6 +1,7 @@
 """What a file is, by its header, for all families: prefixes of other programs, models that are not trained here, and
 files of other families in every slot."""
 
+import json
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from safetensors.torch import load_file, save_file
 import library.demo as demo_module
 from library import families
 from library.check import preflight
-from library.config.schema import ConfigError, options
+from library.config.schema import ConfigError, build, options
 from library.demo import files
 from library.families import recognition
 from library.families.shared import weights
@@ -88,6 +89,40 @@ def test_a_base_model_is_the_same_with_every_prefix(demo, script, tmp_path):
 
 
 @pytest.mark.parametrize("script", [*LORAS, *RELATIVES])
+def test_fp8_with_scales_is_recognised_and_read(demo, script, tmp_path):
+    """As ComfyUI's files have it, the older and the newer names, with their prefix."""
+    config = config_of(demo, script)
+    tensors = load_file(config.model.pretrained_model_name_or_path)
+    if any(name.startswith(weights.PREFIXES) for name in tensors):
+        pytest.skip("people have no such files of it")
+    words = recognition.describe(weights.header(config.model.pretrained_model_name_or_path))
+    for ending in ("scale_weight", "weight_scale"):
+        stored = {"scaled_fp8": torch.zeros(2)} if ending == "scale_weight" else {}
+        for name, tensor in tensors.items():
+            scaled = tensor.ndim == 2 and "blocks." in name
+            scale = tensor.float().abs().max() / 448 if scaled else torch.ones(())
+            stored[name] = (tensor / scale).to(torch.float8_e4m3fn) if scaled else tensor
+            stored |= {f"{name.removesuffix('weight')}{ending}": scale.float()} if scaled else {}
+        path = tmp_path / f"{ending}.safetensors"
+        save_file({f"model.diffusion_model.{name}": tensor for name, tensor in stored.items()}, path)
+        found = recognition.recognised(path)
+        assert (found.family, found.words) == (config.family, words) and said(demo, script, **{BASE: path}) == []
+        read = families.family_for(config_of(demo, script, **{BASE: path})).load(torch.float32).denoiser.state_dict()
+        for name, tensor in tensors.items():
+            assert (read[name] - tensor.float()).norm() <= 0.06 * tensor.float().norm(), name
+
+
+def test_a_diffusers_folder_says_its_family_and_what_training_it_needs(tmp_path):
+    for known in families.every():
+        for pipeline in known.pipelines:
+            (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": pipeline}), encoding="utf-8")
+            found = recognition.recognised(tmp_path)
+            assert found.family == known.name and pipeline in str(found.words)
+            assert dict(found.options) == dict(known.model_options.get(pipeline, {}))
+            build(families.config_class(families.lora_script(known.name)), dict(found.options), notes=[])
+
+
+@pytest.mark.parametrize("script", [*LORAS, *RELATIVES])
 def test_a_model_that_is_not_trained_is_named_in_a_sentence(demo, script, tmp_path):
     for words, shapes in UNTRAINED.items():
         for prefix in ("", "model.diffusion_model.", "net."):
@@ -134,19 +169,24 @@ def test_a_file_of_another_model_is_named_in_every_slot(demo, script, tmp_path):
     assert wrong == []
 
 
-# The name of a layer that each family has and no other.
-LAYERS = {"sdxl": "input_blocks_4_1_transformer_blocks_0_attn1_to_q", "flux": "double_blocks_0_img_attn_proj",
-          "qwen_image": "transformer_blocks_0_img_mlp_net_0_proj"}  # fmt: skip
+def layers_of(demo: Any, name: str) -> list[str]:
+    """What a family's LoRA files call the layers of its denoiser."""
+    header = weights.header(config_of(demo, families.lora_script(name)).model.pretrained_model_name_or_path)
+    names = families.load(families.facts(name).lora_names)
+    paths = (path for part, path in names.layers(header, False) if part == "denoiser")
+    return [f"{names.prefixes['kohya']['denoiser']}{path.replace('.', '_')}" for path in paths]
 
 
 @pytest.mark.parametrize("script", [*LORAS, *RELATIVES])
 def test_a_lora_of_another_family_is_named_before_anything_is_loaded(demo, script, tmp_path):
     config = config_of(demo, script)
-    for family, layer in LAYERS.items():
+    for family in families.FAMILIES:
         if family == config.family:
             continue
-        names = (f"lora_unet_{layer}.lora_down.weight", f"lora_unet_{layer}.lora_up.weight")
-        path = made({name: (4, 4) for name in names}, tmp_path / f"{family}.safetensors")
+        layers = layers_of(demo, family)
+        assert layers
+        shapes = {f"{layer}.lora_{half}.weight": (4, 4) for layer in layers for half in ("down", "up")}
+        path = made(shapes, tmp_path / f"{family}.safetensors")
         for option, given in (("network_weights", path), ("base_weights", [str(path)])):
             with pytest.raises(ConfigError, match="was made for") as raised:
                 preflight.check(config_of(demo, script, **{option: given}))

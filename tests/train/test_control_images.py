@@ -1,6 +1,7 @@
 """Kontext and Fill train on pairs and masks: cached or not, adapters or all, compiled, swapped, in 8 bits, resumed."""
 
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -78,7 +79,8 @@ def run(demo, pairs, fill_model, tmp_path):
 def use_tools(made, base):
     """Merge a LoRA, verify it, get it back from the merged model, resize it, and convert it to other names and back."""
     merged = merge.merge(base, [(made.file, 1.0)], made.file.with_name("merged.safetensors"))
-    assert merged.modules == len({name.split(".")[0] for name in made.tensors()}) and not verify.verify(made.file, base).problems
+    assert merged.modules == len({name.split(".")[0] for name in made.tensors()})
+    assert not verify.verify(made.file, base).problems
     assert load_file(merged.path).keys() == load_file(base).keys()
     choices = extract.ExtractOptions(rank=8, min_diff=0)
     back = extract.extract(merged.path, base, made.file.with_name("back.safetensors"), choices=choices)
@@ -161,6 +163,17 @@ def test_mistakes_are_one_sentence_before_anything_is_loaded(demo, pairs, fill_m
     assert "control_directory is for models with reference images" in sentences(demo, pairs)
     (tmp_path / "p.txt").write_text("a toy --ci nowhere.png\n")
     said = sentences(demo, pairs, model_type="kontext", sample_prompts=tmp_path / "p.txt")
+    for kind, folder in (("kontext", "second"), ("fill", "masks")):
+        shutil.copytree(pairs / folder, tmp_path / folder)
+        text = (pairs / f"{kind}.toml").read_text().replace(str(pairs / folder), str(tmp_path / folder))
+        (tmp_path / f"{kind}.toml").write_text(text)
+    (tmp_path / "second" / "1.png").unlink()
+    Pillow.new("L", (48, 48)).save(tmp_path / "masks" / "1.png")
+    said_of = sentences(demo, pairs, model_type="kontext", dataset_config=tmp_path / "kontext.toml")
+    assert said_of.count(" / ") == 0 and "1.png has no reference image: there is no 1.png in" in said_of
+    fill = {"model_type": "fill", "pretrained_model_name_or_path": fill_model}
+    said_of = sentences(demo, pairs, **fill, dataset_config=tmp_path / "fill.toml")
+    assert said_of.count(" / ") == 0 and "1.png is 48x48, but its image is 64x64" in said_of
     bare = sentences(demo, pairs, model_type="fill", dataset_config=pairs / "bare.toml",
                      pretrained_model_name_or_path=fill_model)  # fmt: skip
     assert "has no mask of what is to be painted: name conditioning_data_dir" in bare and "random_masks" in bare

@@ -14,7 +14,7 @@ from library import packages
 from library.check import preflight
 from library.config.schema import build, options, read_toml, values
 from library.demo import files
-from library.families import RUNS, config_class, facts
+from library.families import RUNS, config_class, every
 from tests.packages import eight_bit, hide
 from tests.training import train
 
@@ -29,7 +29,7 @@ NEEDS_GPU = {"fp8_compute": "this machine cannot multiply in 8 bits"}
 @pytest.fixture(scope="module")
 def relatives(tmp_path_factory):
     """Tiny models of the relatives that presets are for."""
-    return files.prepare(tmp_path_factory.mktemp("relatives") / "demo", facts("flux").demo_variants)
+    return files.prepare(tmp_path_factory.mktemp("relatives") / "demo", [n for f in every() for n in f.demo_variants])
 
 
 @pytest.fixture
@@ -43,12 +43,13 @@ def start(demo, relatives, squares, tmp_path):
         paths = {"train_data_dir": str(squares), "output_dir": str(tmp_path / "out")}
         relative = read_toml(preset.path).get("model_type")
         base = relatives.configs[f"{relative}_{script}"] if relative else demo.configs[script]
-        paths |= {"control_directory": str(squares)} if relative == "kontext" else {}
+        shown = build(config, read_toml(base), notes=[]).control_images
+        paths |= {"control_directory": str(squares)} if shown.least else {}
         now = build(config, read_toml(base) | paths, notes=[])
         told: list[str] = []
         made = presets.apply(preset, config, values(now), told)
         small = SMALL | (TRACED if preset.is_profile else {"compile": False})
-        small |= {"alpha_mask": True} if relative == "fill" else {}
+        small |= {"alpha_mask": True} if shown.inpaints else {}
         small |= {"lr_warmup_steps": 1} if made.optim.lr_warmup_steps else {}
         small = {name: value for name, value in small.items() if name in options(config)}
         return train(build(config, values(made) | small, notes=[])), told
@@ -80,9 +81,10 @@ def test_no_preset_needs_a_package_that_may_be_missing(script, demo, relatives, 
             relative = read_toml(preset.path).get("model_type")
             base = relatives.configs[f"{relative}_{script}"] if relative else demo.configs[script]
             paths = read_toml(base) | {"train_data_dir": str(squares), "output_dir": str(tmp_path / "out")}
-            paths |= {"control_directory": str(squares)} if relative == "kontext" else {}
+            shown = build(config, read_toml(base), notes=[]).control_images
+            paths |= {"control_directory": str(squares)} if shown.least else {}
             ours = {name: value for name, value in paths.items() if presets.is_own(options(config)[name])}
-            ours |= {"alpha_mask": True} if relative == "fill" else {}
+            ours |= {"alpha_mask": True} if shown.inpaints else {}
             found = preflight.check(build(config, read_toml(preset.path) | ours | small, notes=[]))
             assert [said for said in found if not any(words in said for words in NEEDS_GPU.values())] == [], preset.id
 
