@@ -104,6 +104,9 @@ function choose(box, id) {
   const known = new Set(kinds.flatMap(({ names, fixed, start }) => [...names, ...Object.keys(fixed), ...Object.keys(start)]));
   const gone = [...known].filter((name) => !kind.names.includes(name) || name in kind.fixed);
   const begun = Object.entries(kind.start).filter(([name]) => !written.includes(name));
+  const { values } = form.held(formAround(box)), isSmall = ["fp8_base", "fp8_base_unet", "int8_base"].some((name) => values[name] === true);
+  if (isSmall && kind.names.includes("bypass_mode") && !written.includes("bypass_mode"))
+    begun.push(["bypass_mode", "True"]); // without it LyCORIS changes the weights, which cannot be done in eight bits
   const blocks = groups.length && kindOf(box)?.language !== kind.language ? blockArguments(kind, groups) : {};
   setValue(module, kind.module);
   write(box, { ...Object.fromEntries(gone.map((name) => [name, null])), ...kind.fixed, ...Object.fromEntries(begun), ...blocks });

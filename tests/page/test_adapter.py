@@ -145,12 +145,12 @@ def test_fields_and_text_stay_in_step(visit, monkeypatch):
     single.get_by_role("button", name="12", exact=True).click(modifiers=["Shift"])
     is_now("train_double_block_indices=none train_single_block_indices=7-12,20")
 
-    kind.select_option("lokr")  # the blocks stay
-    is_now("algo=lokr train_block_indices=none/7-12,20")
+    kind.select_option("lokr")  # the blocks stay, and it goes around weights in 8 bits
+    is_now("algo=lokr bypass_mode=True train_block_indices=none/7-12,20")
     assert form.locator("[data-option=network_module]:visible").input_value() == "lycoris.kohya"
     box.get_by_label("Factor", exact=True).fill("8")
     box.get_by_label("Whole matrices").check()
-    is_now("algo=lokr train_block_indices=none/7-12,20 factor=8 full_matrix=True")
+    is_now("algo=lokr bypass_mode=True train_block_indices=none/7-12,20 factor=8 full_matrix=True")
     box.get_by_label("Factor", exact=True).fill("half")
     seen.until("Must be a whole number, got 'half'", ".adapter .field.wrong small")
 
