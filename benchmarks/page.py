@@ -322,6 +322,11 @@ def every_tab(visitor: Visit) -> Any:
     count = visitor.page.locator("[role=tablist]").first.locator("[role=tab]").count()
     names = [visitor.page.get_by_role("tab").nth(i).inner_text().strip() for i in range(count)]
     for name in dict.fromkeys(filter(None, names)):
+        if name == names[0]:  # with the dialog for models, which closes before the next tab
+            visitor.page.locator(".find-models >> visible=true").click()
+            visitor.page.locator("dialog.models[open]").wait_for()
+            yield "models"
+            visitor.page.keyboard.press("Escape")
         tab = visitor.page.get_by_role("tab", name=name, exact=True).locator("visible=true")
         if not tab.count():
             continue
