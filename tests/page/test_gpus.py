@@ -59,7 +59,7 @@ def test_gpus_are_chosen_by_name_and_runs_on_them_go_side_by_side(visit, two, tm
     wait_for(lambda: [text.split("\n")[:2] for text in lanes.all_inner_texts()] == [
         ["GPU 0 · NVIDIA RTX 4090", "two"], ["GPU 1 · NVIDIA RTX 3060", "one"]], 20)  # fmt: skip
     assert "GPU 0,1" in visitor.page.locator(".entry", has_text="both").inner_text()
-    assert visitor.page.evaluate(FAINT) == []
+    visitor.page.wait_for_function(f"({FAINT})().length === 0")
     visitor.page.get_by_role("tab", name="LoRA", exact=True).click()
     visitor.page.reload()  # which asks anew who uses which
     visitor.until("used by two", "#lora-form .gpus [data-gpu='0']")
@@ -85,7 +85,7 @@ def test_what_gpus_do_is_drawn_while_a_run_works(visit, two, tmp_path):
         visitor.until("1.5 GiB of this training are in the computer's memory", ".spilled")
         for mode in ("light", "dark"):
             visitor.page.emulate_media(color_scheme=mode)
-            assert visitor.page.evaluate(FAINT) == []
+            visitor.page.wait_for_function(f"({FAINT})().length === 0")  # colours take a moment to change
         visitor.page.set_viewport_size({"width": 390, "height": 844})
         visitor.page.get_by_role("button", name="Details of the run").click()
         assert visitor.page.evaluate("document.documentElement.scrollWidth") == 390
