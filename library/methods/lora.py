@@ -1,4 +1,4 @@
-"""LoRA for SDXL (`networks.lora`) and FLUX.1 (`networks.lora_flux`), in the names and shapes of sd-scripts' files."""
+"""LoRA (`networks.lora`, `networks.lora_flux` and so on), in the names and shapes of sd-scripts' files."""
 
 import dataclasses
 import logging
@@ -24,6 +24,7 @@ from library.methods.factor_cache import FactorCache
 from library.methods.sharding import ShardedModel
 from library.methods.targets import AdapterPlan, TargetLayer
 from library.tools import adapters as adapter_files
+from library.tools.names import names_of
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,8 @@ class LoraAdapters:
     def __init__(self, adapters: dict[str, Adapter], places: dict[str, AdapterLocation], config: AdapterRun) -> None:
         """`adapters` and where they are, by their name in the file."""
         self.adapters, self.places = adapters, places
+        known = names_of(config.family)
+        self.file_names = {name: known.file_name(place.part, place.path, name) for name, place in places.items()}
         self.factor_caches: list[FactorCache] = []
         self._noisy = [adapter for adapter in adapters.values() if adapter.spec.noise]
         self.args = network_args.read(config)
@@ -96,7 +99,7 @@ class LoraAdapters:
         out = {}
         for name, adapter in self.adapters.items():
             for key, tensor in adapter.tensors().items():
-                out[f"{name}.{key}"] = tensor.detach().to("cpu", dtype or tensor.dtype).contiguous()
+                out[f"{self.file_names[name]}.{key}"] = tensor.detach().to("cpu", dtype or tensor.dtype).contiguous()
         return out
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> Unmatched:
@@ -254,7 +257,7 @@ def file_of(path: str | Path) -> dict[str, Tensor]:
         raise ConfigError("{path} does not exist", path=path)
     try:
         if path.suffix == ".safetensors":
-            return _renamed(path, load_file(path))
+            return adapter_files.kohya_named(path, load_file(path))
         tensors = torch.load(path, map_location="cpu", weights_only=True)
         return tensors.get("state_dict", tensors)
     except ConfigError:
@@ -263,13 +266,6 @@ def file_of(path: str | Path) -> dict[str, Tensor]:
         # What PyTorch says of a file that is more than tensors is a page, which ends with the advice to trust it.
         why = "it holds more than tensors, or is damaged" if path.suffix != ".safetensors" else e
         raise ConfigError("{path} is not a LoRA file: {why}", path=path, why=why) from e
-
-
-def _renamed(path: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What other programs have written, under kohya's names."""
-    if all(name.startswith("lora_") for name in tensors) or not any(".lora" in name for name in tensors):
-        return tensors
-    return adapter_files.tensors_of(adapter_files.read(path), "kohya")[0]
 
 
 def by_name(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:

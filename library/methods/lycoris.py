@@ -28,8 +28,9 @@ from library.families import network_args
 from library.families.base import Family, ModelComponents
 from library.families.facts import block_of
 from library.methods import lora, snapshot
-from library.methods.lora import Unmatched, dtype_of, file_of, tell
+from library.methods.lora import AdapterLocation, Unmatched, dtype_of, file_of, tell
 from library.methods.sharding import ShardedModel
+from library.tools.names import names_of
 
 # What the package would find in our denoiser by name or class, but not in sd-scripts' U-Net, where these have other
 # names; so its users' files do not contain them.
@@ -57,9 +58,11 @@ class LycorisAdapters:
     block_classes: tuple[str, ...] = ()
     shards: ShardedModel | None = None
 
-    def __init__(self, network: Any, places: dict[str, str], config: AdapterRun) -> None:
-        """`places`: adapter's name -> part of the model."""
+    def __init__(self, network: Any, places: dict[str, AdapterLocation], config: AdapterRun) -> None:
+        """`places` of adapters by their names."""
         self.network, self._config = network, config
+        known = names_of(config.family)
+        self.file_names = {name: known.file_name(place.part, place.path, name) for name, place in places.items()}
         self._groups = self._make_groups()
         learning = {id(p) for g in self._groups for p in g["params"]}
         if not learning:
@@ -68,7 +71,7 @@ class LycorisAdapters:
         for adapter in network.loras:
             for parameter in adapter.parameters():
                 parameter.requires_grad_(id(parameter) in learning)
-            part = places[adapter.lora_name]
+            part = places[adapter.lora_name].part
             learns = any(p.requires_grad for p in adapter.parameters())
             self.trained_parts[part] = self.trained_parts.get(part, False) or learns
 
@@ -82,8 +85,11 @@ class LycorisAdapters:
 
     def state_dict(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """What the file holds, on the CPU; cast to `dtype` when one is given."""
-        state = self.network.state_dict()
-        return {name: t.detach().to("cpu", dtype or t.dtype).contiguous() for name, t in state.items()}
+        out = {}
+        for key, tensor in self.network.state_dict().items():
+            name, _, rest = key.partition(".")
+            out[f"{self.file_names[name]}.{rest}"] = tensor.detach().to("cpu", dtype or tensor.dtype).contiguous()
+        return out
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> Unmatched:
         """Take over a file of the same kind of network, with its strength; what does not match is reported."""
@@ -328,14 +334,14 @@ def _encoders(parts: ModelComponents, config: AdapterRun, settings: JsonMapping)
     return {n: e for n, e in parts.encoders.items() if e is not None and (n != "t5xxl" or t5)}
 
 
-def _name(network: Any, roots: Mapping[str, nn.Module], family: Family) -> dict[str, str]:
-    """Give each adapter the name sd-scripts' users expect. Returns name -> part."""
+def _name(network: Any, roots: Mapping[str, nn.Module], family: Family) -> dict[str, AdapterLocation]:
+    """Give each adapter the name sd-scripts' users expect. Returns where they are, by name."""
     where = {id(module): (part, path) for part, root in roots.items() for path, module in root.named_modules()}
     places = {}
     for adapter in network.loras:
         part, path = where[id(adapter.org_module[0])]
         adapter.lora_name = family.adapter_name(part, path)
-        places[adapter.lora_name] = part
+        places[adapter.lora_name] = AdapterLocation(part, path)
     return places
 
 

@@ -82,7 +82,10 @@ class Lora:
     family: str
     adapters: dict[Module, AdapterFactors]
     metadata: Metadata = field(default_factory=dict)
-    style: str = "kohya"
+    style: str = ""  # the family's own by default
+
+    def __post_init__(self) -> None:
+        self.style = self.style or names.names_of(self.family).saved
 
     @property
     def dtype(self) -> torch.dtype:
@@ -111,6 +114,15 @@ def read(path: str | Path, family: str | None = None) -> Lora:
             "{path}: its metadata {folded} was changed and cannot be used: remove that key", path=path, folded=FOLDED
         ) from e
     return Lora(family, adapters, metadata, style)
+
+
+def kohya_named(path: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a file of adapters of any kind, under kohya's names. Raises ConfigError."""
+    if all(name.startswith("lora_") for name in tensors) and not names.of_other_tree(tensors):
+        return tensors
+    if any(names.split(name) is None for name in tensors):  # no plain LoRA
+        return {names.kohya_key(name): tensor for name, tensor in tensors.items()}
+    return tensors_of(read(path), "kohya")[0]
 
 
 def grouped(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
@@ -156,8 +168,11 @@ def assembled(found: Mapping[str, Mapping[str, Tensor]], family: str) -> dict[Mo
             adapter = swapped(adapter)
         if found_as.pieces > 1:
             apart.setdefault(found_as.module, [None] * found_as.pieces)[found_as.piece] = adapter
-        else:
-            adapters[found_as.module] = adapter
+            continue
+        paths = names.names_of(family).apart(found_as.module.path)
+        for path, piece in zip(paths, taken_apart(adapter, len(paths)) if len(paths) > 1 else [adapter], strict=True):
+            if piece:
+                adapters[Module(found_as.module.part, path)] = piece
     return adapters | {module: joined(parts) for module, parts in apart.items()}
 
 

@@ -108,6 +108,18 @@ def family_of(names: Iterable[str], metadata: Mapping[str, str]) -> str:
     )
 
 
+def of_other_tree(keys: Iterable[str]) -> bool:
+    """Whether kohya's names in a file are those of another tree than the one that is trained here."""
+    patterns = [own.elsewhere for own in every() if own.elsewhere]
+    return any(re.search(pattern, key) for key in keys for pattern in patterns)
+
+
+def kohya_key(key: str) -> str:
+    """A key of an adapter of any kind, under a dotted path of ComfyUI's -> kohya's name of that path."""
+    found = re.fullmatch(r"diffusion_model\.(.+?)\.(\w+\.weight|[a-z]\w*)", key)
+    return f"lora_unet_{found[1].replace('.', '_')}.{found[2]}" if found else key
+
+
 class Parsed(NamedTuple):
     """What a name in a file stands for."""
 

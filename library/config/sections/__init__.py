@@ -2,7 +2,7 @@
 
 from library.config.sections.adapters import AdapterData, AdapterOptim, AdapterPrecision, AdapterSteps, Network
 from library.config.sections.compiling import Compile
-from library.config.sections.flow import FLOW_RULES, Flow
+from library.config.sections.flow import FLOW_IDLE, FLOW_RULES, Flow, FlowLoss, SafetensorsSave
 from library.config.sections.inputs import Cache, Captions, Data, Model, TextBatchCache
 from library.config.sections.learning import FullOptim, Loss, Noise, Optim, Steps, Validation
 from library.config.sections.machine import Distributed, Memory, Precision
@@ -11,6 +11,7 @@ from library.config.sections.run import Run
 from library.config.sections.runs import AdapterRun, FullRun
 
 __all__ = [
+    "FLOW_IDLE",
     "FLOW_RULES",
     "AdapterData",
     "AdapterOptim",
@@ -24,6 +25,7 @@ __all__ = [
     "Data",
     "Distributed",
     "Flow",
+    "FlowLoss",
     "FullOptim",
     "FullRun",
     "FullSave",
@@ -38,6 +40,7 @@ __all__ = [
     "Optim",
     "Precision",
     "Run",
+    "SafetensorsSave",
     "Sample",
     "Save",
     "Steps",

@@ -1,11 +1,37 @@
-"""Noise and timesteps of flow matching."""
+"""What models that are trained by flow matching have in common: noise, timesteps, losses and files."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from library.config.run_config import Rule
+from library.config.problems import Problem
+from library.config.run_config import Rule, RunConfig
 from library.config.schema import opt
-from library.config.sections.learning import Noise
+from library.config.sections.learning import Loss, Noise
+from library.config.sections.outputs import FullSave
+
+_NOISE = "it is for diffusion models, and this model is trained by flow matching"
+_WEIGHT = "it weighs steps of a diffusion model; for this model see weighting_scheme"
+_TIMESTEPS = "timesteps of this model are sampled by timestep_sampling"
+# Parsed for every family, without a meaning for these.
+FLOW_IDLE: Mapping[str, str] = {
+    "v_parameterization": "this model always predicts a velocity",
+    "clip_skip": "this model uses a fixed layer; it is only written into the metadata",
+    "weighted_captions": "this model does not support prompt weights",
+    "noise_offset": _NOISE,
+    "noise_offset_random_strength": _NOISE,
+    "adaptive_noise_scale": _NOISE,
+    "multires_noise_iterations": _NOISE,
+    "multires_noise_discount": _NOISE,
+    "zero_terminal_snr": _NOISE,
+    "min_timestep": _TIMESTEPS,
+    "max_timestep": _TIMESTEPS,
+    "min_snr_gamma": _WEIGHT,
+    "debiased_estimation_loss": _WEIGHT,
+    "scale_v_pred_loss_like_noise_pred": _WEIGHT,
+    "v_pred_like_loss": _WEIGHT,
+    "sample_sampler": "sample images of this model always use the Euler sampler",
+}
 
 FLOW_RULES: tuple[Rule, ...] = (
     ("discrete_flow_shift", lambda c: c.noise.timestep_sampling in ("shift", "sigma"),
@@ -48,3 +74,28 @@ class Flow(Noise):
         1.0, "The standard deviation of logit_normal.", label="Logit standard deviation", min=0.0, advanced=True
     )
     mode_scale: float = opt(1.29, "The scale of mode.", advanced=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FlowLoss(Loss):
+    """Loss function and loss weighting."""
+
+    def check(self, run: RunConfig) -> Iterator[Problem]:
+        """A straight path has no signal-to-noise table to take a threshold from."""
+        if self.loss_type in ("huber", "smooth_l1") and self.huber_schedule == "snr":
+            yield Problem("huber_schedule",
+                "= snr is not possible with this model and loss_type = {kind}: use constant",
+                kind=self.loss_type, also="loss_type", fix={"huber_schedule": "constant"})  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SafetensorsSave(FullSave):
+    """Where the result goes."""
+
+    only_safetensors: ClassVar[bool] = True
+
+    def notes(self, run: RunConfig) -> Iterator[Problem]:
+        """One kind of file."""
+        if self.save_model_as not in (None, "safetensors"):
+            yield Problem("save_model_as", "has no effect here: this model is always saved as safetensors",
+                fix={"save_model_as": None})  # fmt: skip

@@ -1,12 +1,12 @@
 """What a training starts from: the model, the images, their captions, and what is encoded once."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from library.config.fixes import bucket_limits
-from library.config.problems import Problem
+from library.config.problems import Problem, Text
 from library.config.reading import LARGEST, count, extension, pair, positive_pair, resolution, token_length
 from library.config.run_config import RunConfig
 from library.config.schema import defaults, opt
@@ -84,6 +84,17 @@ class Model:
         """A training needs a model."""
         if not self.pretrained_model_name_or_path:
             yield Problem("pretrained_model_name_or_path", "is not set: choose the model to start from")
+
+    def missing_parts(self, parts: Mapping[str, str]) -> Iterator[Problem]:
+        """Options of these parts (and what to choose) that are not set. A single file is the denoiser alone; a
+        folder or a repository has the other networks as well."""
+        base = self.pretrained_model_name_or_path or ".safetensors"
+        if base.lower().endswith(".safetensors") and Path(base).parent.name != "transformer":
+            for name, what in parts.items():
+                if not getattr(self, name):
+                    yield Problem(
+                        name, "is not set: choose {what}", what=Text(what), also="pretrained_model_name_or_path"
+                    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

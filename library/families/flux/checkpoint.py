@@ -18,7 +18,7 @@ from library.families.flux.facts import FACTS, LATER
 from library.families.flux.model import Flux, Sizes
 from library.families.flux.options import OTHERS
 from library.families.flux.variants import FOLDER, RADIANCE, VARIANTS, Variant
-from library.families.shared import autoencoder, clip, transfer, unfilled, weights
+from library.families.shared import clip, transfer, unfilled, weights
 from library.families.shared.part_files import Entries, Part, PartFiles, complete
 from library.families.shared.untrained import UNKNOWN
 from library.families.shared.weights import Source
@@ -191,16 +191,6 @@ def open_denoiser(
         logger.warning("%s: %d tensors are not part of the transformer and are left out", path, unread)
     kind = transfer.widened(dtype, (lambda name: "blocks." in name) if keep_8_bits else None)
     return model, functools.partial(transfer.fill, model, sources, kind)
-
-
-def load_ae(path: Path, dtype: Any, scale: float, shift: float, mmap: bool = True) -> Any:
-    """Read an autoencoder, single file or diffusers, as an AutoencoderKL."""
-    file = weights.read(path, mmap)
-    if "decoder.conv_in.weight" not in file:
-        raise recognition.wrong(path, "a FLUX.1 autoencoder")
-    with complete(path, "an autoencoder"):
-        tensors = autoencoder.to_diffusers({name: weights.cast(file[name], dtype) for name in file})
-        return autoencoder.build(tensors, scale, shift)
 
 
 def load_clip_l(path: Path, dtype: Any, mmap: bool = True) -> Any:

@@ -19,7 +19,7 @@ from library.families.flux import checkpoint, control_tokens, variants
 from library.families.flux.model import APPROXIMATOR, Sizes
 from library.families.flux.options import FluxLora, FluxTrain
 from library.families.flux.sampler import FluxSampler
-from library.families.shared import clip, packing, part_files, t5, tokenizers, weights
+from library.families.shared import autoencoder, clip, packing, part_files, t5, tokenizers, weights
 from library.objectives import flow
 from library.objectives.base import NoisedBatch
 
@@ -55,8 +55,7 @@ class FluxFamily:
     patch_size = 2
     sample_multiple = 16
     validation_timesteps = (0.2, 0.4, 0.6, 0.8)
-    scale = 0.3611  # latents are (VAE sample - shift) * scale
-    shift = 0.1159
+    scale, shift = autoencoder.FLUX
 
     def __init__(self, config: FluxLora | FluxTrain):
         self.config = config
@@ -204,7 +203,7 @@ class FluxFamily:
         exact = getattr(config.model, "no_half_vae", False) or frozen == torch.float16
         kind = torch.float32 if exact else frozen
         read = {"clip_l": checkpoint.load_clip_l, "t5xxl": t5.load}
-        readers = {"vae": functools.partial(checkpoint.load_ae, paths["ae"], kind, self.scale, self.shift, mmap)}
+        readers = {"vae": functools.partial(autoencoder.load, paths["ae"], kind, autoencoder.FLUX, mmap)}
         readers |= {part: functools.partial(read[part], paths[part], frozen, mmap) for part in self.variant.encoders}
         files = {part: tuple(weights.files(paths["ae" if part == "vae" else part])) for part in readers}
         deferred = {

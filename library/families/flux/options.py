@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
@@ -11,34 +10,17 @@ from library import families
 from library.config import sections
 from library.config.converted import OLD_BLOCKS
 from library.config.names import FOREIGN
-from library.config.problems import Problem, Text
+from library.config.problems import Problem
 from library.config.reading import count
 from library.config.run_config import ControlUse, Rule, RunConfig
 from library.config.schema import Option, opt, section
 from library.families.flux.variants import VARIANTS, Variant, named_by
 
-_NOISE = "it is for diffusion models, and FLUX.1 is trained by flow matching"
-_WEIGHT = "it weighs steps of a diffusion model; for FLUX.1 see weighting_scheme"
 # Parsed by sd-scripts for every family, without a meaning for this one.
 IDLE = {
+    **sections.FLOW_IDLE,
     "vae": "FLUX.1 has its autoencoder in ae; vae is only written into the metadata",
-    "v_parameterization": "FLUX.1 always predicts a velocity",
     "max_token_length": "captions of FLUX.1 are as long as t5xxl_max_token_length",
-    "clip_skip": "FLUX.1 uses the last layer; it is only written into the metadata",
-    "weighted_captions": "FLUX.1 does not support prompt weights",
-    "noise_offset": _NOISE,
-    "noise_offset_random_strength": _NOISE,
-    "adaptive_noise_scale": _NOISE,
-    "multires_noise_iterations": _NOISE,
-    "multires_noise_discount": _NOISE,
-    "zero_terminal_snr": _NOISE,
-    "min_timestep": "timesteps of FLUX.1 are sampled by timestep_sampling",
-    "max_timestep": "timesteps of FLUX.1 are sampled by timestep_sampling",
-    "min_snr_gamma": _WEIGHT,
-    "debiased_estimation_loss": _WEIGHT,
-    "scale_v_pred_loss_like_noise_pred": _WEIGHT,
-    "v_pred_like_loss": _WEIGHT,
-    "sample_sampler": "sample images of FLUX.1 always use the Euler sampler",
 }
 
 IDLE_RULES: tuple[Rule, ...] = (
@@ -145,13 +127,7 @@ class FluxModel(sections.Model):
     def missing(self, run: RunConfig) -> Iterator[Problem]:
         """A single file is the transformer alone; a diffusers folder or a repository has the other networks as well."""
         yield from sections.Model.missing(self, run)
-        base = self.pretrained_model_name_or_path or ".safetensors"
-        if base.lower().endswith(".safetensors") and Path(base).parent.name != "transformer":
-            for name, what in OTHERS.items():
-                if not getattr(self, name) and name in (*self.variant.encoders, "ae"):
-                    yield Problem(
-                        name, "is not set: choose {what}", what=Text(what), also="pretrained_model_name_or_path"
-                    )
+        yield from self.missing_parts({n: what for n, what in OTHERS.items() if n in (*self.variant.encoders, "ae")})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -226,18 +202,6 @@ class FluxFlow(sections.Flow):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FluxLoss(sections.Loss):
-    """Loss function and loss weighting."""
-
-    def check(self, run: RunConfig) -> Iterator[Problem]:
-        """A straight path has no signal-to-noise table to take a threshold from."""
-        if self.loss_type in ("huber", "smooth_l1") and self.huber_schedule == "snr":
-            yield Problem("huber_schedule",
-                "= snr is not possible with FLUX.1 and loss_type = {kind}: use constant",
-                kind=self.loss_type, also="loss_type", fix={"huber_schedule": "constant"})  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class FluxNetwork(sections.Network):
     """The adapters that learn."""
 
@@ -278,7 +242,7 @@ class FluxFullOptim(sections.FullOptim):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FluxFullSave(sections.FullSave):
+class FluxFullSave(sections.SafetensorsSave):
     """Where the result goes."""
 
     mem_eff_save: bool = opt(
@@ -287,14 +251,6 @@ class FluxFullSave(sections.FullSave):
         label="Save with little memory",
         advanced=True,
     )
-
-    only_safetensors: ClassVar[bool] = True
-
-    def notes(self, run: RunConfig) -> Iterator[Problem]:
-        """One kind of file."""
-        if self.save_model_as not in (None, "safetensors"):
-            yield Problem("save_model_as", "has no effect here: FLUX.1 is always saved as safetensors",
-                fix={"save_model_as": None})  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -322,7 +278,7 @@ class FluxLora(sections.AdapterRun):
     cache: FluxAdapterCache = section(FluxAdapterCache)
     network: FluxNetwork = section(FluxNetwork)
     noise: FluxFlow = section(FluxFlow)
-    loss: FluxLoss = section(FluxLoss)
+    loss: sections.FlowLoss = section(sections.FlowLoss)
     memory: FluxMemory = section(FluxMemory)
     compile: FluxCompile = section(FluxCompile)
 
@@ -356,6 +312,6 @@ class FluxTrain(sections.FullRun):
     optim: FluxFullOptim = section(FluxFullOptim)
     save: FluxFullSave = section(FluxFullSave)
     noise: FluxFlow = section(FluxFlow)
-    loss: FluxLoss = section(FluxLoss)
+    loss: sections.FlowLoss = section(sections.FlowLoss)
     memory: FluxMemory = section(FluxMemory)
     compile: FluxCompile = section(FluxCompile)

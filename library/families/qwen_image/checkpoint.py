@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from library.config.problems import Problem, Text
+from library.config.problems import Problem
 from library.config.run_config import RunConfig
-from library.families import recognition
 from library.families.base import WeightPlacement
 from library.families.facts import Shapes
 from library.families.qwen_image import keys, text_encoder, vae
 from library.families.qwen_image.facts import FACTS, TRANSFORMER, VAE
 from library.families.qwen_image.model import QwenImage, QwenShape, count
 from library.families.qwen_image.options import OTHERS
-from library.families.shared import transfer, weights
+from library.families.shared import language_model, tokenizers, transfer, weights
+from library.families.shared.one_encoder import Checkpoint
 from library.families.shared.part_files import Entries, Part, PartFiles, complete, pipeline, whole_model
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ PARTS = {
     ),
     "vae": Part("vae", OTHERS["vae"], ("vae", "qwen_image_vae.safetensors"), ("decoder.conv_in.weight",)),
 }
-FILES = PartFiles(PARTS)
+FILES = PartFiles(PARTS, FACTS, {"denoiser": TRANSFORMER, "vae": VAE}, "Qwen-Image or Qwen-Image-2512")
 RELATIVES = {  # pipelines of diffusers -> what they are of
     "QwenImageEditPipeline": "Qwen-Image-Edit",
     "QwenImageEditPlusPipeline": "Qwen-Image-Edit-2509",
@@ -51,10 +51,11 @@ def problems(config: RunConfig) -> Iterator[Problem]:
     found: dict[str, Shapes] = {}
 
     def look(part: str, path: Path, entries: Entries) -> Iterator[Problem]:
-        if problem := unfit(path, entries, part):
+        found[part] = plain_shapes(entries, part)
+        if problem := FILES.unfit(part, path, entries, found[part]):
+            del found[part]
             yield Problem(PARTS[part].option, ": {problem}", problem=problem)
             return
-        found[part] = plain_shapes(entries, part)
         if part == "denoiser":
             yield from relative(path, config)
             yield from config.compile.beyond({"QwenImageTransformerBlock": count(found[part])})
@@ -80,7 +81,7 @@ def names_of(entries: Mapping[str, Any], part: str) -> dict[str, str]:
     """Keys of a part's file -> {the network's own key: key in the file}."""
     if part == "denoiser":
         return weights.without_prefix(entries)
-    return keys.vae(entries) if part == "vae" else keys.text_encoder(entries)
+    return keys.vae(entries) if part == "vae" else language_model.plain_names(entries)
 
 
 def plain_shapes(entries: Entries, part: str) -> dict[str, tuple[int, ...]]:
@@ -88,40 +89,13 @@ def plain_shapes(entries: Entries, part: str) -> dict[str, tuple[int, ...]]:
     return {plain: tuple(entries[name]["shape"]) for plain, name in names_of(entries, part).items()}
 
 
-def unfit(path: Path, entries: Entries, part: str) -> str | None:
-    """Why a file cannot serve as a part, in a sentence with the fix; None when it can."""
-    about, shapes = PARTS[part], plain_shapes(entries, part)
-    of, found = recognition.described({name: tuple(entry["shape"]) for name, entry in entries.items()})
-    if found == "a LoRA file":
-        use = ": give it as --network_weights" if part == "denoiser" else ""
-        return Text("{path} is a LoRA file, not a model{use}; expected {what}", path=path, use=use, what=about.what)
-    fits = found in {"denoiser": (TRANSFORMER,), "vae": (VAE,)}.get(part, (found,))
-    if not fits or not any(name.endswith(about.marker) for name in shapes):
-        other = of if part == "denoiser" and of is not FACTS else None
-        if of is FACTS and found != TRANSFORMER:
-            return Text("{path} is {found}, which is not trained here: use Qwen-Image or Qwen-Image-2512",
-                path=path, found=found)  # fmt: skip
-        trainer = f"; train it with {' or '.join(other.scripts)}" if other else ""
-        return Text(
-            "{path} is {found}{trainer}; expected {what}", path=path, found=found, trainer=trainer, what=about.what
-        )
-    return weights.stored_oddly(path, entries, scaled=True)
-
-
 def mismatched(shapes: Mapping[str, Shapes]) -> Iterator[Problem]:
     """Parts that are each in order but do not belong together: a smaller text encoder, another VAE."""
-    if "denoiser" not in shapes:
-        return
-    widths = {
-        "text_encoder": ("embed_tokens.weight", 1, shapes["denoiser"].get("txt_in.weight", (0, 0))[1]),
-        "vae": ("decoder.conv_in.weight", 1, shapes["denoiser"].get("img_in.weight", (0, 0))[1] // 4),
-    }
-    for part, (name, dimension, expected) in widths.items():
-        got = shapes[part][name][dimension] if name in shapes.get(part, {}) else expected
-        if got != expected:
-            yield Problem(part,
-                ": has {got} channels where this model expects {expected}: give {what}", got=got,
-                expected=expected, what=Text(PARTS[part].what))  # fmt: skip
+    own = shapes.get("denoiser", {})
+    yield from FILES.mismatched(shapes, {
+        "text_encoder": ("embed_tokens.weight", own.get("txt_in.weight", (0, 0))[1]),
+        "vae": ("decoder.conv_in.weight", own.get("img_in.weight", (0, 0))[1] // 4),
+    })  # fmt: skip
 
 
 def open_denoiser(
@@ -156,5 +130,17 @@ def load_text_encoder(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
     """Read the language model of Qwen2.5-VL: a single file, or a folder of whatever version of transformers."""
     file = weights.read(path, mmap)
     with complete(path, "a Qwen2.5-VL text encoder"):
-        named = keys.text_encoder(file)
+        named = language_model.plain_names(file)
         return text_encoder.build({plain: weights.cast(file[name], dtype) for plain, name in named.items()})
+
+
+CHECKPOINT = Checkpoint(
+    FILES,
+    problems,
+    plain_shapes,
+    open_denoiser,
+    {"vae": load_vae, "text_encoder": load_text_encoder},
+    tokenizers.QWEN_VL,
+    text_encoder.encode,
+    text_encoder.longest,
+)

@@ -1,24 +1,21 @@
 """Qwen-Image as a family: how its files become networks, captions become conditions, latents become a training step."""
 
-import contextlib
-import functools
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from library.config.problems import ConfigError, Problem
-from library.families.base import BlockCost, BlockInputs, DeferredNetwork, LatentCache, ModelComponents, TextCache
-from library.families.facts import Shapes
-from library.families.qwen_image import checkpoint, text_encoder
+from library.families.base import BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
+from library.families.qwen_image import text_encoder
+from library.families.qwen_image.checkpoint import CHECKPOINT
 from library.families.qwen_image.facts import FACTS
 from library.families.qwen_image.options import QwenLora, QwenTrain
 from library.families.qwen_image.sampler import QwenSampler
 from library.families.qwen_image.vae import normalised
-from library.families.shared import packing, part_files, tokenizers, weights
+from library.families.shared import packing
+from library.families.shared.one_encoder import OneEncoderFamily
 from library.objectives import flow
 from library.objectives.base import NoisedBatch
 
@@ -27,13 +24,15 @@ if TYPE_CHECKING:
     from library.families.shared.sampler import Sampler
 
 BLOCK = "QwenImageTransformerBlock"
-FILES = checkpoint.FILES
 
 
-class QwenFamily:
-    """Qwen-Image: a transformer, the language model of Qwen2.5-VL and a VAE. Holds the run's config."""
+class QwenFamily(OneEncoderFamily):
+    """Qwen-Image: a transformer, the language model of Qwen2.5-VL and a VAE."""
 
+    config: QwenLora | QwenTrain
     name = "qwen_image"
+    checkpoint = CHECKPOINT
+    swapped_class = BLOCK
     block_classes = (BLOCK,)
     adapter_targets = (BLOCK,)
     latent_cache = LatentCache(suffix="_qi.safetensors", keyed_by_size=True, architecture="qwen_image")
@@ -59,99 +58,6 @@ class QwenFamily:
         {"vl_embed": text_encoder.LONGEST, "vl_mask": text_encoder.LONGEST}
     )
 
-    def __init__(self, config: QwenLora | QwenTrain):
-        self.config = config
-        self.grid: int = type(config).grid
-
-    # ---- files
-
-    def problems(self) -> Iterator[Problem]:
-        """What is missing or wrong among the model's files, each in a sentence; reads headers only."""
-        wrong = list(checkpoint.problems(self.config))
-        yield from wrong
-        options = {checkpoint.PARTS[part].option for part in ("denoiser", "text_encoder")}
-        if not FILES.named(self.config, "text_encoder") or any(one.option in options for one in wrong):
-            return  # the tokenizer is looked for beside the networks, so it is asked for once these are found
-        try:
-            self._tokenizer_folder()
-        except ConfigError as e:
-            yield from (problem.replaced(topic="model") for problem in e.problems)
-
-    def notes(self) -> Iterator[Problem]:
-        """Nothing depends on the very model."""
-        return iter(())
-
-    def _tokenizer_folder(self) -> Path:
-        options = self.config.model
-        base = options.pretrained_model_name_or_path
-        whole = part_files.whole_model(Path(base)) if base and Path(base).exists() else None
-        for place in (options.text_encoder, whole or base, options.vae):
-            for folder in tokenizers.places(tokenizers.QWEN_VL, place, "tokenizer", None):
-                if tokenizers.holds(folder, tokenizers.kind(tokenizers.QWEN_VL)):
-                    return folder
-        token, kept = self.config.hub.huggingface_token, options.tokenizer_cache_dir
-        return tokenizers.find(tokenizers.QWEN_VL, whole or base, "tokenizer", kept, token)
-
-    def stored_shapes(self) -> dict[str, Shapes]:
-        """Shapes of the parts whose files are on this machine."""
-        found: dict[str, Shapes] = {}
-        for part in checkpoint.PARTS:
-            with contextlib.suppress(ConfigError):
-                if path := FILES.present(self.config, part):
-                    found[part] = checkpoint.plain_shapes(part_files.read_entries(path), part)
-        return found
-
-    def load(self, dtype: torch.dtype, frozen: torch.dtype | None = None, deferring: bool = False) -> ModelComponents:
-        """All three networks on the CPU, in sizes that their files tell. Raises ConfigError.
-
-        The transformer is in `dtype`, the other two in `frozen`, if that is given. With `deferring` these wait in
-        `deferred`, and their files are not opened. The VAE is in float32 in place of float16, whose range it exceeds.
-        """
-        config, mmap = self.config, not self.config.model.disable_mmap_load_safetensors
-        paths = {part: FILES.located(config, part) for part in checkpoint.PARTS}
-        keep_8_bits = config.adapters and config.precision.fp8_denoiser
-        denoiser, fill = checkpoint.open_denoiser(paths["denoiser"], dtype, keep_8_bits, mmap)
-        frozen = frozen or dtype
-        kind = torch.float32 if frozen == torch.float16 else frozen
-        readers = {
-            "vae": functools.partial(checkpoint.load_vae, paths["vae"], kind, mmap),
-            "text_encoder": functools.partial(checkpoint.load_text_encoder, paths["text_encoder"], frozen, mmap),
-        }
-        deferred = {
-            part: DeferredNetwork(
-                read, tuple(weights.files(paths[part])), f"{self.name} {part} {kind if part == 'vae' else frozen}"
-            )
-            for part, read in readers.items()
-        }
-        words = tokenizers.Tokenizers({"text_encoder": (self._tokenizer_folder(), tokenizers.QWEN_VL)})
-        source = {part: str(path) for part, path in paths.items()}
-        parts = ModelComponents(denoiser, None, {}, words, source, deferred, fill_denoiser=fill)
-        if not deferring:
-            parts.read_denoiser()
-            parts.read_vae()
-            parts.read_encoders()
-        return parts
-
-    def export(self, parts: ModelComponents) -> dict[str, Tensor]:
-        """The denoiser under the keys of a single file (without prefix); nothing else is saved with it."""
-        return {name.replace("_orig_mod.", ""): tensor for name, tensor in parts.denoiser.state_dict().items()}
-
-    def adapter_name(self, part: str, path: str) -> str:
-        """("denoiser", "transformer_blocks.0.attn.to_q") -> "lora_unet_transformer_blocks_0_attn_to_q"."""
-        return f"{'lora_unet' if part == 'denoiser' else 'lora_te'}_{path.replace('.', '_')}"
-
-    def resolution_level(self, path: str) -> int:
-        """All blocks see the same tokens."""
-        return 0
-
-    def execution_key(self, path: str) -> tuple[int, ...]:
-        """The conditioning and the inputs come before the blocks, and the last norm behind them, as in the tree."""
-        return ()
-
-    def swap_plan(self, number: int) -> dict[str, int]:
-        """So many of the blocks."""
-        return {BLOCK: number}
-
     # ---- a training step
 
     def latents(self, parts: ModelComponents, pixels: Tensor, generator: Any = None) -> Tensor:
@@ -160,24 +66,6 @@ class QwenFamily:
         first = next(vae.parameters())
         with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
             return normalised(vae.encode(pixels.to(first.device, first.dtype)))
-
-    def train_text_length(self, parts: ModelComponents, captions: Collection[str]) -> int | None:
-        """As long as the longest of these captions. Captions that change with each step have a length of their own."""
-        if not self.config.cache.text:
-            return None
-        return text_encoder.longest(parts.tokenizers["text_encoder"], captions)
-
-    def text(
-        self, parts: ModelComponents, captions: Sequence[str], encoders: tuple[str, ...] | None = None
-    ) -> dict[str, Tensor]:
-        """Captions -> vl_embed [B, L, 3584], zero behind each caption, and vl_mask [B, L] with ones on it."""
-        wanted = tuple(parts.encoders) if encoders is None else encoders
-        if "text_encoder" not in wanted:
-            return {}
-        states, mask = text_encoder.encode(
-            parts.encoders["text_encoder"], parts.tokenizers["text_encoder"], list(captions)
-        )
-        return {"vl_embed": states, "vl_mask": mask}
 
     def noised(self, latents: Tensor, generator: torch.Generator, timesteps: Tensor | None = None) -> NoisedBatch:
         """Cached latents -> one training step, see flow.noised. `timesteps` in 0..1 replace drawn ones."""

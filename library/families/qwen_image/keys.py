@@ -1,22 +1,13 @@
 """Names of Qwen-Image's tensors, in the layouts that its files have."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from library.families.shared.weights import renamed
 
-EMBEDDING = "embed_tokens.weight"
 # Single file (Wan 2.1) -> diffusers, inside a residual block and inside an attention of the VAE.
 RESIDUAL = {"residual.0": "norm1", "residual.2": "conv1", "residual.3": "norm2", "residual.6": "conv2",
             "shortcut": "conv_shortcut"}  # fmt: skip
 MIDDLE = ("mid_block.resnets.0", "mid_block.attentions.0", "mid_block.resnets.1")
-
-
-def text_encoder(names: Iterable[str]) -> dict[str, str]:
-    """Keys of a Qwen2.5-VL file -> {key of the language model: key in the file}; what sees pictures is left out."""
-    names = list(names)
-    prefix = next((name.removesuffix(EMBEDDING) for name in names if name.endswith(EMBEDDING)), "")
-    inside = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
-    return {plain: name for plain, name in inside.items() if plain.startswith(("embed_tokens.", "layers.", "norm."))}
 
 
 def vae(names: Mapping[str, object]) -> dict[str, str]:

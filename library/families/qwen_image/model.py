@@ -15,7 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from library.families.shared.transformer import EPS, TIME_CHANNELS, finite, modulated, rope, rotated, sdpa, sinusoids
+from library.families.shared.transformer import (
+    TIME_CHANNELS,
+    WeightedRMSNorm,
+    finite,
+    modulated,
+    rope,
+    rotated,
+    sdpa,
+    sinusoids,
+)
 
 TABLES_KEPT = 32  # RoPE tables, one per bucket and text length; 2.2 MB each at 1024 x 1024
 BLOCKS = "transformer_blocks"
@@ -62,18 +71,6 @@ class QwenShape:
 def count(names: Iterable[str]) -> int:
     """How many blocks a transformer has, from its plain keys."""
     return len({name.split(".")[1] for name in names if name.startswith(f"{BLOCKS}.")})
-
-
-class WeightedRMSNorm(nn.Module):
-    """Bring each vector to length sqrt of its width, in float32 whatever comes in."""
-
-    def __init__(self, width: int):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., width] -> the same in float32."""
-        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), EPS)
 
 
 class Attention(nn.Module):

@@ -2,40 +2,22 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from library import families
 from library.config import sections
 from library.config.names import ALIASES, FOREIGN
-from library.config.problems import Problem, Text
+from library.config.problems import Problem
 from library.config.run_config import Rule, RunConfig
 from library.config.schema import opt, section
 
 LINE = ((256, 0.5), (8192, 0.9))  # image tokens and mu: the shift of a size is e^mu, linear between and beyond
 
-_NOISE = "it is for diffusion models, and Qwen-Image is trained by flow matching"
-_WEIGHT = "it weighs steps of a diffusion model; for Qwen-Image see weighting_scheme"
 # Parsed for every family, without a meaning for this one.
 IDLE = {
-    "v_parameterization": "Qwen-Image always predicts a velocity",
+    **sections.FLOW_IDLE,
     "max_token_length": "captions of Qwen-Image may have any length up to 1024 tokens",
-    "clip_skip": "Qwen-Image uses the last layer; it is only written into the metadata",
-    "weighted_captions": "Qwen-Image does not support prompt weights",
-    "noise_offset": _NOISE,
-    "noise_offset_random_strength": _NOISE,
-    "adaptive_noise_scale": _NOISE,
-    "multires_noise_iterations": _NOISE,
-    "multires_noise_discount": _NOISE,
-    "zero_terminal_snr": _NOISE,
-    "min_timestep": "timesteps of Qwen-Image are sampled by timestep_sampling",
-    "max_timestep": "timesteps of Qwen-Image are sampled by timestep_sampling",
-    "min_snr_gamma": _WEIGHT,
-    "debiased_estimation_loss": _WEIGHT,
-    "scale_v_pred_loss_like_noise_pred": _WEIGHT,
-    "v_pred_like_loss": _WEIGHT,
-    "sample_sampler": "sample images of Qwen-Image always use the Euler sampler",
 }
 
 IDLE_RULES: tuple[Rule, ...] = (
@@ -95,13 +77,7 @@ class QwenModel(sections.Model):
     def missing(self, run: RunConfig) -> Iterator[Problem]:
         """A single file is the transformer alone; a diffusers folder or a repository has the other networks as well."""
         yield from sections.Model.missing(self, run)
-        base = self.pretrained_model_name_or_path or ".safetensors"
-        if base.lower().endswith(".safetensors") and Path(base).parent.name != "transformer":
-            for name, what in OTHERS.items():
-                if not getattr(self, name):
-                    yield Problem(
-                        name, "is not set: choose {what}", what=Text(what), also="pretrained_model_name_or_path"
-                    )
+        yield from self.missing_parts(OTHERS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,19 +109,6 @@ class QwenFlow(sections.Flow):
     def shift_by_size(self) -> bool:
         """Whether the number of tokens of an image decides how far its timesteps are shifted."""
         return self.timestep_sampling == "qwen_shift"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QwenLoss(sections.Loss):
-    """Loss function and loss weighting."""
-
-    def check(self, run: RunConfig) -> Iterator[Problem]:
-        """A straight path has no signal-to-noise table to take a threshold from."""
-        if self.loss_type in ("huber", "smooth_l1") and self.huber_schedule == "snr":
-            yield Problem("huber_schedule",
-                "= snr is not possible with {title} and loss_type = {kind}: use constant",
-                title="Qwen-Image", kind=self.loss_type, also="loss_type",
-                fix={"huber_schedule": "constant"})  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,19 +149,6 @@ class QwenCompile(sections.Compile):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class QwenFullSave(sections.FullSave):
-    """Where the result goes."""
-
-    only_safetensors: ClassVar[bool] = True
-
-    def notes(self, run: RunConfig) -> Iterator[Problem]:
-        """One kind of file."""
-        if self.save_model_as not in (None, "safetensors"):
-            yield Problem("save_model_as", "has no effect here: {title} is always saved as safetensors",
-                title="Qwen-Image", fix={"save_model_as": None})  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class QwenLora(sections.AdapterRun):
     """LoRA and other adapters for Qwen-Image."""
 
@@ -216,7 +166,7 @@ class QwenLora(sections.AdapterRun):
     cache: sections.TextBatchCache = section(sections.TextBatchCache)
     network: QwenNetwork = section(QwenNetwork)
     noise: QwenFlow = section(QwenFlow)
-    loss: QwenLoss = section(QwenLoss)
+    loss: sections.FlowLoss = section(sections.FlowLoss)
     memory: QwenMemory = section(QwenMemory)
     compile: QwenCompile = section(QwenCompile)
 
@@ -245,8 +195,8 @@ class QwenTrain(sections.FullRun):
 
     model: QwenModel = section(QwenModel)
     cache: sections.TextBatchCache = section(sections.TextBatchCache)
-    save: QwenFullSave = section(QwenFullSave)
+    save: sections.SafetensorsSave = section(sections.SafetensorsSave)
     noise: QwenFlow = section(QwenFlow)
-    loss: QwenLoss = section(QwenLoss)
+    loss: sections.FlowLoss = section(sections.FlowLoss)
     memory: QwenMemory = section(QwenMemory)
     compile: QwenCompile = section(QwenCompile)

@@ -3,14 +3,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from library.families.shared import random_networks
+from library.families.shared import language_model, random_networks
+from library.families.shared.language_model import HEAD, THETA
 from library.families.shared.weights import assign
 
-HEAD = 128  # width of one head, in every size of the model
-THETA = 1e6
 LONGEST = 1024  # tokens of a caption with what stands behind it
 STEP = 64  # a batch of captions is as long as a multiple of so many tokens
 SYSTEM = (
@@ -59,28 +57,12 @@ def tokens(tokenizer: Any, captions: Sequence[str]) -> tuple[list[list[int]], in
 
 def longest(tokenizer: Any, captions: Iterable[str]) -> int:
     """The most tokens that the denoiser reads of one of these captions, as a multiple of STEP."""
-    return rounded(*tokens(tokenizer, list(captions)))
-
-
-def rounded(ids: Sequence[Sequence[int]], dropped: int) -> int:
-    """The length of the longest of these without what is dropped, as a multiple of STEP."""
-    return -(-(max(map(len, ids), default=dropped) - dropped) // STEP) * STEP
+    ids, dropped = tokens(tokenizer, list(captions))
+    return language_model.rounded(ids, STEP, dropped)
 
 
 def encode(model: Any, tokenizer: Any, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
     """Captions -> the last hidden states behind the template's head [B, L, C], zero behind each caption, and a mask
-    [B, L] of the tokens that are a caption's own. L is a multiple of STEP.
-
-    The padding stands behind the captions, which cannot look at what comes after them.
-    """
+    [B, L] of the tokens that are a caption's own. L is a multiple of STEP."""
     ids, dropped = tokens(tokenizer, captions)
-    length = rounded(ids, dropped)
-    device = next(model.parameters()).device
-    padded = torch.zeros(len(ids), dropped + length, dtype=torch.long)
-    mask = torch.zeros(len(ids), length, dtype=torch.long)
-    for row, own in enumerate(ids):
-        padded[row, : len(own)] = torch.tensor(own)
-        mask[row, : len(own) - dropped] = 1
-    mask = mask.to(device, non_blocking=True)
-    states = model(input_ids=padded.to(device, non_blocking=True)).last_hidden_state[:, dropped:]
-    return states * mask[..., None].to(states.dtype), mask
+    return language_model.encode(model, ids, STEP, dropped)

@@ -1,15 +1,19 @@
 """The image autoencoder (AutoencoderKL) of SDXL and FLUX: its names in single files, its sizes from its tensors."""
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from library.families.shared import unfilled
+from library.families import recognition
+from library.families.shared import unfilled, weights
+from library.families.shared.part_files import complete
 from library.families.shared.weights import assign, inverse, renamed
 from library.imports import without_optional
 
 ATTENTION = {"group_norm": "norm", "to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "proj_out"}
+FLUX = (0.3611, 0.1159)  # scale and shift of FLUX.1: latents are (VAE sample - shift) * scale
 OLD_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}  # diffusers before 0.17
 
 
@@ -86,3 +90,12 @@ def build(tensors: Mapping[str, Tensor], scale: float, shift: float | None = Non
             use_post_quant_conv="post_quant_conv.weight" in tensors,
         )
     return assign(model, tensors)
+
+
+def load(path: Path, dtype: Any, constants: tuple[float, float], mmap: bool = True) -> nn.Module:
+    """Read an autoencoder, single file or diffusers, as an AutoencoderKL; `constants` are its scale and shift."""
+    file = weights.read(path, mmap)
+    if "decoder.conv_in.weight" not in file:
+        raise recognition.wrong(path, "an autoencoder")
+    with complete(path, "an autoencoder"):
+        return build(to_diffusers({name: weights.cast(file[name], dtype) for name in file}), *constants)

@@ -41,6 +41,8 @@ class LoraNames:
     version_word: ClassVar[str]  # what ss_base_model_version and modelspec.architecture contain
     words: ClassVar[tuple[str, ...]] = ()  # parts of paths with underscores of their own; elsewhere each was a dot
     mergeable: ClassVar[tuple[str, ...]]  # what `recognise` calls the files that a LoRA can be merged into
+    saved: ClassVar[str] = "kohya"  # the format of files that are written: one that ComfyUI and diffusers load whole
+    elsewhere: ClassVar[str] = ""  # a pattern in kohya's names of layers that another tree of the model has
 
     @property
     def part_of(self) -> dict[str, str]:
@@ -51,6 +53,14 @@ class LoraNames:
     def canonical(self, path: str) -> tuple[str, int, int]:
         """A path of the denoiser in any format -> (the single file's, which of its row pieces, of how many)."""
         return path, 0, 1
+
+    def apart(self, path: str) -> tuple[str, ...]:
+        """A path as `canonical` gives it -> the layers of equal size that it is here, in the order of its rows."""
+        return (path,)
+
+    def file_name(self, part: str, path: str, kohya: str) -> str:
+        """What a layer is called in a file that is written; `kohya` is its name in kohya's format."""
+        return kohya if self.saved == "kohya" else f"{self.prefixes[self.saved][part]}{path}"
 
     def pieces(self, path: str) -> tuple[str, ...]:
         """A path of the denoiser -> diffusers' modules that it is made of, in the order of its rows; () where it has no

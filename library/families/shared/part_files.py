@@ -5,12 +5,14 @@ import fnmatch
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Problem, Text
 from library.config.run_config import RunConfig
+from library.families import recognition
+from library.families.facts import FamilyFacts, Shapes
 from library.families.shared import hub, weights
 
 Entries = Mapping[str, JsonMapping]  # dtype and shape by key, as a header has them
@@ -32,6 +34,9 @@ class PartFiles:
     """Where the parts of a family's models are. The denoiser's option can also name a folder that has all parts."""
 
     parts: Mapping[str, Part]
+    facts: FamilyFacts | None = None  # of the family, for `unfit`
+    words: Mapping[str, str] = field(default_factory=dict)  # what `recognise` calls a part's files, where it says so
+    instead: str = ""  # which models of the family are trained, where others have the same names
 
     def named(self, config: RunConfig, part: str) -> str | None:
         """What the user gave for a part: its option, or the base model where that is a whole model."""
@@ -99,6 +104,36 @@ class PartFiles:
             except ConfigError as e:
                 for why in e.problems:
                     yield why if why.option == about.option else Problem(about.option, ": {why}", why=why)
+
+    def unfit(self, part: str, path: Path, entries: Entries, shapes: Shapes) -> str | None:
+        """Why a file cannot serve as a part, in a sentence with the fix; None when it can. `shapes` are those of the
+        part's own keys."""
+        about = self.parts[part]
+        of, found = recognition.described({name: tuple(entry["shape"]) for name, entry in entries.items()})
+        if found == "a LoRA file":
+            use = ": give it as --network_weights" if part == "denoiser" else ""
+            return Text("{path} is a LoRA file, not a model{use}; expected {what}", path=path, use=use, what=about.what)
+        wanted = self.words.get(part, found)
+        if found == wanted and any(name.endswith(about.marker) for name in shapes):
+            return weights.stored_oddly(path, entries, scaled=True)
+        if of and of is self.facts and found not in of.base_models:
+            return Text("{path} is {found}, which is not trained here: use {instead}",
+                path=path, found=found, instead=self.instead)  # fmt: skip
+        other = of if part == "denoiser" and of is not self.facts else None
+        trainer = f"; train it with {' or '.join(other.scripts)}" if other else ""
+        return Text(
+            "{path} is {found}{trainer}; expected {what}", path=path, found=found, trainer=trainer, what=about.what
+        )
+
+    def mismatched(self, shapes: Mapping[str, Shapes], widths: Mapping[str, tuple[str, int]]) -> Iterator[Problem]:
+        """Parts that are each in order but do not belong together: `widths` has a tensor of a part, and how many
+        columns it has for this denoiser."""
+        for part, (name, expected) in widths.items() if "denoiser" in shapes else ():
+            got = shapes[part][name][1] if name in shapes.get(part, {}) else expected
+            if got != expected:
+                yield Problem(self.parts[part].option,
+                    ": has {got} channels where this model expects {expected}: give {what}", got=got,
+                    expected=expected, what=Text(self.parts[part].what))  # fmt: skip
 
     def unreachable(self, config: RunConfig, part: str) -> Problem | None:
         """Why a part on the hub cannot be fetched; of a repository that has several parts, the first one says so."""

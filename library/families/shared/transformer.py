@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 EPS = 1e-6
 TIME_CHANNELS = 256  # width of the sinusoids before the embedding MLPs
@@ -19,10 +19,22 @@ def modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     return (1 + scale) * F.layer_norm(x, x.shape[-1:], eps=EPS) + shift
 
 
+class WeightedRMSNorm(nn.Module):
+    """Bring each vector to length sqrt of its width, in float32 whatever comes in."""
+
+    def __init__(self, width: int, eps: float = EPS):
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., width] -> the same in float32."""
+        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps)
+
+
 def rotated(x: Tensor, pe: Tensor) -> Tensor:
     """Turn neighbouring pairs of channels by the angles of their position.
 
-    x [B, H, S, D], pe [2, S, D / 2] (cosines, sines); all in float32.
+    x [B, H, S, D], pe [2, S, D / 2] or [2, B, 1, S, D / 2] (cosines, sines); all in float32.
     """
     even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
     cos, sin = pe
@@ -73,12 +85,12 @@ def sinusoids(t: Tensor, channels: int = TIME_CHANNELS) -> Tensor:
 
 
 @torch.no_grad()
-def rope(ids: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """Positions [S, 3] -> cosines and sines [2, S, D / 2], computed in float64 and rounded once to float32."""
+def rope(ids: Tensor, axes: tuple[int, ...], theta: float = 10000.0) -> Tensor:
+    """Positions [S, axes] -> cosines and sines [2, S, D / 2], computed in float64 and rounded once to float32."""
     exact = torch.float32 if ids.device.type == "mps" else torch.float64
     angles = []
     for axis, width in enumerate(axes):
         steps = torch.arange(0, width, 2, dtype=exact, device=ids.device) / width
-        angles.append(ids[:, axis, None].to(exact) * 10000.0**-steps)
+        angles.append(ids[:, axis, None].to(exact) * theta**-steps)
     joined = torch.cat(angles, dim=-1)
     return torch.stack((joined.cos(), joined.sin())).float()

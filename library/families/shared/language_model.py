@@ -1,0 +1,99 @@
+"""Language models as text encoders: their names in files, captions of any length in one batch, and Qwen3."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from library.families.shared import random_networks, weights
+from library.families.shared.part_files import complete
+from library.families.shared.weights import assign
+
+EMBEDDING = "embed_tokens.weight"
+HEAD = 128  # width of one head, in every size of Qwen2.5-VL and Qwen3
+THETA = 1e6
+QWEN3 = "a Qwen3 text encoder"  # as `recognise` calls its files
+QWEN3_MARK = "layers.0.self_attn.q_norm.weight"  # a tensor of it that Qwen2.5-VL has not
+
+
+def plain_names(names: Iterable[str]) -> dict[str, str]:
+    """Keys of a file -> {key of the language model: key in the file}; what sees pictures is left out."""
+    names = list(names)
+    prefix = next((name.removesuffix(EMBEDDING) for name in names if name.endswith(EMBEDDING)), "")
+    inside = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
+    return {plain: name for plain, name in inside.items() if plain.startswith(("embed_tokens.", "layers.", "norm."))}
+
+
+def rounded(ids: Sequence[Sequence[int]], step: int, dropped: int = 0) -> int:
+    """The length of the longest of these without what is dropped, as a multiple of `step`."""
+    return -(-(max(map(len, ids), default=dropped) - dropped) // step) * step
+
+
+def encode(model: Any, ids: Sequence[Sequence[int]], step: int, dropped: int = 0) -> tuple[Tensor, Tensor]:
+    """Token ids -> what the model says last of each [B, L, C] behind the first `dropped`, zero behind each caption, and
+    a mask [B, L] of the tokens that are a caption's own. L is a multiple of `step`.
+
+    The padding stands behind the captions, which cannot look at what comes after them.
+    """
+    length = rounded(ids, step, dropped)
+    device = next(model.parameters()).device
+    padded = torch.zeros(len(ids), dropped + length, dtype=torch.long)
+    mask = torch.zeros(len(ids), length, dtype=torch.long)
+    for row, own in enumerate(ids):
+        padded[row, : len(own)] = torch.tensor(own)
+        mask[row, : len(own) - dropped] = 1
+    mask = mask.to(device, non_blocking=True)
+    states = model(input_ids=padded.to(device, non_blocking=True)).last_hidden_state[:, dropped:]
+    return states * mask[..., None].to(states.dtype), mask
+
+
+# ---- Qwen3
+
+
+def qwen3_sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """What `empty_qwen3` needs, from shapes by plain name. KeyError names the first that is missing."""
+    words, hidden = shapes[EMBEDDING]
+    return {
+        "words": words,
+        "hidden": hidden,
+        "mlp": shapes["layers.0.mlp.gate_proj.weight"][0],
+        "layers": len({name.split(".")[1] for name in shapes if name.startswith("layers.")}),
+        "heads": shapes["layers.0.self_attn.q_proj.weight"][0] // HEAD,
+        "groups": shapes["layers.0.self_attn.k_proj.weight"][0] // HEAD,
+    }
+
+
+def empty_qwen3(*, skipped: int = 0, **sizes: int) -> nn.Module:
+    """A Qwen3 without memory for its weights, of sizes as `qwen3_sizes` has them.
+
+    Without its last `skipped` layers it has no norm behind the others either: it then answers with hidden_states[-1 -
+    skipped] of the whole one.
+    """
+    from transformers.models.qwen3 import Qwen3Config, Qwen3Model
+
+    config = Qwen3Config(
+        vocab_size=sizes["words"], hidden_size=sizes["hidden"], intermediate_size=sizes["mlp"],
+        num_hidden_layers=sizes["layers"] - skipped, num_attention_heads=sizes["heads"],
+        num_key_value_heads=sizes["groups"], head_dim=HEAD, rms_norm_eps=1e-6, use_cache=False,
+        max_position_embeddings=40960, rope_parameters={"rope_type": "default", "rope_theta": THETA},
+    )  # fmt: skip
+
+    def make() -> nn.Module:
+        model: Any = Qwen3Model(config)
+        if skipped:
+            model.norm = nn.Identity()
+        return model
+
+    return random_networks.empty(make)
+
+
+def load_qwen3(path: Path, dtype: torch.dtype, skipped: int = 0, mmap: bool = True) -> nn.Module:
+    """Read a Qwen3 without its last `skipped` layers: a single file, or a folder. Raises ConfigError."""
+    file = weights.read(path, mmap)
+    with complete(path, QWEN3):
+        named, stored = plain_names(file), file.shapes()
+        sizes = qwen3_sizes({plain: stored[name] for plain, name in named.items()})
+        model = empty_qwen3(skipped=skipped, **sizes)
+        return assign(model, {plain: weights.cast(file[named[plain]], dtype) for plain in model.state_dict()})

@@ -1,0 +1,148 @@
+"""Families of a transformer, one text encoder and a VAE, each in a file of its own or in one folder."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from library.config.problems import ConfigError, Problem
+from library.families.base import DeferredNetwork, ModelComponents, TextCache, WeightPlacement
+from library.families.facts import Shapes
+from library.families.shared import part_files, tokenizers, weights
+from library.families.shared.part_files import Entries, PartFiles
+
+ENCODER = "text_encoder"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """How the files of a family become networks: "denoiser", "text_encoder" and "vae"."""
+
+    files: PartFiles
+    problems: Callable[[Any], Iterator[Problem]]  # of a config: what is missing or wrong among the parts
+    plain_shapes: Callable[[Entries, str], Shapes]  # of a part, by the network's own keys
+    # Path, type, whether 8 bits stay, mapping -> a network without weights, and what reads these.
+    open_denoiser: Callable[..., tuple[nn.Module, Callable[[WeightPlacement | None], object]]]
+    readers: Mapping[str, Callable[..., nn.Module]]  # of the other two: path, type, mapping
+    tokenizer: str  # on the hub
+    encode: Callable[[Any, Any, Sequence[str]], tuple[Tensor, Tensor]]  # encoder, tokenizer, captions -> states, mask
+    longest: Callable[[Any, Collection[str]], int]  # tokenizer, captions -> the length of a batch of them
+
+
+class OneEncoderFamily:
+    """Holds the run's config. Captions may have any length: each batch is padded, with a mask."""
+
+    name: ClassVar[str]
+    checkpoint: ClassVar[Checkpoint]
+    swapped_class: ClassVar[str]  # of the blocks that blocks_to_swap counts
+    text_cache: ClassVar[TextCache]  # its keys are those of the states and of their mask
+
+    def __init__(self, config: Any):
+        self.config = config
+        self.grid: int = type(config).grid
+
+    # ---- files
+
+    def problems(self) -> Iterator[Problem]:
+        """What is missing or wrong among the model's files, each in a sentence; reads headers only."""
+        wrong = list(self.checkpoint.problems(self.config))
+        yield from wrong
+        files = self.checkpoint.files
+        options = {files.parts[part].option for part in ("denoiser", ENCODER)}
+        if not files.named(self.config, ENCODER) or any(one.option in options for one in wrong):
+            return  # the tokenizer is looked for beside the networks, so it is asked for once these are found
+        try:
+            self._tokenizer_folder()
+        except ConfigError as e:
+            yield from (problem.replaced(topic="model") for problem in e.problems)
+
+    def notes(self) -> Iterator[Problem]:
+        """Nothing depends on the very model."""
+        return iter(())
+
+    def _tokenizer_folder(self) -> Path:
+        options, name = self.config.model, self.checkpoint.tokenizer
+        base = options.pretrained_model_name_or_path
+        whole = part_files.whole_model(Path(base)) if base and Path(base).exists() else None
+        for place in (options.text_encoder, whole or base, options.vae):
+            for folder in tokenizers.places(name, place, "tokenizer", None):
+                if tokenizers.holds(folder, tokenizers.kind(name)):
+                    return folder
+        token, kept = self.config.hub.huggingface_token, options.tokenizer_cache_dir
+        return tokenizers.find(name, whole or base, "tokenizer", kept, token)
+
+    def stored_shapes(self) -> dict[str, Shapes]:
+        """Shapes of the parts whose files are on this machine."""
+        found: dict[str, Shapes] = {}
+        for part in self.checkpoint.files.parts:
+            with contextlib.suppress(ConfigError):
+                if path := self.checkpoint.files.present(self.config, part):
+                    found[part] = self.checkpoint.plain_shapes(part_files.read_entries(path), part)
+        return found
+
+    def load(self, dtype: torch.dtype, frozen: torch.dtype | None = None, deferring: bool = False) -> ModelComponents:
+        """All three networks on the CPU, in sizes that their files tell. Raises ConfigError.
+
+        The transformer is in `dtype`, the other two in `frozen`, if that is given. With `deferring` these wait in
+        `deferred`, and their files are not opened. The VAE is in float32 in place of float16, whose range it exceeds.
+        """
+        config, mmap = self.config, not self.config.model.disable_mmap_load_safetensors
+        paths = {part: self.checkpoint.files.located(config, part) for part in self.checkpoint.files.parts}
+        keep_8_bits = config.adapters and config.precision.fp8_denoiser
+        denoiser, fill = self.checkpoint.open_denoiser(paths["denoiser"], dtype, keep_8_bits, mmap)
+        frozen = frozen or dtype
+        deferred = {}
+        for part, read in self.checkpoint.readers.items():
+            kind = torch.float32 if part == "vae" and frozen == torch.float16 else frozen
+            files = tuple(weights.files(paths[part]))
+            reader = functools.partial(read, paths[part], kind, mmap)
+            deferred[part] = DeferredNetwork(reader, files, f"{self.name} {part} {kind}")
+        words = tokenizers.Tokenizers({ENCODER: (self._tokenizer_folder(), self.checkpoint.tokenizer)})
+        source = {part: str(path) for part, path in paths.items()}
+        parts = ModelComponents(denoiser, None, {}, words, source, deferred, fill_denoiser=fill)
+        if not deferring:
+            parts.read_denoiser()
+            parts.read_vae()
+            parts.read_encoders()
+        return parts
+
+    def export(self, parts: ModelComponents) -> dict[str, Tensor]:
+        """The denoiser under the keys of a single file (without prefix); nothing else is saved with it."""
+        return {name.replace("_orig_mod.", ""): tensor for name, tensor in parts.denoiser.state_dict().items()}
+
+    def adapter_name(self, part: str, path: str) -> str:
+        """("denoiser", "transformer_blocks.0.attn.to_q") -> "lora_unet_transformer_blocks_0_attn_to_q"."""
+        return f"{'lora_unet' if part == 'denoiser' else 'lora_te'}_{path.replace('.', '_')}"
+
+    def resolution_level(self, path: str) -> int:
+        """All blocks see the same tokens."""
+        return 0
+
+    def execution_key(self, path: str) -> tuple[int, ...]:
+        """Everything runs in the order of the tree."""
+        return ()
+
+    def swap_plan(self, number: int) -> dict[str, int]:
+        """So many of the blocks."""
+        return {self.swapped_class: number}
+
+    # ---- captions
+
+    def train_text_length(self, parts: ModelComponents, captions: Collection[str]) -> int | None:
+        """As long as the longest of these captions. Captions that change with each step have a length of their own."""
+        return self.checkpoint.longest(parts.tokenizers[ENCODER], captions) if self.config.cache.text else None
+
+    def text(
+        self, parts: ModelComponents, captions: Sequence[str], encoders: tuple[str, ...] | None = None
+    ) -> dict[str, Tensor]:
+        """Captions -> states [B, L, C], zero behind each caption, and a mask [B, L] with ones on it, by the cache's
+        keys."""
+        if ENCODER not in (tuple(parts.encoders) if encoders is None else encoders):
+            return {}
+        made = self.checkpoint.encode(parts.encoders[ENCODER], parts.tokenizers[ENCODER], list(captions))
+        return dict(zip(self.text_cache.keys, made, strict=True))
