@@ -1,7 +1,7 @@
 """docs/speed.svg and the table of presets in README.md, made of docs/measured/*.json: `python -m benchmarks.figure`.
 
 A file of measurements is `{"machine": {...}, "rows": [...]}`. The machine names `gpu`, `processor`, `cores`, `torch`
-and may have a `note` on how to read its figures. A row has `family` (flux, sdxl, qwen_image), `method` (lora, finetune,
+and may have a `note` on how to read its figures. A row has `family` (the name of its folder), `method` (lora, finetune,
 dreambooth), `preset` (such as sdxl/lora-12gb, or null), `trainer` (sd-scripts or here), `how` (the settings, in at most
 45 letters), `batch`, `s_it` (seconds per step), `gpu_gib`, `compile_s`, `gpu_busy_s` (seconds per step; both null where
 not measured), and `shown`, which is true for the rows of the figure.
@@ -13,11 +13,13 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from library import families
+
 ROOT = Path(__file__).resolve().parent.parent
 FIGURE = ROOT / "docs" / "speed.svg"
 README = ROOT / "README.md"
 TABLE = re.compile(r"(<!-- presets -->\n).*?(<!-- /presets -->)", re.DOTALL)
-FAMILIES = {"flux": "FLUX.1", "sdxl": "SDXL", "qwen_image": "Qwen-Image"}
+TITLES = {facts.name: facts.title for facts in families.every()}
 METHODS = {"lora": "LoRA", "finetune": "fine-tune", "dreambooth": "DreamBooth"}
 WIDE, BAR, LINE = 480, 12, 40  # units of the picture; a phone shows about 360 of them
 LIGHT = {"ground": "#ffffff", "ink": "#1f2328", "quiet": "#59636e", "theirs": "#8c959f", "ours": "#2da44e"}
@@ -58,7 +60,7 @@ def figure(one: Measured) -> str:
     for family, method, batch in dict.fromkeys((r["family"], r["method"], r["batch"]) for r in shown):
         rows = [r for r in shown if (r["family"], r["method"], r["batch"]) == (family, method, batch)]
         longest = max(row["s_it"] for row in rows)
-        title = f"{FAMILIES[family]} {METHODS[method]}, batch size {batch}"
+        title = f"{TITLES[family]} {METHODS[method]}, batch size {batch}"
         parts.append(f'<text x="0" y="{y + 14}" class="group">{escape(title)}</text>')
         y += 26
         for row in rows:
@@ -68,7 +70,7 @@ def figure(one: Measured) -> str:
     below = _wrapped(_reading(one, shown))
     parts += [f'<text x="0" y="{y + 8 + 16 * at}" class="quiet">{escape(text)}</text>' for at, text in enumerate(below)]
     high = y + 16 * len(below) + 4
-    about = "; ".join(f"{FAMILIES[r['family']]}, batch {r['batch']}, {_name(r)}: {r['s_it']:.3g} s" for r in shown)
+    about = "; ".join(f"{TITLES[r['family']]}, batch {r['batch']}, {_name(r)}: {r['s_it']:.3g} s" for r in shown)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-12 0 {WIDE + 24} {high}" width="{WIDE + 24}" '
         f'height="{high}" role="img" aria-labelledby="title desc">'
@@ -141,7 +143,7 @@ def with_table(text: str, every: list[Measured]) -> str:
     """The text with its table of presets made anew."""
     lines = ["| preset | GPU memory | what it sets | measured |", "|---|---|---|---|"]
     for path in sorted((ROOT / "presets").glob("*/*.toml"), key=_order):
-        if path.parent.name in FAMILIES:
+        if path.parent.name in TITLES:
             _, _, details = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ").partition(": ")
             name, size = f"{path.parent.name}/{path.stem}", _gigabytes(path)
             sets, _, figures = details.removesuffix(".").partition("; ")
@@ -161,7 +163,7 @@ def _gigabytes(path: Path) -> int:
 def _order(path: Path) -> tuple[bool, bool, str, int]:
     """SDXL first, adapters first, then by kind and memory."""
     kind = path.stem.partition("-")[0]
-    memory = _gigabytes(path) if path.parent.name in FAMILIES else 0
+    memory = _gigabytes(path) if path.parent.name in TITLES else 0
     return path.parent.name != "sdxl", kind != "lora", kind, memory
 
 

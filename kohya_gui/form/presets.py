@@ -20,8 +20,9 @@ from library.optim import names
 
 PRESETS = Path(__file__).resolve().parents[2] / "presets"
 
-# What a preset leaves alone: where things are, what they are called, and who may see them.
-OWN_KINDS, OWN_SECTIONS, OWN_NAMES = ("file", "folder", "secret"), ("metadata", "hub", "log"), ("output_name",)
+# What a preset leaves alone: where things are, what they are and are called, and who may see them.
+OWN_KINDS, OWN_SECTIONS = ("file", "folder", "secret"), ("metadata", "hub", "log")
+OWN_NAMES = ("output_name", "model_version")
 
 
 NAMED = re.compile(r"(lora|dreambooth|finetune)(?:-(\d+)gb)?(?:-.*)?")

@@ -207,7 +207,7 @@ def attach(parts: ModelComponents, family: Family, config: AdapterRun) -> Lycori
         settings = {**stored, **settings}
     settings.setdefault("dropout", config.network.network_dropout or 0.0)
     encoders = _encoders(parts, config, settings)
-    with _said_briefly(name), _known_attention(name):
+    with _said_briefly(name), _known_attention(name, parts.denoiser):
         network = module.create_network(
             1.0,
             dim,
@@ -257,11 +257,12 @@ def _left_out(denoiser: nn.Module, family: Family, config: AdapterRun) -> set[st
 
 
 @contextlib.contextmanager
-def _known_attention(name: str) -> Iterator[None]:
+def _known_attention(name: str, denoiser: nn.Module) -> Iterator[None]:
     """The preset attn-only looks for attention by the class names of sd-scripts' U-Net, which are others here."""
+    own = {type(module).__name__ for module in denoiser.modules() if type(module).__name__.endswith("Attention")}
     known = importlib.import_module("lycoris.config").PRESET["attn-only"] if name == network_args.LYCORIS else {}
     before = known.get("unet_target_module", [])
-    known["unet_target_module"] = [*before, "Attention"]
+    known["unet_target_module"] = [*before, *sorted(own)]
     try:
         yield
     finally:
