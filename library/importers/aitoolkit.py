@@ -6,7 +6,17 @@ from library.config.json_types import JsonMapping
 from library.config.schema import ConfigError
 from library.importers import aitoolkit_data, aitoolkit_learning
 from library.importers.ledger import KeyLedger, is_on
-from library.importers.shared import BLOCKS, ONLY, chooses_chroma, dotted, load_tables, precision, rest, take
+from library.importers.shared import (
+    BLOCKS,
+    ONLY,
+    chooses_chroma,
+    chooses_turbo,
+    dotted,
+    load_tables,
+    precision,
+    rest,
+    take,
+)
 
 TRAINER = "ai-toolkit"
 TABLES = load_tables("aitoolkit")
@@ -72,7 +82,7 @@ def _script(flat: JsonMapping) -> str:
     arch = str(flat.get("model.arch") or "").casefold().partition(":")[0]
     name = str(flat.get("model.name_or_path") or "")
     switches = {"model.is_flux": "flux", "model.is_xl": "sdxl"}
-    known = {"flux": "flux", "sdxl": "sdxl", "xl": "sdxl", "qwen_image": "qwen_image"}
+    known = {"flux": "flux", "sdxl": "sdxl", "xl": "sdxl", "qwen_image": "qwen_image", "zimage": "zimage"}
     family = known.get(arch, "flux" if arch in TABLES["model_types"] else "")
     if not arch:
         family = next((f for key, f in switches.items() if is_on(flat.get(key))), "")
@@ -93,6 +103,7 @@ def _model(ledger: KeyLedger) -> None:
     for key in ("model.is_flux", "model.is_xl", "model.arch"):
         if ledger.get(key):
             ledger.change(key, f"chooses the script: {ledger.script}")
+    chooses_turbo(ledger, "model.arch", words)
     quantized = is_on(ledger.get("model.quantize"))
     if quantized and ledger.adapters:
         kind = str(ledger.get("model.qtype") or "qfloat8").casefold().partition("|")[0]

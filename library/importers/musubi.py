@@ -1,4 +1,4 @@
-"""musubi-tuner: TOML files for FLUX.1 and Qwen-Image, and its dialect of dataset files."""
+"""musubi-tuner: TOML files for FLUX.1, Qwen-Image and Z-Image, and its dialect of dataset files."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,16 +26,16 @@ def read(found: JsonMapping, script: str = "") -> KeyLedger:
     found = schema.flat({**found, "dataset_config": ""} if isinstance(data, Mapping) else found)
     module = str(found.get("network_module") or "")
     other = next((model for key, model in TABLES["other_keys"].items() if not is_empty(found.get(key))), "")
-    qwen = is_qwen(found, script)
+    family = family_of(found, script)
     known = module in ("", "networks.lora_flux") or module.startswith("lycoris")
-    other = "" if script or qwen else other or TABLES["modules"].get(module) or ("" if known else module)
+    other = "" if script or family != "flux" else other or TABLES["modules"].get(module) or ("" if known else module)
     if other:
         raise ConfigError("this file of {trainer} is for {other}, which is not trained here: use {trainer}; {advice}",
             trainer=TRAINER, other=other, advice=ONLY)  # fmt: skip
     lora = bool(module or found.get("network_dim"))
-    family = "qwen_image" if qwen else "flux"
     ledger = KeyLedger(found, script or f"{family}_train{'_network' if lora else ''}", TRAINER)
-    take(ledger, TABLES["renamed"] | (TABLES["renamed_qwen"] if qwen else TABLES["renamed_flux"]))
+    kind = "flux" if family == "flux" else "others"
+    take(ledger, TABLES["renamed"] | TABLES[f"renamed_{kind}"])
     if isinstance(data, Mapping) and is_dataset(data):
         ledger.texts["dataset_config"], notes = dataset(data)
         ledger.notes += notes
@@ -51,12 +51,12 @@ def read(found: JsonMapping, script: str = "") -> KeyLedger:
             ledger.empty(key)
         else:
             ledger.keep(key)
-    for option, value in (TABLES["defaults"] | TABLES["defaults_qwen" if qwen else "defaults_flux"]).items():
+    for option, value in (TABLES["defaults"] | TABLES[f"defaults_{kind}"]).items():
         if option not in found:
             set_by(ledger, option, f"not in the file; {TRAINER} uses {value}", {option: value})
     always = TABLES["always"] | ({"network_train_unet_only": True} if lora else {})
     set_by(ledger, "cache_latents", f"{TRAINER} always trains from caches on disk, and no text encoder", always)
-    if not qwen:  # its only script for FLUX.1 trains Kontext, which has the header of dev
+    if family == "flux":  # its only script for FLUX.1 trains Kontext, which has the header of dev
         set_by(ledger, "model_type", f"{TRAINER} trains FLUX.1 Kontext", {"model_type": "kontext"})
         arguments = ledger.values.get("network_args") or ()
         if module == "networks.lora_flux" and not any(one.startswith("exclude_patterns=") for one in arguments):
@@ -69,12 +69,19 @@ def read(found: JsonMapping, script: str = "") -> KeyLedger:
     return ledger
 
 
-def is_qwen(found: JsonMapping, script: str) -> bool:
-    """Whether a file is for Qwen-Image: by its network module or the kind of model that it names."""
-    if script:
-        return script.startswith("qwen_image")
-    version = str(found.get("model_version") or "").casefold()
-    return found.get("network_module") == "networks.lora_qwen_image" or version in TABLES["qwen_versions"]
+def family_of(found: JsonMapping, script: str) -> str:
+    """The family that a file is for, by its module, kind of model or keys. ConfigError where these are unclear."""
+    module, version = str(found.get("network_module") or ""), str(found.get("model_version") or "").casefold()
+    if script or module in TABLES["families"]:
+        return script.partition("_train")[0] or TABLES["families"][module]
+    if version in TABLES["qwen_versions"]:
+        return "qwen_image"
+    if all(not is_empty(found.get(key)) for key in TABLES["zimage_keys"]):
+        return "zimage"
+    if not module and not is_empty(found.get(either := "text_encoder")):
+        raise ConfigError("this file of {trainer} is for {other} and does not say for which: say it with --script",
+            trainer=TRAINER, other=TABLES["other_keys"][either])  # fmt: skip
+    return "flux"
 
 
 # ---- its dataset files

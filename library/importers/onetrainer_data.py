@@ -28,7 +28,7 @@ def _timesteps(ledger: KeyLedger) -> None:
     guidance = ledger.number("transformer.guidance_scale")
     if ledger.family == "flux":
         values |= {"guidance_scale": 1.0 if guidance is None else guidance}
-    elif values["timestep_sampling"] == "flux_shift":
+    elif ledger.family == "qwen_image" and values["timestep_sampling"] == "flux_shift":
         values["timestep_sampling"] = "qwen_shift"
     said = near + ", ".join(f"{name} = {value}" for name, value in values.items())
     key = "timestep_distribution"

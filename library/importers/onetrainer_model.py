@@ -67,7 +67,7 @@ def _other_formats(ledger: KeyLedger) -> None:
             ledger.change(f"{name}.weight_dtype", said)
     full = dtype(ledger, "vae") in ("FLOAT_32", "TFLOAT_32")
     key = "vae.weight_dtype"
-    if ledger.family == "qwen_image":
+    if ledger.family in ("qwen_image", "zimage"):
         ledger.ignore(key, "the VAE is in mixed_precision, and in float32 instead of fp16")
     elif ledger.family == "sdxl" or ledger.adapters:
         ledger.change(key, f"{'float32 is' if full else '16 bits are'} no_half_vae = {str(full).lower()}",
@@ -153,9 +153,10 @@ def _layers(ledger: KeyLedger, rank: int, alpha: float) -> list[str]:
         _say_layers(ledger, "attn-mlp is what LoRA does here" if same
                     else f"{chosen} is not offered here; attention and MLP get adapters")  # fmt: skip
         return []
-    if ledger.family == "qwen_image" and chosen in ("full", "blocks"):
+    if ledger.family in ("qwen_image", "zimage") and chosen in ("full", "blocks"):
         _say_layers(ledger, f"{chosen}: the modulation gets adapters, too")
-        return ["train_modulation=True"]
+        more = ["train_refiners=True"] if ledger.family == "zimage" and chosen == "full" else []
+        return ["train_modulation=True", *more]
     if chosen == "attn-mlp" and ledger.get("model_type") != "CHROMA_1":
         _say_layers(ledger, "attn-mlp: the modulation gets no adapters")
         return ["img_mod_dim=0", "txt_mod_dim=0", "single_mod_dim=0"] if ledger.family == "flux" else []

@@ -1,5 +1,6 @@
 """What the readers share: tables of other programs' keys, keys with dots, number formats, optimizers, dataset files."""
 
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
@@ -12,9 +13,9 @@ from library.config.sections.learning import OptimizerName
 from library.importers.ledger import Fate, KeyLedger, is_empty
 
 FULL = {"fp32", "float32", "float_32", "float", "no"}
-ONLY = "this trainer trains LoRA and whole models of SDXL, FLUX.1 and Qwen-Image"
+ONLY = "this trainer trains LoRA and whole models of SDXL, FLUX.1, Qwen-Image and Z-Image"
 # Blocks that a share means (double blocks of FLUX.1, and pairs of single ones), and how many may wait in host memory.
-BLOCKS = {"flux": (38, 35), "qwen_image": (60, 59)}
+BLOCKS = {"flux": (38, 35), "qwen_image": (60, 59), "zimage": (30, 29)}
 NOT_HERE = "not supported by this trainer"
 PREPARED = "it is said in the dataset file that is written beside the config"
 
@@ -45,6 +46,14 @@ def chooses_chroma(ledger: KeyLedger, key: str) -> None:
     )
     values = {"model_type": "chroma", "apply_t5_attn_mask": True, "guidance_scale": 0.0}
     ledger.change(key, said, values)
+
+
+def chooses_turbo(ledger: KeyLedger, key: str, words: str) -> None:
+    """Which Z-Image a model is, by the words for it: their files look alike, and De-Turbo is trained like the base."""
+    if ledger.family == "zimage":
+        version = "turbo" if "turbo" in words and not re.search("de-?_?turbo", words) else "base"
+        said = f"chooses the script: {ledger.script}, and model_version = {version} by the model's name"
+        ledger.change(key, said, {"model_version": version})
 
 
 def tables(value: JsonValue) -> list[JsonMapping]:

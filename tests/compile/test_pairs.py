@@ -31,6 +31,7 @@ SOME = {
     "flux": "single:1-2",
     "sdxl": "transformer:0,resnet:0",
     "qwen": "block:1-2",
+    "zimage": "block:1-2",
 }  # graphs cost the time of these tests
 HALF = {"mixed_precision": "bf16", "full_bf16": True}
 

@@ -20,7 +20,7 @@ KOHYA_LORA = {"sdxl": True, "LoRA_type": "Standard"}
         ({**SDXL_LORA, "training_method": "FINE_TUNE_VAE"}, "VAE"),
         ({"training_method": "LORA"}, "Stable Diffusion 1.5"),
         ({**SDXL_LORA, "model_type": "STABLE_DIFFUSION_XL_10_BASE_INPAINTING"}, "SDXL inpainting"),
-        ({**SDXL_LORA, "model_type": "Z_IMAGE"}, "Z_IMAGE"),
+        ({**SDXL_LORA, "model_type": "KREA_2"}, "KREA_2"),
         (of_aitoolkit({**FLUX_AI, "adapter.type": "redux"}), "redux"),
         (of_aitoolkit({"model.is_flux": True, "adapter.type": "control_net", "adapter.train": True}), "control_net"),
         (of_aitoolkit({**FLUX_AI, "embedding.trigger": "x"}), "embedding"),
@@ -39,7 +39,7 @@ KOHYA_LORA = {"sdxl": True, "LoRA_type": "Standard"}
         ({"learning_rate": 1, "network_module": "networks.control_net_lllite"}, "ControlNet"),
         ({"learning_rate": 1, "network_module": "networks.lora_sd3"}, "SD3"),
         ({"network_module": "networks.lora_wan", "learning_rate": 1}, "Wan"),
-        ({"network_module": "networks.lora_zimage", "dit": "a"}, "Z-Image"),
+        ({"network_module": "networks.lora_flux_2", "dit": "a"}, "FLUX.2"),
     ],
 )  # fmt: skip
 def test_trainers_that_are_not_here_are_named_and_refused(found, words):

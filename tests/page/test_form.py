@@ -166,7 +166,11 @@ def problems(tab, text):
 def test_an_empty_form_names_everything_that_is_missing(tab, family):
     named = {line.split()[0] for line in problems(tab, PAGES[tab].send(family))}
     asked = {"pretrained_model_name_or_path", "train_data_dir", "output_dir", "resolution"}
-    parts = {"flux": {"clip_l", "t5xxl", "ae"}, "qwen_image": {"text_encoder", "vae"}}
+    parts = {
+        "flux": {"clip_l", "t5xxl", "ae"},
+        "qwen_image": {"text_encoder", "vae"},
+        "zimage": {"text_encoder", "vae"},
+    }
     assert named == asked | parts.get(family, set())
     assert all(FORMS[tab].places(family)[name][1] in PAGES[tab].fields for name in named)
 

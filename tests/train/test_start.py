@@ -11,7 +11,7 @@ import torch
 from library.families import config_class
 from library.families.qwen_image import text_encoder
 from library.families.qwen_image import vae as qwen_vae
-from library.families.shared import autoencoder, clip, t5, weights
+from library.families.shared import autoencoder, clip, language_model, t5, weights
 from tests.source import ROOT
 from tests.training import LORAS, SCRIPTS, config_of, copied, pictures, train
 
@@ -81,6 +81,7 @@ def read(monkeypatch):
     spy(t5, "load", "built", lambda *_: "t5")
     spy(qwen_vae, "build", "built", lambda *_: "vae")
     spy(text_encoder, "build", "built", lambda *_: "qwen")
+    spy(language_model, "load_qwen3", "built", lambda *_: "qwen")
     return seen
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
-from library.families.shared import weights
-from library.families.shared.diffusers_layers import Sizes, layers
+from library.families.shared import diffusers_layers, weights
+from library.families.shared.diffusers_layers import Sizes
 
 Line = tuple[str, Any, str]  # an option, its value, and what a real training would use instead
 
@@ -26,21 +26,14 @@ def tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
 
 def converted(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, Sizes]:
     """A LoRA file's adapters by diffusers' names, and the sizes of the layers of diffusers' model."""
-    import torch
-    from diffusers import QwenImageTransformer2DModel, loaders
-
     path = config.model.pretrained_model_name_or_path or ""
     shapes = weights.header(path)
     known = {plain: shapes[name] for plain, name in weights.without_prefix(shapes).items()}
     head = known["transformer_blocks.0.attn.norm_q.weight"][0]
-    with torch.device("meta"):
-        model = QwenImageTransformer2DModel(
-            in_channels=known["img_in.weight"][1],
-            out_channels=known["proj_out.weight"][0] // 4,
-            num_layers=len({name.split(".")[1] for name in known if name.startswith("transformer_blocks.")}),
-            attention_head_dim=head,
-            num_attention_heads=known["img_in.weight"][0] // head,
-            joint_attention_dim=known["txt_in.weight"][1],
-        )
-    found: Any = loaders.QwenImageLoraLoaderMixin.lora_state_dict(tensors)
-    return {name.removeprefix("transformer."): tensor for name, tensor in found.items()}, layers(model)
+    return diffusers_layers.converted(
+        tensors, "QwenImageTransformer2DModel", "QwenImageLoraLoaderMixin",
+        in_channels=known["img_in.weight"][1], out_channels=known["proj_out.weight"][0] // 4,
+        num_layers=len({name.split(".")[1] for name in known if name.startswith("transformer_blocks.")}),
+        attention_head_dim=head, num_attention_heads=known["img_in.weight"][0] // head,
+        joint_attention_dim=known["txt_in.weight"][1],
+    )  # fmt: skip

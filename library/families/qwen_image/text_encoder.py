@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from library.families.shared import language_model, random_networks
-from library.families.shared.language_model import HEAD, THETA
+from library.families.shared import language_model
+from library.families.shared.language_model import HEAD
 from library.families.shared.weights import assign
 
 LONGEST = 1024  # tokens of a caption with what stands behind it
@@ -38,14 +38,10 @@ def sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
 
 def empty(words: int, hidden: int, mlp: int, layers: int, groups: int) -> nn.Module:
     """A model without memory for its weights. For text alone, Qwen2.5-VL is Qwen2: all three axes count alike."""
-    from transformers.models.qwen2 import Qwen2Config, Qwen2Model
-
-    config = Qwen2Config(
-        vocab_size=words, hidden_size=hidden, intermediate_size=mlp, num_hidden_layers=layers,
-        num_attention_heads=hidden // HEAD, num_key_value_heads=groups, rms_norm_eps=1e-6, use_cache=False,
-        max_position_embeddings=128000, rope_parameters={"rope_type": "default", "rope_theta": THETA},
+    return language_model.empty(
+        "Qwen2", vocab_size=words, hidden_size=hidden, intermediate_size=mlp, num_hidden_layers=layers,
+        num_attention_heads=hidden // HEAD, num_key_value_heads=groups, max_position_embeddings=128000,
     )  # fmt: skip
-    return random_networks.empty(lambda: Qwen2Model(config))
 
 
 def tokens(tokenizer: Any, captions: Sequence[str]) -> tuple[list[list[int]], int]:

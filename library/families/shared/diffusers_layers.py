@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from library.config.json_types import JsonObject
+
 ADAPTER = (".lora_A.weight", ".lora_B.weight")
 Sizes = dict[str, tuple[int, int]]
 
@@ -12,3 +14,15 @@ def layers(model: Any) -> Sizes:
         name: tuple(m.weight.shape[:2]) for name, m in model.named_modules() if getattr(m, "weight", None) is not None
     }
     return {name: shape for name, shape in shapes.items() if len(shape) == 2}
+
+
+def converted(tensors: Any, model: str, mixin: str, **sizes: Any) -> tuple[JsonObject, Sizes]:
+    """A LoRA file's adapters as a pipeline's `mixin` names them, and the sizes of the layers of diffusers' `model`."""
+    import diffusers
+    import torch
+
+    package: Any = diffusers
+    with torch.device("meta"):
+        whole = getattr(package, model)(**sizes)
+    found = getattr(package.loaders, mixin).lora_state_dict(tensors)
+    return {name.removeprefix("transformer."): tensor for name, tensor in found.items()}, layers(whole)

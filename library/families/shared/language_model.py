@@ -49,39 +49,21 @@ def encode(model: Any, ids: Sequence[Sequence[int]], step: int, dropped: int = 0
     return states * mask[..., None].to(states.dtype), mask
 
 
-# ---- Qwen3
-
-
-def qwen3_sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """What `empty_qwen3` needs, from shapes by plain name. KeyError names the first that is missing."""
-    words, hidden = shapes[EMBEDDING]
-    return {
-        "words": words,
-        "hidden": hidden,
-        "mlp": shapes["layers.0.mlp.gate_proj.weight"][0],
-        "layers": len({name.split(".")[1] for name in shapes if name.startswith("layers.")}),
-        "heads": shapes["layers.0.self_attn.q_proj.weight"][0] // HEAD,
-        "groups": shapes["layers.0.self_attn.k_proj.weight"][0] // HEAD,
-    }
-
-
-def empty_qwen3(*, skipped: int = 0, **sizes: int) -> nn.Module:
-    """A Qwen3 without memory for its weights, of sizes as `qwen3_sizes` has them.
+def empty(kind: str, skipped: int = 0, **settings: int) -> nn.Module:
+    """A model of transformers ("Qwen2", "Qwen3") without memory for its weights.
 
     Without its last `skipped` layers it has no norm behind the others either: it then answers with hidden_states[-1 -
     skipped] of the whole one.
     """
-    from transformers.models.qwen3 import Qwen3Config, Qwen3Model
+    import transformers
 
-    config = Qwen3Config(
-        vocab_size=sizes["words"], hidden_size=sizes["hidden"], intermediate_size=sizes["mlp"],
-        num_hidden_layers=sizes["layers"] - skipped, num_attention_heads=sizes["heads"],
-        num_key_value_heads=sizes["groups"], head_dim=HEAD, rms_norm_eps=1e-6, use_cache=False,
-        max_position_embeddings=40960, rope_parameters={"rope_type": "default", "rope_theta": THETA},
-    )  # fmt: skip
+    settings["num_hidden_layers"] -= skipped
+    rope = {"rope_type": "default", "rope_theta": THETA}
+    config_class, model_class = (getattr(transformers, f"{kind}{part}") for part in ("Config", "Model"))
+    config = config_class(rms_norm_eps=1e-6, use_cache=False, rope_parameters=rope, **settings)
 
     def make() -> nn.Module:
-        model: Any = Qwen3Model(config)
+        model: Any = model_class(config)
         if skipped:
             model.norm = nn.Identity()
         return model
@@ -89,11 +71,31 @@ def empty_qwen3(*, skipped: int = 0, **sizes: int) -> nn.Module:
     return random_networks.empty(make)
 
 
+# ---- Qwen3
+
+
+def qwen3_settings(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """The settings of a model, from shapes by plain name. KeyError names the first that is missing."""
+    words, hidden = shapes[EMBEDDING]
+    return {
+        "vocab_size": words,
+        "hidden_size": hidden,
+        "intermediate_size": shapes["layers.0.mlp.gate_proj.weight"][0],
+        "num_hidden_layers": len({name.split(".")[1] for name in shapes if name.startswith("layers.")}),
+        "num_attention_heads": shapes["layers.0.self_attn.q_proj.weight"][0] // HEAD,
+        "num_key_value_heads": shapes["layers.0.self_attn.k_proj.weight"][0] // HEAD,
+    }
+
+
+def empty_qwen3(skipped: int = 0, **settings: int) -> nn.Module:
+    """A Qwen3 without its last `skipped` layers, and without memory for its weights."""
+    return empty("Qwen3", skipped, head_dim=HEAD, max_position_embeddings=40960, **settings)
+
+
 def load_qwen3(path: Path, dtype: torch.dtype, skipped: int = 0, mmap: bool = True) -> nn.Module:
     """Read a Qwen3 without its last `skipped` layers: a single file, or a folder. Raises ConfigError."""
     file = weights.read(path, mmap)
     with complete(path, QWEN3):
         named, stored = plain_names(file), file.shapes()
-        sizes = qwen3_sizes({plain: stored[name] for plain, name in named.items()})
-        model = empty_qwen3(skipped=skipped, **sizes)
+        model = empty_qwen3(skipped, **qwen3_settings({plain: stored[name] for plain, name in named.items()}))
         return assign(model, {plain: weights.cast(file[named[plain]], dtype) for plain in model.state_dict()})

@@ -17,6 +17,7 @@ CLIP_L = "openai/clip-vit-large-patch14"
 CLIP_G = "laion/CLIP-ViT-bigG-14-laion2B-39B-b160k"
 T5_XXL = "google/t5-v1_1-xxl"
 QWEN_VL = "Qwen/Qwen2.5-VL-7B-Instruct"
+QWEN3 = "Qwen/Qwen3-4B"
 
 LONGEST = 1_000_000  # tokens; captions are cut by us, so the tokenizer need not warn
 

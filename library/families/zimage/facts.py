@@ -1,0 +1,64 @@
+"""What Z-Image states about itself."""
+
+from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes, holds
+
+TRANSFORMER = "a Z-Image transformer"
+OMNI = "a Z-Image-Omni transformer"
+
+
+def recognise(shapes: Shapes) -> str:
+    """What a checkpoint is of Z-Image. Lumina 2 shares most names, but pads no tokens; Turbo is alike."""
+    if not {"cap_embedder.1.weight", "cap_pad_token", "layers.0.attention_norm1.weight"} <= shapes.keys():
+        return ""
+    return OMNI if any(name.startswith("siglip_embedder.") for name in shapes) else TRANSFORMER
+
+
+def hub_model(title: str, name: str, size: int, version: str) -> HubModel:
+    """One of the transformers that ComfyUI's repositories have, with the parts that all of them need."""
+    repository = f"Comfy-Org/{name}"
+    places = {
+        "pretrained_model_name_or_path": (f"diffusion_models/{name}_bf16", size),
+        "text_encoder": ("text_encoders/qwen_3_4b", 8_044_982_048),
+        "vae": ("vae/ae", 335_304_388),
+    }
+    files = tuple(
+        HubFile(option, repository, f"split_files/{place}.safetensors", own) for option, (place, own) in places.items()
+    )
+    return HubModel(title, files, {"model_version": version})
+
+
+FACTS = FamilyFacts(
+    name="zimage",
+    title="Z-Image",
+    base_model=TRANSFORMER,
+    scripts={
+        "zimage_train_network": "library.families.zimage.options:ZImageLora",
+        "zimage_train": "library.families.zimage.options:ZImageTrain",
+    },
+    family="library.families.zimage.family:ZImageFamily",
+    pipelines=("ZImagePipeline",),
+    recognise=recognise,
+    base_models=(TRANSFORMER,),
+    base_model_version="z_image",
+    architecture="Z-Image",
+    implementation="https://github.com/Tongyi-MAI/Z-Image",
+    has_prediction_type=False,
+    adapter_modules={"networks.lora_zimage": AdapterModule("library.families.zimage.network_args:ZImageArgs")},
+    blocks=(BlockGroup("Blocks", 30, r"_layers_(\d+)_"),),
+    lora_names="library.families.zimage.lora_names:NAMES",
+    demo="library.families.zimage.demo",
+    trained_in_compute_dtype=True,
+    saves_all_parts=False,
+    most_blocks_swapped=29,
+    text_tokens=128,
+    graphs=3,
+    compile_seconds=15,
+    hub_models=(
+        hub_model("Z-Image", "z_image", 12_309_866_400, "base"),
+        hub_model("Z-Image Turbo", "z_image_turbo", 12_309_866_400, "turbo"),
+    ),
+    part_options={
+        "text_encoder": holds("model.embed_tokens.weight", 151936, 2560),
+        "vae": holds("decoder.conv_in.weight", 512, 16, 3, 3),
+    },
+)

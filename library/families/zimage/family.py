@@ -1,0 +1,134 @@
+"""Z-Image as a family: how its files become networks, captions become conditions, latents become a training step."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from library.config.problems import Problem
+from library.families.base import BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
+from library.families.shared import autoencoder
+from library.families.shared.one_encoder import OneEncoderFamily
+from library.families.zimage import keys, text_encoder
+from library.families.zimage.checkpoint import CHECKPOINT
+from library.families.zimage.facts import FACTS
+from library.families.zimage.model import CONTAINERS, packed, unpacked
+from library.families.zimage.options import ZImageLora, ZImageTrain
+from library.families.zimage.sampler import ZImageSampler
+from library.objectives import flow
+from library.objectives.base import NoisedBatch
+
+if TYPE_CHECKING:
+    from library.families.base import Family
+    from library.families.shared.sampler import Sampler
+
+NOISE, CONTEXT, BLOCK = CONTAINERS
+# The number of tokens varies: of the stream, pe and mask. Modulated blocks are given the time between the first two.
+MODULATED = BlockInputs(streams=(0,), dynamic=((0, 1), (2, 3), (3, 1)))
+
+
+class ZImageFamily(OneEncoderFamily):
+    """Z-Image: a transformer, Qwen3-4B and FLUX.1's autoencoder. Times run from noise to image, and so does what the
+    model answers; both are turned here."""
+
+    config: ZImageLora | ZImageTrain
+    name = "zimage"
+    checkpoint = CHECKPOINT
+    swapped_class = BLOCK
+    block_classes = tuple(CONTAINERS)
+    adapter_targets = tuple(CONTAINERS)
+    latent_cache = LatentCache(suffix="_zi.safetensors", keyed_by_size=True, architecture="z_image")
+    text_cache = TextCache(
+        suffix="_zi_te.safetensors",
+        keys=("llm_embed", "llm_mask"),
+        mask="llm_mask",
+        architecture="z_image",
+        names={"llm_embed": "varlen_llm_embed"},
+    )
+    block_inputs = {
+        NOISE: MODULATED,
+        CONTEXT: BlockInputs(streams=(0,), dynamic=((0, 1), (1, 3), (2, 1))),
+        BLOCK: MODULATED,
+    }
+    # The text is a small part of the tokens, and the refiners of each kind see but one of the two.
+    block_costs = {
+        NOISE: BlockCost("noise_refiner"),
+        CONTEXT: BlockCost("context_refiner", activations=2, used=0.05),
+        BLOCK: BlockCost("layers", activations=30, used=0.9),
+    }
+    utilization = {False: 0.3, True: 0.42}
+    patch_size = 2
+    sample_multiple = 16
+    validation_timesteps = (0.2, 0.4, 0.6, 0.8)
+    architecture = FACTS.architecture
+    base_model_version = FACTS.base_model_version
+    text_lengths: Mapping[str, int] = MappingProxyType(
+        {"llm_embed": text_encoder.LONGEST, "llm_mask": text_encoder.LONGEST}
+    )
+
+    @property
+    def is_turbo(self) -> bool:
+        """Whether the model draws in few steps, as the options say."""
+        return self.config.model.model_version == "turbo"
+
+    @property
+    def sample_defaults(self) -> Mapping[str, Any]:
+        """What a sample prompt leaves open. The scale is that of diffusers: 0 draws without the negative prompt."""
+        usual = {"negative_prompt": "", "width": 1024, "height": 1024, "sample_steps": 25, "scale": 4.0}
+        return usual | ({"sample_steps": 9, "scale": 0.0} if self.is_turbo else {})
+
+    def notes(self) -> Iterator[Problem]:
+        """What nothing but the user's word tells, and what Turbo loses."""
+        if not self.config.model.model_version:
+            yield Problem("model_version",
+                "is not set, so that the file is trained as base; files of Turbo look alike",
+                fix={"model_version": "base"})  # fmt: skip
+        elif self.is_turbo and not (isinstance(self.config, ZImageLora) and self.config.network.base_weights):
+            yield Problem("model_version",
+                "= turbo: what is trained on Turbo alone unlearns its few steps; give a training adapter for Turbo as "
+                "base_weights of a LoRA, or train on base", also="base_weights")  # fmt: skip
+
+    def export(self, parts: ModelComponents) -> dict[str, Tensor]:
+        """The denoiser under the keys of the original's single file, which ComfyUI has as well, without prefix."""
+        return keys.to_single(super().export(parts))
+
+    # ---- a training step
+
+    def latents(self, parts: ModelComponents, pixels: Tensor, generator: Any = None) -> Tensor:
+        """Pixels [B, 3, H, W] in [-1, 1] -> modes as the autoencoder gives them, float32 [B, 16, H / 8, W / 8]: so
+        musubi-tuner keeps them. Nothing is drawn."""
+        vae: Any = parts.vae  # an AutoencoderKL
+        first = next(vae.parameters())
+        with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
+            return vae.encode(pixels.to(first.device, first.dtype)).latent_dist.mode().float()
+
+    def noised(self, latents: Tensor, generator: torch.Generator, timesteps: Tensor | None = None) -> NoisedBatch:
+        """Cached latents -> one training step, see flow.noised. `timesteps` in 0..1 replace drawn ones."""
+        scale, shift = autoencoder.FLUX
+        scaled = (latents.float() - shift) * scale
+        return flow.noised(scaled, self.config.noise, self.config.loss, generator, timesteps)
+
+    def predict(
+        self,
+        denoiser: nn.Module,
+        noised: NoisedBatch,
+        text: dict[str, Tensor],
+        sizes: Tensor,
+        controls: Sequence[Tensor] = (),
+    ) -> Tensor:
+        """The denoiser's answer in the terms of the target, float32 [B, 16, h, w]. `sizes` say nothing to it."""
+        latents = noised.latents
+        size = latents.shape[-2] // 2, latents.shape[-1] // 2
+        answer = denoiser(packed(latents), size, text["llm_embed"], text["llm_mask"], 1 - noised.timesteps)
+        velocity = -unpacked(answer.float(), *size)
+        return flow.prediction(velocity, latents, noised.sigmas, self.config.noise.model_prediction_type)
+
+    def sampler(self, parts: ModelComponents) -> "Sampler":
+        """What draws sample images with these networks."""
+        return ZImageSampler(self, parts)
+
+
+if TYPE_CHECKING:
+    _complete: type[Family] = ZImageFamily  # the type checker names what is missing

@@ -1,0 +1,65 @@
+"""Names of the layers that a LoRA of Z-Image changes.
+
+Files are written under `diffusion_model.` with diffusers' paths: ComfyUI, whose own matrix of query, key and value is
+one, and diffusers both load all of them. Of kohya's names for these paths ComfyUI loads the MLP alone.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+from library.families.shared.lora_names import LoraNames, Shapes, WeightSlice, matrices
+from library.families.shared.weights import prefix_of
+from library.families.zimage import keys
+from library.families.zimage.facts import TRANSFORMER
+
+
+class ZImageLoraNames(LoraNames):
+    """diffusers' tree; files of the original tree are read, too."""
+
+    prefixes: ClassVar[Mapping[str, Mapping[str, str]]] = {
+        "kohya": {"denoiser": "lora_unet_"},
+        "diffusers": {"denoiser": "transformer."},
+        "comfy": {"denoiser": "diffusion_model."},
+    }
+    other_prefixes: ClassVar[Mapping[str, str]] = {
+        "lora_transformer_": "denoiser",
+        "lycoris_": "denoiser",
+        "base_model.model.": "denoiser",
+    }
+    trees: ClassVar[tuple[str, ...]] = ("layers.", "noise_refiner.", "context_refiner.")
+    version_word: ClassVar[str] = "z_image"
+    words: ClassVar[tuple[str, ...]] = (
+        "all_x_embedder", "all_final_layer", "noise_refiner", "context_refiner", "cap_embedder", "t_embedder",
+        "feed_forward",
+    )  # fmt: skip
+    mergeable: ClassVar[tuple[str, ...]] = (TRANSFORMER,)
+    saved: ClassVar[str] = "comfy"
+    elsewhere: ClassVar[str] = r"^lora_unet_(layers|noise_refiner|context_refiner)_\d+_attention_(qkv|out)\."
+
+    def canonical(self, path: str) -> tuple[str, int, int]:
+        """A path of the original tree or ours -> ours, but for the fused matrix."""
+        return keys.canonical(path), 0, 1
+
+    def apart(self, path: str) -> tuple[str, ...]:
+        """Query, key and value of the fused matrix."""
+        return keys.apart(path)
+
+    def slice_of(self, part: str, path: str, shapes: Shapes) -> WeightSlice | None:
+        """The file is the transformer alone, in either layout."""
+        if part != "denoiser":
+            return None
+        prefix = prefix_of(shapes)
+        plain = (name.removeprefix(prefix) for name in shapes if name.startswith(prefix))
+        name, piece, pieces = keys.sources(plain).get(f"{path}.weight", (f"{path}.weight", 0, 1))
+        return WeightSlice(f"{prefix}{name}", piece, pieces)
+
+    def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:
+        """Attention and MLP of the blocks that see text and image; refiners and modulation are left as they are."""
+        for path in matrices(shapes, prefix_of(shapes)):
+            for own in keys.apart(keys.canonical(path)):
+                if re.match(r"layers\.\d+\.(attention|feed_forward)\.", own):
+                    yield "denoiser", own
+
+
+NAMES = ZImageLoraNames()

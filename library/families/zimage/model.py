@@ -1,0 +1,316 @@
+"""The Z-Image denoiser, in the tree that diffusers and the LoRA files of other trainers have.
+
+Module paths are the names of LoRA modules; `keys` knows the files whose names differ.
+
+Shape letters in this file: B images, S tokens (I of the image, L of the text, both with their padding), C hidden width,
+H heads, D width of one head, so that C = H * D. Times run from 0 (noise) to 1 (image), unlike sigmas.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from library.families.shared.transformer import (
+    EPS,
+    TIME_CHANNELS,
+    WeightedRMSNorm,
+    finite,
+    rope,
+    rotated,
+    sdpa,
+    sinusoids,
+)
+
+NORM_EPS = 1e-5
+THETA = 256.0
+MULTIPLE = 32  # tokens of text and of image are padded to multiples of so many; this padding is seen
+PATCH = "2-1"  # in names: 2 by 2 latents and 1 frame are a token
+TABLES_KEPT = 32  # RoPE tables, one per bucket and text length; 2.3 MB each at 1024 x 1024
+
+
+@dataclass(frozen=True)
+class ZImageShape:
+    """What tells one model from another, read from the shapes of its tensors."""
+
+    in_channels: int
+    text_channels: int
+    hidden: int
+    head: int
+    mlp: int
+    time: tuple[int, int]  # widths of the MLP behind the sinusoids
+    layers: int
+    noise_refiners: int
+    context_refiners: int
+
+    @classmethod
+    def of(cls, shapes: Mapping[str, Iterable[int]]) -> "ZImageShape":
+        """Tensor shapes by this model's keys -> sizes. KeyError names the first key that is missing."""
+        hidden, in_channels = shapes[f"all_x_embedder.{PATCH}.weight"]
+        middle, last = (tuple(shapes[f"t_embedder.mlp.{n}.weight"])[0] for n in (0, 2))
+        return cls(
+            in_channels=in_channels,
+            text_channels=tuple(shapes["cap_embedder.1.weight"])[1],
+            hidden=hidden,
+            head=tuple(shapes["layers.0.attention.norm_q.weight"])[0],
+            mlp=tuple(shapes["layers.0.feed_forward.w1.weight"])[0],
+            time=(middle, last),
+            **{name: number for (_, name), number in zip(CONTAINERS.values(), counts(shapes).values(), strict=True)},
+        )
+
+    @property
+    def axes(self) -> tuple[int, int, int]:
+        """How the width of a head is shared by the three axes of a position: 128 gives (32, 48, 48)."""
+        if self.head % 16:
+            raise ValueError(f"a head of width {self.head} cannot be shared by three axes; it must be a multiple of 16")
+        return self.head // 4, 3 * self.head // 8, 3 * self.head // 8
+
+
+# Class of blocks -> the list that holds them, and their number in ZImageShape.
+CONTAINERS = {
+    "ZImageNoiseRefiner": ("noise_refiner", "noise_refiners"),
+    "ZImageContextRefiner": ("context_refiner", "context_refiners"),
+    "ZImageTransformerBlock": ("layers", "layers"),
+}
+
+
+def counts(names: Iterable[str]) -> dict[str, int]:
+    """How many blocks of each class a transformer has, from its keys."""
+    names = list(names)
+    return {
+        kind: len({name.split(".")[1] for name in names if name.startswith(f"{container}.")})
+        for kind, (container, _) in CONTAINERS.items()
+    }
+
+
+class ZImageAttention(nn.Module):
+    """Self-attention of one row of tokens; the block attends."""
+
+    def __init__(self, hidden: int, head: int):
+        super().__init__()
+        self.norm_q, self.norm_k = WeightedRMSNorm(head, NORM_EPS), WeightedRMSNorm(head, NORM_EPS)
+        self.to_q, self.to_k, self.to_v = (nn.Linear(hidden, hidden, bias=False) for _ in range(3))
+        self.to_out = nn.ModuleList([nn.Linear(hidden, hidden, bias=False)])
+
+    def qkv(self, x: Tensor, pe: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, S, C] -> q, k (normed and turned) and v, each [B, H, S, D]."""
+        q, k, v = (
+            layer(x).unflatten(-1, (-1, self.norm_q.weight.shape[0])).transpose(1, 2)
+            for layer in (self.to_q, self.to_k, self.to_v)
+        )
+        return rotated(self.norm_q(q), pe).to(v.dtype), rotated(self.norm_k(k), pe).to(v.dtype), v
+
+
+class ZImageMLP(nn.Module):
+    """The gated layers after attention."""
+
+    def __init__(self, hidden: int, mlp: int):
+        super().__init__()
+        self.w1, self.w3 = nn.Linear(hidden, mlp, bias=False), nn.Linear(hidden, mlp, bias=False)
+        self.w2 = nn.Linear(mlp, hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, C] -> the same."""
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+
+
+class ZImageLayers(nn.Module):
+    """What all blocks are made of."""
+
+    attend: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] = staticmethod(sdpa)
+
+    def __init__(self, sizes: ZImageShape):
+        super().__init__()
+        hidden = sizes.hidden
+        self.attention = ZImageAttention(hidden, sizes.head)
+        self.feed_forward = ZImageMLP(hidden, sizes.mlp)
+        self.attention_norm1, self.ffn_norm1 = WeightedRMSNorm(hidden, NORM_EPS), WeightedRMSNorm(hidden, NORM_EPS)
+        self.attention_norm2, self.ffn_norm2 = WeightedRMSNorm(hidden, NORM_EPS), WeightedRMSNorm(hidden, NORM_EPS)
+
+    def refined(self, x: Tensor, pe: Tensor, mask: Tensor, modulation: tuple[Tensor, ...] | None) -> Tensor:
+        """The tokens after attention and MLP; `modulation` are scale and gate of both, each [B, 1, C]."""
+        scale1, gate1, scale2, gate2 = modulation or (None,) * 4
+        inside = self.attention_norm1(x).to(x.dtype)
+        inside = inside if scale1 is None else inside * (1 + scale1)
+        answer = self.attention.to_out[0](self.attend(*self.attention.qkv(inside, pe), mask))
+        answer = self.attention_norm2(answer).to(x.dtype)
+        x = x + (answer if gate1 is None else gate1.tanh() * answer)
+        inside = self.ffn_norm1(x).to(x.dtype)
+        inside = inside if scale2 is None else inside * (1 + scale2)
+        answer = self.ffn_norm2(self.feed_forward(inside)).to(x.dtype)
+        return finite(x + (answer if gate2 is None else gate2.tanh() * answer))
+
+
+class ZImageContextRefiner(ZImageLayers):
+    """A block for the text alone, which knows nothing of the time."""
+
+    def forward(self, x: Tensor, pe: Tensor, mask: Tensor) -> Tensor:
+        """x [B, L, C], pe [2, 1, 1, L, D / 2], mask [B, L] -> x."""
+        return self.refined(x, pe, mask, None)
+
+
+class ZImageTransformerBlock(ZImageLayers):
+    """A block that is modulated by the time."""
+
+    def __init__(self, sizes: ZImageShape):
+        super().__init__(sizes)
+        self.adaLN_modulation = nn.Sequential(nn.Linear(sizes.time[1], 4 * sizes.hidden))
+
+    def forward(self, x: Tensor, temb: Tensor, pe: Tensor, mask: Tensor) -> Tensor:
+        """x [B, S, C], temb [B, 256], pe [2, B, 1, S, D / 2], mask [B, S] -> x."""
+        return self.refined(x, pe, mask, self.adaLN_modulation(temb)[:, None].chunk(4, dim=-1))
+
+
+class ZImageNoiseRefiner(ZImageTransformerBlock):
+    """The same for the image alone."""
+
+
+class ZImageTimeMLP(nn.Module):
+    """The conditioning vector."""
+
+    def __init__(self, middle: int, last: int):
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(TIME_CHANNELS, middle), nn.SiLU(), nn.Linear(middle, last))
+
+    def forward(self, times: Tensor) -> Tensor:
+        """[B] in 0..1 -> [B, 256]."""
+        return self.mlp(sinusoids(times).to(next(self.parameters()).dtype))
+
+
+class FinalLayer(nn.Module):
+    """The conditioned norm and the projection behind the blocks."""
+
+    def __init__(self, sizes: ZImageShape):
+        super().__init__()
+        self.linear = nn.Linear(sizes.hidden, sizes.in_channels)
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(sizes.time[1], sizes.hidden))
+
+    def forward(self, x: Tensor, temb: Tensor) -> Tensor:
+        """x [B, I, C], temb [B, 256] -> [B, I, in channels]."""
+        scale = 1 + self.adaLN_modulation(temb)[:, None]
+        return self.linear(scale * F.layer_norm(x, x.shape[-1:], eps=EPS))
+
+
+class RopeTables(NamedTuple):
+    """RoPE tables of cosines and sines [2, ...] for one size of image and one length of text."""
+
+    image: Tensor  # [2, I, D / 2], of an image whose first axis is 0
+    inside: Tensor  # [I]: whether a token is one of the picture, and no padding
+    text: Tensor  # [2, L, D / 2]
+    first: Tensor  # [2, L + 2, first axis / 2], of the first axis alone
+
+    def of_images(self, start: Tensor) -> Tensor:
+        """`start` [B] on the first axis -> the table of these images [2, B, 1, I, D / 2]."""
+        own = self.first[:, torch.where(self.inside, start[:, None], 0)]
+        others = self.image[:, None, :, own.shape[-1] :].expand(-1, len(start), -1, -1)
+        return torch.cat((own, others), dim=-1)[:, :, None]
+
+    def of_texts(self) -> Tensor:
+        """The table of all texts, [2, 1, 1, L, D / 2]."""
+        return self.text[:, None, None]
+
+
+class ZImage(nn.Module):
+    """Z-Image (or any smaller one) as its sizes say."""
+
+    def __init__(self, sizes: ZImageShape):
+        super().__init__()
+        self.sizes = sizes
+        self.axes = sizes.axes
+        self.x_pad_token = nn.Parameter(torch.zeros(1, sizes.hidden))
+        self.cap_pad_token = nn.Parameter(torch.zeros(1, sizes.hidden))
+        self.t_embedder = ZImageTimeMLP(*sizes.time)
+        self.all_x_embedder = nn.ModuleDict({PATCH: nn.Linear(sizes.in_channels, sizes.hidden)})
+        norm = WeightedRMSNorm(sizes.text_channels, NORM_EPS)
+        self.cap_embedder = nn.Sequential(norm, nn.Linear(sizes.text_channels, sizes.hidden))
+        self.noise_refiner = nn.ModuleList(ZImageNoiseRefiner(sizes) for _ in range(sizes.noise_refiners))
+        self.context_refiner = nn.ModuleList(ZImageContextRefiner(sizes) for _ in range(sizes.context_refiners))
+        self.layers = nn.ModuleList(ZImageTransformerBlock(sizes) for _ in range(sizes.layers))
+        self.all_final_layer = nn.ModuleDict({PATCH: FinalLayer(sizes)})
+        self._tables: dict[tuple[int, int, int, torch.device], RopeTables] = {}
+        self._keeps = True
+
+    def forward(self, img: Tensor, size: tuple[int, int], txt: Tensor, txt_mask: Tensor, times: Tensor) -> Tensor:
+        """Packed noisy latents -> image minus noise, packed alike.
+
+        img [B, I without padding, in channels], of `size` (height, width) in tokens; txt [B, any, text channels];
+        txt_mask [B, the same], 1 or true for the tokens of the caption; times [B] in 0..1, float32.
+        """
+        dtype = self.x_pad_token.dtype
+        temb = self.t_embedder(times)
+        number, count = img.shape[:2]
+        gap = -txt.shape[1] % MULTIPLE
+        txt, txt_mask = F.pad(txt, (0, 0, 0, gap)), F.pad(txt_mask, (0, gap))
+        positions = self.positions(*size, txt.shape[1], img.device)
+        img = self.all_x_embedder[PATCH](img.to(dtype))
+        padding = self.x_pad_token.to(img.dtype).expand(number, len(positions.inside) - count, -1)
+        img = torch.cat((img, padding), dim=1)
+        own = txt_mask.to(torch.bool)
+        txt = self.cap_embedder[1](self.cap_embedder[0](txt).to(dtype))
+        txt = torch.where(own[..., None], txt, self.cap_pad_token.to(txt.dtype))
+
+        lengths = (own.sum(1) + MULTIPLE - 1) // MULTIPLE * MULTIPLE  # of each caption with the padding that is seen
+        seen = torch.arange(txt.shape[1], device=txt.device) < lengths[:, None]
+        everywhere = torch.ones(img.shape[:2], dtype=torch.bool, device=img.device)
+        images, texts = positions.of_images(lengths + 1), positions.of_texts()
+        for block in self.noise_refiner:
+            img = block(img, temb, images, everywhere)
+        for block in self.context_refiner:
+            txt = block(txt, texts, seen)
+        joint = torch.cat((img, txt.to(img.dtype)), dim=1)
+        pe = torch.cat((images, texts.expand(-1, number, -1, -1, -1)), dim=3)
+        mask = torch.cat((everywhere, seen), dim=1)
+        for block in self.layers:
+            joint = block(joint, temb, pe, mask)
+        return self.all_final_layer[PATCH](joint[:, :count], temb)
+
+    def as_one_graph(self) -> None:
+        """Make RoPE tables anew in each call: a table that is kept would be a constant of one compiled graph."""
+        self._keeps = False
+
+    def positions(self, height: int, width: int, length: int, device: torch.device) -> RopeTables:
+        """The RoPE tables for an image of so many tokens and a text of this length, kept by sizes."""
+        if not self._keeps or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+            return tables(height, width, length, device, self.axes)  # one that is kept may go, a recording stays
+        key = (height, width, length, device)
+        found = self._tables.pop(key, None)
+        if found is None:
+            with torch.inference_mode(False):  # a table made while drawing previews must serve in training, too
+                found = tables(height, width, length, device, self.axes)
+            while len(self._tables) >= TABLES_KEPT:
+                self._tables.pop(next(iter(self._tables)))
+        self._tables[key] = found
+        return found
+
+
+def tables(height: int, width: int, length: int, device: torch.device, axes: tuple[int, int, int]) -> RopeTables:
+    """A text counts from 1 on the first axis; its image goes on there, and has rows and columns. Padding is at 0."""
+    count = height * width
+    padded = -(-count // MULTIPLE) * MULTIPLE
+    rows, columns = torch.meshgrid(
+        torch.arange(height, device=device), torch.arange(width, device=device), indexing="ij"
+    )
+    grid = torch.stack((torch.zeros_like(rows), rows, columns), dim=-1).flatten(0, 1)
+    image = torch.cat((grid, grid.new_zeros(padded - count, 3)))
+    firsts = torch.arange(length + 2, device=device)[:, None]
+    text = torch.cat((firsts[1:-1], firsts.new_zeros(length, 2)), dim=1)
+    return RopeTables(
+        rope(image, axes, THETA),
+        torch.arange(padded, device=device) < count,
+        rope(text, axes, THETA),
+        rope(firsts, axes[:1], THETA),
+    )
+
+
+def packed(latents: Tensor) -> Tensor:
+    """Latents [B, C, 2 h, 2 w] -> tokens [B, h * w, 4 C]; inside a token the order is row, column, channel."""
+    return latents.unflatten(-1, (-1, 2)).unflatten(-3, (-1, 2)).permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
+
+
+def unpacked(tokens: Tensor, height: int, width: int) -> Tensor:
+    """Tokens [B, h * w, 4 C] -> latents [B, C, 2 h, 2 w]; `height` and `width` count tokens."""
+    squares = tokens.unflatten(1, (height, width)).unflatten(-1, (2, 2, -1))
+    return squares.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)

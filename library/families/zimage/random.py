@@ -1,0 +1,127 @@
+"""Z-Image's networks with random weights: full-size, or tiny ones in the real file formats."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from library.config.run_config import RunConfig
+from library.families.shared import autoencoder, language_model, random_networks, random_tokenizers
+from library.families.shared.random_networks import InputShapes, RandomNetworks
+from library.families.zimage import keys, text_encoder
+from library.families.zimage.family import ZImageFamily
+from library.families.zimage.model import ZImage, ZImageShape
+from library.files import write_atomic
+
+WORDS = 151936  # of the published vocabulary, with room
+
+
+@dataclass(frozen=True)
+class ZImageSizes:
+    """Widths and depths. The width of the denoiser is a multiple of its heads, that of a head of 16."""
+
+    hidden: int = 96
+    head: int = 32
+    mlp: int = 256
+    time: tuple[int, int] = (1024, 96)
+    blocks: int = 3
+    refiners: int = 1
+    text: int = 64
+    text_layers: int = 3
+    text_mlp: int = 128
+    text_heads: int = 1
+    text_groups: int = 1
+    vae_widths: tuple[int, ...] = (32, 32, 32, 32)
+    channels: int = 16
+    resolutions: tuple[int, ...] = (64, 128)
+
+
+TINY = ZImageSizes()
+TINY_OPTIONS: dict[str, int] = {}
+FULL = ZImageSizes(
+    hidden=3840, head=128, mlp=10240, time=(1024, 256), blocks=30, refiners=2, text=2560, text_layers=36,
+    text_mlp=9728, text_heads=32, text_groups=8, vae_widths=(128, 256, 512, 512), resolutions=(512, 1024),
+)  # fmt: skip
+
+
+def model_sizes(_config: RunConfig, full: bool) -> ZImageSizes:
+    """All have the same."""
+    return FULL if full else TINY
+
+
+def shape(sizes: ZImageSizes) -> ZImageShape:
+    """The denoiser's own sizes."""
+    return ZImageShape(
+        in_channels=4 * sizes.channels,
+        text_channels=sizes.text,
+        hidden=sizes.hidden,
+        head=sizes.head,
+        mlp=sizes.mlp,
+        time=sizes.time,
+        layers=sizes.blocks,
+        noise_refiners=sizes.refiners,
+        context_refiners=sizes.refiners,
+    )
+
+
+def random(sizes: ZImageSizes = TINY, words: int = WORDS, skipped: int = text_encoder.SKIPPED) -> RandomNetworks:
+    """The networks of these sizes, for a tokenizer with so many words."""
+    return RandomNetworks(
+        lambda: random_networks.empty(lambda: ZImage(shape(sizes))),
+        {
+            "text_encoder": lambda: language_model.empty_qwen3(
+                skipped, vocab_size=words, hidden_size=sizes.text, intermediate_size=sizes.text_mlp,
+                num_hidden_layers=sizes.text_layers, num_attention_heads=sizes.text_heads,
+                num_key_value_heads=sizes.text_groups,
+            )
+        },
+        lambda: random_networks.autoencoder(sizes.vae_widths, sizes.channels, autoencoder.FLUX[0], False),
+        sizes.resolutions,
+    )  # fmt: skip
+
+
+def adopt(family: ZImageFamily, denoiser: nn.Module) -> None:
+    """It reads nothing else from headers."""
+
+
+def input_shapes(family: ZImageFamily, denoiser: ZImage) -> InputShapes:
+    """What this denoiser reads, for one image with a caption of usual length."""
+    length, sizes = 2 * text_encoder.STEP, denoiser.sizes
+    text = {"llm_embed": (length, sizes.text_channels), "llm_mask": (length,)}
+    return InputShapes(sizes.in_channels // 4, text)
+
+
+def write(
+    folder: Path, seed: int = 0, dtype: torch.dtype = torch.bfloat16, sizes: ZImageSizes = TINY
+) -> dict[str, Path]:
+    """Write the three files of a tiny model, in ComfyUI's layouts, and its tokenizer into a folder.
+
+    Returns paths by part: zimage, text_encoder, vae (all .safetensors) and tokenizer (a folder).
+    """
+    folder = Path(folder)
+    places = {"tokenizer": folder / "tokenizer"}
+    words = random_tokenizers.qwen_tokenizer(places["tokenizer"])
+    made = random(sizes, WORDS if sizes == FULL else words, skipped=0)
+    networks = {
+        "zimage": ("z_image_tiny", made.denoiser()),
+        "text_encoder": ("qwen_3_tiny", made.encoders["text_encoder"]()),
+        "vae": ("ae", made.vae()),
+    }
+    for i, (part, (stem, network)) in enumerate(networks.items()):
+        shapes = [(name, tuple(tensor.shape)) for name, tensor in network.state_dict().items()]
+        tensors = random_networks.random_weights(shapes, seed * 10 + i, dtype)
+        if part == "zimage":
+            tensors["cap_embedder.0.weight"] += 1  # a norm, which its name does not say
+            tensors = keys.to_single(tensors)
+        elif part == "text_encoder":
+            tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
+        else:
+            tensors["encoder.conv_out.weight"] *= 6  # answers about as large as a trained one
+            tensors = autoencoder.to_single(tensors)
+        tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        places[part] = write_atomic(
+            folder / f"{stem}.safetensors", lambda file, tensors=tensors: save_file(tensors, file, {"format": "pt"})
+        )
+    return places

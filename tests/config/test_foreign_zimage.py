@@ -1,0 +1,99 @@
+"""Files of musubi-tuner, ai-toolkit and OneTrainer for Z-Image: what carries over, and that every key has a fate."""
+
+import tomllib
+
+import pytest
+
+from library import families, importers
+from library.config.schema import ConfigError, changed, flat
+
+CONFIGS = {script: families.config_class(script) for script in families.RUNS}
+MUSUBI = """
+dit = "z_image_bf16.safetensors"
+vae = "ae.safetensors"
+text_encoder = "qwen_3_4b.safetensors"
+dataset_config = "data.toml"
+sdpa = true
+use_32bit_attention = true
+mixed_precision = "bf16"
+timestep_sampling = "shift"
+discrete_flow_shift = 2.0
+weighting_scheme = "none"
+optimizer_type = "adamw8bit"
+learning_rate = 1e-4
+gradient_checkpointing = true
+fp8_base = true
+fp8_scaled = true
+fp8_llm = true
+blocks_to_swap = 20
+network_module = "networks.lora_zimage"
+network_dim = 32
+base_weights = ["zimage_turbo_training_adapter_v2.safetensors"]
+max_train_epochs = 16
+output_dir = "out"
+output_name = "lora"
+"""
+AITOOLKIT = {
+    "job": "extension",
+    "config": {"name": "z", "process": [{
+        "type": "sd_trainer", "training_folder": "out", "network": {"type": "lora", "linear": 32, "linear_alpha": 32},
+        "datasets": [{"folder_path": "images", "caption_ext": "txt", "resolution": [512, 1024]}],
+        "train": {"batch_size": 1, "steps": 3000, "lr": 1e-4, "optimizer": "adamw8bit", "dtype": "bf16",
+                  "timestep_type": "shift", "gradient_checkpointing": True, "noise_scheduler": "flowmatch"},
+        "model": {"name_or_path": "Tongyi-MAI/Z-Image-Turbo", "arch": "zimage:turbo", "quantize": True,
+                  "assistant_lora_path": "zimage_turbo_training_adapter_v2.safetensors", "layer_offloading": True},
+        "sample": {"sampler": "flowmatch", "width": 1024, "height": 1024, "guidance_scale": 1, "sample_steps": 8,
+                   "prompts": ["a cat"]},
+    }]},
+}  # fmt: skip
+ONETRAINER = {
+    "training_method": "LORA", "model_type": "Z_IMAGE", "base_model_name": "Tongyi-MAI/Z-Image", "resolution": "512",
+    "transformer": {"train": True, "weight_dtype": "INT_8"}, "text_encoder": {"train": False}, "batch_size": 2,
+    "learning_rate": 3e-4, "layer_filter_preset": "attn-mlp", "timestep_distribution": "LOGIT_NORMAL",
+    "gradient_checkpointing": "CPU_OFFLOADED", "layer_offload_fraction": 0.5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["musubi", "aitoolkit", "onetrainer"])
+def test_every_key_has_a_fate_and_the_options_mean_the_same(name):
+    found = {"musubi": tomllib.loads(MUSUBI), "aitoolkit": AITOOLKIT, "onetrainer": ONETRAINER}[name]
+    made = importers.read(found, CONFIGS)
+    values = flat(changed(made.config))
+    assert made.config.script == "zimage_train_network"
+    assert made.fates and not [fate for fate in made.fates if "supported by this trainer" in fate.text]
+    if name == "musubi":
+        assert set(found) <= {fate.key for fate in made.fates}
+        assert (
+            values["pretrained_model_name_or_path"] == "z_image_bf16.safetensors" and values["vae"] == "ae.safetensors"
+        )
+        assert values["text_encoder"] == "qwen_3_4b.safetensors" and values["blocks_to_swap"] == 20
+        assert "timestep_sampling" not in values and "discrete_flow_shift" not in values  # these are ours, too
+        assert values["fp8_base"] and values["base_weights"] and values["cache_latents_to_disk"]
+        assert "network_args" not in values and "model_version" not in values
+    elif name == "aitoolkit":
+        assert values["model_version"] == "turbo" and values["network_dim"] == 32 and values["blocks_to_swap"] == 29
+        assert values["base_weights"] == ("zimage_turbo_training_adapter_v2.safetensors",)
+        assert "--l 1" in made.texts["sample_prompts"] and values["fp8_base"]
+    else:
+        assert values["model_version"] == "base" and values["int8_base"] and values["blocks_to_swap"] == 15
+        assert made.config.noise.timestep_sampling == "sigmoid" and "network_args" not in values
+
+
+def test_the_kind_of_model_is_said_by_the_module_or_by_keys_of_its_own():
+    short = {"network_module": "networks.lora_zimage", "dit": "a.safetensors", "network_dim": 8}
+    made = importers.read(short, CONFIGS)
+    assert made.config.noise.discrete_flow_shift == 1.0 and made.config.noise.timestep_sampling == "sigma"
+    both = {"dit": "a.safetensors", "text_encoder": "b.safetensors"}
+    assert importers.read(both | {"fp8_llm": True}, CONFIGS).config.script == "zimage_train"
+    assert importers.read(both, CONFIGS, "zimage_train").config.script == "zimage_train"
+    with pytest.raises(ConfigError, match="does not say for which: say it with --script"):
+        importers.read(both, CONFIGS)
+
+
+@pytest.mark.parametrize(
+    ("model", "version"),
+    [("Tongyi-MAI/Z-Image", "base"), ("Tongyi-MAI/Z-Image-Turbo", "turbo"), ("ostris/Z-Image-De-Turbo", "base")],
+)
+def test_turbo_is_known_by_its_name_where_a_file_is_imported(model, version):
+    made = importers.read({**ONETRAINER, "base_model_name": model}, CONFIGS)
+    assert made.config.model.model_version == version
