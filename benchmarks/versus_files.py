@@ -126,8 +126,15 @@ def make(inputs: Path, families: set[str], tiny: bool) -> None:
     if not pictures.exists():
         images.write(pictures, sizes=(TINY_SIZES if tiny else SIZES) * 2)
     for family in sorted(families):
-        if not (inputs / "models" / f"{family}.safetensors").exists():
+        if not model_file(inputs, family, family).exists():
             make_model(inputs, family, tiny)
+
+
+def model_file(inputs: Path, family: str, part: str) -> Path:
+    """Where the TOML expects a file of a family's model; `part` is the family's name for the base model itself."""
+    table = tomllib.loads(CASES.read_text(encoding="utf-8"))["family"][family]
+    option = "pretrained_model_name_or_path" if part == family else part
+    return Path(table.get(option, f"{{models}}/{part}.safetensors").format(models=inputs / "models"))
 
 
 def make_model(inputs: Path, family: str, tiny: bool) -> None:
@@ -135,7 +142,7 @@ def make_model(inputs: Path, family: str, tiny: bool) -> None:
     format where the family has such."""
     from library.families import random_module
 
-    module, place = random_module(family), inputs / "models" / family
+    module, place = random_module(family), inputs / "models" / f"{family}-written"
     sizes = replace(module.TINY, **TINY_DEPTHS.get(family, {})) if tiny else module.FULL
     if cached := has_musubi_caches(family):
         write_caches(inputs / "images", family, sizes)
@@ -143,14 +150,16 @@ def make_model(inputs: Path, family: str, tiny: bool) -> None:
     files = written if isinstance(written, dict) else {family: written}
     for part, path in files.items():
         if Path(path).is_file():
-            target = inputs / "models" / f"{part}.safetensors"
+            target = model_file(inputs, family, part)
+            target.parent.mkdir(parents=True, exist_ok=True)
             if part == family and cached and not tiny:
                 repeat_block(Path(path), target, module.FULL.blocks)
             else:
                 shutil.move(path, target)
     folders = [place / name for name in ("tokenizer", "tokenizer_2") if (place / name).is_dir()]
     if len(folders) == 1:
-        shutil.copytree(folders[0], inputs / "models" / "tokenizer", dirs_exist_ok=True)
+        beside = model_file(inputs, family, "text_encoder").with_name("tokenizer")
+        shutil.copytree(folders[0], beside, dirs_exist_ok=True)
         return
     for folder, name in zip(folders, (TOKENIZERS[0], TOKENIZERS[2 if "t5xxl" in files else 1]), strict=True):
         shutil.copytree(folder, inputs / "tokenizers" / name, dirs_exist_ok=True)
@@ -162,7 +171,7 @@ def make_model(inputs: Path, family: str, tiny: bool) -> None:
 # ---- of families with musubi-tuner's caches
 
 ONE_BLOCK = {"blocks": 1, "text_layers": 1}  # of a full-size model: the text encoder never runs
-BLOCK = re.compile(r"(.*\bblocks\.|\w+_blocks\.)0(\..*)")
+BLOCK = re.compile(r"(.*\bblocks\.|\w+_blocks\.|layers\.)0(\..*)")
 CAPTION_TOKENS = (90, 180)  # at least and at most
 
 

@@ -119,6 +119,10 @@ def test_the_script_is_told_by_name_or_by_options(tmp_path):
     assert script_of("a.toml", flux) == "flux_train"
     assert script_of("b.toml", flux + "network_dim = 8\n") == "flux_train_network"
     assert script_of("c.toml", model + "network_dim = 8\nnoise_offset_type = 'Original'\n") == "sdxl_train_network"
+    one_encoder = model + 'text_encoder = "t"\nvae = "v"\nnetwork_dim = 8\n'
+    assert script_of("e.toml", one_encoder + "timestep_sampling = 'qwen_shift'\n") == "qwen_image_train_network"
+    with pytest.raises(ConfigError, match="training script cannot be told"):
+        script_of("f.toml", one_encoder)
     with pytest.raises(ConfigError, match="training script cannot be told"):
         script_of("d.toml", "ae = 'a'\nblock_lr = '1'\n")
 

@@ -11,7 +11,7 @@ from library.config.command import Launch
 from library.config.json_types import JsonObject
 from library.config.problems import Problem
 from library.config.run_config import RunConfig
-from library.config.schema import ConfigError, load_toml, options, read_toml, section_options
+from library.config.schema import ConfigError, Layer, load_toml, options, read_layers, read_toml, section_options
 from library.drawing import shell as drawing
 from library.families import RUNS, config_class
 from library.runs import foreground, gpu_slots, keys
@@ -76,17 +76,19 @@ def script_of(path: Path) -> str:
     is_lora = any(name.startswith("network_") for name in telling)
     fitting = [s for s, names in known.items() if telling <= names and s.endswith("_network") == is_lora]
     if len(fitting) > 1:  # of two families, not the one whose own files are not named
-        fitting = [script for script in fitting if _has_its_files(config_class(script), telling, known)]
+        shared = set[str].intersection(*(known[script] for script in fitting))
+        fitting = [script for script in fitting if _has_its_files(config_class(script), telling, shared)]
+    if len(fitting) > 1:  # nor the one that does not know the value of an option
+        fitting = [script for script in fitting if not read_layers(config_class(script), [Layer(given)]).wrong]
     if len(fitting) != 1:
         template = "the training script cannot be told from {path}: name it, {runs}"
         raise ConfigError(template, path=path, runs=", ".join(RUNS))
     return fitting[0]
 
 
-def _has_its_files(config: type[RunConfig], given: set[str], known: dict[str, set[str]]) -> bool:
-    """Whether the model files that only this family has are named, if there are such."""
-    others = set().union(*(names for script, names in known.items() if not script.startswith(config.family)))
-    own = {o.name for o in options(config).values() if o.section == "model" and o.kind == "file"} - others
+def _has_its_files(config: type[RunConfig], given: set[str], shared: set[str]) -> bool:
+    """Whether the model files that this family has and not all that fit are named, if there are such."""
+    own = {o.name for o in options(config).values() if o.section == "model" and o.kind == "file"} - shared
     return not own or bool(own & given)
 
 

@@ -192,7 +192,11 @@ def test_what_is_no_plain_lora_is_refused(bases, lora_files, tmp_path):
         ({f"{name}.hada_w1_a": torch.ones(4, 2)}, "LoHa"),
         ({f"{name}.lora_down.weight": torch.ones(2, 4)}, "lacks its up matrix"),
         ({**plain, f"{name}.lora_up.weight": torch.ones(4, 3)}, "do not fit together"),
-        ({k.replace("input_blocks_4_1_proj_in", "layers_0_attention_qkv"): t for k, t in plain.items()}, "only those"),
+        (
+            {k.replace("input_blocks_4_1_proj_in", "layers_0_attention_qkv"): t for k, t in plain.items()},
+            "a fused layer",
+        ),
+        ({k.replace("input_blocks_4_1_proj_in", "towers_0_attention"): t for k, t in plain.items()}, "only those"),
     ]
     for i, (tensors, match) in enumerate(cases):
         save_file(tensors, tmp_path / f"{i}.safetensors")
