@@ -93,7 +93,7 @@ class AdapterData(Data):
     """The images, with the weight that regularisation has for adapters."""
 
     prior_loss_weight: float = opt(
-        1.0, "The weight of regularisation images in the loss. 1 is usual; lower trusts them less.", min=0.0
+        1.0, "The weight of regularisation images in the loss. 1 is usual; lower means less influence.", min=0.0
     )
 
 

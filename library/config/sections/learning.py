@@ -93,7 +93,7 @@ class Noise:
     )
     zero_terminal_snr: bool = opt(
         False,
-        "Make the last timestep pure noise. Only for v-prediction models trained like it.",
+        "Make the last timestep pure noise. For v-prediction models trained this way.",
         label="Zero terminal SNR",
     )
     min_timestep: int | None = opt(
@@ -186,7 +186,7 @@ class Optim:
     """How fast it learns, and by which rule."""
 
     learning_rate: float = opt(
-        2e-6, "1e-4 for LoRA, 1e-5 for a full model, 1 for Prodigy. Lower if images look burnt.", min=0.0
+        2e-6, "1e-4 for LoRA, 1e-5 for a full model, 1 for Prodigy. Lower it if images are distorted.", min=0.0
     )
     optimizer_type: OptimizerName | str = opt(
         "", "AdamW8bit saves memory, Prodigy sets its rate. Or module.Class. Empty: AdamW.", label="Optimizer"

@@ -47,7 +47,7 @@ class Precision:
     )
     auto_compute: bool = opt(
         False,
-        "Time bf16, fp8 and int8 on this GPU, seconds, and use the fastest.",
+        "Time bf16, fp8 and int8 on this GPU for seconds; use the fastest.",
         label="Fastest matrix products",
     )
 

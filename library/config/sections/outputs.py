@@ -108,7 +108,7 @@ class Sample:
     )
     sample_every_n_steps: int | None = opt(
         None,
-        "Generate sample images every N steps; 250 is usual. Epochs win if both are set.",
+        "Generate sample images every N steps. 250 is usual; epochs come first if both are set.",
         label="Sample every N steps",
         parse=count_or_off,
     )
