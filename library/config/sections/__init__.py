@@ -9,6 +9,14 @@ from library.config.sections.machine import Distributed, Memory, Precision
 from library.config.sections.outputs import AdapterSave, FullSave, Hub, Log, Metadata, Sample, Save
 from library.config.sections.run import Run
 from library.config.sections.runs import AdapterRun, FullRun
+from library.config.sections.transformers import (
+    TransformerFlow,
+    TransformerLora,
+    TransformerNetwork,
+    TransformerTrain,
+    blocks_to_swap,
+    flow_shift,
+)
 
 __all__ = [
     "FLOW_IDLE",
@@ -45,5 +53,11 @@ __all__ = [
     "Save",
     "Steps",
     "TextBatchCache",
+    "TransformerFlow",
+    "TransformerLora",
+    "TransformerNetwork",
+    "TransformerTrain",
     "Validation",
+    "blocks_to_swap",
+    "flow_shift",
 ]

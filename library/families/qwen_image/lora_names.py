@@ -1,35 +1,21 @@
 """Names of the layers that a LoRA of Qwen-Image changes; those of its files are diffusers' own."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import ClassVar
 
 from library.families.qwen_image.facts import TRANSFORMER
-from library.families.shared.lora_names import LoraNames, Shapes, WeightSlice, matrices
+from library.families.shared.lora_names import LoraNames, Shapes, matrices
 from library.families.shared.weights import prefix_of
 
 
 class QwenLoraNames(LoraNames):
     """One tree of names in every layout, with or without a prefix."""
 
-    prefixes: ClassVar[Mapping[str, Mapping[str, str]]] = {
-        "kohya": {"denoiser": "lora_unet_"},
-        "diffusers": {"denoiser": "transformer."},
-        "comfy": {"denoiser": "diffusion_model."},
-    }
-    other_prefixes: ClassVar[Mapping[str, str]] = {
-        "lora_transformer_": "denoiser",
-        "lycoris_": "denoiser",
-        "base_model.model.": "denoiser",
-    }
     trees: ClassVar[tuple[str, ...]] = ("transformer_blocks.",)
     # FLUX.1 in diffusers shares the tree and the names in attention; it has 19 blocks there.
     marks: ClassVar[str] = r"\.(?:img|txt)_(?:mlp\.net|mod\.1)|^transformer_blocks\.(?:19|[2-9]\d)\."
     version_word: ClassVar[str] = "qwen_image"
     mergeable: ClassVar[tuple[str, ...]] = (TRANSFORMER,)
-
-    def slice_of(self, part: str, path: str, shapes: Shapes) -> WeightSlice | None:
-        """The file is the transformer alone."""
-        return WeightSlice(f"{prefix_of(shapes)}{path}.weight") if part == "denoiser" else None
 
     def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:
         """Attention and MLP of all blocks; the modulation, which knows the timestep only, is left as it is."""

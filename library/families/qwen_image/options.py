@@ -7,7 +7,6 @@ from typing import ClassVar, Literal
 
 from library import families
 from library.config import sections
-from library.config.names import ALIASES, FOREIGN
 from library.config.problems import Problem
 from library.config.run_config import Rule, RunConfig
 from library.config.schema import opt, section
@@ -26,21 +25,10 @@ IDLE_RULES: tuple[Rule, ...] = (
      "timestep_sampling is not sigmoid, shift or qwen_shift"),
 )  # fmt: skip
 
-# Flags of musubi-tuner that are options here under another name, and those that nothing here needs.
-NAMES = ALIASES | {
-    "dit": "pretrained_model_name_or_path",
-    "gradient_checkpointing_cpu_offload": "cpu_offload_checkpointing",
-}
-_SDPA = "attention is PyTorch's SDPA"
+# Flags of musubi-tuner that nothing here needs.
 MUSUBI = {
     "fp8_vl": "fp8_base keeps the text encoder in 8 bits as well",
-    "fp8_scaled": "fp8_base keeps the model in 8 bits; there is no finer setting",
     "num_layers": "the number of blocks is read from the file",
-    "split_attn": _SDPA,
-    "flash_attn": _SDPA,
-    "sage_attn": _SDPA,
-    "dit_dtype": "the number format is mixed_precision",
-    "vae_dtype": "the number format is mixed_precision",
 }
 
 OTHERS = {
@@ -81,27 +69,13 @@ class QwenModel(sections.Model):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class QwenFlow(sections.Flow):
+class QwenFlow(sections.TransformerFlow):
     """How much noise a step has, and what the model answers."""
 
     timestep_sampling: Literal["sigma", "uniform", "sigmoid", "shift", "qwen_shift"] = opt(
         "qwen_shift", "How timesteps are sampled. qwen_shift and shift are usual."
     )
-    discrete_flow_shift: float = opt(
-        2.2,
-        "Above 1 trains noisy timesteps more often: composition more than detail.",
-        label="Flow shift",
-        min=0.0,
-    )
-    sigmoid_scale: float = opt(1.0, "Above 1 trains very low and very high timesteps more often. 1 is usual.", min=0.0)
-    model_prediction_type: Literal["raw", "additive", "sigma_scaled"] = opt(
-        "raw",
-        "How the prediction of the model is interpreted. raw is usual.",
-        label="Prediction type",
-    )
-    weighting_scheme: Literal["sigma_sqrt", "logit_normal", "mode", "cosmap", "none", "uniform"] = opt(
-        "none", "How timesteps are weighted, with sigma sampling or sigma_scaled prediction."
-    )
+    discrete_flow_shift: float = sections.flow_shift(2.2)
 
     shift_line: ClassVar[tuple[tuple[int, float], tuple[int, float]]] = LINE
 
@@ -112,33 +86,20 @@ class QwenFlow(sections.Flow):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class QwenNetwork(sections.Network):
+class QwenNetwork(sections.TransformerNetwork):
     """The adapters that learn."""
 
     network_module: Literal["networks.lora_qwen_image", "lycoris.kohya"] | str | None = opt(
         None, "The network module, that is the adapter type. Empty: LoRA.", label="Network module"
     )
-    network_train_unet_only: bool = opt(
-        True, "Train the image model only, not the text encoder, which is never trained here.", label="Image model only"
-    )
     usual: ClassVar[str] = "networks.lora_qwen_image"
-
-    def check(self, run: RunConfig) -> Iterator[Problem]:
-        """Adapters learn in the transformer."""
-        yield from sections.Network.check(self, run)
-        if self.network_train_text_encoder_only and not self.network_train_unet_only:
-            yield Problem("network_train_text_encoder_only",
-                "leaves nothing to train: the text encoder of Qwen-Image is not trained, switch it off",
-                fix={"network_train_text_encoder_only": False})  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QwenMemory(sections.Memory):
     """What makes a training fit; Qwen-Image has 60 blocks."""
 
-    blocks_to_swap: int | None = opt(
-        None, "Blocks in CPU memory, at most 59. Raise it only until the model fits: costs speed.", min=0, max=59
-    )
+    blocks_to_swap: int | None = sections.blocks_to_swap(59)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,54 +110,37 @@ class QwenCompile(sections.Compile):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class QwenLora(sections.AdapterRun):
+class QwenLora(sections.TransformerLora):
     """LoRA and other adapters for Qwen-Image."""
 
     family: ClassVar[str] = "qwen_image"
     script: ClassVar[str] = "qwen_image_train_network"
     title: ClassVar[str] = "Qwen-Image LoRA"
     script_with = staticmethod(families.script_with)
-    grid: ClassVar[int] = 16
     idle: ClassVar[Mapping[str, str]] = IDLE
     idle_rules: ClassVar[tuple[Rule, ...]] = IDLE_RULES
-    aliases: ClassVar[Mapping[str, str]] = NAMES
-    foreign: ClassVar[Mapping[str, str]] = FOREIGN | MUSUBI | {"mem_eff_save": "adapter files are small"}
+    foreign: ClassVar[Mapping[str, str]] = {**sections.TransformerLora.foreign, **MUSUBI}
 
     model: QwenModel = section(QwenModel)
-    cache: sections.TextBatchCache = section(sections.TextBatchCache)
     network: QwenNetwork = section(QwenNetwork)
     noise: QwenFlow = section(QwenFlow)
-    loss: sections.FlowLoss = section(sections.FlowLoss)
     memory: QwenMemory = section(QwenMemory)
     compile: QwenCompile = section(QwenCompile)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class QwenTrain(sections.FullRun):
+class QwenTrain(sections.TransformerTrain):
     """Full fine-tuning and DreamBooth for Qwen-Image."""
 
     family: ClassVar[str] = "qwen_image"
     script: ClassVar[str] = "qwen_image_train"
     title: ClassVar[str] = "Qwen-Image fine-tune"
     script_with = staticmethod(families.script_with)
-    grid: ClassVar[int] = 16
     idle: ClassVar[Mapping[str, str]] = IDLE
     idle_rules: ClassVar[tuple[Rule, ...]] = IDLE_RULES
-    aliases: ClassVar[Mapping[str, str]] = NAMES
-    foreign: ClassVar[Mapping[str, str]] = (
-        FOREIGN
-        | MUSUBI
-        | {
-            "prior_loss_weight": "a fine-tune counts regularisation images like all others",
-            "train_text_encoder": "the text encoder of Qwen-Image is not trained",
-            "block_lr": "it is for the blocks of another model",
-        }
-    )
+    foreign: ClassVar[Mapping[str, str]] = {**sections.TransformerTrain.foreign, **MUSUBI}
 
     model: QwenModel = section(QwenModel)
-    cache: sections.TextBatchCache = section(sections.TextBatchCache)
-    save: sections.SafetensorsSave = section(sections.SafetensorsSave)
     noise: QwenFlow = section(QwenFlow)
-    loss: sections.FlowLoss = section(sections.FlowLoss)
     memory: QwenMemory = section(QwenMemory)
     compile: QwenCompile = section(QwenCompile)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from library.config.schema import ConfigError
+from library.families.shared.weights import prefix_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,8 +34,17 @@ class WeightSlice:
 class LoraNames:
     """The names of one family. What is here suits a model whose file has one tree of names, also in diffusers."""
 
-    prefixes: ClassVar[Mapping[str, Mapping[str, str]]]  # format -> part -> what its names begin with
-    other_prefixes: ClassVar[Mapping[str, str]] = {}  # of files that people have -> part
+    # Format -> part -> what its names begin with.
+    prefixes: ClassVar[Mapping[str, Mapping[str, str]]] = {
+        "kohya": {"denoiser": "lora_unet_"},
+        "diffusers": {"denoiser": "transformer."},
+        "comfy": {"denoiser": "diffusion_model."},
+    }
+    other_prefixes: ClassVar[Mapping[str, str]] = {  # of files that people have -> part
+        "lora_transformer_": "denoiser",
+        "lycoris_": "denoiser",
+        "base_model.model.": "denoiser",
+    }
     trees: ClassVar[tuple[str, ...]]  # beginnings of the denoiser's paths in any format, by which the family is told
     marks: ClassVar[str] = ""  # a pattern in paths that no family has which shares the tree; "" where none does
     encoder_names: ClassVar[tuple[str, ...]] = ()  # beginnings of names that only its text encoders have
@@ -86,7 +96,7 @@ class LoraNames:
 
     def slice_of(self, part: str, path: str, shapes: Shapes) -> WeightSlice | None:
         """Where a layer's weight is in a file with these shapes; None for parts that a file never holds."""
-        return WeightSlice(f"{path}.weight") if part == "denoiser" else None
+        return WeightSlice(f"{prefix_of(shapes)}{path}.weight") if part == "denoiser" else None
 
     def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:
         """The layers that a LoRA adapts; with `convolutions` those of 3x3 as well."""

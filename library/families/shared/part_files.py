@@ -105,6 +105,32 @@ class PartFiles:
                 for why in e.problems:
                     yield why if why.option == about.option else Problem(about.option, ": {why}", why=why)
 
+    def fitting(
+        self,
+        config: RunConfig,
+        plain_shapes: Callable[[Entries, str], Shapes],
+        of_denoiser: Callable[[Path, Shapes], Iterator[Problem]],
+        widths: Callable[[Shapes], Mapping[str, tuple[str, int]]],
+    ) -> Iterator[Problem]:
+        """What is missing or wrong among parts whose own keys `plain_shapes` knows, and whether they belong together.
+
+        `of_denoiser` says what else is wrong with one that is in order, by its path and shapes; `widths` is for
+        `mismatched`, of the denoiser's shapes.
+        """
+        found: dict[str, Shapes] = {}
+
+        def look(part: str, path: Path, entries: Entries) -> Iterator[Problem]:
+            shapes = plain_shapes(entries, part)
+            if problem := self.unfit(part, path, entries, shapes):
+                yield Problem(self.parts[part].option, ": {problem}", problem=problem)
+                return
+            found[part] = shapes
+            if part == "denoiser":
+                yield from of_denoiser(path, shapes)
+
+        yield from self.problems(config, look)
+        yield from self.mismatched(found, widths(found.get("denoiser", {})))
+
     def unfit(self, part: str, path: Path, entries: Entries, shapes: Shapes) -> str | None:
         """Why a file cannot serve as a part, in a sentence with the fix; None when it can. `shapes` are those of the
         part's own keys."""

@@ -5,7 +5,7 @@ one, and diffusers both load all of them. Of kohya's names for these paths Comfy
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import ClassVar
 
 from library.families.shared.lora_names import LoraNames, Shapes, WeightSlice, matrices
@@ -17,16 +17,6 @@ from library.families.zimage.facts import TRANSFORMER
 class ZImageLoraNames(LoraNames):
     """diffusers' tree; files of the original tree are read, too."""
 
-    prefixes: ClassVar[Mapping[str, Mapping[str, str]]] = {
-        "kohya": {"denoiser": "lora_unet_"},
-        "diffusers": {"denoiser": "transformer."},
-        "comfy": {"denoiser": "diffusion_model."},
-    }
-    other_prefixes: ClassVar[Mapping[str, str]] = {
-        "lora_transformer_": "denoiser",
-        "lycoris_": "denoiser",
-        "base_model.model.": "denoiser",
-    }
     trees: ClassVar[tuple[str, ...]] = ("layers.", "noise_refiner.", "context_refiner.")
     version_word: ClassVar[str] = "z_image"
     words: ClassVar[tuple[str, ...]] = (

@@ -7,7 +7,6 @@ from typing import ClassVar, Literal
 
 from library import families
 from library.config import sections
-from library.config.names import ALIASES, FOREIGN
 from library.config.problems import Problem
 from library.config.run_config import Rule, RunConfig
 from library.config.schema import opt, section
@@ -24,21 +23,10 @@ IDLE_RULES: tuple[Rule, ...] = (
      "timestep_sampling is not sigmoid, shift or flux_shift"),
 )  # fmt: skip
 
-# Flags of musubi-tuner that are options here under another name, and those that nothing here needs.
-NAMES = ALIASES | {
-    "dit": "pretrained_model_name_or_path",
-    "gradient_checkpointing_cpu_offload": "cpu_offload_checkpointing",
-}
-_SDPA = "attention is PyTorch's SDPA"
+# Flags of musubi-tuner that nothing here needs.
 MUSUBI = {
     "fp8_llm": "fp8_base keeps the text encoder in 8 bits as well",
-    "fp8_scaled": "fp8_base keeps the model in 8 bits; there is no finer setting",
-    "split_attn": _SDPA,
-    "flash_attn": _SDPA,
-    "sage_attn": _SDPA,
-    "use_32bit_attention": _SDPA,
-    "dit_dtype": "the number format is mixed_precision",
-    "vae_dtype": "the number format is mixed_precision",
+    "use_32bit_attention": "attention is PyTorch's SDPA",
 }
 
 OTHERS = {
@@ -67,27 +55,13 @@ class ZImageModel(sections.Model):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ZImageFlow(sections.Flow):
+class ZImageFlow(sections.TransformerFlow):
     """How much noise a step has, and what the model answers."""
 
     timestep_sampling: Literal["sigma", "uniform", "sigmoid", "shift", "flux_shift"] = opt(
         "shift", "How timesteps are sampled. shift and sigmoid are usual."
     )
-    discrete_flow_shift: float = opt(
-        2.0,
-        "Above 1 trains noisy timesteps more often: composition more than detail.",
-        label="Flow shift",
-        min=0.0,
-    )
-    sigmoid_scale: float = opt(1.0, "Above 1 trains very low and very high timesteps more often. 1 is usual.", min=0.0)
-    model_prediction_type: Literal["raw", "additive", "sigma_scaled"] = opt(
-        "raw",
-        "How the prediction of the model is interpreted. raw is usual.",
-        label="Prediction type",
-    )
-    weighting_scheme: Literal["sigma_sqrt", "logit_normal", "mode", "cosmap", "none", "uniform"] = opt(
-        "none", "How timesteps are weighted, with sigma sampling or sigma_scaled prediction."
-    )
+    discrete_flow_shift: float = sections.flow_shift(2.0)
 
     @property
     def shift_by_size(self) -> bool:
@@ -96,33 +70,20 @@ class ZImageFlow(sections.Flow):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ZImageNetwork(sections.Network):
+class ZImageNetwork(sections.TransformerNetwork):
     """The adapters that learn."""
 
     network_module: Literal["networks.lora_zimage", "lycoris.kohya"] | str | None = opt(
         None, "The network module, that is the adapter type. Empty: LoRA.", label="Network module"
     )
-    network_train_unet_only: bool = opt(
-        True, "Train the image model only, not the text encoder, which is never trained here.", label="Image model only"
-    )
     usual: ClassVar[str] = "networks.lora_zimage"
-
-    def check(self, run: RunConfig) -> Iterator[Problem]:
-        """Adapters learn in the transformer."""
-        yield from sections.Network.check(self, run)
-        if self.network_train_text_encoder_only and not self.network_train_unet_only:
-            yield Problem("network_train_text_encoder_only",
-                "leaves nothing to train: the text encoder of Z-Image is not trained, switch it off",
-                fix={"network_train_text_encoder_only": False})  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ZImageMemory(sections.Memory):
     """What makes a training fit; Z-Image has 30 blocks, and 4 refiners that are not swapped."""
 
-    blocks_to_swap: int | None = opt(
-        None, "Blocks in CPU memory, at most 29. Raise it only until the model fits: costs speed.", min=0, max=29
-    )
+    blocks_to_swap: int | None = sections.blocks_to_swap(29)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,55 +96,41 @@ class ZImageCompile(sections.Compile):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ZImageLora(sections.AdapterRun):
+class ZImageLora(sections.TransformerLora):
     """LoRA and other adapters for Z-Image."""
 
     family: ClassVar[str] = "zimage"
     script: ClassVar[str] = "zimage_train_network"
     title: ClassVar[str] = "Z-Image LoRA"
     script_with = staticmethod(families.script_with)
-    grid: ClassVar[int] = 16
     idle: ClassVar[Mapping[str, str]] = IDLE
     idle_rules: ClassVar[tuple[Rule, ...]] = IDLE_RULES
-    aliases: ClassVar[Mapping[str, str]] = NAMES
-    foreign: ClassVar[Mapping[str, str]] = FOREIGN | MUSUBI | {"mem_eff_save": "adapter files are small"}
+    foreign: ClassVar[Mapping[str, str]] = {**sections.TransformerLora.foreign, **MUSUBI}
 
     model: ZImageModel = section(ZImageModel)
-    cache: sections.TextBatchCache = section(sections.TextBatchCache)
     network: ZImageNetwork = section(ZImageNetwork)
     noise: ZImageFlow = section(ZImageFlow)
-    loss: sections.FlowLoss = section(sections.FlowLoss)
     memory: ZImageMemory = section(ZImageMemory)
     compile: ZImageCompile = section(ZImageCompile)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ZImageTrain(sections.FullRun):
+class ZImageTrain(sections.TransformerTrain):
     """Full fine-tuning and DreamBooth for Z-Image."""
 
     family: ClassVar[str] = "zimage"
     script: ClassVar[str] = "zimage_train"
     title: ClassVar[str] = "Z-Image fine-tune"
     script_with = staticmethod(families.script_with)
-    grid: ClassVar[int] = 16
     idle: ClassVar[Mapping[str, str]] = IDLE
     idle_rules: ClassVar[tuple[Rule, ...]] = IDLE_RULES
-    aliases: ClassVar[Mapping[str, str]] = NAMES
-    foreign: ClassVar[Mapping[str, str]] = (
-        FOREIGN
-        | MUSUBI
-        | {
-            "prior_loss_weight": "a fine-tune counts regularisation images like all others",
-            "train_text_encoder": "the text encoder of Z-Image is not trained",
-            "block_lr": "it is for the blocks of another model",
-            "block_swap_optimizer_patch_params": "swapped blocks learn without it",
-        }
-    )
+    foreign: ClassVar[Mapping[str, str]] = {
+        **sections.TransformerTrain.foreign,
+        **MUSUBI,
+        "block_swap_optimizer_patch_params": "swapped blocks learn without it",
+    }
 
     model: ZImageModel = section(ZImageModel)
-    cache: sections.TextBatchCache = section(sections.TextBatchCache)
-    save: sections.SafetensorsSave = section(sections.SafetensorsSave)
     noise: ZImageFlow = section(ZImageFlow)
-    loss: sections.FlowLoss = section(sections.FlowLoss)
     memory: ZImageMemory = section(ZImageMemory)
     compile: ZImageCompile = section(ZImageCompile)

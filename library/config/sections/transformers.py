@@ -1,0 +1,103 @@
+"""What families of one transformer with one text encoder, trained by flow matching, have in common."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from library.config.names import ALIASES, FOREIGN
+from library.config.problems import Problem
+from library.config.run_config import RunConfig
+from library.config.schema import opt, section
+from library.config.sections.adapters import Network
+from library.config.sections.flow import Flow, FlowLoss, SafetensorsSave
+from library.config.sections.inputs import TextBatchCache
+from library.config.sections.runs import AdapterRun, FullRun
+
+_SDPA = "attention is PyTorch's SDPA"
+# Flags of musubi-tuner that are options here under another name, and those that nothing here needs.
+_NAMES = ALIASES | {
+    "dit": "pretrained_model_name_or_path",
+    "gradient_checkpointing_cpu_offload": "cpu_offload_checkpointing",
+}
+_FOREIGN = FOREIGN | {
+    "fp8_scaled": "fp8_base keeps the model in 8 bits; there is no finer setting",
+    "split_attn": _SDPA,
+    "flash_attn": _SDPA,
+    "sage_attn": _SDPA,
+    "dit_dtype": "the number format is mixed_precision",
+    "vae_dtype": "the number format is mixed_precision",
+}
+
+
+def flow_shift(usual: float) -> Any:
+    """The option discrete_flow_shift with a family's own default."""
+    return opt(
+        usual, "Above 1 trains noisy timesteps more often: composition more than detail.", label="Flow shift", min=0.0
+    )
+
+
+def blocks_to_swap(most: int) -> Any:
+    """The option blocks_to_swap of a model that can spare so many."""
+    words = f"Blocks in CPU memory, at most {most}. Raise it only until the model fits: costs speed."
+    return opt(None, words, min=0, max=most)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TransformerFlow(Flow):
+    """How much noise a step has, and what the model answers."""
+
+    sigmoid_scale: float = opt(1.0, "Above 1 trains very low and very high timesteps more often. 1 is usual.", min=0.0)
+    model_prediction_type: Literal["raw", "additive", "sigma_scaled"] = opt(
+        "raw",
+        "How the prediction of the model is interpreted. raw is usual.",
+        label="Prediction type",
+    )
+    weighting_scheme: Literal["sigma_sqrt", "logit_normal", "mode", "cosmap", "none", "uniform"] = opt(
+        "none", "How timesteps are weighted, with sigma sampling or sigma_scaled prediction."
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TransformerNetwork(Network):
+    """The adapters that learn."""
+
+    network_train_unet_only: bool = opt(
+        True, "Train the image model only, not the text encoder, which is never trained here.", label="Image model only"
+    )
+
+    def check(self, run: RunConfig) -> Iterator[Problem]:
+        """Adapters learn in the transformer."""
+        yield from Network.check(self, run)
+        if self.network_train_text_encoder_only and not self.network_train_unet_only:
+            yield Problem("network_train_text_encoder_only",
+                "leaves nothing to train: the text encoder of this model is not trained, switch it off",
+                fix={"network_train_text_encoder_only": False})  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TransformerLora(AdapterRun):
+    """Adapters learn in the transformer."""
+
+    grid: ClassVar[int] = 16
+    aliases: ClassVar[Mapping[str, str]] = _NAMES
+    foreign: ClassVar[Mapping[str, str]] = _FOREIGN | {"mem_eff_save": "adapter files are small"}
+
+    cache: TextBatchCache = section(TextBatchCache)
+    loss: FlowLoss = section(FlowLoss)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TransformerTrain(FullRun):
+    """The transformer itself learns."""
+
+    grid: ClassVar[int] = 16
+    aliases: ClassVar[Mapping[str, str]] = _NAMES
+    foreign: ClassVar[Mapping[str, str]] = _FOREIGN | {
+        "prior_loss_weight": "a fine-tune counts regularisation images like all others",
+        "train_text_encoder": "the text encoder of this model is not trained",
+        "block_lr": "it is for the blocks of another model",
+    }
+
+    cache: TextBatchCache = section(TextBatchCache)
+    save: SafetensorsSave = section(SafetensorsSave)
+    loss: FlowLoss = section(FlowLoss)

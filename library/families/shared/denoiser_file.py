@@ -1,0 +1,87 @@
+"""How the file of a transformer, in any layout, becomes the network: its tensors, or equal row pieces of them."""
+
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from library.config.json_types import JsonMapping
+from library.families.base import WeightPlacement
+from library.families.facts import Shapes
+from library.families.shared import transfer, unfilled, weights
+from library.families.shared.part_files import complete
+from library.families.shared.weights import FileRange, Source, Weights
+
+logger = logging.getLogger(__name__)
+
+Rows = tuple[str, int, int]  # a tensor of a file, which of its equal row pieces, of how many
+Names = Mapping[str, Rows]  # by the network's own keys
+
+
+@dataclass(frozen=True)
+class DenoiserFile:
+    """What a family says of its transformer's files."""
+
+    what: str  # as `recognise` calls them
+    title: str  # what people call the model
+    build: Callable[[Shapes], nn.Module]  # shapes by the network's own keys; KeyError names the first that is missing
+    in_blocks: Callable[[str], bool]  # whether a tensor may stay in 8 bits
+    names: Callable[[Mapping[str, str]], Names] = lambda plain: {name: (name, 0, 1) for name in plain}
+
+    def rows(self, keys: Mapping[str, object]) -> Names:
+        """What the network's own tensors are made of in a file with these keys, with or without prefix."""
+        plain = weights.without_prefix(keys)
+        return {own: (plain[name], piece, pieces) for own, (name, piece, pieces) in self.names(plain).items()}
+
+    def shapes(self, stored: Shapes) -> dict[str, tuple[int, ...]]:
+        """Shapes by the network's own keys, from those by the keys of a file."""
+        found = {}
+        for own, (name, _, pieces) in self.rows(stored).items():
+            shape = tuple(stored[name])
+            found[own] = (shape[0] // pieces, *shape[1:]) if shape else ()
+        return found
+
+    def plain_shapes(self, entries: Mapping[str, JsonMapping]) -> dict[str, tuple[int, ...]]:
+        """The same from the entries of a header."""
+        return self.shapes({name: tuple(entry["shape"]) for name, entry in entries.items()})
+
+    def open(
+        self, path: Path, dtype: torch.dtype, keep_8_bits: bool, mmap: bool = True
+    ) -> tuple[nn.Module, Callable[[WeightPlacement | None], object]]:
+        """The network without its weights, and what reads these in `dtype`.
+
+        With `keep_8_bits` the matrices of the blocks that the file holds as plain float8_e4m3fn stay so; all else is
+        widened. Raises ConfigError when tensors are missing or of a wrong shape.
+        """
+        file = weights.read(path, mmap)
+        names, shapes = self.rows(file.shapes()), self.shapes(file.shapes())
+        with complete(path, self.what):
+            with unfilled.empty_weights():
+                model = self.build(shapes)
+            transfer.expect(model, {name: shapes[name] for name in model.state_dict()})
+        sources = {name: rows_of(file, *names[name]) for name in model.state_dict()}
+        if unread := len(names) - len(sources):
+            logger.warning("%s: %d tensors are not part of %s and are left out", path, unread, self.title)
+        kind = transfer.widened(dtype, self.in_blocks if keep_8_bits else None)
+        return model, functools.partial(transfer.fill, model, sources, kind)
+
+
+def rows_of(file: Weights, name: str, piece: int, pieces: int) -> Source:
+    """One of the equal row pieces of a tensor in a file."""
+    whole = file.source(name)
+    if pieces == 1:
+        return whole
+
+    def read() -> Tensor:
+        return whole.read().chunk(pieces)[piece].clone()  # or the other pieces would be kept with it
+
+    if whole.range is None:
+        return Source(None, read)
+    place, (rows, *rest) = whole.range, whole.range.shape
+    length = place.length // pieces
+    shape = (rows // pieces, *rest)
+    return Source(FileRange(place.path, place.offset + piece * length, length, place.dtype, shape), read)
