@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 from library import families
 from library.config.schema import build
 from library.families.base import SampleRequest
-from library.families.qwen_image import keys, random, sampler, text_encoder
+from library.families.qwen_image import random, sampler, text_encoder
 from library.families.qwen_image.model import QwenImage, QwenImageTransformerBlock, QwenShape, table
-from library.families.shared import packing
+from library.families.shared import packing, qwen_vae_names
 
 CAPTIONS = ["a red circle", "a drawing of a blue square, simple, flat colors, on a wooden table, best quality"]
 
@@ -127,8 +127,8 @@ def test_the_vae_equals_diffusers_in_both_layouts(files, own, tmp_path):
 
     stored = load_file(files["vae"])
     assert stored["decoder.conv1.weight"].ndim == 5 and "conv1.weight" in stored
-    named = {new: stored[old] for new, old in keys.vae(stored).items()}
-    assert random.to_single(named).keys() == stored.keys()
+    named = {new: stored[old] for new, old in qwen_vae_names.plain(stored).items()}
+    assert qwen_vae_names.to_single(named).keys() == stored.keys()
     model = AutoencoderKLQwenImage(base_dim=8, dim_mult=[1, 2, 2, 2], num_res_blocks=1)
     model.load_state_dict(named, strict=True)
     pixels = torch.rand(1, 3, 64, 48) * 2 - 1
@@ -163,7 +163,7 @@ def pipeline(files, own, theirs):
     assert not unexpected and not [name for name in missing if "language_model" in name]
     vae = AutoencoderKLQwenImage(base_dim=8, dim_mult=[1, 2, 2, 2], num_res_blocks=1)
     stored = load_file(files["vae"])
-    vae.load_state_dict({new: stored[old] for new, old in keys.vae(stored).items()})
+    vae.load_state_dict({new: stored[old] for new, old in qwen_vae_names.plain(stored).items()})
     scheduler = FlowMatchEulerDiscreteScheduler(
         base_image_seq_len=256, max_image_seq_len=8192, base_shift=0.5, max_shift=0.9, use_dynamic_shifting=True,
         shift_terminal=0.02, time_shift_type="exponential",

@@ -10,8 +10,7 @@ import torch
 
 from library.families import config_class
 from library.families.qwen_image import text_encoder
-from library.families.qwen_image import vae as qwen_vae
-from library.families.shared import autoencoder, clip, language_model, t5, weights
+from library.families.shared import autoencoder, clip, language_model, qwen_vae, t5, weights
 from tests.source import ROOT
 from tests.training import LORAS, SCRIPTS, config_of, copied, pictures, train
 

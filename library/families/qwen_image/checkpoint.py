@@ -9,11 +9,11 @@ from torch import nn
 from library.config.problems import Problem
 from library.config.run_config import RunConfig
 from library.families.facts import Shapes
-from library.families.qwen_image import keys, text_encoder, vae
-from library.families.qwen_image.facts import FACTS, TRANSFORMER, VAE
+from library.families.qwen_image import text_encoder
+from library.families.qwen_image.facts import FACTS, TRANSFORMER
 from library.families.qwen_image.model import QwenImage, QwenShape, count
 from library.families.qwen_image.options import OTHERS
-from library.families.shared import language_model, tokenizers, weights
+from library.families.shared import language_model, qwen_vae, qwen_vae_names, tokenizers, weights
 from library.families.shared.denoiser_file import DenoiserFile
 from library.families.shared.one_encoder import Checkpoint
 from library.families.shared.part_files import Entries, Part, PartFiles, complete, pipeline, whole_model
@@ -31,9 +31,9 @@ PARTS = {
         ("text_encoder", "qwen_2.5_vl*.safetensors"),
         ("layers.0.self_attn.q_proj.bias",),
     ),
-    "vae": Part("vae", OTHERS["vae"], ("vae", "qwen_image_vae.safetensors"), ("decoder.conv_in.weight",)),
+    "vae": Part("vae", OTHERS["vae"], ("vae", "qwen_image_vae.safetensors"), (qwen_vae_names.MARK,)),
 }
-FILES = PartFiles(PARTS, FACTS, {"denoiser": TRANSFORMER, "vae": VAE}, "Qwen-Image or Qwen-Image-2512")
+FILES = PartFiles(PARTS, FACTS, {"denoiser": TRANSFORMER, "vae": qwen_vae_names.VAE}, "Qwen-Image or Qwen-Image-2512")
 DENOISER = DenoiserFile(
     TRANSFORMER, "Qwen-Image", lambda shapes: QwenImage(QwenShape.of(shapes)), lambda name: "blocks." in name
 )
@@ -53,7 +53,7 @@ def problems(config: RunConfig) -> Iterator[Problem]:
 
     yield from FILES.fitting(config, plain_shapes, of_denoiser, lambda own: {
         "text_encoder": (language_model.EMBEDDING, own.get("txt_in.weight", (0, 0))[1]),
-        "vae": ("decoder.conv_in.weight", own.get("img_in.weight", (0, 0))[1] // 4),
+        "vae": (qwen_vae_names.MARK, own.get("img_in.weight", (0, 0))[1] // 4),
     })  # fmt: skip
 
 
@@ -74,15 +74,8 @@ def plain_shapes(entries: Entries, part: str) -> Shapes:
     """Shapes by the network's own keys."""
     if part == "denoiser":
         return DENOISER.plain_shapes(entries)
-    known = keys.vae(entries) if part == "vae" else language_model.plain_names(entries)
+    known = qwen_vae_names.plain(entries) if part == "vae" else language_model.plain_names(entries)
     return {plain: tuple(entries[name]["shape"]) for plain, name in known.items()}
-
-
-def load_vae(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
-    """Read a VAE, single file or diffusers."""
-    file = weights.read(path, mmap)
-    with complete(path, VAE):
-        return vae.build({plain: weights.cast(file[name], dtype) for plain, name in keys.vae(file).items()})
 
 
 def load_text_encoder(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
@@ -98,7 +91,7 @@ CHECKPOINT = Checkpoint(
     problems,
     plain_shapes,
     DENOISER.open,
-    {"vae": load_vae, "text_encoder": load_text_encoder},
+    {"vae": qwen_vae.load, "text_encoder": load_text_encoder},
     tokenizers.QWEN_VL,
     text_encoder.encode,
     text_encoder.longest,

@@ -13,8 +13,7 @@ from library.families.qwen_image.checkpoint import CHECKPOINT
 from library.families.qwen_image.facts import FACTS
 from library.families.qwen_image.options import QwenLora, QwenTrain
 from library.families.qwen_image.sampler import QwenSampler
-from library.families.qwen_image.vae import normalised
-from library.families.shared import packing
+from library.families.shared import packing, qwen_vae
 from library.families.shared.one_encoder import OneEncoderFamily
 from library.objectives import flow
 from library.objectives.base import NoisedBatch
@@ -62,10 +61,7 @@ class QwenFamily(OneEncoderFamily):
 
     def latents(self, parts: ModelComponents, pixels: Tensor, generator: Any = None) -> Tensor:
         """Pixels [B, 3, H, W] in [-1, 1] -> normalised means, float32 [B, 16, H / 8, W / 8]. Nothing is drawn."""
-        vae: Any = parts.vae  # an ImageVAE
-        first = next(vae.parameters())
-        with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
-            return normalised(vae.encode(pixels.to(first.device, first.dtype)))
+        return qwen_vae.latents(parts.vae, pixels)
 
     def noised(self, latents: Tensor, generator: torch.Generator, timesteps: Tensor | None = None) -> NoisedBatch:
         """Cached latents -> one training step, see flow.noised. `timesteps` in 0..1 replace drawn ones."""

@@ -8,10 +8,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from library.config.run_config import RunConfig
-from library.families.qwen_image import keys, text_encoder, vae
+from library.families.qwen_image import text_encoder
 from library.families.qwen_image.family import QwenFamily
 from library.families.qwen_image.model import QwenImage, QwenShape
-from library.families.shared import random_networks, random_tokenizers
+from library.families.shared import qwen_vae, qwen_vae_names, random_networks, random_tokenizers
 from library.families.shared.random_networks import InputShapes, RandomNetworks
 from library.files import write_atomic
 
@@ -67,7 +67,7 @@ def random(sizes: QwenSizes = TINY, words: int = WORDS) -> RandomNetworks:
                 words, sizes.text, sizes.text_mlp, sizes.text_layers, sizes.text_groups
             )
         },
-        lambda: vae.empty(sizes.vae, sizes.vae_widths, sizes.vae_resnets, sizes.channels, [False, True, True]),
+        lambda: qwen_vae.empty(sizes.vae, sizes.vae_widths, sizes.vae_resnets, sizes.channels, [False, True, True]),
         sizes.resolutions,
     )
 
@@ -102,7 +102,7 @@ def write(folder: Path, seed: int = 0, dtype: torch.dtype = torch.bfloat16, size
         shapes = [(name, tuple(tensor.shape)) for name, tensor in network.state_dict().items()]
         tensors = random_networks.random_weights(shapes, seed * 10 + i, dtype)
         if part == "vae":
-            tensors = to_single(_calm(tensors))
+            tensors = qwen_vae_names.to_single(_calm(tensors))
         elif part == "text_encoder":
             tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
         tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
@@ -110,32 +110,6 @@ def write(folder: Path, seed: int = 0, dtype: torch.dtype = torch.bfloat16, size
             folder / f"{stem}.safetensors", lambda file, tensors=tensors: save_file(tensors, file, {"format": "pt"})
         )
     return places
-
-
-def to_single(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A VAE's tensors by diffusers' names -> by those of the single file."""
-    resnets = {int(name.split(".")[4]) for name in tensors if ".up_blocks.0.resnets." in name}
-    each, out = len(resnets) + 1, {}
-    for name, tensor in tensors.items():
-        parts = name.split(".")
-        if parts[1] == "down_blocks":
-            name = ".".join([parts[0], "downsamples", *parts[2:]])
-        elif parts[1] == "up_blocks":
-            place = int(parts[4]) if parts[3] == "resnets" else each - 1
-            name = ".".join([parts[0], "upsamples", str(each * int(parts[2]) + place), *parts[5:]])
-        for old, new in _RENAMED:
-            name = name.replace(old, new)
-        out[name] = tensor
-    return out
-
-
-_RENAMED = (
-    *((f"{new}.", f"middle.{n}.") for n, new in enumerate(keys.MIDDLE)),
-    *((f".{new}.", f".{old}.") for old, new in keys.RESIDUAL.items()),
-    *((f"{side}.{new}.", f"{side}.{old}.") for side in ("encoder", "decoder")
-      for old, new in (("conv1", "conv_in"), ("head.0", "norm_out"), ("head.2", "conv_out"))),
-    ("post_quant_conv.", "conv2."), ("quant_conv.", "conv1."),
-)  # fmt: skip
 
 
 def _calm(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from library.families.base import SampleRequest
 from library.families.qwen_image.options import LINE
-from library.families.qwen_image.vae import denormalised
 from library.families.shared import packing
+from library.families.shared.qwen_vae import denormalised
 from library.families.shared.sampler import Sampler, generator_of
 from library.objectives import flow
 

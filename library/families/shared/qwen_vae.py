@@ -1,13 +1,15 @@
 """Qwen-Image's VAE for single images: AutoencoderKLQwenImage, whose frames this hides, of the sizes of its tensors."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from library.families.shared import random_networks
+from library.families.shared import qwen_vae_names, random_networks, weights
+from library.families.shared.part_files import complete
 from library.families.shared.weights import assign
 from library.imports import without_optional
 
@@ -45,6 +47,13 @@ class ImageVAE(nn.Module):
         return (self.network.decode(latents[:, :, None], return_dict=False)[0][:, :, 0],)
 
 
+def latents(vae: Any, pixels: Tensor) -> Tensor:
+    """Pixels [B, 3, H, W] in [-1, 1] -> normalised means of an ImageVAE, float32 [B, 16, H / 8, W / 8]. Nothing is
+    drawn."""
+    with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
+        return normalised(vae.encode(pixels.to(vae.device, vae.dtype)))
+
+
 def normalised(means: Tensor) -> Tensor:
     """What `encode` answers -> latents [B, 16, h, w] as they are trained, float32."""
     mean, std = _constants(means)
@@ -60,6 +69,13 @@ def denormalised(latents: Tensor) -> Tensor:
 def _constants(like: Tensor) -> tuple[Tensor, Tensor]:
     mean, std = (torch.tensor(values, device=like.device)[: like.shape[1], None, None] for values in (MEAN, STD))
     return mean, std
+
+
+def load(path: Path, dtype: torch.dtype, mmap: bool = True) -> ImageVAE:
+    """Read a VAE, single file or diffusers. Raises ConfigError."""
+    file = weights.read(path, mmap)
+    with complete(path, qwen_vae_names.VAE):
+        return build({plain: weights.cast(file[name], dtype) for plain, name in qwen_vae_names.plain(file).items()})
 
 
 def build(tensors: Mapping[str, Tensor]) -> ImageVAE:

@@ -1,8 +1,15 @@
-"""Names of Qwen-Image's tensors, in the layouts that its files have."""
+"""Names of the tensors of Qwen-Image's VAE, in the layouts that its files have. Other families have it as well."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from library.families.shared.weights import renamed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+VAE = "a Qwen-Image VAE"  # as its files are recognised
+MARK = "decoder.conv_in.weight"
 
 # Single file (Wan 2.1) -> diffusers, inside a residual block and inside an attention of the VAE.
 RESIDUAL = {"residual.0": "norm1", "residual.2": "conv1", "residual.3": "norm2", "residual.6": "conv2",
@@ -10,7 +17,7 @@ RESIDUAL = {"residual.0": "norm1", "residual.2": "conv1", "residual.3": "norm2",
 MIDDLE = ("mid_block.resnets.0", "mid_block.attentions.0", "mid_block.resnets.1")
 
 
-def vae(names: Mapping[str, object]) -> dict[str, str]:
+def plain(names: Mapping[str, object]) -> dict[str, str]:
     """Keys of a VAE's file in either layout -> {diffusers' key: key in the file}."""
     if "decoder.conv1.weight" not in names:
         return {name: name for name in names}
@@ -38,3 +45,29 @@ def vae(names: Mapping[str, object]) -> dict[str, str]:
             new = new.replace(f".{old}.", f".{plain}.")
         found[new] = name
     return found
+
+
+def to_single(tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
+    """A VAE's tensors by diffusers' names -> by those of the single file."""
+    resnets = {int(name.split(".")[4]) for name in tensors if ".up_blocks.0.resnets." in name}
+    each, out = len(resnets) + 1, {}
+    for name, tensor in tensors.items():
+        parts = name.split(".")
+        if parts[1] == "down_blocks":
+            name = ".".join([parts[0], "downsamples", *parts[2:]])
+        elif parts[1] == "up_blocks":
+            place = int(parts[4]) if parts[3] == "resnets" else each - 1
+            name = ".".join([parts[0], "upsamples", str(each * int(parts[2]) + place), *parts[5:]])
+        for old, new in _RENAMED:
+            name = name.replace(old, new)
+        out[name] = tensor
+    return out
+
+
+_RENAMED = (
+    *((f"{new}.", f"middle.{n}.") for n, new in enumerate(MIDDLE)),
+    *((f".{new}.", f".{old}.") for old, new in RESIDUAL.items()),
+    *((f"{side}.{new}.", f"{side}.{old}.") for side in ("encoder", "decoder")
+      for old, new in (("conv1", "conv_in"), ("head.0", "norm_out"), ("head.2", "conv_out"))),
+    ("post_quant_conv.", "conv2."), ("quant_conv.", "conv1."),
+)  # fmt: skip
