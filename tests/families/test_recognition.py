@@ -142,10 +142,10 @@ def test_a_file_of_another_model_is_named_in_every_slot(demo, script, tmp_path):
     config = config_of(demo, script)
     for path in list(others):  # the VAE of video models, in the layout of diffusers
         if recognition.describe(others[path]) == "a Qwen-Image VAE":
-            from library.families.qwen_image import keys
+            from library.families.shared import qwen_vae_names
 
             tensors = load_file(path)
-            named = {plain: tensors[name] for plain, name in keys.vae(tensors).items()}
+            named = {plain: tensors[name] for plain, name in qwen_vae_names.plain(tensors).items()}
             save_file(named, tmp_path / "wan_vae.safetensors")
             others[str(tmp_path / "wan_vae.safetensors")] = {name: tuple(t.shape) for name, t in named.items()}
     qwen3 = {"model.embed_tokens.weight": (2, 2), "model.layers.0.self_attn.q_norm.weight": (2,),
