@@ -10,7 +10,7 @@ from library.config.problems import Problem
 from library.config.run_config import RunConfig
 from library.families.facts import Shapes
 from library.families.qwen_image import text_encoder
-from library.families.qwen_image.facts import FACTS, TRANSFORMER
+from library.families.qwen_image.facts import FACTS, TRANSFORMER, VAE
 from library.families.qwen_image.model import QwenImage, QwenShape, count
 from library.families.qwen_image.options import OTHERS
 from library.families.shared import language_model, qwen_vae, qwen_vae_names, tokenizers, weights
@@ -33,7 +33,7 @@ PARTS = {
     ),
     "vae": Part("vae", OTHERS["vae"], ("vae", "qwen_image_vae.safetensors"), (qwen_vae_names.MARK,)),
 }
-FILES = PartFiles(PARTS, FACTS, {"denoiser": TRANSFORMER, "vae": qwen_vae_names.VAE}, "Qwen-Image or Qwen-Image-2512")
+FILES = PartFiles(PARTS, FACTS, {"denoiser": TRANSFORMER, "vae": VAE}, "Qwen-Image or Qwen-Image-2512")
 DENOISER = DenoiserFile(
     TRANSFORMER, "Qwen-Image", lambda shapes: QwenImage(QwenShape.of(shapes)), lambda name: "blocks." in name
 )

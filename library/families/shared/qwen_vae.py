@@ -74,7 +74,7 @@ def _constants(like: Tensor) -> tuple[Tensor, Tensor]:
 def load(path: Path, dtype: torch.dtype, mmap: bool = True) -> ImageVAE:
     """Read a VAE, single file or diffusers. Raises ConfigError."""
     file = weights.read(path, mmap)
-    with complete(path, qwen_vae_names.VAE):
+    with complete(path, "a VAE"):
         return build({plain: weights.cast(file[name], dtype) for plain, name in qwen_vae_names.plain(file).items()})
 
 

@@ -8,7 +8,7 @@ from library.families.shared.weights import renamed
 if TYPE_CHECKING:
     from torch import Tensor
 
-VAE = "a Qwen-Image VAE"  # as its files are recognised
+
 MARK = "decoder.conv_in.weight"
 
 # Single file (Wan 2.1) -> diffusers, inside a residual block and inside an attention of the VAE.
