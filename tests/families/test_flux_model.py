@@ -7,7 +7,8 @@ from library.compiler.blocks import compile_model
 from library.config.sections import Compile
 from library.families.flux import keys
 from library.families.flux.family import FluxFamily as Family
-from library.families.flux.model import Flux, Sizes, rope, sinusoids
+from library.families.flux.model import Flux, Sizes
+from library.families.shared.transformer import rope, sinusoids
 from library.families.shared import weights
 
 

@@ -14,10 +14,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from library.families.shared.transformer import EPS, TIME_CHANNELS, finite, modulated, rope, rotated, sdpa, sinusoids
+from library.families.shared.double_stream import (
+    MLPEmbedder,
+    Modulation,
+    PositionTables,
+    QKNorm,
+    RMSNorm,
+    SelfAttention,
+    count,
+    joint_attention,
+    split_heads,
+)
+from library.families.shared.transformer import TIME_CHANNELS, finite, modulated, rotated, sdpa, sinusoids
 
 APPROXIMATOR = "distilled_guidance_layer"
-TABLES_KEPT = 32  # RoPE tables, one per bucket and text length; 2.4 MB each at 1024 x 1024
 
 
 @dataclass(frozen=True)
@@ -43,7 +53,7 @@ class Sizes:
         approximator = None
         if f"{APPROXIMATOR}.in_proj.weight" in shapes:
             width, inputs = shapes[f"{APPROXIMATOR}.in_proj.weight"]
-            approximator = inputs, width, _count(shapes, f"{APPROXIMATOR}.layers")
+            approximator = inputs, width, count(shapes, f"{APPROXIMATOR}.layers")
         return cls(
             in_channels=in_channels,
             out_channels=tuple(shapes["final_layer.linear.weight"])[0],
@@ -52,8 +62,8 @@ class Sizes:
             hidden=hidden,
             head=tuple(shapes["double_blocks.0.img_attn.norm.query_norm.scale"])[0],
             mlp=tuple(shapes["double_blocks.0.img_mlp.0.weight"])[0],
-            double_blocks=_count(shapes, "double_blocks"),
-            single_blocks=_count(shapes, "single_blocks"),
+            double_blocks=count(shapes, "double_blocks"),
+            single_blocks=count(shapes, "single_blocks"),
             guidance="guidance_in.in_layer.weight" in shapes,
             approximator=approximator,
         )
@@ -74,71 +84,6 @@ class Sizes:
             raise ValueError(f"a head of width {self.head} cannot be shared by three axes; it must be a multiple of 4")
         first = 4 * max(self.head // 32, 1)
         return first, (self.head - first) // 2, (self.head - first) // 2
-
-
-def _count(shapes: Mapping[str, Iterable[int]], blocks: str) -> int:
-    numbers = {key.removeprefix(f"{blocks}.").split(".")[0] for key in shapes if key.startswith(f"{blocks}.")}
-    for number in range(len(numbers)):  # a model that was pruned may have been left with gaps
-        if str(number) not in numbers:
-            raise KeyError(f"{blocks}.{number}")
-    return len(numbers)
-
-
-class RMSNorm(nn.Module):
-    """Bring each head's vector to length sqrt(D), in float32 whatever comes in, so that q and k are rounded once."""
-
-    def __init__(self, width: int):
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., D] -> [..., D] in float32."""
-        return F.rms_norm(x.float(), self.scale.shape, self.scale.float(), EPS)
-
-
-class QKNorm(nn.Module):
-    """The two norms of an attention, under the names they have in the files."""
-
-    def __init__(self, width: int):
-        super().__init__()
-        self.query_norm = RMSNorm(width)
-        self.key_norm = RMSNorm(width)
-
-
-class SelfAttention(nn.Module):
-    """The parts of one stream's attention; the block joins the streams and calls them."""
-
-    def __init__(self, hidden: int, head: int):
-        super().__init__()
-        self.qkv = nn.Linear(hidden, 3 * hidden)
-        self.norm = QKNorm(head)
-        self.proj = nn.Linear(hidden, hidden)
-
-
-class MLPEmbedder(nn.Module):
-    """Two layers that turn a vector of conditioning into the width of the model."""
-
-    def __init__(self, channels: int, hidden: int):
-        super().__init__()
-        self.in_layer = nn.Linear(channels, hidden)
-        self.silu = nn.SiLU()
-        self.out_layer = nn.Linear(hidden, hidden)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, channels] -> [B, C]."""
-        return self.out_layer(self.silu(self.in_layer(x.to(self.in_layer.weight.dtype))))
-
-
-class Modulation(nn.Module):
-    """The conditioning vector -> `triples` times shift, scale and gate, in one matrix."""
-
-    def __init__(self, hidden: int, triples: int):
-        super().__init__()
-        self.lin = nn.Linear(hidden, 3 * triples * hidden)
-
-    def forward(self, vec: Tensor) -> Tensor:
-        """[B, C] -> [B, 1, 3 * triples * C]; the caller chunks it."""
-        return self.lin(F.silu(vec))[:, None]
 
 
 class GivenModulation(nn.Module):
@@ -181,12 +126,6 @@ class Approximator(nn.Module):
         return self.out_proj(x)
 
 
-def split_heads(qkv: Tensor, norm: QKNorm) -> tuple[Tensor, Tensor, Tensor]:
-    """[B, S, 3 * C] -> q, k (normed, float32) and v, each [B, H, S, D]. The width of a head is that of its norm."""
-    q, k, v = qkv.unflatten(-1, (3, -1, norm.query_norm.scale.shape[0])).permute(2, 0, 3, 1, 4)
-    return norm.query_norm(q), norm.key_norm(k), v
-
-
 class DoubleStreamBlock(nn.Module):
     """Image and text, each with weights of its own, that attend to one another."""
 
@@ -209,14 +148,15 @@ class DoubleStreamBlock(nn.Module):
         i_shift1, i_scale1, i_gate1, i_shift2, i_scale2, i_gate2 = self.img_mod(vec).chunk(6, dim=-1)
         t_shift1, t_scale1, t_gate1, t_shift2, t_scale2, t_gate2 = self.txt_mod(vec).chunk(6, dim=-1)
 
-        img_q, img_k, img_v = split_heads(self.img_attn.qkv(modulated(img, i_shift1, i_scale1)), self.img_attn.norm)
-        txt_q, txt_k, txt_v = split_heads(self.txt_attn.qkv(modulated(txt, t_shift1, t_scale1)), self.txt_attn.norm)
-        v = torch.cat((txt_v, img_v), dim=2)
-        q = rotated(torch.cat((txt_q, img_q), dim=2), pe).to(v.dtype)
-        k = rotated(torch.cat((txt_k, img_k), dim=2), pe).to(v.dtype)
-        joint = self.attend(q, k, v, mask)
-        txt_out, img_out = joint[:, : txt.shape[1]], joint[:, txt.shape[1] :]
-
+        img_out, txt_out = joint_attention(
+            self.attend,
+            modulated(img, i_shift1, i_scale1),
+            self.img_attn,
+            modulated(txt, t_shift1, t_scale1),
+            self.txt_attn,
+            pe,
+            mask,
+        )
         img = img + i_gate1 * self.img_attn.proj(img_out)
         img = img + i_gate2 * self.img_mlp(modulated(img, i_shift2, i_scale2))
         txt = txt + t_gate1 * self.txt_attn.proj(txt_out)
@@ -261,7 +201,7 @@ class LastLayer(nn.Module):
         return self.linear(modulated(img, shift, scale))
 
 
-class Flux(nn.Module):
+class Flux(PositionTables, nn.Module):
     """FLUX.1 dev or schnell (or any smaller one), or Chroma, as its sizes say."""
 
     def __init__(self, sizes: Sizes):
@@ -281,7 +221,6 @@ class Flux(nn.Module):
         self.double_blocks = nn.ModuleList(DoubleStreamBlock(*width) for _ in range(sizes.double_blocks))
         self.single_blocks = nn.ModuleList(SingleStreamBlock(*width) for _ in range(sizes.single_blocks))
         self.final_layer = LastLayer(sizes.hidden, sizes.out_channels, given)
-        self._tables: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def forward(  # noqa: PLR0913 - what the model is conditioned on
         self,
@@ -336,26 +275,6 @@ class Flux(nn.Module):
         if self.guidance_in is None or guidance is None:
             return vec
         return vec + self.guidance_in(sinusoids(guidance))
-
-    def as_one_graph(self) -> None:
-        """Make RoPE tables anew in each call: a table that is kept would be a constant of one compiled graph."""
-        self.positions = lambda txt_ids, img_ids: rope(torch.cat((txt_ids, img_ids)), self.axes)
-
-    def positions(self, txt_ids: Tensor, img_ids: Tensor) -> Tensor:
-        """The RoPE table [2, L + I, D / 2] of a text and an image, kept for the tensors it was made from.
-
-        A caller that passes the very same id tensors again gets the very same table; comparing their values instead
-        would make the host wait for the device.
-        """
-        if img_ids.is_cuda and torch.cuda.is_current_stream_capturing():
-            return rope(torch.cat((txt_ids, img_ids)), self.axes)  # a table that is kept may go, a recording stays
-        for index, (txt_known, img_known, table) in enumerate(self._tables):
-            if txt_known is txt_ids and img_known is img_ids:
-                self._tables.append(self._tables.pop(index))
-                return table
-        table = rope(torch.cat((txt_ids, img_ids)), self.axes)
-        self._tables = [*self._tables[1 - TABLES_KEPT :], (txt_ids, img_ids, table)]
-        return table
 
     @staticmethod
     def joint_mask(txt_mask: Tensor, img: Tensor) -> Tensor:

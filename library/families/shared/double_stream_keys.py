@@ -1,0 +1,137 @@
+"""Names of tensors of transformers of two streams and then one: the single file's own (BFL), and diffusers'.
+
+A BFL tensor is made of one or several diffusers tensors, put together along their rows. The one exception is the last
+modulation, whose two halves (shift, scale) diffusers keeps the other way round.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Made = Mapping[str, tuple[str, ...]]  # BFL module -> diffusers modules, in the order of their rows
+SWAPPED = "final_layer.adaLN_modulation.1"
+DOUBLE_NORMS = {
+    "img_attn.norm.query_norm.scale": "attn.norm_q.weight",
+    "img_attn.norm.key_norm.scale": "attn.norm_k.weight",
+    "txt_attn.norm.query_norm.scale": "attn.norm_added_q.weight",
+    "txt_attn.norm.key_norm.scale": "attn.norm_added_k.weight",
+}
+SINGLE_NORMS = {
+    "norm.query_norm.scale": "attn.norm_q.weight",
+    "norm.key_norm.scale": "attn.norm_k.weight",
+}
+ATTENTION: Made = {
+    "img_attn.qkv": ("attn.to_q", "attn.to_k", "attn.to_v"),
+    "txt_attn.qkv": ("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"),
+    "img_attn.proj": ("attn.to_out.0",),
+    "txt_attn.proj": ("attn.to_add_out",),
+}
+
+
+def counted(names: Iterable[str], blocks: str) -> int:
+    """How many blocks a list has, from plain keys."""
+    return len({name.split(".")[1] for name in names if name.startswith(f"{blocks}.")})
+
+
+def linears(table: Made, bfl: str, diffusers: str, ends: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The tensors of layers behind two beginnings: BFL key, diffusers keys."""
+    for ours, theirs in table.items():
+        for end in ends:
+            yield bfl + ours + end, tuple(diffusers + name + end for name in theirs)
+
+
+@dataclass(frozen=True)
+class DoubleStreamKeys:
+    """The two trees of one model."""
+
+    outside: Made
+    double: Made
+    single: Made
+    marks: tuple[str, ...]  # plain keys that only diffusers' tree has
+    ends: tuple[str, ...] = (".weight", ".bias")
+
+    def is_diffusers(self, names: Iterable[str]) -> bool:
+        """Whether plain keys are those of diffusers' transformer."""
+        return set(self.marks) <= set(names)
+
+    def counts(self, names: Iterable[str]) -> tuple[int, int]:
+        """How many double and single blocks a transformer has, from its plain keys in either layout."""
+        names = list(names)
+        if self.is_diffusers(names):
+            return counted(names, "transformer_blocks"), counted(names, "single_transformer_blocks")
+        return counted(names, "double_blocks"), counted(names, "single_blocks")
+
+    def pairs(self, doubles: int, singles: int, guided: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """Every BFL key of a model with so many blocks, and the diffusers keys of its rows."""
+        outside = {bfl: of for bfl, of in self.outside.items() if guided or not bfl.startswith("guidance_in.")}
+        yield from linears(outside, "", "", self.ends)
+        blocks = (("", doubles, self.double, DOUBLE_NORMS), ("single_", singles, self.single, SINGLE_NORMS))
+        for kind, number, table, norms in blocks:
+            for i in range(number):
+                bfl, diffusers = f"{kind or 'double_'}blocks.{i}.", f"{kind}transformer_blocks.{i}."
+                yield from linears(table, bfl, diffusers, self.ends)
+                yield from ((bfl + ours, (diffusers + theirs,)) for ours, theirs in norms.items())
+
+    def canonical(self, path: str) -> tuple[str, int, int] | None:
+        """A diffusers path -> (BFL path, which of its pieces, of how many). A BFL path is the one piece of itself; None
+        for a diffusers path that is no layer."""
+        for bfl, made_of in self.outside.items():
+            if path in made_of:
+                return bfl, 0, 1
+        if not path.startswith(("transformer_blocks.", "single_transformer_blocks.")):
+            return path, 0, 1
+        kind, number, inner = path.split(".", 2)
+        double = kind == "transformer_blocks"
+        table, blocks = (self.double, "double_blocks") if double else (self.single, "single_blocks")
+        for bfl, made_of in table.items():
+            if inner in made_of:
+                return f"{blocks}.{number}.{bfl}", made_of.index(inner), len(made_of)
+        return None
+
+    def pieces(self, path: str) -> tuple[str, ...]:
+        """A BFL path -> the diffusers modules that it is made of, in the order of its rows."""
+        if path in self.outside:
+            return self.outside[path]
+        kind, number, inner = path.split(".", 2)
+        table, blocks = {
+            "double_blocks": (self.double, "transformer_blocks"),
+            "single_blocks": (self.single, "single_transformer_blocks"),
+        }.get(kind, ({}, ""))
+        return tuple(f"{blocks}.{number}.{name}" for name in table.get(inner, ()))
+
+
+def present(pairs: Iterable[tuple[str, tuple[str, ...]]], names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """The table of these pairs, all of whose diffusers keys are there. Raises KeyError with one that is missing."""
+    table, names = dict(pairs), set(names)
+    missing = [name for made_of in table.values() for name in made_of if name not in names]
+    if missing:
+        raise KeyError(missing[0])
+    return table
+
+
+def joined(name: str, rows: list[Tensor]) -> Tensor:
+    """The diffusers tensors of one BFL key -> its tensor."""
+    if name.startswith(SWAPPED):
+        scale, shift = rows[0].chunk(2)
+        return torch.cat((shift, scale))
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+
+def apart(
+    tensors: Mapping[str, Tensor],
+    pairs: Iterable[tuple[str, tuple[str, ...]]],
+    sizes: Callable[[Tensor, int], list[int]],
+) -> dict[str, Tensor]:
+    """The single file's state dict -> diffusers', where `sizes` of a tensor and its pieces are the rows of each. Rows
+    of fused tensors are views."""
+    out: dict[str, Tensor] = {}
+    for name, made_of in pairs:
+        tensor = tensors[name]
+        if name.startswith(SWAPPED):
+            shift, scale = tensor.chunk(2)
+            tensor = torch.cat((scale, shift))
+        parts = tensor.split(sizes(tensor, len(made_of))) if len(made_of) > 1 else (tensor,)
+        out.update(zip(made_of, parts, strict=True))
+    return out
