@@ -8,8 +8,8 @@ from library.config.sections import Compile
 from library.families.flux import keys
 from library.families.flux.family import FluxFamily as Family
 from library.families.flux.model import Flux, Sizes
-from library.families.shared.transformer import rope, sinusoids
 from library.families.shared import weights
+from library.families.shared.transformer import rope, sinusoids
 
 
 def sizes(**changes):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 from library.config.schema import ConfigError
 from library.families.shared import weights
 from library.families.shared.double_stream_keys import SWAPPED, DoubleStreamKeys, joined
-from library.families.shared.lora_names import LoraNames, Shapes, WeightSlice, matrices
+from library.families.shared.lora_names import LoraNames, Shapes, matrices
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,10 +53,6 @@ class DoubleStreamLoraNames(LoraNames):
     def joined(self, name: str, rows: "list[Tensor]") -> "Tensor":
         """The diffusers tensors of one BFL name -> its tensor."""
         return joined(name, rows)
-
-    def slice_of(self, part: str, path: str, shapes: Shapes) -> WeightSlice | None:
-        """The file is the transformer alone."""
-        return WeightSlice(f"{weights.prefix_of(shapes)}{path}.weight") if part == "denoiser" else None
 
     def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:
         """Attention, MLP and modulation of all blocks."""
