@@ -16,6 +16,7 @@ from library.config.sections.transformers import (
     TransformerTrain,
     blocks_to_swap,
     flow_shift,
+    reference_folder,
 )
 
 __all__ = [
@@ -60,4 +61,5 @@ __all__ = [
     "Validation",
     "blocks_to_swap",
     "flow_shift",
+    "reference_folder",
 ]

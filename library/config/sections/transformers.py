@@ -42,6 +42,12 @@ def blocks_to_swap(most: int) -> Any:
     return opt(None, words, min=0, max=most)
 
 
+def reference_folder(shown_with: Mapping[str, tuple[str, ...]]) -> Any:
+    """The option control_directory of a model that is shown reference images with these values of others."""
+    words = "A folder of reference images, with the names of their images."
+    return opt(None, words, kind="folder", label="Reference folder", shown_with=shown_with)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransformerFlow(Flow):
     """How much noise a step has, and what the model answers."""

@@ -139,13 +139,7 @@ class FluxLoraModel(FluxModel):
     )
 
 
-REFERENCES = opt(
-    None,
-    "A folder of reference images for Kontext, with the names of their images.",
-    kind="folder",
-    label="Reference folder",
-    shown_with=named_by(lambda variant: variant.control_images.most > 0),
-)
+REFERENCES = sections.reference_folder(named_by(lambda variant: variant.control_images.most > 0))
 
 RANDOM_MASKS = opt(
     0,
