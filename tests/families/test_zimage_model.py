@@ -10,8 +10,9 @@ from library import families
 from library.config.schema import build
 from library.families.base import SampleRequest
 from library.families.shared import autoencoder
+from library.families.shared.packing import pack_channels_last, unpack_channels_last
 from library.families.zimage import keys, random, text_encoder
-from library.families.zimage.model import ZImage, ZImageTransformerBlock, packed, tables, unpacked
+from library.families.zimage.model import ZImage, ZImageTransformerBlock, tables
 
 CAPTIONS = ["a red circle", "a drawing of a blue square, simple, flat colors, on a wooden table, best quality"]
 TEMPLATE = (
@@ -64,7 +65,7 @@ def test_the_denoiser_and_its_gradients_equal_diffusers(own, theirs, size):
         text[row, : len(one)], mask[row, : len(one)] = one, 1
     times = torch.tensor([0.3, 0.8])
     ours.requires_grad_(True)
-    got = unpacked(ours(packed(latents), (height, width), text, mask, times), height, width)
+    got = unpack_channels_last(ours(pack_channels_last(latents), (height, width), text, mask, times), height, width)
     got.square().mean().backward()
     by_us = {name: p.grad for name, p in ours.named_parameters()} | {"latents": latents.grad}
     ours.zero_grad(set_to_none=True)

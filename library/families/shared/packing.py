@@ -17,6 +17,17 @@ def unpack(tokens: Tensor, height: int, width: int) -> Tensor:
     return squares.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
 
 
+def pack_channels_last(latents: Tensor) -> Tensor:
+    """Latents [B, C, 2 h, 2 w] -> tokens [B, h * w, 4 C]; inside a token the order is row, column, channel."""
+    return latents.unflatten(-1, (-1, 2)).unflatten(-3, (-1, 2)).permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
+
+
+def unpack_channels_last(tokens: Tensor, height: int, width: int) -> Tensor:
+    """Tokens [B, h * w, 4 C] -> latents [B, C, 2 h, 2 w]; `height` and `width` count tokens."""
+    squares = tokens.unflatten(1, (height, width)).unflatten(-1, (2, 2, -1))
+    return squares.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)
+
+
 def image_positions(height: int, width: int, device: torch.device) -> Tensor:
     """Positions of an image's tokens [h * w, 3]: (0, row, column), float32."""
     ids = torch.zeros(height, width, 3, device=device)

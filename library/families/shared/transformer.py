@@ -4,6 +4,7 @@ Shape letters as in the models: B images, S tokens, C hidden width, H heads, D w
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,6 +42,12 @@ def rotated(x: Tensor, pe: Tensor) -> Tensor:
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
 
 
+def rotated_halves(x: Tensor, pe: Tensor) -> Tensor:
+    """The same where the channels of the first half are paired with those of the second."""
+    (first, second), (cos, sin) = x.chunk(2, dim=-1), pe
+    return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
+
+
 class DenseGradient(torch.autograd.Function):
     """The identity for what attention answers [B, H, S, D]; its gradient comes back dense, token after token.
 
@@ -73,14 +80,14 @@ def finite(x: Tensor) -> Tensor:
     return x.clamp(-65504, 65504) if x.dtype == torch.float16 else x
 
 
-def sinusoids(t: Tensor, channels: int = TIME_CHANNELS) -> Tensor:
-    """[B] in 0..1 -> [B, channels]: cosines, then sines, of 1000 t at frequencies from 1 down to 1/10000, in float32.
+def sinusoids(t: Tensor, channels: int = TIME_CHANNELS, scale: float = 1000.0) -> Tensor:
+    """[B] in 0..1 -> [B, channels]: cosines, then sines, of t * scale at frequencies from 1 down to 1/10000.
 
-    float32 to the end: in bfloat16 a timestep above 512 would be rounded to a multiple of 4.
+    In float32 to the end: in bfloat16 a timestep above 512 would be rounded to a multiple of 4.
     """
     half = channels // 2
     steps = torch.arange(half, dtype=torch.float32, device=t.device)
-    angles = 1000.0 * t.float()[:, None] * torch.exp(-math.log(10000) * steps / half)
+    angles = scale * t.float()[:, None] * torch.exp(-math.log(10000) * steps / half)
     return torch.cat((angles.cos(), angles.sin()), dim=-1)
 
 
@@ -94,3 +101,30 @@ def rope(ids: Tensor, axes: tuple[int, ...], theta: float = 10000.0) -> Tensor:
         angles.append(ids[:, axis, None].to(exact) * theta**-steps)
     joined = torch.cat(angles, dim=-1)
     return torch.stack((joined.cos(), joined.sin())).float()
+
+
+class KeptTables:
+    """RoPE tables that are made once for each size of image and length of text."""
+
+    MOST = 32  # one for each bucket; 2.3 MB each at 1024 x 1024
+
+    def __init__(self) -> None:
+        self.keeps = True
+        self._known: dict[tuple[Any, ...], Any] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def of(self, sizes: tuple[int, ...], device: torch.device, make: Callable[[], Any]) -> Any:
+        """What was made for these sizes on this device, or is made now."""
+        if not self.keeps or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+            return make()  # one that is kept may go, a recording stays
+        key = (*sizes, device)
+        found = self._known.pop(key, None)
+        if found is None:
+            with torch.inference_mode(False):  # a table made while drawing previews must serve in training, too
+                found = make()
+            while len(self._known) >= self.MOST:
+                self._known.pop(next(iter(self._known)))
+        self._known[key] = found
+        return found

@@ -11,10 +11,11 @@ from library.config.problems import Problem
 from library.families.base import BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
 from library.families.shared import autoencoder
 from library.families.shared.one_encoder import OneEncoderFamily
+from library.families.shared.packing import pack_channels_last, unpack_channels_last
 from library.families.zimage import keys, text_encoder
 from library.families.zimage.checkpoint import CHECKPOINT
 from library.families.zimage.facts import FACTS
-from library.families.zimage.model import CONTAINERS, packed, unpacked
+from library.families.zimage.model import CONTAINERS
 from library.families.zimage.options import ZImageLora, ZImageTrain
 from library.families.zimage.sampler import ZImageSampler
 from library.objectives import flow
@@ -121,8 +122,8 @@ class ZImageFamily(OneEncoderFamily):
         """The denoiser's answer in the terms of the target, float32 [B, 16, h, w]. `sizes` say nothing to it."""
         latents = noised.latents
         size = latents.shape[-2] // 2, latents.shape[-1] // 2
-        answer = denoiser(packed(latents), size, text["llm_embed"], text["llm_mask"], 1 - noised.timesteps)
-        velocity = -unpacked(answer.float(), *size)
+        answer = denoiser(pack_channels_last(latents), size, text["llm_embed"], text["llm_mask"], 1 - noised.timesteps)
+        velocity = -unpack_channels_last(answer.float(), *size)
         return flow.prediction(velocity, latents, noised.sigmas, self.config.noise.model_prediction_type)
 
     def sampler(self, parts: ModelComponents) -> "Sampler":

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from library.families.shared.transformer import (
     EPS,
     TIME_CHANNELS,
+    KeptTables,
     WeightedRMSNorm,
     finite,
     rope,
@@ -29,7 +30,6 @@ NORM_EPS = 1e-5
 THETA = 256.0
 MULTIPLE = 32  # tokens of text and of image are padded to multiples of so many; this padding is seen
 PATCH = "2-1"  # in names: 2 by 2 latents and 1 frame are a token
-TABLES_KEPT = 32  # RoPE tables, one per bucket and text length; 2.3 MB each at 1024 x 1024
 
 
 @dataclass(frozen=True)
@@ -230,8 +230,7 @@ class ZImage(nn.Module):
         self.context_refiner = nn.ModuleList(ZImageContextRefiner(sizes) for _ in range(sizes.context_refiners))
         self.layers = nn.ModuleList(ZImageTransformerBlock(sizes) for _ in range(sizes.layers))
         self.all_final_layer = nn.ModuleDict({PATCH: FinalLayer(sizes)})
-        self._tables: dict[tuple[int, int, int, torch.device], RopeTables] = {}
-        self._keeps = True
+        self._tables = KeptTables()
 
     def forward(self, img: Tensor, size: tuple[int, int], txt: Tensor, txt_mask: Tensor, times: Tensor) -> Tensor:
         """Packed noisy latents -> image minus noise, packed alike.
@@ -269,21 +268,13 @@ class ZImage(nn.Module):
 
     def as_one_graph(self) -> None:
         """Make RoPE tables anew in each call: a table that is kept would be a constant of one compiled graph."""
-        self._keeps = False
+        self._tables.keeps = False
 
     def positions(self, height: int, width: int, length: int, device: torch.device) -> RopeTables:
         """The RoPE tables for an image of so many tokens and a text of this length, kept by sizes."""
-        if not self._keeps or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
-            return tables(height, width, length, device, self.axes)  # one that is kept may go, a recording stays
-        key = (height, width, length, device)
-        found = self._tables.pop(key, None)
-        if found is None:
-            with torch.inference_mode(False):  # a table made while drawing previews must serve in training, too
-                found = tables(height, width, length, device, self.axes)
-            while len(self._tables) >= TABLES_KEPT:
-                self._tables.pop(next(iter(self._tables)))
-        self._tables[key] = found
-        return found
+        return self._tables.of(
+            (height, width, length), device, lambda: tables(height, width, length, device, self.axes)
+        )
 
 
 def tables(height: int, width: int, length: int, device: torch.device, axes: tuple[int, int, int]) -> RopeTables:
@@ -303,14 +294,3 @@ def tables(height: int, width: int, length: int, device: torch.device, axes: tup
         rope(text, axes, THETA),
         rope(firsts, axes[:1], THETA),
     )
-
-
-def packed(latents: Tensor) -> Tensor:
-    """Latents [B, C, 2 h, 2 w] -> tokens [B, h * w, 4 C]; inside a token the order is row, column, channel."""
-    return latents.unflatten(-1, (-1, 2)).unflatten(-3, (-1, 2)).permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
-
-
-def unpacked(tokens: Tensor, height: int, width: int) -> Tensor:
-    """Tokens [B, h * w, 4 C] -> latents [B, C, 2 h, 2 w]; `height` and `width` count tokens."""
-    squares = tokens.unflatten(1, (height, width)).unflatten(-1, (2, 2, -1))
-    return squares.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)

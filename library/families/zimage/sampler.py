@@ -7,8 +7,8 @@ from torch import Tensor
 
 from library.families.base import SampleRequest
 from library.families.shared import autoencoder
+from library.families.shared.packing import pack_channels_last, unpack_channels_last
 from library.families.shared.sampler import Sampler, generator_of
-from library.families.zimage.model import packed, unpacked
 from library.objectives import flow
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class ZImageSampler(Sampler):
         text = self.text(request, device)
         count = len(text["llm_embed"])
         noise = torch.randn(1, model.sizes.in_channels // 4, 2 * height, 2 * width, generator=generator_of(request))
-        tokens = packed(noise).to(device)
+        tokens = pack_channels_last(noise).to(device)
         sigmas = schedule(request.steps)
         for now, after in zip(sigmas, sigmas[1:], strict=False):
             times = torch.full((count,), 1 - now, device=device)
@@ -45,7 +45,7 @@ class ZImageSampler(Sampler):
                 answer = answer[1:] + request.scale * (answer[1:] - answer[:1])
             tokens = tokens - (after - now) * answer
         scale, shift = autoencoder.FLUX
-        return unpacked(tokens, height, width) / scale + shift
+        return unpack_channels_last(tokens, height, width) / scale + shift
 
     def decoder_input(self, latents: Tensor) -> Tensor:
         """Latents of the cache are what the autoencoder takes."""
