@@ -27,6 +27,7 @@ from kohya_gui.server import paths, scripts
 from kohya_gui.server.allowed_folders import AllowedFolders, Roots
 from kohya_gui.server.assets import Assets
 from kohya_gui.server.auth import AuthGate
+from kohya_gui.server.gradio_import import without_apps
 from kohya_gui.server.json_api import JsonApi
 from kohya_gui.server.picker import Picker
 from kohya_gui.server.routes import Protected, Routes
@@ -40,6 +41,7 @@ from kohya_gui.tools.tools import ToolsTab
 from library import families
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Text
+from library.imports import without_collecting
 
 TITLE = "Kohya Trainer"
 
@@ -54,7 +56,8 @@ class Page(gr.Blocks):
 
 def build(roots: Sequence[Path] = ()) -> Page:
     """The page. `roots` are the folders below which files may be listed, read and written."""
-    with Page(title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=(3600, 3600)) as page:
+    how: JsonObject = {"analytics_enabled": False, "fill_width": True, "delete_cache": (3600, 3600)}
+    with without_apps(), Page(title=TITLE, **how) as page:
         about = Text("LoRA and fine-tuning for {families}", families=families.titles())
         gr.HTML(
             f"<header><h1>{TITLE}</h1><p{data(about)}>{about}</p>"
@@ -115,6 +118,7 @@ def application(page: Page, access: JsonObject, root_path: str = "") -> Any:
         footer_links=[], run_history=False, enable_monitoring=False, ssr_mode=False, pwa=False, show_error=True,
         max_file_size="1mb", root_path=root_path or None,
     )  # fmt: skip
+    page.app = outer.router.routes[-1].app  # pyright: ignore[reportAttributeAccessIssue]  # what its queue hands requests to
     # Gradio looks for events a thousand times a second, which takes a twentieth of a processor, also while all is idle.
     page._queue.sleep_when_free = 0.02
     shown = TensorboardProxy(
@@ -133,7 +137,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {wrong}", file=sys.stderr)
         return 2
     roots = Roots(paths.roots(given.root), is_private(access, given.root_path))
-    app = application(build(roots), access, given.root_path)
+    with without_collecting():
+        app = application(build(roots), access, given.root_path)
     announce(given, bound.getsockname()[1], access)
     serve(app, bound)
     return 0

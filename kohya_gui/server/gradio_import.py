@@ -1,13 +1,15 @@
-"""Importing Gradio without the stub files that it writes for editors."""
+"""Importing Gradio, and making a page with it, without the work whose result nothing here uses."""
 
-import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import ModuleType
+from typing import Any
 
 MODULE, WRITER = "gradio.component_meta", "create_or_modify_pyi"
+LATER = "pandas"  # what Gradio imports for components that the page has not
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
@@ -18,19 +20,44 @@ class _Loader(importlib.machinery.SourceFileLoader):
             setattr(module, WRITER, lambda *_: None)
 
 
-# Why: docs/decisions/2026-11-23-gradio-without-stub-files.md
-class WithoutStubFiles(importlib.abc.MetaPathFinder):
-    """Finds one module of Gradio where it is, and takes from it what writes a .pyi file for each component."""
+# Why: docs/decisions/2026-11-23-gradio-imports-less.md
+class LightGradio:
+    """Finds two modules: of one it takes what writes a .pyi file for each component, the other runs when it is used."""
+
+    def __init__(self) -> None:
+        self.left = {MODULE, LATER}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The module's spec with a loader of ours; None for all other modules, which others find."""
-        if fullname != MODULE:
+        """The module's spec with another loader; None for all other modules, which others find."""
+        if fullname not in self.left:
             return None
-        if self in sys.meta_path:
+        self.left.discard(fullname)
+        if not self.left and self in sys.meta_path:
             sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(fullname, path)
-        if spec is None or spec.origin is None:
+        if spec is None or spec.origin is None or spec.loader is None:
             return None
+        if fullname == LATER:
+            spec.loader = importlib.util.LazyLoader(spec.loader)
+            return spec
         return importlib.util.spec_from_file_location(fullname, spec.origin, loader=_Loader(fullname, spec.origin))
+
+
+class _NoApp:
+    @staticmethod
+    def create_app(*_: Any, **__: Any) -> None:
+        return None
+
+
+@contextmanager
+def without_apps() -> Iterator[None]:
+    """Put a page together without the two servers that Gradio makes on the way, before the one that is mounted."""
+    from gradio import blocks
+
+    real, blocks.App = blocks.App, _NoApp  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        blocks.App = real  # type: ignore[misc]

@@ -1,23 +1,41 @@
-"""Gradio is imported without its stub files, and would be found out if it changed how it writes them."""
+"""Gradio is imported without what the page has no use for, and would be found out if it changed how it does that."""
 
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 
-from kohya_gui.server.gradio_import import MODULE, WRITER, WithoutStubFiles
+from kohya_gui.server.gradio_import import MODULE, WRITER, LightGradio
 
 
 def test_only_what_writes_the_stub_files_is_replaced(tmp_path):
     (tmp_path / "component_meta.py").write_text(f"def {WRITER}(*given): raise SystemExit\ndef other(): return 5\n")
-    spec = WithoutStubFiles().find_spec(MODULE, [str(tmp_path)])
+    spec = LightGradio().find_spec(MODULE, [str(tmp_path)])
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert getattr(module, WRITER)(int, "int", []) is None and module.other() == 5
 
 
 def test_all_other_modules_are_found_as_usual():
-    assert WithoutStubFiles().find_spec("gradio.components", None) is None
+    assert LightGradio().find_spec("gradio.components", None) is None
 
 
 def test_the_installed_gradio_still_writes_them_by_that_function():
     source = Path(importlib.util.find_spec("gradio").origin).with_name("component_meta.py")
     assert f"{WRITER}(component_class, name, events)" in source.read_text(encoding="utf-8")
+
+
+SERVED = """
+import sys
+from kohya_gui.app import application, build
+page = build()
+app = application(page, {"host": "127.0.0.1"})
+print("pandas.core" in sys.modules, type(page.app).__name__, page.app is not None)
+from gradio.caching import pd
+print(len(pd.DataFrame({"a": [1, 2]})))
+"""
+
+
+def test_the_page_is_put_together_without_pandas_and_its_queue_has_the_server_that_is_mounted():
+    said = subprocess.run([sys.executable, "-c", SERVED], capture_output=True, text=True, check=True).stdout
+    assert said.split() == ["False", "App", "True", "2"]
