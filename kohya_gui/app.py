@@ -23,7 +23,7 @@ from kohya_gui.models.models import ModelsApi
 from kohya_gui.panel.actions import RunActions
 from kohya_gui.panel.monitor import RunPanel
 from kohya_gui.panel.queue import QueueTab
-from kohya_gui.server import paths, scripts
+from kohya_gui.server import paths, preloads, scripts
 from kohya_gui.server.allowed_folders import AllowedFolders, Roots
 from kohya_gui.server.assets import Assets
 from kohya_gui.server.auth import AuthGate
@@ -121,8 +121,10 @@ def application(page: Page, access: JsonObject, root_path: str = "") -> Any:
     page.app = outer.router.routes[-1].app  # pyright: ignore[reportAttributeAccessIssue]  # what its queue hands requests to
     # Gradio looks for events a thousand times a second, which takes a twentieth of a processor, also while all is idle.
     page._queue.sleep_when_free = 0.02
+    used = preloads.needed(sorted({block.get_block_name() for block in page.blocks.values()}))
+    lines, styles = preloads.head(used)
     shown = TensorboardProxy(
-        Assets(GZipMiddleware(ScriptTags(inner), minimum_size=2000, compresslevel=4), scripts.FILES)
+        Assets(GZipMiddleware(ScriptTags(inner, lines), minimum_size=2000, compresslevel=4), scripts.FILES | styles)
     )
     return Protected(AuthGate(Routes(shown, prefix_of(root_path)), **access))
 

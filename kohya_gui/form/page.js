@@ -44,7 +44,17 @@ export const isFor = (field, name) => familiesOf(field).includes(name);
  * @param {HTMLFormElement} where
  * @param {string} name
  */
-export const fieldOf = (where, name) => fields(where).find((field) => field.dataset.option === name && isFor(field, family(where)));
+export const fieldOf = (where, name) => fieldsOf(where, [name])[0];
+
+/**
+ * The fields of some options, of the chosen family. Found by their names: a form has hundreds of others.
+ * @param {HTMLFormElement} where
+ * @param {string[]} names
+ */
+const fieldsOf = (where, names) => {
+  const found = all(where, names.map((name) => `[data-option="${name}"]`).join()), chosen = family(where);
+  return /** @type {Field[]} */ (found.filter(isField)).filter((field) => isFor(field, chosen));
+};
 
 /**
  * Whether two texts are one value: 1600.0 is 1600, and 0.0001 is 1e-4.
@@ -101,9 +111,10 @@ export const untouched = (field, name) => same(String(fieldValue(field)), firstV
  * @param {HTMLFormElement} where
  */
 function open(where) {
+  const name = family(where);
   starts[where.id] = suited(where);
-  for (const field of fields(where)) setValue(field, firstValue(field, family(where)));
-  where.dataset.family = family(where);
+  for (const field of fields(where)) setValue(field, firstValue(field, name));
+  where.dataset.family = name;
   settle(where);
 }
 
@@ -174,9 +185,7 @@ export function held(where) {
  * @param {HTMLFormElement} where
  */
 export function images(where) {
-  const named = ["train_data_dir", "dataset_config", "in_json", "caption_extension"];
-  const asked = fields(where).filter((field) => isFor(field, family(where)) && named.includes(field.dataset.option ?? ""));
-  return asked.map(fieldValue).join("\n");
+  return fieldsOf(where, ["train_data_dir", "dataset_config", "in_json", "caption_extension"]).map(fieldValue).join("\n");
 }
 
 /**

@@ -1,4 +1,4 @@
-"""Scripts and styles, straight from memory: eighty small files that every visit asks for, Gradio's and our own."""
+"""Scripts and styles, straight from memory: sixty small files of Gradio's that every visit asks for, and our own."""
 
 import gzip
 import mimetypes
@@ -26,11 +26,12 @@ class Assets:
     good.
     """
 
-    def __init__(self, app: App, own: Mapping[str, Path]) -> None:
-        """`own` are files of ours by address."""
+    def __init__(self, app: App, own: Mapping[str, bytes]) -> None:
+        """`own` are texts of ours by address."""
         self.app = app
         found = FOLDER.iterdir() if FOLDER.is_dir() else ()
-        self.files = {PREFIX + file.name: file for file in found if file.is_file()} | dict(own)
+        self.files: dict[str, Path | bytes] = {PREFIX + file.name: file for file in found if file.is_file()}
+        self.files |= own
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -40,10 +41,10 @@ class Assets:
             await self.app(scope, receive, send)
             return
         accepted = dict(scope["headers"]).get(b"accept-encoding", b"")
-        packed = file.suffix in TEXT and b"gzip" in accepted
+        packed = path.endswith(TEXT) and b"gzip" in accepted
         body = contents(file, packed)
         headers = [
-            (b"content-type", kind(file.name).encode()),
+            (b"content-type", kind(path).encode()),
             (b"content-length", str(len(body)).encode()),
             (b"cache-control", b"public, max-age=31536000, immutable"),
             (b"vary", b"accept-encoding"),
@@ -54,9 +55,11 @@ class Assets:
 
 
 @lru_cache(maxsize=512)
-def contents(file: Path, packed: bool) -> bytes:
-    """One file, as it goes over the wire. It is read once, so that it stays what its address says."""
-    return gzip.compress(contents(file, False), 6) if packed else file.read_bytes()
+def contents(file: Path | bytes, packed: bool) -> bytes:
+    """One file or text, as it goes over the wire. It is read once, so that it stays what its address says."""
+    if packed:
+        return gzip.compress(contents(file, False), 6)
+    return file.read_bytes() if isinstance(file, Path) else file
 
 
 def kind(name: str) -> str:

@@ -1,42 +1,40 @@
-"""The page's own scripts: modules that the browser loads by their addresses, named in the head of the page's HTML."""
+"""The page's own script, which the head of the page's HTML names."""
 
 import hashlib
 from pathlib import Path
 from typing import Any
 
-from kohya_gui.server.assets import App, Scope, contents
+from kohya_gui.server.assets import App, Scope
+from kohya_gui.server.bundle import bundle
 from library.config.json_types import JsonObject
 
 PAGE = Path(__file__).parents[1]
 
 
-def _addressed() -> tuple[str, dict[str, Path]]:
-    """The folder of the modules' addresses, and each one's address. They import each other by relative paths, so one
-    hash of all of them stands in front."""
-    files = {file.relative_to(PAGE).as_posix(): file for file in sorted(PAGE.rglob("*.js"))}
-    state = hashlib.sha256(b"".join(name.encode() + contents(file, False) for name, file in files.items()))
-    folder = f"/scripts/{state.hexdigest()[:16]}/"
-    return folder, {folder + name: file for name, file in files.items()}
+def _addressed() -> tuple[str, bytes]:
+    """The script, and its address with a hash of it."""
+    script = bundle(PAGE, "main.js").encode()
+    return f"/scripts/{hashlib.sha256(script).hexdigest()[:16]}/main.js", script
 
 
-ADDRESS, FILES = _addressed()
+ADDRESS, SCRIPT = _addressed()
+FILES = {ADDRESS: SCRIPT}
 
-# Relative, so that they hold below any path of a proxy. All modules are named, so that the browser asks for them at
-# once, and not for one after it has read the other.
-TAGS = "".join(f'<link rel="modulepreload" href=".{address}">' for address in FILES)
-TAGS += f'<script type="module" src=".{ADDRESS}main.js"></script>'
+# Relative, so that it holds below any path of a proxy. What is preloaded is asked for before all that Gradio needs.
+TAGS = f'<link rel="modulepreload" href=".{ADDRESS}"><script type="module" src=".{ADDRESS}"></script>'
 
 
 # Why: docs/decisions/2026-11-22-scripts-are-modules.md
 class ScriptTags:
-    """Name the scripts in the page's HTML.
+    """Name the script in the page's HTML.
 
     What is given to Gradio for the head only comes there long after Gradio's own script has begun. Modules run in the
     order of the HTML, and Gradio calls what main.js provides: so they stand in front.
     """
 
-    def __init__(self, app: App) -> None:
-        self.app = app
+    def __init__(self, app: App, also: str = "") -> None:
+        """`also` stands behind ours in the head."""
+        self.app, self.tags = app, (TAGS + also).encode()
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """ASGI."""
@@ -56,7 +54,7 @@ class ScriptTags:
                 return
             body += message.get("body", b"")
             if not message.get("more_body"):
-                whole = body.replace(b"<head>", b"<head>" + TAGS.encode(), 1)
+                whole = body.replace(b"<head>", b"<head>" + self.tags, 1)
                 headers = [pair for pair in start["headers"] if pair[0].lower() != b"content-length"]
                 await send({**start, "headers": [*headers, (b"content-length", str(len(whole)).encode())]})
                 await send({"type": "http.response.body", "body": whole})

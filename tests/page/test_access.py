@@ -196,12 +196,11 @@ def test_with_a_token_any_address_of_the_machine_will_do_but_no_strange_name(gua
 def test_scripts_come_from_memory_and_may_be_kept():
     assets = Assets(page, scripts.FILES)
     gradio = next(path for path in sorted(assets.files) if path.startswith("/assets/") and path.endswith(".js"))
-    assert set(scripts.FILES.values()) == set(scripts.PAGE.rglob("*.js"))
     for path in (gradio, *scripts.FILES):
         status, headers, body = ask(assets, path=path, accept_encoding="gzip, br")
         assert status == 200 and "immutable" in headers["cache-control"]
         assert headers["content-type"].startswith("text/javascript")
-        assert gzip.decompress(body) == ask(assets, path=path)[2] == assets.files[path].read_bytes()
+        assert gzip.decompress(body) == ask(assets, path=path)[2]
 
 
 @pytest.mark.parametrize(
@@ -214,9 +213,9 @@ def test_scripts_come_from_memory_and_may_be_kept():
         "/",
         "//assets/x.js",
         "/scripts/main.js",
-        scripts.ADDRESS,
-        scripts.ADDRESS + "server/auth.py",
-        scripts.ADDRESS + "../main.js",
+        scripts.ADDRESS.removesuffix("main.js"),
+        scripts.ADDRESS.replace("main.js", "server/auth.py"),
+        scripts.ADDRESS.replace("main.js", "../main.js"),
     ],
 )
 def test_only_known_names_are_read_from_the_folder(path):

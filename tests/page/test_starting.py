@@ -122,8 +122,8 @@ def test_what_a_preset_sets_is_no_remark_once_its_switch_is_off_and_what_was_typ
 
 def submitted(page, tab):
     """What the form of a tab would send; asking for it changes nothing on the page."""
-    module = f".{scripts.ADDRESS}form/page.js"
-    return page.evaluate(f"import('{module}').then(({{ held, formOf }}) => held(formOf('{tab}')))")
+    form = f"import('.{scripts.ADDRESS}').then(({{ modules }}) => modules['form/page.js'])"
+    return page.evaluate(f"{form}.then(({{ held, formOf }}) => held(formOf('{tab}')))")
 
 
 def held(page, tab):

@@ -80,7 +80,7 @@ def routes():
         "/tensorboard/",
         "/tensorboard/start",
         "/assets/x.js",
-        f"{scripts.ADDRESS}main.js",
+        scripts.ADDRESS,
         "/own/list",
         "/own/x",
         "/font-roboto/x",

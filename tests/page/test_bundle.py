@@ -1,0 +1,71 @@
+"""The page's scripts as one, and what its head asks for."""
+
+import pytest
+
+from kohya_gui.server import preloads, scripts
+from kohya_gui.server.bundle import bundle
+
+MODULES = {
+    "main.js": """import { twice as double } from "./a/b.js";
+import * as other from "./a/b.js";
+import "./a/c.js";
+export const seen = [double(4), other.five, new URL(import.meta.url).pathname.endsWith("/main.js")];
+""",
+    "a/b.js": """import { two } from "./c.js";
+export const five = 5;
+export function twice(number) { return number * two; }
+""",
+    "a/c.js": "export const two = 2;\n",
+}
+
+
+@pytest.mark.browser
+def test_modules_run_in_order_and_find_what_others_export(tmp_path, chromium):
+    (tmp_path / "a").mkdir()
+    for name, text in MODULES.items():
+        (tmp_path / name).write_text(text)
+    page = chromium.new_page()
+    page.route("**/*", lambda route: route.fulfill(body="<head></head>", content_type="text/html"))
+    page.goto("http://page.test/")
+    page.add_script_tag(type="module", content=bundle(tmp_path, "main.js") + 'window.found = modules["main.js"].seen;')
+    assert page.wait_for_function("window.found").json_value() == [8, 5, True]
+    page.close()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "export default 5;",
+        "export let moving = 1;",
+        'import main from "./main.js";',
+        'import "./main.js";',
+        "export { };",
+    ],
+)
+def test_what_it_cannot_put_together_is_refused(tmp_path, text):
+    (tmp_path / "main.js").write_text(f"{text}\n")
+    with pytest.raises(ValueError, match=r"main\.js"):
+        bundle(tmp_path, "main.js")
+
+
+def test_every_script_of_the_page_is_in_its_own():
+    sent = scripts.SCRIPT.decode()
+    for file in scripts.PAGE.rglob("*.js"):
+        assert f"// {file.relative_to(scripts.PAGE).as_posix()}\n" in sent
+
+
+def test_the_installed_gradio_says_which_files_components_need():
+    names = preloads.needed(["textbox", "tabs"])
+    assert len(names) > 25 and all((preloads.FOLDER / name).is_file() for name in names)
+    assert len(preloads.needed(["textbox", "tabs", "html"])) > len(names) and not preloads.needed(["no such kind"])[60:]
+    lines, own = preloads.head(names)
+    ((address, styles),) = own.items()
+    assert f'href=".{address}"' in lines and styles.count(b"{") > 50
+    assert (
+        lines.count(" disabled ") == len([name for name in names if name.endswith(".css")]) - 1
+    )  # its own head has one
+
+
+def test_another_gradio_is_loaded_without(monkeypatch, tmp_path):
+    monkeypatch.setattr(preloads, "FOLDER", tmp_path / "assets")
+    assert preloads.needed(["textbox"]) == [] and preloads.head([]) == ("", {})
