@@ -72,17 +72,25 @@ class SegmentationModel:
 
 def _loaded(folder: Path, kind: str) -> tuple[Any, Any]:
     """The model, and what prepares its input."""
-    from transformers.models import auto, clipseg
+    # Each from its own package: of `transformers.models` as a whole, type checkers would read every model.
+    from transformers.models.auto import (
+        AutoImageProcessor,
+        AutoModelForSemanticSegmentation,
+        AutoModelForUniversalSegmentation,
+        AutoProcessor,
+        modeling_auto,
+    )
+    from transformers.models.clipseg import CLIPSegForImageSegmentation
 
-    classes = auto.modeling_auto.MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES
-    universal = auto.modeling_auto.MODEL_FOR_UNIVERSAL_SEGMENTATION_MAPPING_NAMES
+    classes = modeling_auto.MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES
+    universal = modeling_auto.MODEL_FOR_UNIVERSAL_SEGMENTATION_MAPPING_NAMES
     here: JsonObject = {"local_files_only": True, "trust_remote_code": False}
     if kind == BY_WORDS:
-        made = clipseg.CLIPSegForImageSegmentation, auto.AutoProcessor
+        made = CLIPSegForImageSegmentation, AutoProcessor
     elif kind in classes:
-        made = auto.AutoModelForSemanticSegmentation, auto.AutoImageProcessor
+        made = AutoModelForSemanticSegmentation, AutoImageProcessor
     elif kind in universal:
-        made = auto.AutoModelForUniversalSegmentation, auto.AutoImageProcessor
+        made = AutoModelForUniversalSegmentation, AutoImageProcessor
     else:
         raise ConfigError("{folder} is a {kind} model: choose CLIPSeg, which finds what is described, or a model of "
             "semantic segmentation such as SegFormer, UPerNet or Mask2Former", folder=folder, kind=kind)  # fmt: skip

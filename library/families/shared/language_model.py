@@ -1,5 +1,6 @@
 """Language models as text encoders: their names in files, captions of any length in one batch, and Qwen3."""
 
+import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,11 +56,11 @@ def empty(kind: str, skipped: int = 0, **settings: int) -> nn.Module:
     Without its last `skipped` layers it has no norm behind the others either: it then answers with hidden_states[-1 -
     skipped] of the whole one.
     """
-    import transformers
-
+    # Its own module: of transformers as a whole, the type checker would read every file.
+    module = importlib.import_module(f"transformers.models.{kind.lower()}")
     settings["num_hidden_layers"] -= skipped
     rope = {"rope_type": "default", "rope_theta": THETA}
-    config_class, model_class = (getattr(transformers, f"{kind}{part}") for part in ("Config", "Model"))
+    config_class, model_class = (getattr(module, f"{kind}{part}") for part in ("Config", "Model"))
     config = config_class(rms_norm_eps=1e-6, use_cache=False, rope_parameters=rope, **settings)
 
     def make() -> nn.Module:
