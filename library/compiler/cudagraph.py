@@ -34,7 +34,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-WARMUP_PASSES = 2  # eager passes before a recording: the first compiles and allocates, the second is like all others
+# Eager passes before the first recording: one compiles and allocates, the next is like all others, and timed. Other
+# sizes need the one that chooses their kernels.
+WARMUP_PASSES, PASSES_OF_OTHER_SIZES = 2, 1
 MOST = 64  # sizes that are recorded; others run without
 NO_ROOM_FOR_OPTIMIZER = "they would leave too little of the GPU's memory for the optimizer"
 PAYS = 0.95  # of the time of a pass may be left by a replay, where it is not asked for recording in any case
@@ -94,9 +96,11 @@ def _recorded(cls: type[nn.Module]) -> type[nn.Module]:
     class Recorded(cls):
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             recorder = self.__dict__.get("_recorder")
-            if recorder is None or recorder.why_not or not torch.is_grad_enabled() or recorder.log.waiting:
+            if recorder is None or not torch.is_grad_enabled() or recorder.log.waiting:
                 return super().__call__(*args, **kwargs)
-            return recorder(super().__call__, args, kwargs)
+            # Also where nothing is recorded any more: graphs of compiled blocks are bound to how autocast was set.
+            with _casts_included():
+                return recorder(super().__call__, args, kwargs)
 
     return keep_class_name(Recorded, cls, "recorded as CUDA graphs")
 
@@ -151,6 +155,8 @@ class GraphedModel:
 
     def __call__(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The denoiser's answer."""
+        if self.why_not:
+            return call(*args, **kwargs)
         asked = Call.of(args, kwargs)
         if self._busy() is not None or any(t.device.type != "cuda" for t in asked.tensors):
             return call(*args, **kwargs)
@@ -191,7 +197,8 @@ class GraphedModel:
                 self.learn = [p for p in self.denoiser().parameters() if p.requires_grad]
                 self.gradients = [torch.empty_like(p) for p in self.learn]
                 self._memory = GraphMemory()
-            recording = Recording(call, asked, self.learn, self._memory)
+            passes = PASSES_OF_OTHER_SIZES if self.made else WARMUP_PASSES
+            recording = Recording(call, asked, self.learn, self._memory, passes)
             why = recording.capture(self.learn, self.gradients, self._memory) or self._too_dear(recording)
         except torch.OutOfMemoryError:
             no_room = True  # what the error holds is released below
@@ -258,9 +265,9 @@ class Recording:
     """The CUDA graphs of one size, forward and backward, and the memory that they read and write."""
 
     def __init__(
-        self, call: Callable[..., Any], asked: Call, learn: Sequence[nn.Parameter], memory: GraphMemory
+        self, call: Callable[..., Any], asked: Call, learn: Sequence[nn.Parameter], memory: GraphMemory, passes: int
     ) -> None:
-        """Run as usual, until everything is compiled and chosen that a recording must not meet."""
+        """Run as usual, `passes` times, until everything is compiled and chosen that a recording must not meet."""
         self.inputs = [t.detach().clone().requires_grad_(t.requires_grad) for t in asked.tensors]
         self.addresses = [p.data_ptr() for p in learn]
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
@@ -270,10 +277,10 @@ class Recording:
         self._call: Any = lambda: call(*args, **kwargs)
         self._targets = [*(t for t in self.inputs if t.requires_grad), *learn]
         self._drawn_by_host = False
-        for _ in range(WARMUP_PASSES):
+        for _ in range(passes):
             torch.cuda.synchronize()
             began, drawn = time.perf_counter(), torch.get_rng_state()
-            with _casts_included(), memory.used():
+            with memory.used():
                 with self.states.forward():
                     ends = [answer for answer in pytree.tree_leaves(self._call()) if answer.requires_grad]
                 self._gradients(ends, [torch.zeros_like(end) for end in ends])
@@ -287,18 +294,17 @@ class Recording:
         if self._drawn_by_host:
             return "the processor draws random numbers for each pass"
         try:
-            with _casts_included():
-                with memory.capturing(self.forward), self.states.forward(capturing=True):
-                    answers, self.tree = pytree.tree_flatten(self._call())
-                ends = [answer for answer in answers if answer.requires_grad]
-                self.incoming = [torch.zeros_like(end) for end in ends]
-                self.states.register(self.backward)
-                with memory.capturing(self.backward):
-                    found = self._gradients(ends, self.incoming)
-                    of_weights = found[len(found) - len(learn) :]
-                    there = [(to, new) for to, new in zip(gradients, of_weights, strict=True) if new is not None]
-                    if there:  # where only text encoders learn, nothing of the denoiser does
-                        torch_private.foreach_copy_([to for to, _ in there], [new for _, new in there])
+            with memory.capturing(self.forward), self.states.forward(capturing=True):
+                answers, self.tree = pytree.tree_flatten(self._call())
+            ends = [answer for answer in answers if answer.requires_grad]
+            self.incoming = [torch.zeros_like(end) for end in ends]
+            self.states.register(self.backward)
+            with memory.capturing(self.backward):
+                found = self._gradients(ends, self.incoming)
+                of_weights = found[len(found) - len(learn) :]
+                there = [(to, new) for to, new in zip(gradients, of_weights, strict=True) if new is not None]
+                if there:  # where only text encoders learn, nothing of the denoiser does
+                    torch_private.foreach_copy_([to for to, _ in there], [new for _, new in there])
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:

@@ -65,6 +65,20 @@ def test_what_cannot_be_recorded_runs_as_ever():
     assert not model._recorder.made
 
 
+def test_all_passes_with_gradients_run_under_one_setting_of_autocast():
+    """Rehearsals run without its memory of casts; steps that are not recorded would be compiled again with it."""
+    model, seen = Small(), []
+    model.register_forward_pre_hook(lambda *_: seen.append(torch.is_autocast_cache_enabled()))
+    cudagraph.attach(model, CompileLog())
+    with torch.autocast("cpu", torch.bfloat16):
+        model(*given(3))
+        cudagraph.recorder_of(model).give_up("they would not pay")
+        model(*given(3))
+        with torch.no_grad():
+            model(*given(3))
+    assert seen == [False, False, True] and torch.is_autocast_cache_enabled()
+
+
 @pytest.fixture
 def recorder(monkeypatch):
     """A function: what recording a size does, the sizes recorded so far -> a recorder that needs no GPU."""
@@ -80,7 +94,7 @@ def recorder(monkeypatch):
         class Pretended:
             addresses, before, seconds = [p.data_ptr() for p in model.parameters() if p.requires_grad], 1.0, 0.0
 
-            def __init__(self, call, asked, learn, memory):
+            def __init__(self, call, asked, learn, memory, passes):
                 torch.rand(3)
 
             def capture(self, learn, gradients, memory):
@@ -183,7 +197,8 @@ def test_what_is_played_back_is_what_would_have_been_computed(steps):
             torch.optim.SGD(network.parameters(), 0.1).step()
             network.zero_grad(set_to_none=True)
     assert len(recorded._recorder.made) == len(set(steps))
-    assert recorded.calls == (cudagraph.WARMUP_PASSES + 1) * len(set(steps))
+    others = (cudagraph.PASSES_OF_OTHER_SIZES + 1) * (len(set(steps)) - 1)
+    assert recorded.calls == cudagraph.WARMUP_PASSES + 1 + others
 
 
 @pytest.mark.gpu
