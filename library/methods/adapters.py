@@ -62,10 +62,7 @@ class Adapter(nn.Module):
         new.__dict__.update({k: v.copy() if isinstance(v, dict | set) else v for k, v in layer.__dict__.items()})
         new.spec, new.alpha, new.multiplier = spec, spec.alpha, 1.0
         device = layer.weight.device
-        # Drawn on the host, so that the same seed gives the same adapters wherever the model is.
-        new._grow(spec, {"device": device if device.type == "meta" else "cpu", "dtype": dtype})
-        new.lora_down.to(device)
-        new.lora_up.to(device)
+        new._grow(spec, {"device": device, "dtype": dtype})
         new.register_buffer("scale", torch.ones((), device=device), persistent=False)
         new.set_multiplier(1.0)
         if spec.noise and isinstance(layer, nn.Linear):
@@ -324,10 +321,16 @@ def _linear(inputs: int, outputs: int, where: dict) -> nn.Linear:
         return nn.Linear(inputs, outputs, bias=False, **where)
 
 
+@torch.no_grad()
 def _start(down: nn.Linear | nn.Conv2d, ups: Iterable[Any], frozen: bool = False) -> None:
+    weight = down.weight
+    # Drawn on the host, so that the same seed gives the same adapters wherever the model is.
+    drawn = torch.empty_like(weight, device="cpu") if weight.device.type not in ("cpu", "meta") else weight
     if frozen:  # as sd-scripts draws it, after arXiv 2308.03303
-        nn.init.normal_(down.weight, std=math.sqrt(2.0 / (down.weight.shape[0] + down.weight.shape[1])))
+        nn.init.normal_(drawn, std=math.sqrt(2.0 / (weight.shape[0] + weight.shape[1])))
     else:
-        nn.init.kaiming_uniform_(down.weight, a=math.sqrt(5))
+        nn.init.kaiming_uniform_(drawn, a=math.sqrt(5))
+    if drawn is not weight:
+        weight.copy_(drawn)
     for up in ups:
         nn.init.zeros_(up.weight)
