@@ -267,7 +267,7 @@ def config(folder: Path) -> Path:
     from library.config.schema import to_toml
     from library.families import config_class
 
-    preset = next(p for p in presets.presets(True) if p.id == "flux/lora-24gb")
+    preset = next(p for p in presets.every() if p.id == "flux/lora-24gb")
     files = ("pretrained_model_name_or_path", "clip_l", "t5xxl", "ae")
     own = {name: f"/models/{name}.safetensors" for name in files}
     own |= {"train_data_dir": "/images", "output_dir": "/out", "output_name": "cat"}

@@ -191,7 +191,7 @@ def profiled(family: str, size: str) -> list[Case]:
     found, base = [], PROFILED[family]
     config = families.config_class(f"{family}_train_network")
     now = values(build(config, flat(ROOT / "presets" / family / f"{base}.toml"), notes=[]))
-    for profile in presets.presets(adapters=True):
+    for profile in presets.profiles():
         if profile.is_profile and not (made := presets.apply(profile, config, now)).compile.compile_autotune:
             given = without_tables(changed(made))
             found.append(Case(family, "lora", f"{base} by {profile.path.stem}", given, None, 24, size))

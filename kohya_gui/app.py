@@ -97,7 +97,7 @@ def build(roots: Sequence[Path] = ()) -> Page:
     page.service.add(CommandPrinter(roots or paths.roots()).answers)
     page.service.add(AllowedFolders(roots).answers)
     page.service.here_only.add("allow")
-    page.service.add(FormApi(forms, {tab.id: tab.adapters for tab in TABS}, roots or paths.roots()).answers)
+    page.service.add(FormApi(forms, {tab.id: tab.kind for tab in TABS}, roots or paths.roots()).answers)
     page.service.add(ModelsApi(forms, roots or paths.roots()).answers)
     page.service.add(drawing.answers, drawing.shows)
     page.service.add(lab.answers)

@@ -27,7 +27,8 @@ from library.runs import reader
 from tests import forks
 from tests.source import ROOT
 
-SCRIPTS = list(families.RUNS)
+# What adapters and whole models have in common; words that learn have tests of their own.
+SCRIPTS = [script for script in families.RUNS if families.config_class(script).kind in ("lora", "finetune")]
 LORAS = [script for script in SCRIPTS if script.endswith("_network")]
 # Blocks to compile: of the U-Net's graphs, which differ in channels alone, one of each kind; else the quicker kind.
 FEW = {

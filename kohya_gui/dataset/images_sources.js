@@ -48,7 +48,7 @@ function take() {
   const { id, title } = chosenTab();
   const { family, values, launch } = form.held(form.formOf(id));
   const names = (root.dataset.takes ?? "").split(" ").filter((name) => name in values);
-  taken = { title, script: `${family}_train${id === "lora" ? "_network" : ""}`,
+  taken = { title, script: JSON.parse(form.formOf(id).dataset.scripts ?? "{}")[family],
     values: Object.fromEntries(names.map((name) => [name, values[name]])), processes: Math.max(1, parseInt(String(launch.num_processes), 10) || 1) };
   for (const mine of all(root, "[data-setting]", HTMLInputElement)) {
     const name = mine.dataset.setting ?? "";

@@ -26,8 +26,9 @@ MODEL = "pretrained_model_name_or_path"
 class FormApi:
     """Answers for the forms of all training tabs, by tab."""
 
-    def __init__(self, forms: Mapping[str, SettingsForm], adapters: Mapping[str, bool], roots: Sequence[Path]) -> None:
-        self.forms, self.adapters, self.roots = forms, adapters, roots
+    def __init__(self, forms: Mapping[str, SettingsForm], kinds: Mapping[str, str], roots: Sequence[Path]) -> None:
+        """`kinds` say what learns, by tab."""
+        self.forms, self.kinds, self.roots = forms, kinds, roots
         self.sizes = SizeProcess()
 
     @property
@@ -87,7 +88,7 @@ class FormApi:
             config = draft(known, {name: now[name] for name in now if presets.is_own(options(known)[name])})
             start = start_preset.bare(given.family)
             return {"fill": form.fill(config, start), "title": start["title"], "text": start["text"]}
-        chosen = next((p for p in presets.presets(self.adapters[form.tab]) if p.id == sent.text("id")), None)
+        chosen = next((p for p in presets.presets(self.kinds[form.tab]) if p.id == sent.text("id")), None)
         if chosen is None:
             raise ConfigError("there is no such preset: load the page again")
         notes: list[str] = []
@@ -109,7 +110,7 @@ class FormApi:
 
     def choices(self, sent: ApiRequest) -> JsonObject:
         """What can be compared."""
-        return {"choices": compare.choices(self.adapters[self._form(sent).tab])}
+        return {"choices": compare.choices(self.kinds[self._form(sent).tab])}
 
     def compare(self, sent: ApiRequest) -> JsonObject:
         """The options that differ between two settings."""

@@ -16,10 +16,10 @@ FORM = "form"
 RUNS_SHOWN = 30
 
 
-def choices(adapters: bool) -> list[tuple[str, str]]:
+def choices(trains: str) -> list[tuple[str, str]]:
     """What can be compared: its name for people, and its key."""
     runs = [(f"{_named(run)}", f"run:{run.id}") for run in reader.runs()[:RUNS_SHOWN]]
-    ready = [(p.title, f"preset:{p.id}") for p in presets.presets(adapters) if not p.is_profile]
+    ready = [(p.title, f"preset:{p.id}") for p in presets.presets(trains) if not p.is_profile]
     return [("This form", FORM), *runs, *ready]
 
 
@@ -36,10 +36,10 @@ def config_of(key: str, form: Callable[[], Any], roots: Sequence[Path]) -> tuple
     if kind == "run" and layout.is_id(name):
         return name, _of_run(name)
     if kind == "preset":
-        found = next((p for tab in (True, False) for p in presets.presets(tab) if p.id == name), None)
+        found = next((p for p in presets.every() if p.id == name), None)
         if found is None:
             raise ConfigError("there is no preset called {name}", name=name)
-        script = next(s for s in facts(found.family).scripts if config_class(s).adapters == found.adapters)
+        script = next(s for s in facts(found.family).scripts if config_class(s).kind == found.trains)
         return found.title, build(config_class(script), read_toml(found.path), notes=[])
     path = paths.readable(key, roots, importers.SUFFIXES)
     return path.name, importers.load(path, {script: config_class(script) for script in RUNS}).config

@@ -22,8 +22,7 @@ def section() -> str:
     made = "".join(
         f'<button type="button" class="profile" data-preset="{preset.id}"><b>{escape(name(preset))}</b>'
         f"<small>{escape(about(preset))}</small></button>"
-        for preset in presets.presets(adapters=True)
-        if preset.is_profile
+        for preset in presets.profiles()
     )
     lines = '<p class="outlook" role="status"></p><p class="ledger" hidden></p>'
     return f'<div class="compiling">{lines}<div class="profiles">{made}</div></div>'

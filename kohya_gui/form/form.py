@@ -162,6 +162,7 @@ class SettingsForm:
     def markup(self, starts: Mapping[str, Any] = {}) -> str:
         """The whole form as HTML; `starts` are what it opens with, by family."""
         first = next(iter(self.configs))
+        scripts = {family: config.script for family, config in self.configs.items()}
         radios = "".join(
             f'<label><input type="radio" name="family" value="{family}"{" checked" * (family == first)}'
             f' data-defaults="{escape(defaults_title(family))}">'
@@ -170,7 +171,7 @@ class SettingsForm:
         )
         return (
             f'<form id="{self.tab}-form" class="settings" novalidate autocomplete="off"'
-            f' data-starts="{escape(json.dumps(dict(starts)))}">'
+            f' data-starts="{escape(json.dumps(dict(starts)))}" data-scripts="{escape(json.dumps(scripts))}">'
             f'<div class="choose"><fieldset class="family"><legend>Model family</legend>{radios}</fieldset>'
             f"{self._search()}"
             '<label class="all"><input type="checkbox" name="advanced"><span>Show rarely used settings</span></label>'

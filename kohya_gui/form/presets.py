@@ -25,8 +25,8 @@ OWN_KINDS, OWN_SECTIONS = ("file", "folder", "secret"), ("metadata", "hub", "log
 OWN_NAMES = ("output_name", "model_version")
 
 
-NAMED = re.compile(r"(lora|dreambooth|finetune)(?:-(\d+)gb)?(?:-.*)?")
-STANDS_IN = {"dreambooth": "finetune"}  # a kind without presets of its own -> whose presets suit it
+NAMED = re.compile(r"(lora|dreambooth|finetune|textual-inversion)(?:-(\d+)gb)?(?:-.*)?")
+STANDS_IN = {"dreambooth": "finetune"}  # a kind without presets of its own -> whose presets suit it, and train the same
 UNDONE = {"cpu_offload_checkpointing"}  # options besides those of compiling that one profile sets and others undo
 # What gives way, in this order, where a profile and the rest of the settings exclude each other.
 YIELDING = ("checkpoint_keep_attention", "compile_mode", "compile_blocks", "cpu_offload_checkpointing")
@@ -55,7 +55,7 @@ class Preset:
 
     @property
     def kind(self) -> str:
-        """What it trains: lora, dreambooth or finetune; "" for a profile."""
+        """What it is for: lora, dreambooth, finetune, ...; "" for a profile."""
         found = NAMED.fullmatch(self.path.stem)
         return found[1] if found and not self.is_profile else ""
 
@@ -66,9 +66,9 @@ class Preset:
         return int(found[2] or 0) if found and not self.is_profile else 0
 
     @property
-    def adapters(self) -> bool:
-        """Whether it is for adapters."""
-        return self.kind == "lora"
+    def trains(self) -> str:
+        """What learns: the `kind` of the configs that it is for."""
+        return STANDS_IN.get(self.kind, self.kind)
 
     @property
     def is_profile(self) -> bool:
@@ -81,21 +81,30 @@ class Preset:
         return self.sentence.partition(":")[0]
 
 
-def presets(adapters: bool) -> list[Preset]:
-    """The presets for adapters, or for whole models, and then the profiles."""
+def every() -> list[Preset]:
+    """All presets, and then the profiles."""
     found = [Preset(path, _first_line(path)) for path in PRESETS.glob("*/*.toml")]
-    found.sort(key=lambda preset: (preset.family, preset.kind, preset.gigabytes, preset.path.name))
-    fitting = [preset for preset in found if preset.adapters == adapters and not preset.is_profile]
-    return fitting + [preset for preset in found if preset.is_profile]
+    found.sort(key=lambda preset: (preset.is_profile, preset.family, preset.kind, preset.gigabytes, preset.path.name))
+    return found
+
+
+def presets(trains: str) -> list[Preset]:
+    """The presets of one kind of training, and then the profiles."""
+    return [preset for preset in every() if preset.is_profile or preset.trains == trains]
+
+
+def profiles() -> list[Preset]:
+    """Those that only say how to compile."""
+    return [preset for preset in every() if preset.is_profile]
 
 
 def of_kind(kind: str, families: Iterable[str]) -> list[Preset]:
     """The presets that a tab offers, smallest memory first: those of its kind, and of a family that has none of this
     kind those of the kind that stands in."""
-    every = [preset for preset in presets(kind == "lora") if not preset.is_profile]
+    fitting = [preset for preset in presets(STANDS_IN.get(kind, kind)) if not preset.is_profile]
     found: list[Preset] = []
     for family in families:
-        mine = [preset for preset in every if preset.family == family]
+        mine = [preset for preset in fitting if preset.family == family]
         own = [preset for preset in mine if preset.kind == kind]
         found += own or [preset for preset in mine if preset.kind == STANDS_IN.get(kind)]
     return found
@@ -151,8 +160,8 @@ def chosen_profile(config: RunConfig) -> str:
         return ""
     known, now = options(type(config)), values(config)
     compiling = {name for name, option in known.items() if is_of_compiling(option)}
-    for preset in presets(True):
-        given = read_toml(preset.path) if preset.is_profile else {}
+    for preset in profiles():
+        given = read_toml(preset.path)
         touched = given.keys() | compiling | UNDONE
         if given and all(now[name] == (known[name].read(given[name]) if name in given else known[name].default)
                          for name in touched):  # fmt: skip

@@ -52,32 +52,36 @@ COMPARE = (
 
 @dataclass(frozen=True)
 class Tab:
-    """What tells the three training tabs apart."""
+    """What tells the training tabs apart."""
 
     id: str
     title: str
-    adapters: bool
+    kind: str  # of the configs that it trains
     basics: Mapping[str, int]  # the options on top, and the sixths of a row that each takes
 
     @property
     def configs(self) -> dict[str, type]:
         """The config class of each family in this tab."""
         made = (config_class(script) for script in RUNS)
-        return {config.family: config for config in made if config.adapters == self.adapters}
+        return {config.family: config for config in made if config.kind == self.kind}
 
 
 TABS = (
-    Tab("lora", "LoRA", True, {
+    Tab("lora", "LoRA", "lora", {
         **BASE, "train_data_dir": 3, "output_dir": 3, "output_name": 2,
         "resolution": 2, "train_batch_size": 2, "max_train_steps": 2, "network_dim": 2, "learning_rate": 2,
     }),
-    Tab("dreambooth", "DreamBooth", False, {
+    Tab("dreambooth", "DreamBooth", "finetune", {
         **BASE, "train_data_dir": 3, "reg_data_dir": 3, "output_dir": 4, "output_name": 2,
         "resolution": 2, "max_train_steps": 2, "learning_rate": 2,
     }),
-    Tab("finetune", "Finetune", False, {
+    Tab("finetune", "Finetune", "finetune", {
         **BASE, "in_json": 3, "train_data_dir": 3, "dataset_config": 3, "output_dir": 3, "output_name": 2,
         "resolution": 2, "train_batch_size": 2, "max_train_steps": 2, "learning_rate": 2, "mixed_precision": 2,
+    }),
+    Tab("textual-inversion", "Textual inversion", "textual-inversion", {
+        **BASE, "train_data_dir": 3, "output_dir": 3, "token_string": 2, "init_word": 2, "num_vectors_per_token": 2,
+        "output_name": 2, "resolution": 2, "train_batch_size": 2, "max_train_steps": 3, "learning_rate": 3,
     }),
 )  # fmt: skip
 
@@ -333,7 +337,7 @@ class TrainingTab:
     def _other_tab(self, path: Path, family: str) -> Iterator[Text]:
         """A hint when a file that does not fit here would fit in another tab."""
         for tab in TABS:
-            if tab.adapters != self.tab.adapters:
+            if tab.kind != self.tab.kind:
                 try:
                     presets.load(path, tab.configs, family, [])
                 except ConfigError:

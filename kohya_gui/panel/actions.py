@@ -196,8 +196,8 @@ def _run(run_id: str) -> reader.RecordedRun:
 
 def _tab(config: RunConfig) -> str:
     """The tab that a config belongs into."""
-    if config.adapters:
-        return "lora"
+    if config.kind != "finetune":
+        return config.kind
     return "finetune" if config.data.in_json or config.data.dataset_config else "dreambooth"
 
 

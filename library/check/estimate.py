@@ -13,7 +13,7 @@ from library.config.json_types import JsonObject
 from library.config.problems import Text
 from library.config.run_config import RunConfig
 from library.config.schema import build, read_toml, replace
-from library.config.sections import AdapterRun
+from library.config.sections import AdapterRun, EmbeddingRun
 from library.measuring.model_stats import ModelStats, model_stats
 from library.measuring.operations import on_paper, operations_of_image, tokens
 from library.memory.quantization import fp8_storage
@@ -40,6 +40,7 @@ SLACK = 1.05  # holes between tensors
 
 LAUNCH = {False: 0.7e-3, True: 0.3e-3}  # seconds of host work per block and pass, which small steps wait for
 FULL = 64  # a rank about as large as LoKr's factors without a low-rank part
+WORD = 2048  # numbers of a word that learns, in all text encoders, about
 RUNS = 30  # earlier runs to learn from
 
 
@@ -162,6 +163,8 @@ def numbers_that_learn(config: RunConfig, model: ModelStats) -> float:
         if not config.network.module.startswith("networks."):  # to LyCORIS 100000 means matrices that are whole
             rank = min(rank, FULL)
         return rank * sum(block.fan_in_plus_out for block in model.blocks)
+    if isinstance(config, EmbeddingRun):
+        return config.embedding.num_vectors_per_token * WORD
     encoders = model.encoders if getattr(config.steps, "train_text_encoder", False) else 0
     return model.denoiser + encoders
 

@@ -10,7 +10,7 @@ from library.cli.main import DONE, MISUSED, complain
 from library.config.command import Launch
 from library.config.json_types import JsonObject
 from library.config.problems import Problem
-from library.config.run_config import RunConfig
+from library.config.run_config import RunConfig, of_told_kind
 from library.config.schema import ConfigError, Layer, load_toml, options, read_layers, read_toml, section_options
 from library.drawing import shell as drawing
 from library.families import RUNS, config_class
@@ -73,8 +73,8 @@ def script_of(path: Path) -> str:
     known = {script: set(options(config_class(script))) for script in RUNS}
     # An option that not every script has speaks for those that have it; what is no option anywhere says nothing.
     telling = {name for name in given if any(name in names for names in known.values())}
-    is_lora = any(name.startswith("network_") for name in telling)
-    fitting = [s for s, names in known.items() if telling <= names and s.endswith("_network") == is_lora]
+    asked = of_told_kind(telling, {script: config_class(script) for script in RUNS})
+    fitting = [script for script in asked if telling <= known[script]]
     if len(fitting) > 1:  # of two families, not the one whose own files are not named
         shared = set[str].intersection(*(known[script] for script in fitting))
         fitting = [script for script in fitting if _has_its_files(config_class(script), telling, shared)]

@@ -9,7 +9,7 @@ from typing import Any
 from library.config.problems import Problem, Text
 from library.config.run_config import Rule, RunConfig
 from library.config.schema import ConfigError, options, values
-from library.config.sections import AdapterRun
+from library.config.sections import AdapterRun, EmbeddingRun
 from library.config.sections.run import IDLE_EVERYWHERE
 
 
@@ -43,7 +43,9 @@ def idle(config: RunConfig) -> dict[str, str]:
 def _rules(config: RunConfig) -> Iterator[Rule]:
     yield from SHARED
     yield from config.idle_rules
-    yield from ADAPTERS if config.adapters else WHOLE
+    yield from BESIDE if config.adapters else WHOLE
+    yield from ADAPTERS if isinstance(config, AdapterRun) else ()
+    yield from WORDS if isinstance(config, EmbeddingRun) else ()
 
 
 def _scheduler(config: RunConfig, *names: str) -> bool:
@@ -152,16 +154,25 @@ SHARED: tuple[Rule, ...] = (
      "save_state_to_huggingface async_upload", lambda c: c.hub.huggingface_repo_id, "huggingface_repo_id is not set"),
 )  # fmt: skip
 
-ADAPTERS: tuple[Rule, ...] = (
+BESIDE: tuple[Rule, ...] = (
     ("int8_rotation", lambda c: c.precision.int8_compute or c.precision.auto_compute, "int8_compute is off"),
+    ("prior_loss_weight", lambda c: c.data.reg_data_dir or c.data.dataset_config, "reg_data_dir is not set"),
+    ("fused_backward_pass", lambda c: False, "adapters have few gradients to save"),
+)  # fmt: skip
+
+WORDS: tuple[Rule, ...] = (
+    ("shuffle_caption caption_tag_dropout_rate caption_prefix caption_suffix enable_wildcard token_warmup_step",
+     lambda c: not c.caption_change.sentences, "ready sentences take the place of captions"),
+    ("init_word", lambda c: not c.embedding.weights, "weights says where to begin"),
+)  # fmt: skip
+
+ADAPTERS: tuple[Rule, ...] = (
     ("network_dim", lambda c: not c.network.dim_from_weights, "dim_from_weights takes the ranks from the file"),
     ("training_comment", lambda c: not c.network.no_metadata, "no_metadata is on"),
     ("learning_rate", _rate, "unet_lr and text_encoder_lr decide"),
     ("text_encoder_lr", lambda c: not c.network.network_train_unet_only, "network_train_unet_only is on"),
     ("unet_lr", lambda c: not c.network.network_train_text_encoder_only, "network_train_text_encoder_only is on"),
     ("base_weights_multiplier", lambda c: c.network.base_weights, "base_weights is not set"),
-    ("prior_loss_weight", lambda c: c.data.reg_data_dir or c.data.dataset_config, "reg_data_dir is not set"),
-    ("fused_backward_pass", lambda c: False, "adapters have few gradients to save"),
     ("max_validation_steps validation_seed validate_every_n_steps validate_every_n_epochs",
      lambda c: c.validation.validation_split or c.data.dataset_config, "validation_split is 0"),
 )  # fmt: skip

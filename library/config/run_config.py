@@ -4,7 +4,7 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from library.config.json_types import JsonMapping, JsonObject
 
@@ -25,10 +25,27 @@ class ControlUse:
     random_masks: int = 0  # that are drawn for an image without one; 0: each needs its own
 
 
+@dataclass(frozen=True)
+class CaptionChange:
+    """What is made of captions, before a text encoder reads them, for words that learn."""
+
+    word: str = ""  # in whose place `words` are put; "" where it stays
+    words: str = ""
+    sentences: tuple[str, ...] = ()  # one of which comes instead of each caption
+
+    def of_prompt(self, prompt: str) -> str:
+        """A prompt with the words that learn."""
+        return prompt.replace(self.word, self.words) if self.word else prompt
+
+
+UNCHANGED = CaptionChange()
+
+
 class RunConfig(Protocol):
     """The sections that the configs of all families have; a family's own class adds options to them.
 
-    Those of adapter trainings only, `network` and `validation`, have a config that is an `AdapterRun`.
+    Those of adapter trainings only, `network` and `validation`, have a config that is an `AdapterRun`; `embedding` has
+    one that is an `EmbeddingRun`.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
@@ -36,7 +53,10 @@ class RunConfig(Protocol):
     family: ClassVar[str]
     script: ClassVar[str]
     title: ClassVar[str]
+    kind: ClassVar[str]
+    told_by: ClassVar[str]
     adapters: ClassVar[bool]
+    file_kind: ClassVar[tuple[str, str]]
     grid: ClassVar[int]
     idle: ClassVar[Mapping[str, str]]
     idle_rules: ClassVar[tuple[Rule, ...]]
@@ -52,6 +72,8 @@ class RunConfig(Protocol):
     @property
     def control_images(self) -> ControlUse: ...
     @property
+    def caption_change(self) -> CaptionChange: ...
+    @property
     def model(self) -> "sections.Model": ...
     @property
     def data(self) -> "sections.Data": ...
@@ -64,7 +86,7 @@ class RunConfig(Protocol):
     @property
     def steps(self) -> "sections.Steps": ...
     @property
-    def save(self) -> "sections.AdapterSave | sections.FullSave": ...
+    def save(self) -> "sections.AdapterSave | sections.EmbeddingSave | sections.FullSave": ...
     @property
     def sample(self) -> "sections.Sample": ...
     @property
@@ -85,3 +107,16 @@ class RunConfig(Protocol):
     def log(self) -> "sections.Log": ...
     @property
     def distributed(self) -> "sections.Distributed": ...
+
+
+C = TypeVar("C", bound=type[RunConfig])
+
+
+def of_told_kind(names: Collection[str], configs: Mapping[str, C]) -> dict[str, C]:
+    """Of what can be trained, by script, that of the kind that the names of options in a file tell."""
+    told = {config.told_by: config.kind for config in configs.values() if config.told_by}
+    whole = next((config.kind for config in configs.values() if not config.told_by), "")
+    kind = next((kind for name, kind in told.items() if name in names), "") or next(
+        (kind for begin, kind in told.items() if any(name.startswith(begin) for name in names)), whole
+    )
+    return {script: config for script, config in configs.items() if config.kind == kind}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from random import Random
 
 from library.config.dataset import SubsetConfig
+from library.config.run_config import UNCHANGED, CaptionChange
 
 _CHOICE = re.compile(r"\{([^}]+)\}")
 _OPEN, _CLOSE = "\ue000", "\ue001"  # private characters that stand for {{ and }} while choices are drawn
@@ -23,8 +24,15 @@ class Moment:
     total_steps: int = 0
 
 
-def process(caption: str, options: SubsetConfig, random: Random, moment: Moment = Moment()) -> str:
-    """Make the caption that the model reads: prefix, dropout, wildcards, then tags warmed up, shuffled and dropped."""
+def process(
+    caption: str,
+    options: SubsetConfig,
+    random: Random,
+    moment: Moment = Moment(),
+    change: CaptionChange = UNCHANGED,
+) -> str:
+    """Make the caption that the model reads: prefix, dropout, wildcards, then tags warmed up, shuffled and dropped; at
+    last the words that learn."""
     if options.caption_prefix:
         caption = f"{options.caption_prefix} {caption}"
     if options.caption_suffix:
@@ -36,7 +44,7 @@ def process(caption: str, options: SubsetConfig, random: Random, moment: Moment 
         caption = ", ".join(_tags(caption, options, random, moment))
     if options.secondary_separator:
         caption = caption.replace(options.secondary_separator, options.caption_separator)
-    return caption
+    return random.choice(change.sentences) if change.sentences else change.of_prompt(caption)
 
 
 def first_line(text: str) -> str:

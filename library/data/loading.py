@@ -191,11 +191,11 @@ class Batches:
     # Why: docs/decisions/2026-11-20-debug-dataset-makes-the-same-draws.md
     def described(self, draw: Draw) -> "Iterator[DrawnImage]":
         """What chance makes of each image of a batch, before a file is opened."""
-        moment = self._moment(draw)
+        moment, change = self._moment(draw), self.config.caption_change
         for i, position in enumerate(draw.images):
             image = self.images.items[position]
             key = f"{self.seed} {draw.epoch} {draw.index} {draw.slot + i}"
-            words = captions.process(image.caption, image.subset, Random(f"{key} caption"), moment)
+            words = captions.process(image.caption, image.subset, Random(f"{key} caption"), moment, change)
             random = Random(f"{key} view")
             flip = image.subset.flip_aug and random.random() < 0.5
             weight = getattr(self.config.data, "prior_loss_weight", 1.0) if image.is_reg else 1.0

@@ -9,7 +9,7 @@ from PIL import Image as Pillow
 
 from library.config.problems import Problem, Text, counted
 from library.config.run_config import RunConfig
-from library.config.sections import AdapterRun
+from library.config.sections import AdapterRun, EmbeddingRun
 from library.data import augment, finding
 from library.data.finding import Survey
 from library.data.folders import SHOWN, about_images, some
@@ -46,10 +46,12 @@ def check(config: RunConfig, grid: int, report: Report | None = None) -> Check:
     for dataset in found.images.datasets:
         if dataset.resolution:
             stops += [problem for problem in bucket_rules(dataset).problems(grid) if problem not in stops]
+    stops += _without_the_word(config, images)
     if to_disk:
         stops += _sharing_a_cache(images)
     others = found.other_captions
-    if (bare := list(_without_captions(images))) and others:  # one cause, one sentence: the one that says what to set
+    bare = [] if config.caption_change.sentences else list(_without_captions(images))
+    if bare and others:  # one cause, one sentence: the one that says what to set
         facts = {"why": others[0], "fix": others[0].fix, "topic": "captions", "code": "no_captions"}
         bare, others = [Problem("", "no image has a caption: {why}", **facts)], others[1:]
     notes = [*bare, *others, *notes, *_about_captions(config, found), *_about_images(images)]
@@ -89,6 +91,19 @@ def _sharing_a_cache(images: list[Image]) -> Iterator[Problem]:
         yield about_images(
             "these would share one cache file; rename one of each: {pairs}", pairs=some(list(pairs.values()))
         )
+
+
+def _without_the_word(config: RunConfig, images: list[Image]) -> Iterator[Problem]:
+    """That the word which shall learn is in no caption. Capitals are small letters to tokenizers."""
+    if not isinstance(config, EmbeddingRun) or config.caption_change.sentences or not images:
+        return
+    word = (config.embedding.token_string or "").lower()
+    read = (f"{image.subset.caption_prefix} {image.caption} {image.subset.caption_suffix}" for image in images)
+    if word and not any(word in words.lower() for words in read):
+        yield about_images(
+            "{word} is in none of the captions, so nothing would be trained: write it into them, set caption_prefix to "
+            "it, or set use_object_template or use_style_template", word=repr(config.embedding.token_string),
+            topic="captions", fix={"caption_prefix": config.embedding.token_string})  # fmt: skip
 
 
 def _without_captions(images: list[Image]) -> Iterator[Problem]:

@@ -13,6 +13,10 @@ from library.files import write_atomic
 Line = tuple[str, Any, str]
 Tables = dict[str, list[Line]]
 
+ENDINGS = {"lora": "lora", "finetune": "full", "textual-inversion": "word"}  # of the names of results
+RATES = {"lora": (5e-3, "real: 1e-4"), "finetune": (1e-3, "real: 1e-5"), "textual-inversion": (5e-3, "real: 5e-4")}
+WORD = "zorb"  # which is in all captions of the demo's images
+
 
 def write(folder: Path, models: Mapping[str, Mapping[str, Path]], images: Path, output: Path) -> dict[str, Path]:
     """Write `<script>.toml` for every family in `models`, `<relative>_<script>.toml` for a relative; the files by those
@@ -38,13 +42,13 @@ def title(script: str, model: str) -> str:
     config = families.config_class(script)
     facts = families.facts(config.family)
     name = facts.demo_variants.get(model, facts.title)
-    return f"LoRA for {name}" if config.adapters else f"Fine-tuning of {name}"
+    return {"lora": f"LoRA for {name}", "finetune": f"Fine-tuning of {name}"}.get(config.kind, config.title)
 
 
 def text(script: str, models: Mapping[str, Path], images: Path, output: Path, model: str) -> str:
     """The TOML of one script, for a family or a relative of it."""
     config = families.config_class(script)
-    family, is_lora = families.facts(config.family), config.adapters
+    family = families.facts(config.family)
     tables = {
         "data": [
             ("train_data_dir", str(images), "contains folders named <repeats>_<words>"),
@@ -65,21 +69,15 @@ def text(script: str, models: Mapping[str, Path], images: Path, output: Path, mo
         "compile": [("compile", True, "compiles the blocks of the denoiser before the first step")],
         "save": [
             ("output_dir", str(output), ""),
-            ("output_name", f"{model}-{'lora' if is_lora else 'full'}", ""),
+            ("output_name", f"{model}-{ENDINGS[config.kind]}", ""),
             ("save_model_as", "safetensors", ""),
             ("save_precision", "fp16", ""),
         ],
         "log": [("logging_dir", str(output / "logs"), "for TensorBoard")],
     }
-    if is_lora:
-        tables["network"] = [
-            ("network_module", next(iter(family.adapter_modules)), ""),
-            ("network_dim", 8, "real: 16 or 32"),
-            ("network_alpha", 8, ""),
-            ("network_train_unet_only", True, "the text encoders are not trained"),
-        ]
-    rate = ("learning_rate", 5e-3, "real: 1e-4") if is_lora else ("learning_rate", 1e-3, "real: 1e-5")
-    tables["optim"] = [("optimizer_type", "AdamW", ""), rate]
+    tables |= _learning(config.kind, next(iter(family.adapter_modules)))
+    if config.kind == "textual-inversion":
+        del tables["cache"][1]  # captions are read anew in each step
     own = importlib.import_module(family.demo).tables(models)
     own = {name: [(option, str(images) if value == "{images}" else value, why) for option, value, why in lines]
            for name, lines in own.items()}  # fmt: skip
@@ -92,6 +90,26 @@ def text(script: str, models: Mapping[str, Path], images: Path, output: Path, mo
     ]
     blocks = ["\n".join([f"[{table}]", *map(_line, lines)]) for table, lines in tables.items()]
     return "\n".join(head) + "\n\n" + "\n\n".join(blocks) + "\n"
+
+
+def _learning(kind: str, module: str) -> Tables:
+    """What learns, and how fast."""
+    rate, real = RATES[kind]
+    tables: Tables = {}
+    if kind == "lora":
+        tables["network"] = [
+            ("network_module", module, ""),
+            ("network_dim", 8, "real: 16 or 32"),
+            ("network_alpha", 8, ""),
+            ("network_train_unet_only", True, "the text encoders are not trained"),
+        ]
+    elif kind == "textual-inversion":
+        tables["embedding"] = [
+            ("token_string", WORD, "a word that the model does not know"),
+            ("num_vectors_per_token", 2, ""),
+            ("init_word", "cat", "a word that is near in meaning"),
+        ]
+    return {**tables, "optim": [("optimizer_type", "AdamW", ""), ("learning_rate", rate, real)]}
 
 
 def _line(line: Line) -> str:

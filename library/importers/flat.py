@@ -7,6 +7,7 @@ from library.config.converted import OLD_BLOCKS, blocks
 from library.config.json_types import JsonMapping
 from library.config.names import ALIASES
 from library.config.problems import ConfigError, Problem
+from library.config.run_config import of_told_kind
 from library.config.schema import options
 from library.config.values import did_you_mean
 from library.importers.ledger import Configs, KeyLedger, is_empty
@@ -70,8 +71,7 @@ def script_of(found: JsonMapping, configs: Configs) -> str:
         # FLUX.1 never goes without its own files, so a file without a word of them is for SDXL.
         fitting = [script for script in fitting if script.startswith("sdxl")] or fitting
     if len(fitting) > 1:
-        lora = any(name.startswith("network_") for name in found)
-        fitting = [script for script in fitting if script.endswith("_network") == lora] or fitting
+        fitting = [*of_told_kind(found, {script: configs[script] for script in fitting})] or fitting
     if len(fitting) > 1:
         raise ConfigError(
             "this file names no training script; choose it with --script: {fitting}", fitting=", ".join(fitting)

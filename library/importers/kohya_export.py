@@ -31,6 +31,8 @@ GROUPS = (
     ("train_data_dir", "in_json"),
 )  # fmt: skip
 
+KINDS = ("lora", "finetune")
+
 
 def export(
     config: RunConfig, configs: Configs, base: JsonMapping | None = None, prompts: str = ""
@@ -42,6 +44,9 @@ def export(
     """
     if config.family not in TABLES["renamed"]:
         raise ConfigError("kohya_ss does not train {title}: there are no fields for it", title=config.title)
+    if config.kind not in KINDS:
+        raise ConfigError("{title} is not written for kohya_ss: save it as TOML, which sd-scripts reads too",
+            title=config.title)  # fmt: skip
     tab = _tab(config, base)
     made, lost = _fields(config, tab, prompts)
     given = set(values(config))

@@ -23,10 +23,11 @@ def placement(family: Family, config: RunConfig, device: torch.device) -> Callab
     ):
         return None
     precision, number, later = config.precision, config.memory.blocks_to_swap or 0, False
-    if isinstance(config, AdapterRun):
+    if config.adapters:
         # One after the other these are brought to the device and rounded there, once it is known how: products are
         # timed first, and GGPO's noise is as large as the weights were before.
-        by_row = precision.fp8_compute or any(argument.startswith("ggpo") for argument in config.network.network_args)
+        arguments = config.network.network_args if isinstance(config, AdapterRun) else ()
+        by_row = precision.fp8_compute or any(argument.startswith("ggpo") for argument in arguments)
         later = precision.int8_base or precision.auto_compute or precision.fp8_denoiser and by_row
 
     def place(denoiser: nn.Module) -> WeightPlacement:

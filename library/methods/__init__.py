@@ -1,4 +1,4 @@
-"""What learns: the whole model, or adapters inside it."""
+"""What learns: the whole model, adapters inside it, or new words beside it."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from library.config.problems import Problem
 from library.config.run_config import RunConfig
-from library.config.sections import AdapterRun
+from library.config.sections import AdapterRun, EmbeddingRun
 from library.families import network_args
 from library.families.base import Family, ModelComponents
-from library.methods import full, lora, lycoris
+from library.methods import embedding, full, lora, lycoris
 from library.methods.full import FullFinetune
 from library.methods.sharding import ShardedModel
 
@@ -69,6 +69,8 @@ def attach(parts: ModelComponents, family: Family, config: RunConfig) -> Trainin
     for network in (parts.denoiser, parts.vae, *parts.encoders.values()):
         if network is not None:
             network.requires_grad_(False)
+    if isinstance(config, EmbeddingRun):
+        return embedding.attach(parts, family, config)
     if not isinstance(config, AdapterRun):
         return full.attach(parts, family, config)
     for path, multiplier in base_weights(config):
@@ -79,7 +81,10 @@ def attach(parts: ModelComponents, family: Family, config: RunConfig) -> Trainin
 
 
 def reads_encoders(config: RunConfig) -> bool:
-    """Whether `attach` looks at text encoders: they learn, files of adapters may be for them, LyCORIS counts them."""
+    """Whether `attach` looks at text encoders: they or their words learn, files of adapters may be for them, LyCORIS
+    counts them."""
+    if isinstance(config, EmbeddingRun):
+        return True
     if not isinstance(config, AdapterRun):
         return getattr(config.steps, "train_text_encoder", False)
     network = config.network
@@ -95,6 +100,8 @@ def base_weights(config: AdapterRun) -> list[tuple[str, float]]:
 
 def problems(config: RunConfig) -> Iterator[Problem]:
     """What only files and installed packages can tell about what learns, a sentence each."""
+    if isinstance(config, EmbeddingRun):
+        yield from embedding.problems(config)
     if not isinstance(config, AdapterRun):
         return
     yield from network_args.problems(config)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from library.config.problems import Problem
@@ -22,6 +21,7 @@ from library.methods import ggpo, snapshot, targets
 from library.methods.adapters import Adapter, AdapterSpec, adapter_class, saved_alpha
 from library.methods.factor_cache import FactorCache
 from library.methods.sharding import ShardedModel
+from library.methods.small_files import tensors_of
 from library.methods.targets import AdapterPlan, TargetLayer
 from library.tools import adapters as adapter_files
 from library.tools.names import names_of
@@ -253,19 +253,8 @@ def file_of(path: str | Path) -> dict[str, Tensor]:
     the rank is the sum of the parts'. ConfigError when the file is not there or not one.
     """
     path = Path(path)
-    if not path.is_file():
-        raise ConfigError("{path} does not exist", path=path)
-    try:
-        if path.suffix == ".safetensors":
-            return adapter_files.kohya_named(path, load_file(path))
-        tensors = torch.load(path, map_location="cpu", weights_only=True)
-        return tensors.get("state_dict", tensors)
-    except ConfigError:
-        raise
-    except Exception as e:  # every reader has its own exceptions for "this is something else"
-        # What PyTorch says of a file that is more than tensors is a page, which ends with the advice to trust it.
-        why = "it holds more than tensors, or is damaged" if path.suffix != ".safetensors" else e
-        raise ConfigError("{path} is not a LoRA file: {why}", path=path, why=why) from e
+    tensors = tensors_of(path, "a LoRA file")
+    return adapter_files.kohya_named(path, tensors) if path.suffix == ".safetensors" else tensors
 
 
 def by_name(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:

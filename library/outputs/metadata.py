@@ -54,7 +54,9 @@ class MetadataBuilder:
         self._config, self._family = config, family
         self._started = time.time()
         self._session = random.SystemRandom().randint(0, 2**32)  # not the run's generator: that one is part of the seed
-        self._facts = {**_options(config), **dataset_stats, "optimizer": optimizer} if config.adapters else {}
+        self._facts = (
+            {**_options(config), **dataset_stats, "optimizer": optimizer} if isinstance(config, AdapterRun) else {}
+        )
         self._hashes = (
             Hashes(_bases(config)) if isinstance(config, AdapterRun) and not config.network.no_metadata else None
         )
@@ -127,10 +129,10 @@ def long_hash(path: Path) -> str:
 def modelspec(config: RunConfig, architecture: str) -> dict[str, str]:
     """The modelspec.* keys, of a file that is saved now."""
     now, meta = datetime.now().replace(microsecond=0), config.metadata
-    kind = "LoRA" if config.adapters else "Checkpoint"
+    kind, suffix = config.file_kind
     out = {
         "sai_model_spec": "1.0.1",
-        "architecture": architecture + ("/lora" if config.adapters else ""),
+        "architecture": architecture + suffix,
         "implementation": families.facts(config.family).implementation,
         "title": meta.metadata_title or config.save.output_name or f"{kind}@{now.timestamp():.0f}",
         "resolution": _resolution(config),

@@ -13,6 +13,7 @@ from torch import Tensor
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem, Text
 from library.config.run_config import RunConfig
+from library.config.sections import AdapterRun
 from library.config.values import quoted
 from library.files import clean_up, need_space, remove_folder, write_atomic, write_folder_atomic
 from library.methods import TrainingMethod
@@ -208,7 +209,7 @@ def model(
     need_space(path, layout.size)
     if path.suffix == ".safetensors":
         ours = {key: value for key, value in metadata.items() if key.startswith("ss_")}
-        facts = {**metadata, **(layout.hashes(ours) if config.adapters else {})}
+        facts = {**metadata, **(layout.hashes(ours) if isinstance(config, AdapterRun) else {})}
         written = write_atomic(path, lambda place: layout.write(place, facts))
     else:
         stored: Any = {n: t.make().detach().to("cpu", t.dtype) for n, t in layout.tensors.items()}

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 VERSION = 1
 WHOLE = ("denoiser", "clip_l", "clip_g", "t5xxl")  # what a whole model's tensors begin with
+BESIDE = {"embedding": "textual-inversion"}  # the same of what else learns -> its kind
+LEARNED = {"finetune": "a whole model", "lora": "adapters", "textual-inversion": "a word"}
 RANK = 4  # where network_dim is not set
 AVERAGE = "ema.safetensors"
 WEIGHTS, OPTIMIZER, SCHEDULER, PROGRESS = "model.safetensors", "optimizer.bin", "scheduler.bin", "train_state.json"
@@ -49,7 +51,7 @@ NO_MATTER = (
     *("resume", "resume_from_huggingface", "initial_epoch", "initial_step", "skip_until_initial_step", "seed"),
     *("max_data_loader_n_workers", "persistent_data_loader_workers", "cache_info", "debug_dataset", "dataset_class"),
     *("tokenizer_cache_dir", "disable_mmap_load_safetensors", "clip_skip", "training_comment", "no_metadata"),
-    *("max_train_steps", "max_train_epochs", "network_weights", "dim_from_weights"),
+    *("max_train_steps", "max_train_epochs", "network_weights", "dim_from_weights", "weights", "init_word"),
 )
 FLAT = ("constant", "constant_with_warmup")  # schedules that do not look at the length of the training
 
@@ -202,15 +204,14 @@ def problems(folder: Path, config: RunConfig | None = None, total: int | None = 
 def _other_training(folder: Path, facts: JsonMapping, config: RunConfig) -> Iterator[Problem]:
     """What the state says of itself that cannot go on with this config, whatever the model is."""
     stored, known = header(folder / WEIGHTS), facts.get("settings", {})
-    whole = any(name.startswith(f"{part}.") for name in stored for part in WHOLE)
-    advice = "resume with its own config"
-    if whole == config.adapters:
-        kinds = ("a whole model", "adapters") if whole else ("adapters", "a whole model")
+    kind, advice = _kind(stored), "resume with its own config"
+    if kind != config.kind:
         yield Problem("resume",
             ": {folder} is the state of a training of {saved}, and this one trains {now}; {advice}",
-            folder=folder, saved=kinds[0], now=kinds[1], advice=advice)  # fmt: skip
+            folder=folder, saved=LEARNED[kind], now=LEARNED[config.kind], advice=advice)  # fmt: skip
         return
     with contextlib.suppress(ConfigError):  # of neither family, as far as names tell
+        whole = kind == "finetune"
         layers = (name.removeprefix("denoiser.") if whole else name.partition(".")[0] for name in stored)
         if family_of(layers, {}) != config.family:
             yield Problem("resume",
@@ -238,6 +239,13 @@ def _other_training(folder: Path, facts: JsonMapping, config: RunConfig) -> Iter
             yield Problem("resume",
                 ": {folder} was saved with network_dim {before}, and this is {now}; {advice}",
                 folder=folder, before=before, now=now, advice=advice)  # fmt: skip
+
+
+def _kind(stored: JsonMapping) -> str:
+    """What kind of training a state is of, by the names of what has learned."""
+    if any(name.startswith(f"{part}.") for name in stored for part in WHOLE):
+        return "finetune"
+    return next((BESIDE[part] for name in stored if (part := name.partition(".")[0]) in BESIDE), "lora")
 
 
 def _memory(optimizer: str) -> tuple[str, str]:

@@ -1,6 +1,7 @@
 """Sample images during training: the same prompts and seeds again and again, so that progress can be seen."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,9 @@ class SampleRunner:
 
     def _texts(self) -> list[tuple[str, str]]:
         return [(prompt.prompt, prompt.negative_prompt or "") for prompt in self._prompts]
+
+    def _read_as(self, text: str) -> str:
+        return self._config.caption_change.of_prompt(text)
 
     def at_first(self, training: Training) -> None:
         """Before the first step, where that is asked for."""
@@ -131,6 +135,7 @@ class SampleRunner:
 
     def _draw_one(self, number: int, prompt: Prompt, training: Training) -> None:
         request = request_of(prompt)
+        request = replace(request, prompt=self._read_as(request.prompt), negative=self._read_as(request.negative))
         path = self._path(number, prompt, training.clock)
         image = cudagraph.with_room(self._components.denoiser, lambda: self._sampler(request))
         if training.method.shards and not training.world.main:

@@ -6,13 +6,13 @@ from kohya_gui.form import presets
 from library import families
 from library.config.schema import build, changed, flat, read_toml, values
 
-PROFILES = [preset for preset in presets.presets(adapters=True) if preset.is_profile]
+PROFILES = presets.profiles()
 NAMES = ["balanced", "debug", "fast_start", "low_vram", "max_speed"]
 
 
 def test_both_tabs_offer_the_same_profiles():
     assert [p.path.stem for p in PROFILES] == NAMES
-    assert [p for p in presets.presets(adapters=False) if p.is_profile] == PROFILES
+    assert [p for p in presets.presets("finetune") if p.is_profile] == PROFILES
 
 
 @pytest.mark.parametrize("script", families.RUNS)
@@ -58,10 +58,11 @@ def test_one_profile_after_another_leaves_only_the_last(script):
 @pytest.mark.parametrize("profile", PROFILES, ids=NAMES)
 def test_a_profile_over_any_preset_keeps_what_saves_memory_and_says_what_it_leaves_out(profile):
     saving = ("gradient_checkpointing", "blocks_to_swap", "fp8_base", "fp8_compute", "train_batch_size", "network_dim")
-    for preset in (*presets.presets(adapters=True), *presets.presets(adapters=False)):
+    for preset in presets.every():
         if preset.is_profile:
             continue
-        config_class = families.config_class(f"{preset.family}_train{'_network' if preset.adapters else ''}")
+        scripts = map(families.config_class, families.facts(preset.family).scripts)
+        config_class = next(config for config in scripts if config.kind == preset.trains)
         before, notes = values(presets.apply(preset, config_class, {})), []
         after = values(presets.apply(profile, config_class, before, notes))
         for name in saving:

@@ -34,7 +34,6 @@ KOHYA_LORA = {"sdxl": True, "LoRA_type": "Standard"}
         (of_aitoolkit({"network.type": "lora", "model.name_or_path": "sd15"}), "sd15"),
         ({"sdxl": True, "max_resolution": "1", "token_string": "x"}, "Textual Inversion"),
         ({"sdxl": True, "prompts_file": "x", "LoRA_type": "Standard"}, "LECO"),
-        ({"pretrained_model_name_or_path": "x", "token_string": "x", "learning_rate": 1}, "Textual Inversion"),
         ({"learning_rate": 1, "control_net_lr": 1e-5}, "ControlNet"),
         ({"learning_rate": 1, "network_module": "networks.control_net_lllite"}, "ControlNet"),
         ({"learning_rate": 1, "network_module": "networks.lora_sd3"}, "SD3"),

@@ -120,7 +120,7 @@ class Visit:
 
     def tab(self, name):
         self.page.get_by_role("tab", name=name, exact=True).click()
-        self.page.locator(f"#{name.lower()}-form").wait_for()
+        self.page.locator(f"#{name.lower().replace(' ', '-')}-form").wait_for()
 
     def family(self, name):
         self.page.locator("form.settings:visible").get_by_text(name, exact=True).click()

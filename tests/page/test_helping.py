@@ -25,7 +25,7 @@ def helper(tmp_path, monkeypatch):
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
     for variable in keys.ENVIRONMENT.values():
         monkeypatch.delenv(variable, raising=False)
-    return api.FormApi(FORMS, {tab.id: tab.adapters for tab in TABS}, [tmp_path])
+    return api.FormApi(FORMS, {tab.id: tab.kind for tab in TABS}, [tmp_path])
 
 
 def question(tab="lora", family="sdxl", more=None, **given):
@@ -53,7 +53,7 @@ def test_a_web_address_in_a_path_field_is_told_while_one_types(helper):
 
 
 def test_a_profile_is_chosen_only_while_the_form_compiles_by_it(helper):
-    profiles = [p for p in presets.presets(adapters=True) if p.is_profile]
+    profiles = presets.profiles()
     assert helper.judge(question())["profile"] == ""
     now = {}
     for profile in profiles:

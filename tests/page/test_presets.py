@@ -10,20 +10,20 @@ from kohya_gui.form.tab import FAMILIES, TABS
 from library.config.schema import ConfigError, build, changed, flat, options, read_toml
 from library.files import write_atomic
 
-CONFIGS = {tab.adapters: tab.configs for tab in TABS}
-EVERY = [*presets.presets(adapters=True), *presets.presets(adapters=False)]
+CONFIGS = {tab.kind: tab.configs for tab in TABS}
+EVERY = presets.every()
 ALL = [preset for preset in EVERY if not preset.is_profile]  # profiles: tests/compile/test_profiles.py
 
 
 def test_every_file_is_a_preset_of_some_tab():
     assert {p.path for p in EVERY} == set(presets.PRESETS.rglob("*.toml"))
-    assert {p.family for p in ALL} == {*FAMILIES} and {p.adapters for p in ALL} == {True, False}
+    assert {p.family for p in ALL} == {*FAMILIES} and {p.trains for p in ALL} == set(CONFIGS)
 
 
 @pytest.mark.parametrize("preset", ALL, ids=lambda p: p.id)
 def test_a_preset_builds_without_remarks_and_holds_no_default(preset):
     notes = []
-    config = build(CONFIGS[preset.adapters][preset.family], read_toml(preset.path), notes=notes)
+    config = build(CONFIGS[preset.trains][preset.family], read_toml(preset.path), notes=notes)
     assert notes == []
     assert set(read_toml(preset.path)) == set(flat(changed(config)))
 
@@ -37,7 +37,7 @@ def test_a_preset_says_in_one_line_what_it_is_for(preset):
 
 @pytest.mark.parametrize("preset", ALL, ids=lambda p: p.id)
 def test_a_preset_replaces_all_but_paths_and_names(preset):
-    config_class = CONFIGS[preset.adapters][preset.family]
+    config_class = CONFIGS[preset.trains][preset.family]
     now = {"output_dir": "/o", "output_name": "cat", "train_data_dir": "/i", "seed": "7", "metadata_author": "me"}
     config = presets.apply(preset, config_class, {**now, "unknown": "x"})
     assert config.save.output_dir == "/o" and config.save.output_name == "cat" and config.data.train_data_dir == "/i"
@@ -45,10 +45,10 @@ def test_a_preset_replaces_all_but_paths_and_names(preset):
     assert config.steps.seed is None  # what the one before it left behind is gone
 
 
-def load(tmp_path, text, family="sdxl", adapters=True):
+def load(tmp_path, text, family="sdxl", kind="lora"):
     path = tmp_path / "a.toml"
     path.write_text(text, encoding="utf-8")
-    return presets.load(path, CONFIGS[adapters], family, [])
+    return presets.load(path, CONFIGS[kind], family, [])
 
 
 def test_a_file_finds_its_family_and_else_keeps_the_one_on_screen(tmp_path):
@@ -58,13 +58,13 @@ def test_a_file_finds_its_family_and_else_keeps_the_one_on_screen(tmp_path):
 
 
 def test_a_file_that_says_what_it_is_for_is_taken_for_nothing_else(tmp_path):
-    whole = build(CONFIGS[False]["sdxl"], {"learning_rate": 1e-5})  # every key of it would fit a LoRA, too
+    whole = build(CONFIGS["finetune"]["sdxl"], {"learning_rate": 1e-5})  # every key of it would fit a LoRA, too
     presets.save(tmp_path / "a.toml", whole, "")
     with pytest.raises(ConfigError, match="a.toml is for SDXL fine-tune"):
-        presets.load(tmp_path / "a.toml", CONFIGS[True], "flux", [])
-    assert presets.load(tmp_path / "a.toml", CONFIGS[False], "flux", []) == whole
+        presets.load(tmp_path / "a.toml", CONFIGS["lora"], "flux", [])
+    assert presets.load(tmp_path / "a.toml", CONFIGS["finetune"], "flux", []) == whole
     (tmp_path / "sdxl_train_network-cat.toml").write_text("seed = 1")
-    assert presets.load(tmp_path / "sdxl_train_network-cat.toml", CONFIGS[True], "flux", []).family == "sdxl"
+    assert presets.load(tmp_path / "sdxl_train_network-cat.toml", CONFIGS["lora"], "flux", []).family == "sdxl"
 
 
 def test_a_file_with_mistakes_is_refused_with_all_of_them(tmp_path):
@@ -74,13 +74,13 @@ def test_a_file_with_mistakes_is_refused_with_all_of_them(tmp_path):
 
 
 def test_saving_writes_over_nothing_but_the_file_that_was_opened(tmp_path):
-    config = build(CONFIGS[True]["flux"], {"network_dim": 8})
+    config = build(CONFIGS["lora"]["flux"], {"network_dim": 8})
     path = tmp_path / "sub" / "cat.toml"
     assert presets.save(path, config, "") == 1
     with pytest.raises(ConfigError, match="exists already"):
         presets.save(path, config, "")
     opened = presets.seen(path)
-    assert presets.save(path, build(CONFIGS[True]["flux"], {"network_dim": 9}), opened) == 1
+    assert presets.save(path, build(CONFIGS["lora"]["flux"], {"network_dim": 9}), opened) == 1
     with pytest.raises(ConfigError, match="changed elsewhere"):  # as by a second browser
         presets.save(path, config, opened)
     assert read_toml(path) == {"network_dim": 9}
@@ -92,19 +92,19 @@ def test_a_saved_config_is_the_same_when_it_is_loaded(tmp_path):
         config = build(config_class, given, notes=[])
         path = tmp_path / f"{config.script}.toml"
         presets.save(path, config, "")
-        assert presets.load(path, CONFIGS[config.adapters], config.family, []) == config
+        assert presets.load(path, CONFIGS[config.kind], config.family, []) == config
 
 
 def test_tokens_never_reach_a_file(tmp_path):
-    name = next(n for n, o in options(CONFIGS[True]["sdxl"]).items() if o.kind == "secret")
-    presets.save(tmp_path / "a.toml", build(CONFIGS[True]["sdxl"], {name: "canary"}), "")
+    name = next(n for n, o in options(CONFIGS["lora"]["sdxl"]).items() if o.kind == "secret")
+    presets.save(tmp_path / "a.toml", build(CONFIGS["lora"]["sdxl"], {name: "canary"}), "")
     assert "canary" not in (tmp_path / "a.toml").read_text(encoding="utf-8")
 
 
 def test_what_is_no_text_is_refused_in_words(tmp_path):
     write_atomic(tmp_path / "a.toml", b"\x80\x81")
     with pytest.raises(ConfigError, match="not a text file"):
-        presets.load(tmp_path / "a.toml", CONFIGS[True], "sdxl", [])
+        presets.load(tmp_path / "a.toml", CONFIGS["lora"], "sdxl", [])
 
 
 KOHYA = {"sdxl": True, "LoRA_type": "Standard", "network_dim": "16", "lowvram": True, "wandb_api_key": "canary"}
@@ -113,7 +113,7 @@ KOHYA = {"sdxl": True, "LoRA_type": "Standard", "network_dim": "16", "lowvram": 
 def test_a_file_of_kohya_ss_is_imported_and_replaces_what_was_there(tmp_path):
     path, notes = tmp_path / "cat.json", []
     path.write_text(json.dumps(KOHYA | {"sample_prompts": "a cat"}), encoding="utf-8")
-    config = presets.load(path, CONFIGS[True], "flux", notes)
+    config = presets.load(path, CONFIGS["lora"], "flux", notes)
     assert config.script == "sdxl_train_network" and flat(changed(config))["network_dim"] == 16
     told = "\n".join(notes)
     assert "Imported from kohya_ss" in told and "lowvram" in told and "kohya import cat.json" in told
@@ -123,7 +123,7 @@ def test_a_file_of_kohya_ss_is_imported_and_replaces_what_was_there(tmp_path):
 def test_what_does_not_go_together_can_be_mended_in_the_form(tmp_path):
     path, notes = tmp_path / "cat.json", []
     path.write_text(json.dumps(KOHYA | {"full_bf16": True, "mixed_precision": "fp16"}), encoding="utf-8")
-    assert presets.load(path, CONFIGS[True], "sdxl", notes).precision.full_bf16
+    assert presets.load(path, CONFIGS["lora"], "sdxl", notes).precision.full_bf16
     assert any(note.startswith("to fix: full_bf16") for note in notes)
 
 
@@ -131,7 +131,7 @@ def test_a_foreign_file_for_another_tab_or_model_is_refused(tmp_path):
     path = tmp_path / "cat.json"
     path.write_text(json.dumps(KOHYA), encoding="utf-8")
     with pytest.raises(ConfigError, match="SDXL LoRA"):
-        presets.load(path, CONFIGS[False], "sdxl", [])
+        presets.load(path, CONFIGS["finetune"], "sdxl", [])
     path.write_text(json.dumps({"LoRA_type": "Standard"}), encoding="utf-8")
     with pytest.raises(ConfigError, match=r"Stable Diffusion 1\.5"):
-        presets.load(path, CONFIGS[True], "sdxl", [])
+        presets.load(path, CONFIGS["lora"], "sdxl", [])

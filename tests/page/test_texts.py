@@ -65,7 +65,7 @@ def page():
 
 def of_presets():
     """What each preset sets and needs, piece by piece."""
-    every = [*presets.presets(adapters=True), *presets.presets(adapters=False)]
+    every = presets.every()
     said = [text for one in every if one.is_profile for text in (compile_summary.name(one), compile_summary.about(one))]
     pieces = [re.split("[,;] ", compile_summary.about(one)) for one in every if not one.is_profile]
     return [*said, *(one.title for one in every if not one.is_profile), *(text for found in pieces for text in found)]
@@ -144,7 +144,7 @@ def test_what_the_page_says_later_is_in_every_catalogue():
 
 def test_why_an_option_has_no_effect_is_in_every_catalogue():
     own = [rule for script in RUNS for rule in config_class(script).idle_rules]
-    rules = (*idle.SHARED, *idle.ADAPTERS, *idle.WHOLE, *own)
+    rules = (*idle.SHARED, *idle.BESIDE, *idle.ADAPTERS, *idle.WORDS, *idle.WHOLE, *own)
     why = [reason for *_, reason in rules] + list(IDLE_EVERYWHERE.values())
     why += [reason for script in RUNS for reason in config_class(script).idle.values()]
     assert len(why) > 80 and not absent([*why, "No effect: {reason}"]), "add these"

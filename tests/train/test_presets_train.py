@@ -14,11 +14,11 @@ from library import packages
 from library.check import preflight
 from library.config.schema import build, options, read_toml, values
 from library.demo import files
-from library.families import RUNS, config_class, every
+from library.families import RUNS, config_class, every, facts
 from tests.packages import eight_bit, hide
 from tests.training import train
 
-EVERY = {preset.id: preset for tab in (True, False) for preset in presets.presets(tab)}
+EVERY = {preset.id: preset for preset in presets.every()}
 SMALL = {"resolution": "64", "min_bucket_reso": 64, "max_bucket_reso": 256, "t5xxl_max_token_length": 32,
          "max_train_steps": 2, "max_train_epochs": None}  # fmt: skip
 TRACED = {"compile_backend": "aot_eager", "compile_mode": "default", "compile_blocks": "single:all"}
@@ -38,7 +38,8 @@ def start(demo, relatives, squares, tmp_path):
 
     def run(preset):
         family = "flux" if preset.is_profile else preset.family
-        script = f"{family}_train" if not (preset.adapters or preset.is_profile) else f"{family}_train_network"
+        kind = "lora" if preset.is_profile else preset.trains
+        script = next(script for script in facts(family).scripts if config_class(script).kind == kind)
         config = config_class(script)
         paths = {"train_data_dir": str(squares), "output_dir": str(tmp_path / "out")}
         relative = read_toml(preset.path).get("model_type")
@@ -76,7 +77,7 @@ def test_no_preset_needs_a_package_that_may_be_missing(script, demo, relatives, 
     config = config_class(script)
     small = SMALL | {"max_train_steps": 200}  # longer than any warm-up
     small = {name: value for name, value in small.items() if name in options(config)}
-    for preset in presets.presets(config.adapters):
+    for preset in presets.presets(config.kind):
         if preset.family == config.family:  # as its TOML is, without the page
             relative = read_toml(preset.path).get("model_type")
             base = relatives.configs[f"{relative}_{script}"] if relative else demo.configs[script]

@@ -1,14 +1,22 @@
 """The options that families share, by theme. A family's own are in families/<name>/options.py."""
 
-from library.config.sections.adapters import AdapterData, AdapterOptim, AdapterPrecision, AdapterSteps, Network
+from library.config.sections.adapters import (
+    AdapterData,
+    AdapterOptim,
+    AdapterPrecision,
+    AdapterSteps,
+    FrozenPrecision,
+    Network,
+)
 from library.config.sections.compiling import Compile
+from library.config.sections.embedding import Embedding
 from library.config.sections.flow import FLOW_IDLE, FLOW_RULES, Flow, FlowLoss, SafetensorsSave
 from library.config.sections.inputs import Cache, Captions, Data, Model, TextBatchCache
 from library.config.sections.learning import FullOptim, Loss, Noise, Optim, Steps, Validation
 from library.config.sections.machine import Distributed, Memory, Precision
-from library.config.sections.outputs import AdapterSave, FullSave, Hub, Log, Metadata, Sample, Save
+from library.config.sections.outputs import AdapterSave, EmbeddingSave, FullSave, Hub, Log, Metadata, Sample, Save
 from library.config.sections.run import Run
-from library.config.sections.runs import AdapterRun, FullRun
+from library.config.sections.runs import AdapterRun, EmbeddingRun, FullRun
 from library.config.sections.transformers import (
     TransformerFlow,
     TransformerLora,
@@ -33,8 +41,12 @@ __all__ = [
     "Compile",
     "Data",
     "Distributed",
+    "Embedding",
+    "EmbeddingRun",
+    "EmbeddingSave",
     "Flow",
     "FlowLoss",
+    "FrozenPrecision",
     "FullOptim",
     "FullRun",
     "FullSave",

@@ -171,8 +171,8 @@ class AdapterSteps(Steps):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AdapterPrecision(Precision):
-    """The same, with the parts told apart."""
+class FrozenPrecision(Precision):
+    """The same for a model that stays as it is, with its parts told apart."""
 
     fp8_base_unet: bool = opt(
         False,
@@ -191,9 +191,14 @@ class AdapterPrecision(Precision):
         """Whether the frozen text encoders are kept in 8 bits."""
         return self.fp8_base and not self.fp8_base_unet
 
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdapterPrecision(FrozenPrecision):
+    """The same, with what adapters inside of it need."""
+
     def check(self, run: Any) -> Iterator[Problem]:
         """LyCORIS adds its product to the weights, in the type they are kept in, unless told to go around them."""
-        yield from Precision.check(self, run)
+        yield from FrozenPrecision.check(self, run)
         module = run.network.module
         if not (self.fp8_denoiser or self.int8_base) or not module.startswith("lycoris"):
             return

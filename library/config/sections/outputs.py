@@ -85,6 +85,15 @@ class AdapterSave(Save):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EmbeddingSave(Save):
+    """The same, for embedding files."""
+
+    save_model_as: Literal["safetensors", "ckpt", "pt"] = opt(
+        "pt", "The file format. safetensors files cannot contain code, and say what they are.", label="File format"
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class FullSave(Save):
     """The same, for whole models."""
 

@@ -7,7 +7,7 @@ from library.config import converted, schema
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.names import ALIASES, FOREIGN, RETIRED
 from library.config.problems import Problem, Text
-from library.config.run_config import ControlUse, Rule
+from library.config.run_config import UNCHANGED, CaptionChange, ControlUse, Rule
 
 IDLE_EVERYWHERE: Mapping[str, str] = {
     "lowram": "weights are always read directly from the file",
@@ -26,7 +26,10 @@ class Run:
     family: ClassVar[str]  # the folder in library/families
     script: ClassVar[str]  # the file in sd-scripts/ without .py
     title: ClassVar[str]  # what a person calls it
-    adapters: ClassVar[bool]  # adapters learn and the model does not
+    kind: ClassVar[str]  # what learns, in one word: presets are named after it
+    told_by: ClassVar[str] = ""  # an option, or the beginning of several, that tells a file of this kind from others
+    adapters: ClassVar[bool]  # what learns is small and has a file of its own, and the model stays as it is
+    file_kind: ClassVar[tuple[str, str]]  # what modelspec calls such a file, and what it adds to the architecture
     grid: ClassVar[int]  # bucket_reso_steps must be a multiple of this many pixels
     idle: ClassVar[Mapping[str, str]] = {}  # options that sd-scripts knows but that do nothing here -> why
     idle_rules: ClassVar[tuple[Rule, ...]] = ()  # the same for options of the family's own, as the others are set
@@ -47,6 +50,11 @@ class Run:
     def control_images(self) -> ControlUse:
         """What pictures the model is shown besides noise and words."""
         return ControlUse()
+
+    @property
+    def caption_change(self) -> CaptionChange:
+        """What is made of captions before a text encoder reads them."""
+        return UNCHANGED
 
     @staticmethod
     def convert(old: JsonMapping, given: Collection[str]) -> tuple[JsonObject, list[Problem]]:

@@ -3,13 +3,22 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from library.config.run_config import CaptionChange
 from library.config.schema import section
-from library.config.sections.adapters import AdapterData, AdapterOptim, AdapterPrecision, AdapterSteps, Network
+from library.config.sections.adapters import (
+    AdapterData,
+    AdapterOptim,
+    AdapterPrecision,
+    AdapterSteps,
+    FrozenPrecision,
+    Network,
+)
 from library.config.sections.compiling import Compile
+from library.config.sections.embedding import Embedding
 from library.config.sections.inputs import Cache, Captions, Data, Model
-from library.config.sections.learning import FullOptim, Loss, Noise, Steps, Validation
+from library.config.sections.learning import FullOptim, Loss, Noise, Optim, Steps, Validation
 from library.config.sections.machine import Distributed, Memory, Precision
-from library.config.sections.outputs import AdapterSave, FullSave, Hub, Log, Metadata, Sample
+from library.config.sections.outputs import AdapterSave, EmbeddingSave, FullSave, Hub, Log, Metadata, Sample
 from library.config.sections.run import Run
 
 
@@ -17,7 +26,10 @@ from library.config.sections.run import Run
 class AdapterRun(Run):
     """Adapters learn, the model does not."""
 
+    kind: ClassVar[str] = "lora"
+    told_by: ClassVar[str] = "network_"
     adapters: ClassVar[bool] = True
+    file_kind: ClassVar[tuple[str, str]] = ("LoRA", "/lora")
 
     model: Model = section(Model)
     data: AdapterData = section(AdapterData)
@@ -44,7 +56,9 @@ class AdapterRun(Run):
 class FullRun(Run):
     """The model itself learns."""
 
+    kind: ClassVar[str] = "finetune"
     adapters: ClassVar[bool] = False
+    file_kind: ClassVar[tuple[str, str]] = ("Checkpoint", "")
 
     model: Model = section(Model)
     data: Data = section(Data)
@@ -63,3 +77,37 @@ class FullRun(Run):
     hub: Hub = section(Hub)
     log: Log = section(Log)
     distributed: Distributed = section(Distributed)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmbeddingRun(Run):
+    """New words of the text encoders learn (textual inversion), the model does not."""
+
+    kind: ClassVar[str] = "textual-inversion"
+    told_by: ClassVar[str] = "token_string"
+    adapters: ClassVar[bool] = True
+    file_kind: ClassVar[tuple[str, str]] = ("TextualInversion", "/textual-inversion")
+
+    model: Model = section(Model)
+    data: AdapterData = section(AdapterData)
+    captions: Captions = section(Captions)
+    cache: Cache = section(Cache)
+    embedding: Embedding = section(Embedding)
+    optim: Optim = section(Optim)
+    steps: Steps = section(Steps)
+    save: EmbeddingSave = section(EmbeddingSave)
+    sample: Sample = section(Sample)
+    noise: Noise = section(Noise)
+    loss: Loss = section(Loss)
+    precision: FrozenPrecision = section(FrozenPrecision)
+    memory: Memory = section(Memory)
+    compile: Compile = section(Compile)
+    metadata: Metadata = section(Metadata)
+    hub: Hub = section(Hub)
+    log: Log = section(Log)
+    distributed: Distributed = section(Distributed)
+
+    @property
+    def caption_change(self) -> CaptionChange:
+        """All vectors of the word, and sentences instead of captions."""
+        return self.embedding.caption_change

@@ -35,6 +35,7 @@ FACTS = FamilyFacts(
     scripts={
         "sdxl_train_network": "library.families.sdxl.options:SdxlLora",
         "sdxl_train": "library.families.sdxl.options:SdxlTrain",
+        "sdxl_train_textual_inversion": "library.families.sdxl.options:SdxlTextualInversion",
     },
     family="library.families.sdxl.family:SdxlFamily",
     pipelines=("StableDiffusionXLPipeline",),

@@ -14,8 +14,8 @@ from library.families.base import BlockCost, BlockInputs, DeferredNetwork, Laten
 from library.families.sdxl import conditions, folder, keys, model
 from library.families.sdxl.facts import FACTS
 from library.families.sdxl.network_args import block_of
-from library.families.sdxl.options import SdxlLora, SdxlTrain
-from library.families.shared import clip, hub, tokenizers, weights
+from library.families.sdxl.options import SdxlLora, SdxlTextualInversion, SdxlTrain
+from library.families.shared import added_words, clip, hub, tokenizers, weights
 from library.objectives.base import NoisedBatch
 from library.objectives.diffusion import Diffusion
 
@@ -58,7 +58,7 @@ class SdxlFamily:
         options=("weighted_captions",),
     )
 
-    def __init__(self, config: SdxlLora | SdxlTrain):
+    def __init__(self, config: SdxlLora | SdxlTrain | SdxlTextualInversion):
         self.config = config
         self.layout = keys.Layout()
         self.objective = Diffusion(config.noise, config.loss, config.model.v_parameterization, model.SCALE)
@@ -88,8 +88,9 @@ class SdxlFamily:
         if Path(name).exists():
             yield from self.config.compile.beyond(_blocks(Path(name)))
         try:
-            for encoder in conditions.TOKENIZERS:
-                self._tokenizer_folder(encoder)
+            found = self._tokenizers(self.config.model.pretrained_model_name_or_path)
+            if isinstance(self.config, SdxlTextualInversion):
+                yield from added_words.problems(found, self.config.embedding.words)
         except ConfigError as e:
             yield from (problem.replaced(topic="model") for problem in e.problems)
 
@@ -102,10 +103,13 @@ class SdxlFamily:
                 "= fp16: the VAE of SDXL overflows in fp16, and its images are black (NaN); add "
                 "no_half_vae, give a vae that was made for fp16, or use bf16")  # fmt: skip
 
-    def _tokenizer_folder(self, encoder: str) -> Path:
-        options, (name, subfolder) = self.config.model, conditions.TOKENIZERS[encoder]
-        where = options.pretrained_model_name_or_path
-        return tokenizers.find(name, where, subfolder, options.tokenizer_cache_dir, self.token)
+    def _tokenizers(self, where: str | Path | None) -> tokenizers.Tokenizers:
+        """The tokenizers of the model at a place. ConfigError where one cannot be had."""
+        found: dict[str, tuple[Path, str]] = {}
+        for part, (name, subfolder) in conditions.TOKENIZERS.items():
+            folder = tokenizers.find(name, where, subfolder, self.config.model.tokenizer_cache_dir, self.token)
+            found[part] = folder, name
+        return tokenizers.Tokenizers(found)
 
     def stored_shapes(self) -> dict[str, dict[str, tuple[int, ...]]]:
         """Shapes of all parts, where the model is on this machine."""
@@ -150,13 +154,9 @@ class SdxlFamily:
             found = weights.files(own) if own.is_file() else sorted(own.rglob("*.safetensors"))
             return DeferredNetwork(functools.partial(read, part), tuple(found), f"sdxl {part} {kinds[part]} {half}")
 
-        found: dict[str, tuple[Path, str]] = {}
-        for part, (name, subfolder) in conditions.TOKENIZERS.items():
-            folder = tokenizers.find(name, where, subfolder, options.tokenizer_cache_dir, self.token)
-            found[part] = folder, name
         source = {"rest": stored.rest, "path": str(where)}
         deferred = {part: waiting(part) for part in ("vae", *conditions.TOKENIZERS)}
-        parts = ModelComponents(denoiser, None, {}, tokenizers.Tokenizers(found), source, deferred, fill_denoiser=fill)
+        parts = ModelComponents(denoiser, None, {}, self._tokenizers(where), source, deferred, fill_denoiser=fill)
         if not deferring:
             parts.read_denoiser()
             parts.read_vae()

@@ -62,6 +62,20 @@ class SdxlFullCache(sections.Cache):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SdxlEmbeddingCache(sections.Cache):
+    """What is encoded once, when words learn."""
+
+    def check(self, run: RunConfig) -> Iterator[Problem]:
+        """Words that learn are another text in each step."""
+        yield from sections.Cache.check(self, run)
+        if self.text:
+            yield Problem("cache_text_encoder_outputs",
+                "cannot be used here: the word that learns is read in each step; leave it out",
+                also="cache_text_encoder_outputs_to_disk",
+                fix={"cache_text_encoder_outputs": False, "cache_text_encoder_outputs_to_disk": False})  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SdxlNetwork(sections.Network):
     """The adapters that learn."""
 
@@ -70,17 +84,31 @@ class SdxlNetwork(sections.Network):
     )
 
 
+def slow_products(precision: sections.Precision, run: RunConfig) -> Iterator[Problem]:
+    """That 8-bit products make this model slower, or what else is to be said of them."""
+    if precision.fp8_compute:
+        template = "makes SDXL slower, whose matrix products are small (measured on an H200): leave it out"
+        yield Problem("fp8_compute", template)
+    else:
+        yield from sections.Precision.notes(precision, run)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SdxlAdapterPrecision(sections.AdapterPrecision):
     """The kind of numbers that are used, when adapters learn."""
 
     def notes(self, run: RunConfig) -> Iterator[Problem]:
         """8-bit products that do not pay."""
-        if self.fp8_compute:
-            template = "makes SDXL slower, whose matrix products are small (measured on an H200): leave it out"
-            yield Problem("fp8_compute", template)
-        else:
-            yield from sections.AdapterPrecision.notes(self, run)
+        yield from slow_products(self, run)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SdxlFrozenPrecision(sections.FrozenPrecision):
+    """The kind of numbers that are used, when the model stays as it is."""
+
+    def notes(self, run: RunConfig) -> Iterator[Problem]:
+        """8-bit products that do not pay."""
+        yield from slow_products(self, run)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,4 +199,21 @@ class SdxlTrain(sections.FullRun):
     cache: SdxlFullCache = section(SdxlFullCache)
     optim: SdxlFullOptim = section(SdxlFullOptim)
     steps: SdxlFullSteps = section(SdxlFullSteps)
+    compile: SdxlCompile = section(SdxlCompile)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SdxlTextualInversion(sections.EmbeddingRun):
+    """Textual inversion for SDXL: a new word learns a meaning."""
+
+    family: ClassVar[str] = "sdxl"
+    script: ClassVar[str] = "sdxl_train_textual_inversion"
+    title: ClassVar[str] = "SDXL textual inversion"
+    script_with = staticmethod(families.script_with)
+    grid: ClassVar[int] = 32
+    idle: ClassVar[Mapping[str, str]] = IDLE
+
+    model: SdxlModel = section(SdxlModel)
+    cache: SdxlEmbeddingCache = section(SdxlEmbeddingCache)
+    precision: SdxlFrozenPrecision = section(SdxlFrozenPrecision)
     compile: SdxlCompile = section(SdxlCompile)

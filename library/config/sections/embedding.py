@@ -1,0 +1,80 @@
+"""What is set when words learn a meaning (textual inversion) and the model stays as it is."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from library.config.fixes import exclusive
+from library.config.problems import Problem
+from library.config.run_config import CaptionChange, RunConfig
+from library.config.schema import opt
+
+# What the image of a caption can be called; the names of sd-scripts' templates for objects, and how often each comes.
+OBJECT_SIGHTS = {
+    "a photo of": "a/the/my/one/a clean/the clean/a dirty/a cool/the cool/a nice/the nice/a small/the small/the weird/"
+                  "the large",
+    "a cropped photo of": "a/the",
+    "a close-up photo of": "a/the",
+    "a good photo of": "a/the",
+    "a rendition of": "a/the",
+    "a dark photo of": "the",
+    "a bright photo of": "the",
+    "a rendering of": "a",
+    "the photo of": "a",
+}  # fmt: skip
+STYLE_SIGHTS = (
+    *("a painting", "a rendering", "the painting", "a picture", "a rendition"),
+    *(f"a {kind} painting" for kind in ("cropped", "cropped", "close-up", "close-up", "clean", "dirty", "dark")),
+    *(f"a {kind} painting" for kind in ("cool", "bright", "good", "nice", "small", "weird", "large")),
+)
+OBJECTS = tuple(f"{sight} {article} {{}}" for sight, every in OBJECT_SIGHTS.items() for article in every.split("/"))
+STYLES = tuple(f"{sight} in the style of {{}}" for sight in STYLE_SIGHTS)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Embedding:
+    """The words that learn a meaning."""
+
+    token_string: str | None = opt(
+        None, "The new word that stands for your subject in captions and prompts.", label="New word"
+    )
+    init_word: str | None = opt(
+        None, "A known word that is near in meaning, to begin from. Empty: a random beginning.", label="Begin from"
+    )
+    num_vectors_per_token: int = opt(
+        1, "How many vectors the word has. 1 to 8 are usual; more learn more detail.", label="Vectors", min=1, max=75
+    )
+    weights: str | None = opt(None, "An embedding file to continue from.", label="Continue from", kind="file")
+    use_object_template: bool = opt(
+        False, "Instead of captions, use ready sentences about an object.", label="Sentences about an object"
+    )
+    use_style_template: bool = opt(
+        False, "Instead of captions, use ready sentences about a style.", label="Sentences about a style"
+    )
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words that a text encoder gets, one for each vector: cat, cat1, cat2."""
+        word = self.token_string or ""
+        return (word, *(f"{word}{number}" for number in range(1, self.num_vectors_per_token)))
+
+    @property
+    def caption_change(self) -> CaptionChange:
+        """All vectors instead of the word alone, and ready sentences where they are asked for."""
+        words = " ".join(self.words)
+        sentences = OBJECTS if self.use_object_template else STYLES if self.use_style_template else ()
+        replaced = self.token_string or "" if len(self.words) > 1 else ""
+        return CaptionChange(replaced, words, tuple(sentence.format(words) for sentence in sentences))
+
+    def missing(self, run: RunConfig) -> Iterator[Problem]:
+        """What learns needs a name."""
+        if not self.token_string:
+            yield Problem("token_string", "is not set: write the word that shall learn, such as sks-cat")
+
+    def check(self, run: RunConfig) -> Iterator[Problem]:
+        """One word, and one kind of sentence."""
+        word = self.token_string or ""
+        if len(word.split()) > 1 or word != word.strip():
+            yield Problem("token_string", "must be one word without blanks: write {word}", word="-".join(word.split()),
+                fix={"token_string": "-".join(word.split())})  # fmt: skip
+        if self.use_object_template and self.use_style_template:
+            yield exclusive(run, "use_object_template", "use_style_template")

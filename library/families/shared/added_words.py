@@ -1,0 +1,37 @@
+"""Words that a tokenizer does not know yet, and that it reads as one token each."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from library.config.problems import Problem
+
+
+def problems(tokenizers: Mapping[str, Any], words: Sequence[str]) -> Iterator[Problem]:
+    """Words that are known already, and would be learned anew in all prompts."""
+    for word in words:
+        if any(is_known(tokenizer, word) for tokenizer in tokenizers.values()):
+            yield Problem("token_string",
+                ": the model knows {word} already; choose a word that it does not know, such as {word}-x",
+                word=word)  # fmt: skip
+            return
+
+
+def is_known(tokenizer: Any, word: str) -> bool:
+    """Whether a word, or a beginning of words, is one token of a vocabulary. Capitals are small letters to it."""
+    known = tokenizer.get_vocab()
+    return any(f"{word.lower()}{end}" in known for end in ("", "</w>"))
+
+
+def add(tokenizer: Any, words: Sequence[str]) -> int:
+    """Teach a tokenizer words in this order; the token of the first, behind all others."""
+    first = len(tokenizer)
+    tokenizer.add_tokens(list(words))
+    found = tokenizer.convert_tokens_to_ids(list(words))
+    if found != list(range(first, first + len(words))):
+        raise ValueError(f"the tokenizer gave {words} the tokens {found}, and not those from {first} on")
+    return first
+
+
+def tokens(tokenizer: Any, text: str) -> list[int]:
+    """The tokens of a text, without those at its ends."""
+    return tokenizer(text, add_special_tokens=False).input_ids

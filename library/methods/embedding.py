@@ -1,0 +1,151 @@
+"""New words of the text encoders learn (textual inversion); all that the model knew stays as it is."""
+
+import itertools
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from library.config.problems import ConfigError, Problem
+from library.config.sections import EmbeddingRun
+from library.families.base import Family, ModelComponents
+from library.families.shared import added_words
+from library.methods import snapshot
+from library.methods.sharding import ShardedModel
+from library.methods.small_files import tensors_of
+
+log = logging.getLogger(__name__)
+
+NOTHING = "nothing is trained: learning_rate is 0; 5e-4 is usual"
+
+
+class WordVectors(nn.Module):
+    """The embedding of a text encoder, with vectors for tokens from `first` on that learn."""
+
+    def __init__(self, known: nn.Embedding, first: int, vectors: Tensor) -> None:
+        super().__init__()
+        self.known, self.first = known, first
+        self.vectors = nn.Parameter(vectors)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Tokens [B, L] -> vectors [B, L, C] in the type of those that are known."""
+        known = self.known(tokens.clamp(max=self.first - 1))
+        own = functional.embedding((tokens - self.first).clamp(min=0), self.vectors).to(known.dtype)
+        return torch.where((tokens >= self.first)[..., None], own, known)
+
+
+class LearnedWords:
+    """The vectors of new words, by text encoder."""
+
+    denoiser: nn.Module | None = None
+    block_classes: tuple[str, ...] = ()
+    shards: ShardedModel | None = None
+
+    def __init__(self, layers: Mapping[str, WordVectors], config: EmbeddingRun) -> None:
+        self.layers, self._rate = dict(layers), config.optim.learning_rate
+        if not self._rate:
+            raise ConfigError(NOTHING)
+        self.trained_parts = dict.fromkeys(self.layers, True)
+
+    def groups(self) -> list[dict[str, Any]]:
+        """One group, as upstream: {"params", "lr", "name"}."""
+        return [{"params": self.parameters(), "lr": self._rate, "name": "embedding"}]
+
+    def parameters(self) -> list[nn.Parameter]:
+        """All that learns."""
+        return [layer.vectors for layer in self.layers.values()]
+
+    def state_dict(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        """What the file holds, on the CPU: the vectors [words, channels] by the name of their text encoder."""
+        named = {name: layer.vectors for name, layer in self.layers.items()}
+        return {name: v.detach().to("cpu", dtype or v.dtype).contiguous() for name, v in named.items()}
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """All that learns, as it is, for a saved state; not copied."""
+        return snapshot.take(self._named())
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put a snapshot back, bit for bit. ConfigError when it is of another network."""
+        snapshot.put_back(self._named(), tensors)
+
+    def train(self, mode: bool = True) -> "LearnedWords":
+        """Vectors are the same in both modes."""
+        return self
+
+    def note_gradients(self) -> None:
+        """Nothing is taken from the gradients."""
+
+    def mean_gradient(self) -> Tensor | None:
+        """Upstream shows none for words."""
+        return None
+
+    def limit_norms(self, maximum: float) -> dict[str, Tensor]:
+        """Only adapters are limited."""
+        return {}
+
+    def _named(self) -> dict[str, nn.Parameter]:
+        return {f"embedding.{name}": layer.vectors for name, layer in self.layers.items()}
+
+
+def attach(parts: ModelComponents, family: Family, config: EmbeddingRun) -> LearnedWords:
+    """Teach the tokenizers the new words and the text encoders their vectors. The model must be frozen already."""
+    given = tensors_of(config.embedding.weights, "an embedding file") if config.embedding.weights else None
+    half = torch.bfloat16 if config.precision.full_bf16 else torch.float16
+    dtype = half if config.precision.full_bf16 or config.precision.full_fp16 else torch.float32
+    layers = {}
+    for name, encoder in parts.encoders.items():
+        known, tokenizer = _embedding(encoder), parts.tokenizers[name]
+        begins = added_words.tokens(tokenizer, config.embedding.init_word or "")
+        vectors = _beginning(known.weight.detach(), begins, len(config.embedding.words))
+        if given is not None:
+            vectors = _taken(name, given, vectors, config)
+        first = added_words.add(tokenizer, config.embedding.words)
+        layers[name] = WordVectors(known, first, vectors.to(dtype))
+        encoder.set_input_embeddings(layers[name])  # type: ignore[operator]
+        if len(begins) > 1 and len(begins) != len(vectors):
+            log.warning("init_word has %d tokens in %s for %d vectors: they are %s", len(begins), name, len(vectors),
+                        "repeated" if len(begins) < len(vectors) else "cut")  # fmt: skip
+    return LearnedWords(layers, config)
+
+
+def problems(config: EmbeddingRun) -> Iterator[Problem]:
+    """What of the options only files can tell."""
+    if (path := config.embedding.weights) and not Path(path).is_file():
+        yield Problem("weights", ": {path} does not exist", path=path)
+
+
+def _embedding(encoder: nn.Module) -> nn.Embedding:
+    return encoder.get_input_embeddings()  # type: ignore[operator]
+
+
+def _beginning(known: Tensor, begins: list[int], number: int) -> Tensor:
+    """Vectors [number, C] float32 like those of some tokens, which are repeated; without any, like a random word's."""
+    known = known.float()
+    if begins:
+        return known[list(itertools.islice(itertools.cycle(begins), number))].clone()
+    return known.mean(0) + known.std(0) * torch.randn(number, known.shape[1], device=known.device)
+
+
+def _taken(name: str, given: Mapping[str, Tensor], here: Tensor, config: EmbeddingRun) -> Tensor:
+    """The vectors of a file for one text encoder. ConfigError where they do not fit."""
+    path, found = config.embedding.weights, given.get(name)
+    if found is None:
+        raise ConfigError(Problem("weights",
+            ": {path} has no vectors for the text encoder {name}: choose an embedding that was made for this model",
+            path=path, name=name))  # fmt: skip
+    found = found.unsqueeze(0) if found.dim() == 1 else found
+    if found.shape[1:] != here.shape[1:]:
+        raise ConfigError(Problem("weights",
+            ": the vectors of {path} have {theirs} numbers for {name}, and this model's have {ours}: choose an "
+            "embedding that was made for this model", path=path, theirs=found.shape[-1], name=name,
+            ours=here.shape[-1]))  # fmt: skip
+    if len(found) != len(here):
+        raise ConfigError(Problem("weights",
+            ": {path} has {theirs} vectors, and num_vectors_per_token is {ours}: set it to {theirs}", path=path,
+            theirs=len(found), ours=len(here), also="num_vectors_per_token",
+            fix={"num_vectors_per_token": len(found)}))  # fmt: skip
+    return found.float()

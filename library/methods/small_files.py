@@ -1,0 +1,25 @@
+"""Files of what has been learned beside a model: their tensors, whatever wrote them."""
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from library.config.problems import ConfigError
+
+
+def tensors_of(path: str | Path, what: str) -> dict[str, Tensor]:
+    """The tensors of a .safetensors, .pt or .ckpt file by name. ConfigError when it is not there, or not `what`."""
+    path = Path(path)
+    if not path.is_file():
+        raise ConfigError("{path} does not exist", path=path)
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
+        return tensors.get("state_dict", tensors)
+    except Exception as e:  # every reader has its own exceptions for "this is something else"
+        # What PyTorch says of a file that is more than tensors is a page, which ends with the advice to trust it.
+        why = "it holds more than tensors, or is damaged" if path.suffix != ".safetensors" else e
+        raise ConfigError("{path} is not {what}: {why}", path=path, what=what, why=why) from e
