@@ -22,7 +22,7 @@ PRESETS = Path(__file__).resolve().parents[2] / "presets"
 
 # What a preset leaves alone: where things are, what they are and are called, and who may see them.
 OWN_KINDS, OWN_SECTIONS = ("file", "folder", "secret"), ("metadata", "hub", "log")
-OWN_NAMES = ("output_name", "model_version")
+OWN_NAMES = ("output_name", "model_version", "token_string", "init_word")
 
 
 NAMED = re.compile(r"(lora|dreambooth|finetune|textual-inversion)(?:-(\d+)gb)?(?:-.*)?")
