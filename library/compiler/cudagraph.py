@@ -190,7 +190,7 @@ class GraphedModel:
         if len(self.made) >= self.most:
             return None
         began, drawn = time.perf_counter(), (torch.get_rng_state(), torch.cuda.get_rng_state())
-        recording, no_room, why = None, False, ""
+        recording, no_room, why, dear = None, False, "", ""
         shape = " x ".join(map(str, asked.tensors[0].shape))
         try:
             if self._memory is None:
@@ -199,13 +199,14 @@ class GraphedModel:
                 self._memory = GraphMemory()
             passes = PASSES_OF_OTHER_SIZES if self.made else WARMUP_PASSES
             recording = Recording(call, asked, self.learn, self._memory, passes)
-            why = recording.capture(self.learn, self.gradients, self._memory) or self._too_dear(recording)
+            why = recording.capture(self.learn, self.gradients, self._memory)
+            dear = "" if why else self._too_dear(recording)
         except torch.OutOfMemoryError:
             no_room = True  # what the error holds is released below
         finally:
             torch.set_rng_state(drawn[0])
             torch.cuda.set_rng_state(drawn[1])
-        if (no_room or why == NO_ROOM_FOR_OPTIMIZER) and self.free_others():
+        if (no_room or dear == NO_ROOM_FOR_OPTIMIZER) and self.free_others():
             recording = None
             self._release(self.most)
             return self.record(call, asked)
@@ -215,9 +216,10 @@ class GraphedModel:
             problem = "CUDA graphs for inputs of %s do not fit into the GPU's memory beside those of other image sizes"
             logger.warning(f"{problem}: %d sizes are recorded from now on, the others train slower", shape, self.most)
             return None
-        if no_room or why:
+        if no_room or why or dear:
             recording = None
-            return self.give_up(why or f"the GPU's memory is too small for those of inputs of {shape}")
+            too_small = f"the GPU's memory is too small for those of inputs of {shape}"
+            return self.give_up(why or dear or too_small, expected=bool(dear))
         assert recording is not None
         self.made[asked.key] = recording
         pace = f", {recording.seconds:.3f} s a pass instead of {recording.before:.3f} s" if recording.seconds else ""
@@ -236,11 +238,12 @@ class GraphedModel:
         self._paid = True
         return ""
 
-    def give_up(self, why: str) -> None:
-        """Let all recordings go, and record nothing any more."""
+    def give_up(self, why: str, expected: bool = False) -> None:
+        """Let all recordings go, and record nothing any more; `expected` where that is a choice and no trouble."""
         self._release(0)
         self.why_not = why
-        logger.warning("CUDA graphs are not recorded from now on: %s", why)
+        level = logging.INFO if expected else logging.WARNING
+        logger.log(level, "CUDA graphs are not recorded from now on: %s", why)
 
     def make_room(self) -> None:
         """Let all recordings go. Sizes are recorded again as they come."""

@@ -32,4 +32,6 @@ def listen(log: Any) -> None:
     warnings.filterwarnings("ignore", module="torch.utils.tensorboard")
     # Said of diffusers' question for PyTorch's version, which has the same answer each time.
     warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools.lru_cache`")
+    # The first product of a backward pass begins in a thread that has not used the GPU yet, which PyTorch sees to.
+    warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA context")
     logging.captureWarnings(True)

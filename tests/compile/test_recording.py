@@ -131,6 +131,7 @@ def test_sizes_that_no_longer_fit_leave_room_for_steps_without_recording(recorde
     ],
 )
 def test_a_gpu_or_a_model_that_cannot_record_goes_on_without(capture, reserve, told, recorder, caplog):
+    caplog.set_level("INFO")
     made, record = recorder(capture, reserve)
     assert record(3) is None and not made.made and told in made.why_not
     assert caplog.text.count("CUDA graphs are not recorded from now on") == 1 and told in caplog.text
