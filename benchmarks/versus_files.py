@@ -222,8 +222,8 @@ def write_caches(pictures: Path, family: str, sizes: Any) -> None:
     facts = {"architecture": latents.architecture, "format_version": caches.FORMAT}
     for picture in sorted(pictures.rglob("*.png")):
         width, height = Image.open(picture).size
-        shape = (sizes.channels, 1, height // caches.LATENT, width // caches.LATENT)
-        name = f"latents_1x{shape[2]}x{shape[3]}"
+        shape = (sizes.channels, *((1,) if latents.frames else ()), height // caches.LATENT, width // caches.LATENT)
+        name = f"latents_1x{shape[-2]}x{shape[-1]}"
         file = caches.latents_file(str(picture), (width, height), latents.suffix)
         size = {"width": str(width), "height": str(height)}
         cache_files.write(file, {name: rng.standard_normal(shape, np.float32)}, facts | size)

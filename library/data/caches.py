@@ -127,20 +127,19 @@ def read_latents(wanted: Wanted) -> dict[str, np.ndarray]:
     """Read latents [C, h, w] and what else is wanted, by the names of `Wanted.arrays`."""
     with cache_files.opened(wanted.file) as file:
         found = {name: file.array(wanted.key(name)) for name in wanted.arrays}
-    # musubi-tuner's have a frame.
+    # Those of some families have a frame in musubi-tuner's format, and earlier ones of ours had it in all.
     return {name: array[:, 0] if array.ndim == 4 else array for name, array in found.items()}
 
 
 def write_latents(wanted: Wanted, arrays: Mapping[str, np.ndarray], stamp: JsonMapping) -> None:
     """Write what was encoded by the names of `Wanted.arrays`; other sizes that the file holds already stay."""
     content, facts = _others(wanted)
-    framed = bool(wanted.cache.architecture)
     for name, array in arrays.items():
-        content[wanted.key(name)] = array[:, None] if framed and array.ndim == 3 else np.asarray(array)
+        content[wanted.key(name)] = array[:, None] if wanted.cache.frames and array.ndim == 3 else np.asarray(array)
     if wanted.controls:
         stamp = {**stamp, "controls": [_control_stamp(control) for control in wanted.controls]}
     facts[MADE_FROM + wanted.tail] = json.dumps({**stamp, **wanted.cut})
-    if framed:
+    if wanted.cache.architecture:
         facts |= {"architecture": wanted.cache.architecture, "format_version": FORMAT}
         facts |= {"width": str(wanted.size[0]), "height": str(wanted.size[1])}
     else:

@@ -72,6 +72,7 @@ class LatentCache:
     keyed_by_size: bool  # keys carry the latents' size, so that one file holds several
     architecture: str = ""  # musubi-tuner's name of the model, where the file has its format: "flux_kontext"
     numbers_controls: bool = True  # whether a single reference image has a number in that format
+    frames: bool = False  # whether latents in that format are those of a video of one frame, [C, 1, h, w]
 
 
 @dataclass(frozen=True)

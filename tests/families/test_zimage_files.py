@@ -171,7 +171,7 @@ def test_caches_have_the_names_and_keys_of_musubi_tuner(demo, learnt):
                      "1_zi_te.safetensors"]  # fmt: skip
     with safe_open(folder / found[2], "pt") as file:
         (name,), facts = file.keys(), file.metadata()
-        assert name == "latents_1x16x8_float32" and file.get_tensor(name).shape == (16, 1, 16, 8)
+        assert name == "latents_1x16x8_float32" and file.get_tensor(name).shape == (16, 16, 8)
         assert (facts["architecture"], facts["width"], facts["height"]) == ("z_image", "64", "128")
     lengths = []
     for name in (found[1], found[3]):

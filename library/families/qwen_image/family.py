@@ -34,7 +34,7 @@ class QwenFamily(OneEncoderFamily):
     swapped_class = BLOCK
     block_classes = (BLOCK,)
     adapter_targets = (BLOCK,)
-    latent_cache = LatentCache(suffix="_qi.safetensors", keyed_by_size=True, architecture="qwen_image")
+    latent_cache = LatentCache(suffix="_qi.safetensors", keyed_by_size=True, architecture="qwen_image", frames=True)
     text_cache = TextCache(
         suffix="_qi_te.safetensors",
         keys=("vl_embed", "vl_mask"),
