@@ -166,10 +166,10 @@ def lokr(hands: Hands, ground: Ground) -> None:
 
 def rates(hands: Hands, ground: Ground) -> None:
     hands.fill(**{MODEL: ground.model}, train_data_dir=ground.demo.images, output_dir=ground.folder / "out")
-    for rate in ("5e-5", "1e-4", "2e-4"):
-        hands.fill(learning_rate=rate, output_name=f"rate-{rate}")
-        hands.press("Add to queue")
-        hands.until(f"rate-{rate} is in the queue")
+    hands.click("#lora-form .field:has([data-option=learning_rate]) .several")
+    hands.type(".message .side input", "5e-5 1e-4 2e-4")
+    hands.press("Add them to the queue")
+    hands.until("3 trainings are in the queue")
 
 
 def moved(hands: Hands, ground: Ground) -> None:

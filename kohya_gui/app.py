@@ -15,6 +15,7 @@ from kohya_gui.drawing.drawing import DrawingTab
 from kohya_gui.form.api import FormApi
 from kohya_gui.form.form import visibility
 from kohya_gui.form.print_command import CommandPrinter
+from kohya_gui.form.several import SeveralValues
 from kohya_gui.form.tab import FAMILIES, TABS, TrainingTab
 from kohya_gui.i18n import texts
 from kohya_gui.i18n.sentences import data
@@ -67,10 +68,11 @@ def build(roots: Sequence[Path] = ()) -> Page:
         )
         with gr.Row(elem_id="page", equal_height=False):
             with gr.Column(scale=3, min_width=0, elem_id="work"), gr.Tabs(overflow_behavior="wrap"):
-                forms = {}
+                training: dict[str, TrainingTab] = {}
                 for tab in TABS:
                     with gr.Tab(tab.title, id=tab.id):
-                        forms[tab.id] = TrainingTab(tab, roots or paths.roots()).form
+                        training[tab.id] = TrainingTab(tab, roots or paths.roots())
+                forms = {name: tab.form for name, tab in training.items()}
                 with gr.Tab("Queue", id="queue"):
                     QueueTab()
                 with gr.Tab("Compile Lab", id="lab"):
@@ -98,6 +100,7 @@ def build(roots: Sequence[Path] = ()) -> Page:
     page.service.add(AllowedFolders(roots).answers)
     page.service.here_only.add("allow")
     page.service.add(FormApi(forms, {tab.id: tab.kind for tab in TABS}, roots or paths.roots()).answers)
+    page.service.add(SeveralValues(training).answers)
     page.service.add(ModelsApi(forms, roots or paths.roots()).answers)
     page.service.add(drawing.answers, drawing.shows)
     page.service.add(lab.answers)

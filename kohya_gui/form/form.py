@@ -154,6 +154,10 @@ class SettingsForm:
         known = options(self.configs[family])
         return {name: shown_value(known[name], value) for name, value in given.items() if name in known}
 
+    def shown_launch(self, given: JsonMapping) -> dict[str, bool | str]:
+        """Values of launch settings as fields hold them."""
+        return {name: shown_value(LAUNCH[name], value) for name, value in given.items()}
+
     def places(self, family: str) -> dict[str, tuple[str, str]]:
         """Where each option is on the page: its label and its element's id."""
         placed = {f.option.name: (f.option.label, self._id(f)) for f in self.fields if family in f.families}

@@ -8,6 +8,7 @@ import { compare } from "./compare.js";
 import { sentOf, tell, tellError } from "./messages.js";
 import * as form from "./page.js";
 import { probe } from "./probe.js";
+import { several } from "./several.js";
 
 /** @typedef {import("./page.js").Field} Field */
 /** @typedef {{ path?: string, family?: string, words?: string, options?: form.Values }} Model what the base model's file is; empty where it is not known */
@@ -222,6 +223,7 @@ const CLICKS = [
   [".forget", forgetKey],
   [".compare", (button) => compare(button.dataset.tab ?? "")],
   [".saveas", (button) => saveAs(around(button, ".training"))],
+  ["button.several", (button) => several(tabOf(button), around(button, ".field"))],
   ["button.probe", (button) => probe(tabOf(button))],
   [".extra", (button) => button.setAttribute("aria-expanded", String(around(button, ".training").classList.toggle("more-open")))],
 ];

@@ -196,13 +196,13 @@ export function images(where) {
 export function fill(tab, sent) {
   if (!sent) return;
   const where = formOf(tab);
-  const { family: name, values, base: theirs, start } = JSON.parse(sent);
+  const { family: name, values, base: theirs, start, launch = {} } = JSON.parse(sent);
   if (theirs) store(`${tab}-base`, JSON.stringify(theirs));
   remember(where);
   const named = fields(where).filter((field) => field.dataset.option === NAMED && untouched(field, family(where)));
   if (name) chooseFamily(where, name);
   if (start) starts[where.id] = { ...starts[where.id], [family(where)]: start };
-  put(where, values);
+  put(where, values, launch);
   if (!start?.id) return;
   for (const field of named) setValue(field, firstValue(field, family(where)));
   settle(where);
@@ -211,11 +211,13 @@ export function fill(tab, sent) {
 /**
  * @param {HTMLFormElement} where
  * @param {Values} values
+ * @param {Values} [launch]
  */
-function put(where, values) {
-  const changed = fields(where).filter((field) => isFor(field, family(where)) && (field.dataset.option ?? "") in values);
+function put(where, values, launch = {}) {
+  const name = family(where), sent = (/** @type {Field} */ { dataset }) => values[dataset.option ?? ""] ?? launch[dataset.launch ?? ""];
+  const changed = fields(where).filter((field) => isFor(field, name) && sent(field) !== undefined);
   for (const field of changed) {
-    setValue(field, values[field.dataset.option ?? ""]);
+    setValue(field, sent(field));
     field.classList.add("mended");
   }
   settle(where);

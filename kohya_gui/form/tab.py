@@ -20,6 +20,7 @@ from kohya_gui.form import (
     presets,
     print_command,
     prompts,
+    several,
     start_preset,
 )
 from kohya_gui.form.form import SettingsForm, Submission
@@ -98,6 +99,7 @@ class TrainingTab:
             "basics": gpus.CHOOSER,
             "network": adapter.section(),
             finding.BASE: models.button("Base model"),
+            **dict.fromkeys(("learning_rate", "network_dim"), several.BUTTON),
         }
         self.form = SettingsForm(tab.id, FAMILIES, tab.configs, tab.basics, extra)
         self.sent = gr.Textbox(visible=False)  # the form on its way to the server
@@ -213,7 +215,7 @@ class TrainingTab:
             return {self.message: self._report(report, given.family)}
         if (bare := isolated.uncaptioned(report)) and not given.anyway:
             return {self.message: messages.without_captions(bare, "train")}
-        run_id = start.launch(config, **self._how(config, given.launch))
+        run_id = start.launch(config, **self.launch_of(config, given.launch))
         hints = [read_problem(one) for one in report["findings"] if one["verdict"] == "hint"]
         said = Text("Started {run_id}. It goes on when this page is closed.", run_id=run_id)
         return {self.message: messages.good(said, [*notes, *hints])}
@@ -225,7 +227,7 @@ class TrainingTab:
             return {self.message: self._report(report, given.family)}
         if (bare := isolated.uncaptioned(report)) and not given.anyway:
             return {self.message: messages.without_captions(bare, "later")}
-        entry = queue.add(start.job(config, **self._how(config, given.launch)))
+        entry = queue.add(start.job(config, **self.launch_of(config, given.launch)))
         return {self.message: messages.good(queue.queued_sentence(entry), notes)}
 
     def on_check(self, sent: str) -> Said:
@@ -262,7 +264,7 @@ class TrainingTab:
         """Show the command that trains what the form says, and its TOML. Nothing is written."""
         given = self.form.parse_submission(sent)
         config, notes = self.form.ready(given)
-        how = self._how(config, given.launch)
+        how = self.launch_of(config, given.launch)
         return {self.message: print_command.printed(config, where, how, notes, self.roots)}
 
     def on_save(self, sent: str, where: str, known: str) -> Said:
@@ -283,9 +285,11 @@ class TrainingTab:
 
     def on_export(self, sent: str, base: str) -> Said:
         """Hand the form to the browser as the JSON of kohya_ss, with the other keys of the one that was loaded."""
-        config, notes = self.form.collect(self.form.parse_submission(sent))
+        given = self.form.parse_submission(sent)
+        config, notes = self.form.collect(given)
         text = self._prompts(config.sample.sample_prompts)
-        fields, lost = importers.export(config, {s: config_class(s) for s in RUNS}, _theirs(base), text)
+        scripts = {script: config_class(script) for script in RUNS}
+        fields, lost = importers.export(config, scripts, _theirs(base), text, given.launch)
         name = re.sub(r"[^\w.-]+", "_", config.save.output_name or config.script) + ".json"
         file = json.dumps({"name": name, "text": json.dumps(fields, indent=2, ensure_ascii=False) + "\n"})
         said = Text(
@@ -332,7 +336,8 @@ class TrainingTab:
         shown = messages.good(said, notes, undo=True)
         base = {key: value for key, value in presets.base(path).items() if key not in keys.ENVIRONMENT}
         filled = json.loads(self.form.fill(config, start_preset.loaded(path.name)))
-        return {self.message: shown, self.values: json.dumps({**filled, "base": base})}
+        launch = self.form.shown_launch(importers.launch(base))
+        return {self.message: shown, self.values: json.dumps({**filled, "base": base, "launch": launch})}
 
     def _other_tab(self, path: Path, family: str) -> Iterator[Text]:
         """A hint when a file that does not fit here would fit in another tab."""
@@ -345,7 +350,8 @@ class TrainingTab:
                 yield Text("This is a config for the {title} tab: load it there.", title=tab.title)
                 return
 
-    def _how(self, config: RunConfig, launch: JsonMapping) -> JsonObject:
+    def launch_of(self, config: RunConfig, launch: JsonMapping) -> JsonObject:
+        """How a training of the form is started."""
         return {**launch, "mixed_precision": config.precision.mixed_precision}
 
 

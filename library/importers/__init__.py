@@ -13,6 +13,7 @@ from library.importers.files import (
     refuse_data,
 )
 from library.importers.kohya_export import export
+from library.importers.kohya_launch import launch
 from library.importers.kohya_ss import tab_title
 from library.importers.ledger import Configs, Fate, Imported
 
@@ -25,6 +26,7 @@ __all__ = [
     "differences",
     "export",
     "is_dataset",
+    "launch",
     "load",
     "named",
     "of_others",

@@ -8,7 +8,7 @@ from library.config.run_config import RunConfig
 from library.config.schema import ConfigError, changed, flat, options, values
 from library.config.sections import AdapterRun
 from library.config.values import join, to_float
-from library.importers import kohya_adapters, kohya_ss
+from library.importers import kohya_adapters, kohya_launch, kohya_ss
 from library.importers.ledger import Configs, Imported, settle
 from library.importers.shared import load_tables
 
@@ -35,12 +35,17 @@ KINDS = ("lora", "finetune")
 
 
 def export(
-    config: RunConfig, configs: Configs, base: JsonMapping | None = None, prompts: str = ""
+    config: RunConfig,
+    configs: Configs,
+    base: JsonMapping | None = None,
+    prompts: str = "",
+    launch: JsonMapping | None = None,
 ) -> tuple[Fields, list[str]]:
     """A config -> the fields of kohya_ss's page, and what has no place there, a sentence each.
 
     With `base`, a file of kohya_ss for the same script, only the fields of options that differ from it are written, and
-    all its other keys stay as they are. `prompts` is the text of the file that sample_prompts names.
+    all its other keys stay as they are. `prompts` is the text of the file that sample_prompts names, and `launch`
+    how the training is started; without it the fields for that are those of the base.
     """
     if config.family not in TABLES["renamed"]:
         raise ConfigError("kohya_ss does not train {title}: there are no fields for it", title=config.title)
@@ -58,6 +63,7 @@ def export(
         given = _differing(config, settle(kohya_ss.read(base, config.script), configs), prompts)
     for name in sorted(given & made.keys()):
         fields |= made[name]
+    fields |= kohya_launch.fields(launch, base or {}) if launch is not None else {}
     _type(fields, given, typed, config)
     return dict(sorted(fields.items())), lost
 

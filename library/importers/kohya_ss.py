@@ -5,7 +5,7 @@ from collections.abc import Callable
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.schema import ConfigError
 from library.config.values import split
-from library.importers import flat, kohya_adapters
+from library.importers import flat, kohya_adapters, kohya_launch
 from library.importers.ledger import KeyLedger, is_empty, is_on, to_number
 from library.importers.shared import ONLY, chooses_chroma, load_tables, set_by
 
@@ -308,6 +308,7 @@ def _adapter(ledger: KeyLedger, tab: str) -> None:
 
 PARTS: tuple[Callable[[KeyLedger, str], None], ...] = (
     _switches, _length, _warmup, _rates, _old_names, _attention, _noise, _precision, _files, _folders, _adapter,
+    kohya_launch.read,
 )  # fmt: skip
 
 

@@ -123,3 +123,34 @@ def test_the_command_writes_json_and_never_over_a_file(tmp_path, capsys):
     assert main.main(["import", "--to", "kohya_ss", str(run), "-o", str(out)]) == 1
     assert main.main(["import", "--to", "kohya_ss", str(run)]) == 0
     assert json.loads(capsys.readouterr().out)["sdxl"] is True
+
+
+LAUNCH = {"multi_gpu": True, "num_processes": "2", "gpu_ids": "0, 1", "num_machines": 1, "main_process_port": 0,
+          "num_cpu_threads_per_process": 2, "extra_accelerate_launch_args": ""}  # fmt: skip
+
+
+def test_how_a_training_is_started_is_read_and_written_back():
+    found = BASES["sdxl lora"] | LAUNCH
+    made, read = importers.read(found, CONFIGS), importers.launch(found)
+    assert (read["num_processes"], read["gpu_ids"]) == (2, "0,1")
+    assert read["main_process_port"] is None and read["num_cpu_threads_per_process"] is None
+    told = {fate.key: fate.kind for fate in made.fates}
+    assert [told[key] for key in LAUNCH] == ["changed", "changed", "changed", "empty", "empty", "empty", "empty"]
+    for same in (read, {**read, "num_processes": "2"}, None):  # as the form holds them, too, and from the shell
+        fields, _ = importers.export(made.config, CONFIGS, found, launch=same)
+        assert {key: fields[key] for key in LAUNCH} == LAUNCH
+    fields, _ = importers.export(made.config, CONFIGS, found, launch={**read, "gpu_ids": "", "num_processes": "1"})
+    assert (fields["gpu_ids"], fields["num_processes"], fields["multi_gpu"]) == ("", 1, False)
+    fields, _ = importers.export(made.config, CONFIGS, launch={"gpu_ids": "3", "extra_accelerate_launch_args": "--cpu"})
+    assert (
+        fields["gpu_ids"] == "3" and fields["extra_accelerate_launch_args"] == "--cpu" and "num_processes" not in fields
+    )
+
+
+@pytest.mark.parametrize("key, value", [("num_processes", 10**9), ("main_process_port", 99999), ("num_machines", "two"),
+                                        ("extra_accelerate_launch_args", "--module x")])  # fmt: skip
+def test_what_the_launcher_would_refuse_is_not_taken_over(key, value):
+    found = BASES["sdxl lora"] | {key: value}
+    assert importers.launch(found)[key] in (1, None, ())
+    fate = next(fate for fate in importers.read(found, CONFIGS).fates if fate.key == key)
+    assert fate.kind in ("ignored", "empty")

@@ -28,7 +28,7 @@ def pressed(visitor):
     return buttons.evaluate_all("all => all.filter(e => e.ariaPressed === 'true').map(e => e.dataset.gpu)")
 
 
-def test_gpus_are_chosen_by_name_and_runs_on_them_go_side_by_side(visit, two, tmp_path):
+def test_gpus_are_chosen_by_name_and_runs_on_them_go_side_by_side(visit, served, two, tmp_path):
     visitor, held = visit(), tmp_path / "out" / "held"
     held.parent.mkdir()
     held.touch()  # trainings into this folder do not end
@@ -43,6 +43,14 @@ def test_gpus_are_chosen_by_name_and_runs_on_them_go_side_by_side(visit, two, tm
     assert visitor.page.locator("#lora-num_processes").input_value() == "2"
     number.evaluate("e => { e.value = '1'; e.dispatchEvent(new Event('input', { bubbles: true })); }")
     assert pressed(visitor) == ["1"]  # what is typed and what is pressed are one
+    theirs = served[1] / f"{tmp_path.name}.json"
+    theirs.write_text(json.dumps({"sdxl": True, "LoRA_type": "Standard", "multi_gpu": True, "num_processes": 2,
+                                  "gpu_ids": "0, 1", "num_cpu_threads_per_process": 2}))  # fmt: skip
+    visitor.page.get_by_placeholder("Config file").locator("visible=true").fill(str(theirs))
+    visitor.click("Load config")
+    visitor.until(f"Loaded {theirs.name}")
+    wait_for(lambda: pressed(visitor) == ["0", "1"], 10)
+    assert (number.input_value(), visitor.page.locator("#lora-num_processes").input_value()) == ("0,1", "2")
     chooser.get_by_text("Any free GPU").click()
     ready = {"pretrained_model_name_or_path": "/m/base.safetensors", "train_data_dir": "/images", "resolution": "1024",
              "output_dir": held.parent, "max_train_steps": 3}  # fmt: skip

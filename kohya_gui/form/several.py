@@ -1,0 +1,104 @@
+"""One training for each of several values of an option, into the queue."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from kohya_gui.server import paths
+from kohya_gui.server.json_api import ApiRequest, Handler
+from library.check import isolated
+from library.config.idle import idle
+from library.config.json_types import JsonObject
+from library.config.problems import ConfigError, Text
+from library.config.problems import read as read_problem
+from library.config.schema import options
+from library.runs import queue, start
+
+MOST = 12  # values at once
+BUTTON = '<button type="button" class="several">Try several values</button>'
+
+
+class SeveralValues:
+    """Answers for the forms of all training tabs."""
+
+    def __init__(self, tabs: Mapping[str, Any]) -> None:
+        """`tabs` are the training tabs by name."""
+        self.tabs = tabs
+
+    @property
+    def answers(self) -> dict[str, Handler]:
+        """What scripts may ask."""
+        return {"several": self.several}
+
+    def several(self, sent: ApiRequest) -> JsonObject:
+        """Check the form with each of these values of an option, and add a training for each to the queue.
+
+        All that a start is checked for is checked with the first one; the others, which differ from it in one value, as
+        a form is. Nothing is added where one of them is wrong.
+        """
+        tab = self.tabs.get(sent.text("tab"))
+        if tab is None:
+            raise ConfigError("there is no such tab: load the page again")
+        name, said = sent.text("option"), sent.text("sent")
+        forms = [_with(said, name, value) for value in _values(sent.text("values"))]
+        configs = [self._config(tab, form, name) for form in forms]
+        if _same(tab, forms, name):
+            raise ConfigError("two of the values are the same: leave one out")
+        given, _, notes, report = tab.checked(forms[0])
+        if found := isolated.problems(report):
+            raise ConfigError(*(read_problem(one) for one in found))
+        if isolated.uncaptioned(report) and not given.anyway:
+            raise ConfigError(
+                "no image has a caption: write some in the Data set tab, or press Add to queue once and say that it "
+                "is meant"
+            )
+        added = [queue.add(start.job(config, **tab.launch_of(config, given.launch))) for config in configs]
+        names = ", ".join(entry.name for entry in added)
+        paused = queue.read().paused or queue.read().halted
+        text = "{count} trainings are in the queue: {names}."
+        if paused:
+            text = "{count} trainings are in the queue, which is paused: press Continue in the Queue tab. {names}."
+        return {"said": Text(text, count=len(added), names=names), "notes": notes}
+
+    def _config(self, tab: Any, form: str, name: str) -> Any:
+        """The config of a form, in which the option has to count."""
+        given = tab.form.parse_submission(form)
+        if name not in options(tab.form.configs[given.family]):
+            raise ConfigError("{name} is no setting of this form: load the page again", name=name)
+        reading = paths.allowed(tab.form.reading(given), tab.roots)
+        if reading.problems:
+            raise ConfigError(*reading.problems)
+        if why := idle(reading.config).get(name):
+            raise ConfigError("{name} has no effect here, whatever its value: {why}", name=name, why=why)
+        return reading.config
+
+
+def _values(text: str) -> list[str]:
+    """Values as they are typed: with blanks or commas between them."""
+    found = [value for value in re.split(r"[\s,;]+", text) if value]
+    if not 2 <= len(found) <= MOST:
+        raise ConfigError("give 2 to {most} values with blanks between them, such as 5e-5 1e-4 2e-4", most=MOST)
+    return found
+
+
+def _with(sent: str, name: str, value: str) -> str:
+    """What the form sent, with another value, and a name of its own for what is trained with it."""
+    try:
+        form = json.loads(sent)
+        held = form["values"]
+        own = re.sub(r"[^\w.+-]", "_", f"{held.get('output_name') or form['family']}-{name}-{value}")
+        held |= {name: value, "output_name": own}
+        form["typed"] = [*form.get("typed", ()), name]
+        return json.dumps(form)
+    except (TypeError, ValueError, KeyError, AttributeError, RecursionError):
+        raise ConfigError("This is not what the form sends: load the page again") from None
+
+
+def _same(tab: Any, forms: list[str], name: str) -> bool:
+    """Whether two values are one, written in two ways."""
+    read = []
+    for form in forms:
+        given = tab.form.parse_submission(form)
+        read.append(options(tab.form.configs[given.family])[name].read(given.values[name]))
+    return any(value in read[:at] for at, value in enumerate(read))

@@ -1,0 +1,76 @@
+"""The fields of kohya_ss's page for `accelerate launch`: which GPUs train, and in how many processes."""
+
+from typing import Any
+
+from library.config.command import Launch, launch_problems
+from library.config.json_types import JsonMapping, JsonObject
+from library.config.problems import ConfigError
+from library.config.values import join, split
+from library.importers.ledger import KeyLedger, is_empty, is_on, to_number
+
+THREADS = 2  # of each process, where nobody chose: it is no wish then
+WHOLE = ("num_processes", "num_machines", "main_process_port", "num_cpu_threads_per_process")
+KEYS = (*WHOLE, "gpu_ids", "extra_accelerate_launch_args")
+PLACE = "on the page it stands in Several GPUs, and in a shell it goes to `kohya train`"
+
+
+def launch(found: JsonMapping) -> JsonObject:
+    """What a file of kohya_ss says of the launcher, as values of `Launch`; what cannot be read is as if not set."""
+    start, read = Launch(), {key: _value(key, found[key]) for key in KEYS if key in found}
+    return {
+        key: getattr(start, key) if value is None or launch_problems({key: value}) else value
+        for key, value in read.items()
+    }
+
+
+def read(ledger: KeyLedger, tab: str) -> None:
+    """Say of each key that it belongs to how a training is started, where it says something."""
+    for key in KEYS:
+        if key not in ledger.source:
+            continue
+        value = _value(key, ledger.source[key])
+        if value is None or value == getattr(Launch(), key):
+            ledger.empty(key)
+        elif wrong := launch_problems({key: value}):
+            ledger.ignore(key, str(wrong[0]))
+        else:
+            ledger.change(key, f"{_text(value)}: {PLACE}")
+    if is_on(ledger.get("multi_gpu")):
+        ledger.change("multi_gpu", "num_processes says how many GPUs train together")
+    ledger.empty("multi_gpu")
+
+
+def fields(chosen: JsonMapping, base: JsonMapping) -> JsonObject:
+    """Values of `Launch` -> the fields that say them, as far as they differ from what `base` says."""
+    start, before = Launch(), launch(base)
+    made: JsonObject = {}
+    for key in KEYS:
+        now = _value(key, chosen.get(key))
+        now = getattr(start, key) if now is None else now
+        if now == before.get(key, getattr(start, key)):
+            continue
+        unset = THREADS if key == "num_cpu_threads_per_process" else 0 if key in WHOLE else ""
+        made[key] = unset if now is None else _text(now) if isinstance(now, tuple) else now
+    if "num_processes" in made:
+        made["multi_gpu"] = made["num_processes"] > 1
+    return made
+
+
+def _value(key: str, given: Any) -> Any:
+    """The value of a key as `Launch` has it; None where nothing is set, or what it says is none."""
+    if is_empty(given):
+        return None
+    if key in WHOLE:
+        number = to_number(given)
+        unset = number is None or number <= 0 or (key == "num_cpu_threads_per_process" and number == THREADS)
+        return None if number is None or unset else int(number)
+    if key == "gpu_ids":
+        return ",".join(part.strip() for part in str(given).split(",") if part.strip()) or None
+    try:
+        return tuple(given) if isinstance(given, list | tuple) else tuple(split(str(given))) or None
+    except ConfigError:
+        return None
+
+
+def _text(value: Any) -> str:
+    return join(value) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,63 @@
+"""One training for each of several values of an option, into the queue."""
+
+import json
+
+import gradio as gr
+import pytest
+
+from kohya_gui.form.several import SeveralValues
+from kohya_gui.form.tab import TABS, TrainingTab
+from kohya_gui.server.json_api import ApiRequest
+from library.config.schema import ConfigError, read_toml
+from library.runs import queue
+from tests.page.test_browser import FAINT, SMALL
+
+READY = {"pretrained_model_name_or_path": "/m/base.safetensors", "resolution": "1024", "max_train_steps": 3}
+
+
+@pytest.mark.browser
+def test_each_value_is_a_training_of_its_own_in_the_queue(visit, tmp_path):
+    queue.pause()
+    visitor = visit()
+    visitor.fill(**{**READY, "output_dir": tmp_path / "out", "train_data_dir": tmp_path}, output_name="cat")
+    visitor.page.locator("#lora-form .field:has([data-option=learning_rate]) .several").click()
+    values = visitor.page.get_by_label("Values of Learning rate")
+    assert values.get_attribute("placeholder").count(" ") == 2
+    values.fill("1e-4")
+    visitor.click("Add them to the queue")
+    visitor.until("give 2 to 12 values")
+    assert visitor.page.evaluate(SMALL) == [] and visitor.page.evaluate(FAINT) == []
+    values.fill("5e-5, 1e-4 2e-4")
+    values.press("Enter")
+    visitor.until("3 trainings are in the queue, which is paused")
+    found = queue.read().waiting
+    assert [entry.name for entry in found] == [f"cat-learning_rate-{value}" for value in ("5e-5", "1e-4", "2e-4")]
+    tomls = [read_toml(queue.place() / f"{entry.id}.toml") for entry in found]
+    assert [toml["learning_rate"] for toml in tomls] == [5e-5, 1e-4, 2e-4]
+    assert {toml["max_train_steps"] for toml in tomls} == {3}
+    assert visitor.page.locator("#lora-output_name").input_value() == "cat"  # the form stays as it was
+
+
+@pytest.fixture(scope="module")
+def tabs(tmp_path_factory):
+    with gr.Blocks():
+        return {"lora": TrainingTab(TABS[0], [tmp_path_factory.getbasetemp()])}
+
+
+@pytest.mark.parametrize(
+    "fields, why",
+    [({"option": "learning_rate", "values": "1 1.0"}, "are the same"),
+     ({"option": "learning_rate", "values": "1"}, "2 to 12 values"),
+     ({"option": "learning_rate", "values": "1 two"}, "must be a number"),
+     ({"option": "no_option", "values": "1 2"}, "no setting of this form"),
+     ({"option": "huber_c", "values": "0.1 0.2"}, "no effect here"),
+     ({"option": "output_dir", "values": "/etc /out"}, "outside of"),
+     ({"sent": "[]", "values": "1 2"}, "not what the form sends"), ({"tab": "../x"}, "no such tab"), ({"tab": 3}, "")],
+)  # fmt: skip
+def test_nothing_is_added_where_one_of_them_is_wrong(tabs, monkeypatch, tmp_path, fields, why):
+    monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
+    paths = dict.fromkeys(("pretrained_model_name_or_path", "train_data_dir", "output_dir"), str(tmp_path))
+    sent = json.dumps({"family": "sdxl", "values": READY | paths, "launch": {}})
+    with pytest.raises(ConfigError, match=why):
+        SeveralValues(tabs).several(ApiRequest({"tab": "lora", "sent": sent, **fields}))
+    assert queue.read().waiting == []
