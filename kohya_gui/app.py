@@ -125,9 +125,11 @@ def application(page: Page, access: JsonObject, root_path: str = "") -> Any:
     # Gradio looks for events a thousand times a second, which takes a twentieth of a processor, also while all is idle.
     page._queue.sleep_when_free = 0.02
     used = preloads.needed(sorted({block.get_block_name() for block in page.blocks.values()}))
-    lines, styles = preloads.head(used)
+    lines, sheets, styles = preloads.head(used)
     shown = TensorboardProxy(
-        Assets(GZipMiddleware(ScriptTags(inner, lines), minimum_size=2000, compresslevel=4), scripts.FILES | styles)
+        Assets(
+            GZipMiddleware(ScriptTags(inner, lines, sheets), minimum_size=2000, compresslevel=4), scripts.FILES | styles
+        )
     )
     return Protected(AuthGate(Routes(shown, prefix_of(root_path)), **access))
 

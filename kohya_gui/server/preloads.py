@@ -30,21 +30,22 @@ def needed(kinds: Iterable[str]) -> list[str]:
     return [name for name in dict.fromkeys(found) if (FOLDER / name).is_file() and not name.startswith("Login-")]
 
 
-def head(names: Iterable[str]) -> tuple[str, dict[str, bytes]]:
-    """The lines of a page's head that ask for these files, and what answers at addresses that the lines have besides.
+def head(names: Iterable[str]) -> tuple[str, str, dict[str, bytes]]:
+    """The lines of a page's head that ask for these files, first scripts and then style sheets, whose place is behind
+    those of Gradio's own head, and what answers at addresses that the lines have besides.
 
     The style sheets are one. Gradio's scripts load none that the page has a link to: these links are switched off.
     """
     scripts = [name for name in names if name.endswith(".js")]
     styles = [name for name in names if name.endswith(".css") and _stands_alone(name)]
-    lines = [f'<link rel="modulepreload" href="./assets/{name}">' for name in scripts]
+    lines = "".join(f'<link rel="modulepreload" href="./assets/{name}">' for name in scripts)
     if not styles:
-        return "".join(lines), {}
+        return lines, "", {}
     whole = b"\n".join((FOLDER / name).read_bytes() for name in styles)
     address = f"/scripts/{hashlib.sha256(whole).hexdigest()[:16]}/gradio.css"
-    lines += [f'<link rel="stylesheet" href=".{address}">']
-    lines += [f'<link rel="stylesheet" crossorigin disabled href="./assets/{name}">' for name in styles]
-    return "".join(lines), {address: whole}
+    sheets = [f'<link rel="stylesheet" href=".{address}">']
+    sheets += [f'<link rel="stylesheet" crossorigin disabled href="./assets/{name}">' for name in styles]
+    return lines, "".join(sheets), {address: whole}
 
 
 def _stands_alone(name: str) -> bool:

@@ -32,9 +32,9 @@ class ScriptTags:
     order of the HTML, and Gradio calls what main.js provides: so they stand in front.
     """
 
-    def __init__(self, app: App, also: str = "") -> None:
-        """`also` stands behind ours in the head."""
-        self.app, self.tags = app, (TAGS + also).encode()
+    def __init__(self, app: App, also: str = "", last: str = "") -> None:
+        """`also` stands behind ours in the head, `last` at its end: of two style sheets, the later one wins."""
+        self.app, self.tags, self.last = app, (TAGS + also).encode(), last.encode()
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """ASGI."""
@@ -55,6 +55,7 @@ class ScriptTags:
             body += message.get("body", b"")
             if not message.get("more_body"):
                 whole = body.replace(b"<head>", b"<head>" + self.tags, 1)
+                whole = whole.replace(b"</head>", self.last + b"</head>", 1)
                 headers = [pair for pair in start["headers"] if pair[0].lower() != b"content-length"]
                 await send({**start, "headers": [*headers, (b"content-length", str(len(whole)).encode())]})
                 await send({"type": "http.response.body", "body": whole})

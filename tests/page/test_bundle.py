@@ -1,6 +1,9 @@
 """The page's scripts as one, and what its head asks for."""
 
+import re
+
 import pytest
+from starlette.testclient import TestClient
 
 from kohya_gui.server import preloads, scripts
 from kohya_gui.server.bundle import bundle
@@ -58,14 +61,29 @@ def test_the_installed_gradio_says_which_files_components_need():
     names = preloads.needed(["textbox", "tabs"])
     assert len(names) > 25 and all((preloads.FOLDER / name).is_file() for name in names)
     assert len(preloads.needed(["textbox", "tabs", "html"])) > len(names) and not preloads.needed(["no such kind"])[60:]
-    lines, own = preloads.head(names)
+    lines, sheets, own = preloads.head(names)
     ((address, styles),) = own.items()
-    assert f'href=".{address}"' in lines and styles.count(b"{") > 50
+    assert "stylesheet" not in lines and f'href=".{address}"' in sheets and styles.count(b"{") > 50
     assert (
-        lines.count(" disabled ") == len([name for name in names if name.endswith(".css")]) - 1
+        sheets.count(" disabled ") == len([name for name in names if name.endswith(".css")]) - 1
     )  # its own head has one
+
+
+def test_styles_of_components_stand_behind_those_of_gradios_head():
+    """As where Gradio loads them itself. Of two rules of one weight the later one counts: where it was another, fields
+    for text were white in the dark."""
+
+    async def gradio(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        whole = (preloads.FOLDER.parent / "index.html").read_bytes()
+        await send({"type": "http.response.body", "body": whole})
+
+    lines, sheets, _ = preloads.head(preloads.needed(["textbox"]))
+    html = TestClient(scripts.ScriptTags(gradio, lines, sheets)).get("/").text
+    found = re.findall(r'<link rel="stylesheet"[^>]*? href="([^"]*)"', html)
+    assert re.search(r"assets/index-[\w-]+\.css$", found[0]) and found[1].endswith("/gradio.css")
 
 
 def test_another_gradio_is_loaded_without(monkeypatch, tmp_path):
     monkeypatch.setattr(preloads, "FOLDER", tmp_path / "assets")
-    assert preloads.needed(["textbox"]) == [] and preloads.head([]) == ("", {})
+    assert preloads.needed(["textbox"]) == [] and preloads.head([]) == ("", "", {})
