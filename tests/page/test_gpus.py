@@ -67,7 +67,7 @@ def test_gpus_are_chosen_by_name_and_runs_on_them_go_side_by_side(visit, served,
     wait_for(lambda: [text.split("\n")[:2] for text in lanes.all_inner_texts()] == [
         ["GPU 0 · NVIDIA RTX 4090", "two"], ["GPU 1 · NVIDIA RTX 3060", "one"]], 20)  # fmt: skip
     assert "GPU 0,1" in visitor.page.locator(".entry", has_text="both").inner_text()
-    visitor.page.wait_for_function(f"({FAINT})().length === 0")
+    visitor.has_none(FAINT)
     visitor.page.get_by_role("tab", name="LoRA", exact=True).click()
     visitor.page.reload()  # which asks anew who uses which
     visitor.until("used by two", "#lora-form .gpus [data-gpu='0']")
@@ -88,15 +88,16 @@ def test_what_gpus_do_is_drawn_while_a_run_works(visit, two, tmp_path):
         visitor = visit()
         charts = visitor.page.locator(".gpu-charts .chart")
         charts.nth(3).wait_for()
-        assert [re.sub(r"\s+", " ", text) for text in charts.locator("figcaption").all_inner_texts()] == [
-            "GPU memory 16 GB", "GPU load 97 %", "Temperature 71 °C", "GPU power 320.5 W"]  # fmt: skip
+        figures = ["GPU memory 16 GB", "GPU load 97 %", "Temperature 71 °C", "GPU power 320.5 W"]
+        captions = charts.locator("figcaption")
+        wait_for(lambda: [re.sub(r"\s+", " ", text) for text in captions.all_inner_texts()] == figures, 20)
         visitor.until("1.5 GiB of this training are in the computer's memory", ".spilled")
         for mode in ("light", "dark"):
             visitor.page.emulate_media(color_scheme=mode)
-            visitor.page.wait_for_function(f"({FAINT})().length === 0")  # colours take a moment to change
+            visitor.has_none(FAINT)
         visitor.page.set_viewport_size({"width": 390, "height": 844})
         visitor.page.get_by_role("button", name="Details of the run").click()
-        assert visitor.page.evaluate("document.documentElement.scrollWidth") == 390
-        assert visitor.page.evaluate(SMALL) == []
+        visitor.page.wait_for_function("document.documentElement.scrollWidth === 390")
+        visitor.has_none(SMALL)
         visitor.page.emulate_media(color_scheme="light")
     assert reader.runs()[0].state == "finished"

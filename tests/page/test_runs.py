@@ -162,7 +162,8 @@ def test_the_queue_and_a_run_can_be_read_and_touched(visit, tmp_path, mode):
     visitor.until("Paused", ".how")
     for width, height in ((1440, 900), (390, 844)):
         visitor.page.set_viewport_size({"width": width, "height": height})
-        assert visitor.page.evaluate(FAINT) == [] and visitor.page.evaluate(SMALL) == []
+        visitor.has_none(FAINT)
+        visitor.has_none(SMALL)
         assert visitor.page.evaluate("document.documentElement.scrollWidth") == width
     visitor.page.set_viewport_size({"width": 1440, "height": 900})
     for seen in (".runs", ".run", ".acts"):  # how it stands and what can be done, without scrolling
