@@ -37,7 +37,7 @@ ROUNDS = 5  # over all sizes that are timed
 REHEARSED = 4  # rounds before them where steps are recorded: compiling, two rehearsals and the recording
 PROFILED = {"sdxl": "lora-12gb", "flux": "lora-24gb"}  # the presets over which the compile profiles are laid
 # GiB of a model in 16 bits with one pass
-LEAST = {"sdxl": 10, "flux": 28, "chroma": 22, "kontext": 30, "fill": 28, "qwen_image": 48, "zimage": 18}
+LEAST = {"sdxl": 10, "flux": 28, "chroma": 22, "kontext": 30, "fill": 28, "qwen_image": 48, "zimage": 18, "flux_2": 14}
 AT_ONCE = 8  # processes that compile side by side
 CKPT = {"gradient_checkpointing": True}
 EAGER = {"compile": False, "compile_mode": "default", "cuda_graphs": "false"}
@@ -107,6 +107,12 @@ WAYS: dict[str, tuple[tuple[str, str, dict[str, Any], int], ...]] = {
         ("fp8 products, half the activations", "lora-80gb", {"compile_activation_budget": 0.5}, 52),
         ("fp8 products, keeps attention, recorded", "lora-32gb", PLAYED, 40),
         ("fp8 products, 12 blocks swapped", "lora-24gb", {"blocks_to_swap": 12}, 26),
+    ),
+    "flux_2 lora": (
+        ("eager, checkpointing", "lora-16gb", {**EAGER, **CKPT, **WHOLE}, 14),
+        ("no checkpointing", "lora-32gb", {"fp8_base": False, "fp8_compute": False}, 32),
+        ("fp8 products, keeps attention, recorded", "lora-12gb", PLAYED, 14),
+        ("fp8 products, half the activations", "lora-32gb", {"compile_activation_budget": 0.5}, 20),
     ),
     "zimage lora": (
         ("eager, checkpointing", "lora-24gb", {**EAGER, **CKPT, **WHOLE}, 18),

@@ -174,8 +174,10 @@ def _other_adapters(config: RunConfig) -> Iterator[Problem]:
             yield Problem(option, ": {problem}", problem=e.problems[0])
             continue
         with contextlib.suppress(ConfigError):  # of neither family, as far as names tell
-            if (family := names.family_of(map(_layer, stored), {})) != config.family:
-                other = families.facts(family).title
+            sizes = names.sizes_of({key: about["shape"] for key, about in stored.items()})
+            found = names.possible_families(map(_layer, stored), {}, sizes)
+            if config.family not in found:
+                other = families.facts(found[0]).title
                 template = ": {path} was made for {other}, and this is {title}; choose a file made for it"
                 yield Problem(option, template, path=path, other=other, title=config.title)
             elif option == "network_weights":

@@ -80,7 +80,15 @@ class Wanted:
         if base != "latents":
             numbered = len(self.controls) > 1 or self.cache.numbers_controls
             base = f"latents_{base}" if numbered else "latents_control"
-        return f"{base}{name[len(name.removesuffix('_flipped')) :]}_1x{height}x{width}"
+        square = self.cache.square
+        tail = f"{height // square}x{width // square}" if square > 1 else f"1x{height}x{width}"
+        return f"{base}{name[len(name.removesuffix('_flipped')) :]}_{tail}"
+
+    def stored_size(self, name: str) -> Size:
+        """Height and width of an array of `arrays` in the file."""
+        height, width = self.arrays[name]
+        square = 1 if name == "alpha_mask" else self.cache.square
+        return height // square, width // square
 
 
 def latents_file(image: str, size: Size, suffix: str) -> str:
@@ -110,7 +118,7 @@ def latents_are_good(wanted: Wanted, vae: JsonMapping | None, trust: bool = Fals
         return os.path.exists(wanted.file)
     try:
         with cache_files.opened(wanted.file) as file:
-            if any(file.shape(wanted.key(name))[-2:] != size for name, size in wanted.arrays.items()):
+            if any(file.shape(wanted.key(name))[-2:] != wanted.stored_size(name) for name in wanted.arrays):
                 return False
             stamp = _stamp(file, wanted.tail)
             if stamp is None:
@@ -128,14 +136,19 @@ def read_latents(wanted: Wanted) -> dict[str, np.ndarray]:
     with cache_files.opened(wanted.file) as file:
         found = {name: file.array(wanted.key(name)) for name in wanted.arrays}
     # Those of some families have a frame in musubi-tuner's format, and earlier ones of ours had it in all.
-    return {name: array[:, 0] if array.ndim == 4 else array for name, array in found.items()}
+    found = {name: array[:, 0] if array.ndim == 4 else array for name, array in found.items()}
+    square = wanted.cache.square
+    return {name: _spread(array, square) if square > 1 and array.ndim == 3 else array for name, array in found.items()}
 
 
 def write_latents(wanted: Wanted, arrays: Mapping[str, np.ndarray], stamp: JsonMapping) -> None:
     """Write what was encoded by the names of `Wanted.arrays`; other sizes that the file holds already stay."""
     content, facts = _others(wanted)
+    cache = wanted.cache
     for name, array in arrays.items():
-        content[wanted.key(name)] = array[:, None] if wanted.cache.frames and array.ndim == 3 else np.asarray(array)
+        if array.ndim == 3:
+            array = _squares(array, cache.square) if cache.square > 1 else array[:, None] if cache.frames else array
+        content[wanted.key(name)] = np.asarray(array)
     if wanted.controls:
         stamp = {**stamp, "controls": [_control_stamp(control) for control in wanted.controls]}
     facts[MADE_FROM + wanted.tail] = json.dumps({**stamp, **wanted.cut})
@@ -221,6 +234,20 @@ def text_stamp(caption: str, encoders: JsonMapping | None, options: JsonMapping)
 
 
 # ---- inside
+
+
+def _squares(latents: np.ndarray, side: int) -> np.ndarray:
+    """Latents [C, h, w] -> [C * side * side, h / side, w / side]; the order of channels is channel, row, column."""
+    channels, height, width = latents.shape
+    parts = latents.reshape(channels, height // side, side, width // side, side).transpose(0, 2, 4, 1, 3)
+    return parts.reshape(-1, height // side, width // side)
+
+
+def _spread(squares: np.ndarray, side: int) -> np.ndarray:
+    """The way back."""
+    channels, height, width = squares.shape
+    parts = squares.reshape(-1, side, side, height, width).transpose(0, 3, 1, 4, 2)
+    return parts.reshape(channels // side**2, height * side, width * side)
 
 
 def _stamp(file: CacheFile, tail: str) -> JsonObject | None:

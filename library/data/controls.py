@@ -65,7 +65,8 @@ def controls_of(
                 path=image.path))  # fmt: skip
         return ()
     found = named or _beside(result, subset, image)
-    if len(found) > use.most or (len(found) < use.least and not (subset.is_reg and not found)):
+    least = max(use.least, bool(subset.control_directory))  # where a folder is named, none is left out
+    if len(found) > use.most or (len(found) < least and not (subset.is_reg and not found)):
         result.problems.append(_wrong_number(subset, image, len(found), use))
     made = []
     for path in found:

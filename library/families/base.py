@@ -73,6 +73,7 @@ class LatentCache:
     architecture: str = ""  # musubi-tuner's name of the model, where the file has its format: "flux_kontext"
     numbers_controls: bool = True  # whether a single reference image has a number in that format
     frames: bool = False  # whether latents in that format are those of a video of one frame, [C, 1, h, w]
+    square: int = 1  # side of the squares whose latents are channels in the file, whose keys then count no frames
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from library.importers.shared import (
     BLOCKS,
     ONLY,
     chooses_chroma,
-    chooses_turbo,
+    chooses_version,
     dotted,
     load_tables,
     precision,
@@ -83,9 +83,12 @@ def _script(flat: JsonMapping) -> str:
     name = str(flat.get("model.name_or_path") or "")
     switches = {"model.is_flux": "flux", "model.is_xl": "sdxl"}
     known = {"flux": "flux", "sdxl": "sdxl", "xl": "sdxl", "qwen_image": "qwen_image", "zimage": "zimage"}
+    known |= dict.fromkeys(("flux2", "flux2_klein_4b", "flux2_klein_9b"), "flux_2")
     family = known.get(arch, "flux" if arch in TABLES["model_types"] else "")
     if not arch:
         family = next((f for key, f in switches.items() if is_on(flat.get(key))), "")
+    if family == "flux" and "flux.2" in name.casefold():
+        family = "flux_2"
     other = next((model for word, model in TABLES["other_models"].items() if word in name.casefold()), "")
     if not family or (other and family == "flux"):
         model = other or arch or name or "Stable Diffusion 1.5"
@@ -103,7 +106,7 @@ def _model(ledger: KeyLedger) -> None:
     for key in ("model.is_flux", "model.is_xl", "model.arch"):
         if ledger.get(key):
             ledger.change(key, f"chooses the script: {ledger.script}")
-    chooses_turbo(ledger, "model.arch", words)
+    chooses_version(ledger, "model.arch", words)
     quantized = is_on(ledger.get("model.quantize"))
     if quantized and ledger.adapters:
         kind = str(ledger.get("model.qtype") or "qfloat8").casefold().partition("|")[0]

@@ -192,8 +192,8 @@ def _noise(ledger: KeyLedger) -> None:
     values: JsonObject = {"timestep_sampling": load_tables("aitoolkit")["timestep_sampling"].get(kind, "sigmoid")}
     near = "" if kind in ("sigmoid", "linear") else f"{kind} is not quite the same here; the nearest is "
     values |= {"model_prediction_type": "raw"} | ({"guidance_scale": 1.0} if ledger.family == "flux" else {})
-    if ledger.family == "qwen_image":
-        values["timestep_sampling"] = str(values["timestep_sampling"]).replace("flux_", "qwen_")
+    own = {"qwen_image": "qwen_", "flux_2": "flux2_"}.get(ledger.family, "flux_")
+    values["timestep_sampling"] = str(values["timestep_sampling"]).replace("flux_", own)
     guidance = ", guidance_scale = 1" if ledger.family == "flux" else ""
     said = f"{near}timestep_sampling = {values['timestep_sampling']}, raw predictions{guidance}"
     ledger.change(key, said, values)

@@ -1,4 +1,4 @@
-"""musubi-tuner: TOML files for FLUX.1, Qwen-Image and Z-Image, and its dialect of dataset files."""
+"""musubi-tuner: TOML files for FLUX.1, FLUX.2, Qwen-Image and Z-Image, and its dialect of dataset files."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -44,14 +44,16 @@ def read(found: JsonMapping, script: str = "") -> KeyLedger:
     if nearest := TABLES["timestep_sampling"].get(sampling):
         said = f"{sampling} is not offered here; the nearest is timestep_sampling = {nearest}"
         ledger.change("timestep_sampling", said, {"timestep_sampling": nearest})
+    own = TABLES["own_keys"].get(family, ())
     for key in ledger.left():
-        if key in TABLES["ignored"]:
+        if key in TABLES["ignored"] and key not in own:
             ledger.ignore(key, TABLES["ignored"][key])
         elif is_empty(found[key]):
             ledger.empty(key)
         else:
             ledger.keep(key)
-    for option, value in (TABLES["defaults"] | TABLES[f"defaults_{kind}"]).items():
+    defaults = TABLES["defaults"] | TABLES[f"defaults_{kind}"] | TABLES.get(f"defaults_{family}", {})
+    for option, value in defaults.items():
         if option not in found:
             set_by(ledger, option, f"not in the file; {TRAINER} uses {value}", {option: value})
     always = TABLES["always"] | ({"network_train_unet_only": True} if lora else {})
@@ -76,6 +78,8 @@ def family_of(found: JsonMapping, script: str) -> str:
         return script.partition("_train")[0] or TABLES["families"][module]
     if version in TABLES["qwen_versions"]:
         return "qwen_image"
+    if version in TABLES["flux_2_versions"] or any(not is_empty(found.get(key)) for key in TABLES["flux_2_keys"]):
+        return "flux_2"
     if all(not is_empty(found.get(key)) for key in TABLES["zimage_keys"]):
         return "zimage"
     if not module and not is_empty(found.get(either := "text_encoder")):

@@ -7,7 +7,7 @@ from library.importers.ledger import KeyLedger, to_number
 from library.importers.shared import (
     ONLY,
     chooses_chroma,
-    chooses_turbo,
+    chooses_version,
     dotted,
     load_tables,
     precision,
@@ -41,7 +41,7 @@ def read(found: JsonMapping, script: str = "") -> KeyLedger:
     ledger.change("training_method", f"chooses the script: {ledger.script}")
     said = f"model_type = {kind}" if kind else f"chooses the script: {ledger.script}"
     ledger.change("model_type", said, {"model_type": kind} if kind else {})
-    chooses_turbo(ledger, "model_type", str(ledger.get("base_model_name") or "").casefold())
+    chooses_version(ledger, "model_type", str(ledger.get("base_model_name") or "").casefold())
     if kind == "fill":
         ledger.notes.append(
             "masks: OneTrainer reads <name>-masklabel.png beside <name>; put them into a folder of their own as "

@@ -28,8 +28,10 @@ def _timesteps(ledger: KeyLedger) -> None:
     guidance = ledger.number("transformer.guidance_scale")
     if ledger.family == "flux":
         values |= {"guidance_scale": 1.0 if guidance is None else guidance}
-    elif ledger.family == "qwen_image" and values["timestep_sampling"] == "flux_shift":
-        values["timestep_sampling"] = "qwen_shift"
+    elif values["timestep_sampling"] == "flux_shift":
+        values["timestep_sampling"] = {"qwen_image": "qwen_shift", "flux_2": "flux2_shift"}.get(
+            ledger.family, "flux_shift"
+        )
     said = near + ", ".join(f"{name} = {value}" for name, value in values.items())
     key = "timestep_distribution"
     ledger.assume(key, kind)

@@ -69,6 +69,9 @@ def _other_formats(ledger: KeyLedger) -> None:
     key = "vae.weight_dtype"
     if ledger.family in ("qwen_image", "zimage"):
         ledger.ignore(key, "the VAE is in mixed_precision, and in float32 instead of fp16")
+    elif ledger.family == "flux_2":
+        kind = "float32" if full else "bfloat16"
+        ledger.change(key, f"vae_dtype = {kind}", {"vae_dtype": kind})
     elif ledger.family == "sdxl" or ledger.adapters:
         ledger.change(key, f"{'float32 is' if full else '16 bits are'} no_half_vae = {str(full).lower()}",
                       {"no_half_vae": full})  # fmt: skip

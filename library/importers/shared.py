@@ -13,9 +13,9 @@ from library.config.sections.learning import OptimizerName
 from library.importers.ledger import Fate, KeyLedger, is_empty
 
 FULL = {"fp32", "float32", "float_32", "float", "no"}
-ONLY = "this trainer trains LoRA and whole models of SDXL, FLUX.1, Qwen-Image and Z-Image"
-# Blocks that a share means (double blocks of FLUX.1, and pairs of single ones), and how many may wait in host memory.
-BLOCKS = {"flux": (38, 35), "qwen_image": (60, 59), "zimage": (30, 29)}
+ONLY = "this trainer trains LoRA and whole models of SDXL, FLUX.1, FLUX.2, Qwen-Image and Z-Image"
+# Blocks that a share means (double blocks of FLUX, and pairs of single ones), and how many may wait in host memory.
+BLOCKS = {"flux": (38, 35), "flux_2": (20, 19), "qwen_image": (60, 59), "zimage": (30, 29)}
 NOT_HERE = "not supported by this trainer"
 PREPARED = "it is said in the dataset file that is written beside the config"
 
@@ -48,10 +48,15 @@ def chooses_chroma(ledger: KeyLedger, key: str) -> None:
     ledger.change(key, said, values)
 
 
-def chooses_turbo(ledger: KeyLedger, key: str, words: str) -> None:
-    """Which Z-Image a model is, by the words for it: their files look alike, and De-Turbo is trained like the base."""
-    if ledger.family == "zimage":
-        version = "turbo" if "turbo" in words and not re.search("de-?_?turbo", words) else "base"
+def chooses_version(ledger: KeyLedger, key: str, words: str) -> None:
+    """Which model of several whose files look alike is meant, by its words. De-Turbo is trained like the base."""
+    if ledger.family in ("zimage", "flux_2"):
+        if ledger.family == "zimage":
+            version = "turbo" if "turbo" in words and not re.search("de-?_?turbo", words) else "base"
+        elif "klein" in words:
+            version = f"klein-{'base-' * ('base' in words)}{'9b' if '9b' in words else '4b'}"
+        else:
+            version = "dev"
         said = f"chooses the script: {ledger.script}, and model_version = {version} by the model's name"
         ledger.change(key, said, {"model_version": version})
 

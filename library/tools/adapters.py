@@ -99,7 +99,7 @@ def read(path: str | Path, family: str | None = None) -> Lora:
     stored, metadata = storage.opened(path), storage.metadata_of(path)
     try:
         found = grouped(stored)
-        family = family or names.family_of(found, metadata)
+        family = family or names.family_of(found, metadata, names.sizes_of(stored.shapes()))
         style = style_of(found)
         if style == "diffusers":
             add_alphas(found, metadata)

@@ -87,25 +87,60 @@ def split(key: str) -> tuple[str, str] | None:
     return (key.removesuffix(ending), ENDINGS[ending]) if ending else None
 
 
-def family_of(names: Iterable[str], metadata: Mapping[str, str]) -> str:
-    """Which family the modules of a file are of. Raises ConfigError when it cannot be told."""
+def family_of(
+    names: Iterable[str], metadata: Mapping[str, str], sizes: Mapping[str, tuple[int, int]] | None = None
+) -> str:
+    """The family that the modules of a file are likeliest of. Raises ConfigError when it cannot be told."""
+    return possible_families(names, metadata, sizes)[0]
+
+
+def possible_families(
+    names: Iterable[str], metadata: Mapping[str, str], sizes: Mapping[str, tuple[int, int]] | None = None
+) -> list[str]:
+    """The families that the modules of a file may be of, the likeliest first; `sizes` are inputs and outputs of those
+    that are known. Raises ConfigError when none can be told."""
     base = f"{metadata.get('ss_base_model_version', '')} {metadata.get('modelspec.architecture', '')}"
     names, known = list(names), dict[str, LoraNames](zip(families.FAMILIES, every(), strict=True))
-    denoisers = {prefix for own in every() for prefix, part in own.part_of.items() if part == "denoiser"}
-    paths = [dotted(name.removeprefix(next((p for p in denoisers if name.startswith(p)), ""))) for name in names]
+    paths = list(map(_path, names))
+    said = {family: len(own.version_word) if own.version_word in base else 0 for family, own in known.items()}
     for family, own in known.items():
         if own.marks and any(re.search(own.marks, path) for path in paths):
-            return family
+            return [family]
     for path in paths:
         found = [family for family, own in known.items() if path.startswith(own.trees)]
-        if found:  # of several that share a tree, the one that the metadata says
-            return next((family for family in found if known[family].version_word in base), found[0])
+        if found:  # of several that share a tree, sizes and the metadata decide
+            fitting = [family for family in found if _has_sizes(known[family], sizes or {})]
+            return sorted(fitting or found, key=lambda family: -said[family])
     for family, own in known.items():
-        if own.version_word in base or any(name.startswith(own.encoder_names) for name in names if own.encoder_names):
-            return family
+        if said[family] or any(name.startswith(own.encoder_names) for name in names if own.encoder_names):
+            return [family]
     raise ConfigError(
         "the LoRA has no module that tells its model: only those of {titles} are known", titles=families.titles()
     )
+
+
+def _path(name: str) -> str:
+    denoisers = (prefix for own in every() for prefix, part in own.part_of.items() if part == "denoiser")
+    return dotted(name.removeprefix(next((p for p in denoisers if name.startswith(p)), "")))
+
+
+def _has_sizes(own: LoraNames, sizes: Mapping[str, tuple[int, int]]) -> bool:
+    """Whether no layer has another number of outputs for each of its inputs than in this family."""
+    for name, (inputs, outputs) in sizes.items():
+        path = _path(name)
+        if any(path.endswith(end) and outputs != ratio * inputs for end, ratio in own.ratios.items()):
+            return False
+    return True
+
+
+def sizes_of(shapes: Mapping[str, Iterable[int]]) -> dict[str, tuple[int, int]]:
+    """Inputs and outputs of the modules of a plain LoRA, by name, from the shapes of its tensors by key."""
+    found: dict[str, dict[str, int]] = {}
+    for key, shape in shapes.items():
+        parts, sides = split(key), list(shape)
+        if parts and len(sides) > 1:
+            found.setdefault(parts[0], {})[parts[1]] = sides[0] if parts[1] == UP else sides[1]
+    return {name: (one[DOWN], one[UP]) for name, one in found.items() if {DOWN, UP} <= one.keys()}
 
 
 def of_other_tree(keys: Iterable[str]) -> bool:

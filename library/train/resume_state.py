@@ -24,7 +24,7 @@ from library.families.shared.weights import header
 from library.files import need_space, write_folder_atomic
 from library.optim.names import spec_of
 from library.outputs.paths import names
-from library.tools.names import family_of
+from library.tools.names import possible_families, sizes_of
 from library.tools.storage import FilePlan
 from library.train import rng
 from library.train.choices import Choices
@@ -213,7 +213,7 @@ def _other_training(folder: Path, facts: JsonMapping, config: RunConfig) -> Iter
     with contextlib.suppress(ConfigError):  # of neither family, as far as names tell
         whole = kind == "finetune"
         layers = (name.removeprefix("denoiser.") if whole else name.partition(".")[0] for name in stored)
-        if family_of(layers, {}) != config.family:
+        if config.family not in possible_families(layers, {}, sizes_of(stored)):
             yield Problem("resume",
                 ": {folder} is the state of a training of another family than {title}; {advice}",
                 folder=folder, title=config.title, advice=advice)  # fmt: skip

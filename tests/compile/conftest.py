@@ -79,7 +79,7 @@ def made(demo: Any, tmp_path: Path, forget: Any) -> Any:
     """A function: script and options -> a model that is ready to train; compiled by aot_eager if `compile` is on."""
 
     def make(script: str, sizes: tuple[tuple[int, ...], ...] = SIZES, **values: Any) -> Model:
-        short = {"t5xxl_max_token_length": 32} if script.startswith("flux") else {}
+        short = {"t5xxl_max_token_length": 32} if script.startswith("flux_train") else {}
         plain = {"compile": False, "compile_blocks": None, "compile_backend": "aot_eager"}
         plain |= {"gradient_checkpointing": False, **short}
         given = {"output_dir": str(tmp_path), "cache_latents": True, "mixed_precision": "no", "full_bf16": False}

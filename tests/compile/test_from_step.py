@@ -18,7 +18,7 @@ QUICK = {
 
 @pytest.mark.parametrize("script", STEPS)
 def test_repeated_and_resumed_runs_are_equal_bit_for_bit(script, shallow, request, tmp_path):
-    images = request.getfixturevalue("shapes" if script.startswith("flux") else "squares")
+    images = request.getfixturevalue("shapes" if script.startswith("flux_train") else "squares")
 
     def run(name, **values):
         given = {"train_data_dir": images, "max_train_steps": 5, "network_dropout": 0.2, "compile": True, "seed": 1,

@@ -62,14 +62,14 @@ def test_losses_are_those_of_the_same_training_without(way, demo, shapes, tmp_pa
             outcome = train(config)
             found[graphs], ends[graphs], recorded[graphs] = outcome.losses, outcome.tensors(), caplog.text
     # Compiled blocks of FLUX.1 see a number of tokens, which is the same for an image and for the same one turned.
-    sizes = 2 if script.startswith("flux") and values.get("compile") else 3
+    sizes = 2 if script.startswith("flux_train") and values.get("compile") else 3
     assert recorded["true"].count("Recorded CUDA graphs") >= sizes and "Recorded" not in recorded["false"]
     assert "not recorded" not in recorded["true"]
     worst = max(abs(a - b) / abs(a) for a, b in zip(*found.values(), strict=True))
     pairs = [(weight, ends["true"][name]) for name, weight in ends["false"].items()]
     apart = max((a.float() - b.float()).abs().max().item() for a, b in pairs)
     print(f"{way}: losses differ by {worst:.1e}, weights by {apart:.1e}")
-    assert worst < (1e-6 if script.startswith("flux") else 3e-4)
+    assert worst < (1e-6 if script.startswith("flux_train") else 3e-4)
 
 
 @pytest.mark.gpu

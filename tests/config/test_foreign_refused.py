@@ -38,7 +38,6 @@ KOHYA_LORA = {"sdxl": True, "LoRA_type": "Standard"}
         ({"learning_rate": 1, "network_module": "networks.control_net_lllite"}, "ControlNet"),
         ({"learning_rate": 1, "network_module": "networks.lora_sd3"}, "SD3"),
         ({"network_module": "networks.lora_wan", "learning_rate": 1}, "Wan"),
-        ({"network_module": "networks.lora_flux_2", "dit": "a"}, "FLUX.2"),
     ],
 )  # fmt: skip
 def test_trainers_that_are_not_here_are_named_and_refused(found, words):

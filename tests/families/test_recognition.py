@@ -22,8 +22,6 @@ RELATIVES = [f"{name}_{families.lora_script(families.owner(name))}" for known in
              for name in known.demo_variants]  # fmt: skip
 # Names and shapes that others' models have, as far as they tell them apart.
 UNTRAINED = {
-    "a FLUX.2 transformer": {"double_stream_modulation_img.lin.weight": (2, 1),
-                             "double_blocks.0.img_attn.qkv.weight": (3, 1)},
     "a FLUX.3 transformer": {"early_stream_modulations.image.lin.weight": (1, 1)},
     "a transformer like FLUX.1's": {"double_blocks.0.img_attn.qkv.weight": (3, 1),
                                     "double_blocks.0.img_attn.norm.key_norm.weight": (1,)},
@@ -171,12 +169,13 @@ def test_a_file_of_another_model_is_named_in_every_slot(demo, script, tmp_path):
     assert wrong == []
 
 
-def layers_of(demo: Any, name: str) -> list[str]:
-    """What a family's LoRA files call the layers of its denoiser."""
+def layers_of(demo: Any, name: str) -> dict[str, tuple[int, ...]]:
+    """What a family's LoRA files call the layers of its denoiser, and their shapes."""
     header = weights.header(config_of(demo, families.lora_script(name)).model.pretrained_model_name_or_path)
     names = families.load(families.facts(name).lora_names)
     paths = (path for part, path in names.layers(header, False) if part == "denoiser")
-    return [f"{names.prefixes['kohya']['denoiser']}{path.replace('.', '_')}" for path in paths]
+    before = names.prefixes["kohya"]["denoiser"]
+    return {f"{before}{path.replace('.', '_')}": header.get(f"{path}.weight", (4, 4)) for path in paths}
 
 
 @pytest.mark.parametrize("script", [*LORAS, *RELATIVES])
@@ -187,7 +186,8 @@ def test_a_lora_of_another_family_is_named_before_anything_is_loaded(demo, scrip
             continue
         layers = layers_of(demo, family)
         assert layers
-        shapes = {f"{layer}.lora_{half}.weight": (4, 4) for layer in layers for half in ("down", "up")}
+        shapes = {f"{layer}.lora_down.weight": (4, sides[1]) for layer, sides in layers.items()}
+        shapes |= {f"{layer}.lora_up.weight": (sides[0], 4) for layer, sides in layers.items()}
         path = made(shapes, tmp_path / f"{family}.safetensors")
         for option, given in (("network_weights", path), ("base_weights", [str(path)])):
             with pytest.raises(ConfigError, match="was made for") as raised:

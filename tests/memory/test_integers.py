@@ -40,7 +40,7 @@ def test_every_kind_of_layer_answers_nearly_the_same_and_lets_gradients_through(
 def test_trainings_learn_nearly_the_same_compiled_and_swapped_too(demo, shapes, squares, tmp_path, monkeypatch, script):
     given = {"train_data_dir": shapes, "resolution": "96", "max_train_steps": 3, "mixed_precision": "bf16"}
     few = {"compile_blocks": training.FEW[script]}
-    if not script.startswith("flux"):  # graphs of any size take several times as long
+    if not script.startswith("flux_train"):  # graphs of any size take several times as long
         given |= {"train_data_dir": squares, "resolution": "64"}
 
     def losses(name, **more):
@@ -53,7 +53,7 @@ def test_trainings_learn_nearly_the_same_compiled_and_swapped_too(demo, shapes, 
     backend = "eager" if script.startswith("qwen") else "aot_eager"
     compiled = {"compile": True, "compile_backend": backend, "compile_fullgraph": True}
     everything = {"int8_base": True, "blocks_to_swap": 2, **compiled, **few}
-    if script.startswith("flux"):  # as products, whose backward pass is traced, are there for all
+    if script.startswith("flux_train"):  # as products, whose backward pass is traced, are there for all
         assert losses("all", **everything | {"compile_backend": "eager"}) == pytest.approx(kept, rel=0.01)
     monkeypatch.setattr(int8_matmul, "supports_int8", lambda device: True)
     multiplied = losses("products", int8_compute=True, **everything)

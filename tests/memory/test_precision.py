@@ -123,7 +123,7 @@ def test_losses_are_close_and_compiled_ones_too(demo, shapes, tmp_path, script):
     # Of the U-Net's many graphs, which differ in channels alone, one of each kind; of FLUX.1 the quicker kind, whose
     # backward pass is traced for all.
     few = {"compile_blocks": training.FEW[script]}
-    backend = "aot_eager" if script.startswith("flux") else "eager"
+    backend = "aot_eager" if script.startswith("flux_train") else "eager"
     compiled, told = losses("all", **FP8, **few, compile=True, compile_backend=backend, compile_fullgraph=True)
     assert compiled == pytest.approx(eight, rel=0.02)
     assert told["graphs"] == told["predicted"] and told["recompiles"] == 0

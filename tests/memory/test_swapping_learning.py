@@ -21,7 +21,7 @@ ADAFACTOR = {"optimizer_type": "Adafactor", "optimizer_args": ["relative_step=Fa
 FUSED = {**ADAFACTOR, "fused_backward_pass": True}
 CPU = torch.device("cpu")
 # The most that can be swapped of the tiny models.
-BLOCKS = {"flux_train": 4, "sdxl_train": 6, "qwen_image_train": 3, "zimage_train": 3}
+BLOCKS = {"flux_train": 4, "sdxl_train": 6, "qwen_image_train": 3, "zimage_train": 3, "flux_2_train": 4}
 # Of the graphs of residual blocks, which differ in channels alone, those of the first and the last. Backward passes are
 # traced of all kinds where their own weights learn, of one kind where adapters do.
 COMPILED_BLOCKS = {
@@ -60,7 +60,7 @@ class Model:
         """Gradients of one batch for each size of latents, added up."""
         chance = torch.Generator().manual_seed(seed)
         for size in sizes or self.sizes:
-            channels = 4 if self.family.name == "sdxl" else 16
+            channels = {"sdxl": 4, "flux_2": 32}.get(self.family.name, 16)
             noised = self.family.noised(torch.randn(1, channels, *size, generator=chance), chance)
             answer = self.family.predict(self.denoiser, noised, self.text, torch.ones(1, 6))
             (answer - noised.target).square().mean().backward()

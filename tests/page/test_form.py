@@ -170,6 +170,7 @@ def test_an_empty_form_names_everything_that_is_missing(tab, family):
         "flux": {"clip_l", "t5xxl", "ae"},
         "qwen_image": {"text_encoder", "vae"},
         "zimage": {"text_encoder", "vae"},
+        "flux_2": {"text_encoder", "vae"},
     }
     word = {"token_string"} if tab == "textual-inversion" else set()
     assert named == asked | parts.get(family, set()) | word

@@ -95,7 +95,7 @@ def test_a_file_of_the_other_family_is_not_taken_for_this_one(root):
              "train_data_dir": "/images", "output_name": "x"}  # fmt: skip
     for script in RUNS:
         one = build(config_class(script), {**given, "ae": "/ae", "clip_l": "/c", "t5xxl": "/t"}
-                    if script.startswith("flux") else given, notes=[])  # fmt: skip
+                    if script.startswith("flux_train") else given, notes=[])  # fmt: skip
         presets.save(root / f"{script}.toml", one, "")
     sdxl = build(config_class("sdxl_train_network"), given, notes=[])
     assert trained(sdxl, root / "sdxl_train_network.toml", root) == root / "sdxl_train_network.toml"

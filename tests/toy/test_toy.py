@@ -14,7 +14,7 @@ import pytest
 from tests.source import ROOT
 
 HERE = ROOT / "tests" / "toy"
-REGISTRY = 'FAMILIES = ("sdxl", "flux", "qwen_image", "zimage")'
+REGISTRY = 'FAMILIES = ("sdxl", "flux", "flux_2", "qwen_image", "zimage")'
 pytestmark = pytest.mark.slow
 
 

@@ -59,7 +59,13 @@ FLUX = {
     "logit_std": (0.2, SIGMA | {"weighting_scheme": "logit_normal"}),
     "mode_scale": (0.5, SIGMA | {"weighting_scheme": "mode"}),
 }
-STEP = {"sdxl": EVERY | SDXL, "flux": EVERY | FLUX, "qwen_image": EVERY | FLUX, "zimage": EVERY | FLUX}
+STEP = {
+    "sdxl": EVERY | SDXL,
+    "flux": EVERY | FLUX,
+    "qwen_image": EVERY | FLUX,
+    "zimage": EVERY | FLUX,
+    "flux_2": EVERY | FLUX,
+}
 
 
 def noise_and_loss(demo, script, **values):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from library.families import config_class
+from library.families.flux_2 import vae as flux_2_vae
 from library.families.qwen_image import text_encoder
 from library.families.shared import autoencoder, clip, language_model, qwen_vae, t5, weights
 from tests.source import ROOT
@@ -79,6 +80,7 @@ def read(monkeypatch):
     spy(clip, "encoder", "built", lambda *_: "clip")
     spy(t5, "load", "built", lambda *_: "t5")
     spy(qwen_vae, "build", "built", lambda *_: "vae")
+    spy(flux_2_vae, "build", "built", lambda *_: "vae")
     spy(text_encoder, "build", "built", lambda *_: "qwen")
     spy(language_model, "load_qwen3", "built", lambda *_: "qwen")
     return seen

@@ -1,30 +1,22 @@
 """FLUX.1 checkpoints on disk: where each of the four parts is, whether it is what it should be, and how it is read."""
 
-import functools
-import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from library.config.problems import Problem, Text
 from library.config.run_config import RunConfig
 from library.families import recognition
-from library.families.base import WeightPlacement
 from library.families.facts import Shapes
 from library.families.flux import keys
 from library.families.flux.facts import FACTS, LATER
 from library.families.flux.model import Flux, Sizes
 from library.families.flux.options import OTHERS
 from library.families.flux.variants import FOLDER, RADIANCE, VARIANTS, Variant
-from library.families.shared import clip, transfer, unfilled, weights
+from library.families.shared import clip, weights
+from library.families.shared.double_stream_file import DoubleStreamFile
 from library.families.shared.part_files import Entries, Part, PartFiles, complete
 from library.families.shared.untrained import UNKNOWN
-from library.families.shared.weights import Source
-
-logger = logging.getLogger(__name__)
-
 
 BASE = "pretrained_model_name_or_path"
 
@@ -40,6 +32,12 @@ def _parts(variant: Variant) -> Iterator[tuple[str, Part]]:
     yield "ae", Part("ae", OTHERS["ae"], ("vae", "ae.safetensors"), ("decoder.conv_in.weight",))
 
 
+DENOISER = DoubleStreamFile(
+    lambda shapes: FACTS.recognise(shapes) or FACTS.base_model,
+    keys.TREES,
+    keys.sources,
+    lambda shapes: Flux(Sizes.of(shapes)),
+)
 # What the parts are called by their headers.
 KINDS = {"clip_l": "a CLIP text encoder", "t5xxl": "a T5 text encoder", "ae": "a VAE"}
 FILES = {name: PartFiles(dict(_parts(variant))) for name, variant in VARIANTS.items()}  # by model_type
@@ -117,7 +115,7 @@ def unusual(path: Path, shapes: Shapes) -> str | None:
             path=path,
         )
     try:
-        sizes = Sizes.of(bfl_shapes(shapes))
+        sizes = Sizes.of(DENOISER.bfl_shapes(shapes))
     except KeyError as e:
         return Text(
             "{path} is {found} that is not complete, {missing} is missing: get the file again",
@@ -139,7 +137,7 @@ def mismatched(shapes: Mapping[str, Shapes], parts: Mapping[str, Part]) -> Itera
     """Parts that are each in order but do not belong together: a smaller T5, another VAE."""
     if "denoiser" not in shapes:
         return
-    model = bfl_shapes(shapes["denoiser"])
+    model = DENOISER.bfl_shapes(shapes["denoiser"])
     widths = {}
     if "clip_l" in parts:
         widths["clip_l"] = ("token_embedding.weight", 1, model["vector_in.in_layer.weight"][1])
@@ -153,44 +151,6 @@ def mismatched(shapes: Mapping[str, Shapes], parts: Mapping[str, Part]) -> Itera
             yield Problem(part,
                 ": has {got} channels where this FLUX model expects {expected}: give {what}", got=got,
                 expected=expected, what=Text(parts[part].what))  # fmt: skip
-
-
-def bfl_shapes(shapes: Shapes) -> dict[str, tuple[int, ...]]:
-    """Shapes by BFL key, from those of either layout (plain keys). Raises KeyError naming a tensor that is missing."""
-    if not keys.is_diffusers(shapes):
-        return {name: tuple(shape) for name, shape in shapes.items()}
-    return {
-        name: (sum(shapes[part][0] for part in made_of), *shapes[made_of[0]][1:])
-        for name, made_of in keys.sources(shapes).items()
-    }
-
-
-def open_denoiser(
-    path: Path, dtype: torch.dtype, keep_8_bits: bool, mmap: bool = True
-) -> tuple[Flux, Callable[[WeightPlacement | None], object]]:
-    """A transformer of either layout as our module without its weights, and what reads these in `dtype`.
-
-    With `keep_8_bits` the matrices of the blocks that the file holds as float8_e4m3fn stay so; all else is widened.
-    Raises ConfigError when tensors are missing or of a wrong shape.
-    """
-    file = weights.read(path, mmap)
-    names, stored = weights.without_prefix(file), file.shapes()
-    with complete(path, FACTS.recognise(stored) or FACTS.base_model):
-        converts = keys.is_diffusers(names)
-        made_of = keys.sources(names) if converts else {name: (name,) for name in names}
-        shapes = bfl_shapes({plain: stored[name] for plain, name in names.items()})
-        with unfilled.empty_weights():
-            model = Flux(Sizes.of(shapes))
-        transfer.expect(model, {name: shapes[name] for name in model.state_dict()})
-        sources = {}
-        for name in model.state_dict():
-            rows = [names[part] for part in made_of[name]]
-            joined = functools.partial(lambda name, rows: keys.joined(name, [file[row] for row in rows]), name, rows)
-            sources[name] = Source(None, joined) if converts else file.source(rows[0])
-    if unread := len(made_of) - len(sources):
-        logger.warning("%s: %d tensors are not part of the transformer and are left out", path, unread)
-    kind = transfer.widened(dtype, (lambda name: "blocks." in name) if keep_8_bits else None)
-    return model, functools.partial(transfer.fill, model, sources, kind)
 
 
 def load_clip_l(path: Path, dtype: Any, mmap: bool = True) -> Any:

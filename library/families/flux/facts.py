@@ -7,19 +7,16 @@ from library.families.flux.variants import CHROMA, DEPTH, FILL, FOLDER, RADIANCE
 IN_AND_OUT = (("img_in.weight", "final_layer.linear.weight"), ("x_embedder.weight", "proj_out.weight"))
 # Later models, which share names with FLUX.1, and are not trained here.
 LATER = (
-    (r"^double_stream_modulation_img\.", None, "a FLUX.2 transformer"),
     (r"^early_stream_modulations\.", None, "a FLUX.3 transformer"),
     (r"^double_blocks\.0\.img_(attn\.norm\.key_norm\.weight|mlp\.gate_proj)", None, "a transformer like FLUX.1's"),
 )
 
 
-def recognise_part(shapes: Shapes) -> str:
-    """The VAE of a later model; FLUX.1's is called one like those of other families."""
-    return "a FLUX.2 VAE" if "bn.running_mean" in shapes and "decoder.conv_in.weight" in shapes else ""
-
-
 def recognise(shapes: Shapes) -> str:
-    """What a checkpoint is of FLUX.1. SD3 shares names with it, but has no single blocks."""
+    """What a checkpoint is of FLUX.1. SD3 shares names with it, but has no single blocks; where one modulation serves
+    all blocks, it is a later model."""
+    if any("double_stream_modulation_img." in name for name in shapes):
+        return ""
     if words := matching(LATER, shapes):
         return words
 
@@ -74,7 +71,6 @@ FACTS = FamilyFacts(
     family="library.families.flux.family:FluxFamily",
     pipelines=("FluxPipeline", "FluxKontextPipeline", "FluxFillPipeline", "ChromaPipeline"),
     recognise=recognise,
-    recognise_part=recognise_part,
     base_models=(TRANSFORMER, FILL, CHROMA),
     base_model_version="flux1",
     architecture="flux-1-dev",

@@ -86,7 +86,9 @@ class FluxFamily:
     def is_schnell(self) -> bool:
         """Whether the model was distilled without guidance, from its header."""
         path = self.files.located(self.config, "denoiser")
-        return Sizes.of(checkpoint.bfl_shapes(checkpoint.plain_shapes(part_files.read_entries(path)))).is_schnell
+        return Sizes.of(
+            checkpoint.DENOISER.bfl_shapes(checkpoint.plain_shapes(part_files.read_entries(path)))
+        ).is_schnell
 
     @property
     def architecture(self) -> str:
@@ -181,7 +183,7 @@ class FluxFamily:
                     shapes = checkpoint.plain_shapes(part_files.read_entries(path))
                     found["vae" if part == "ae" else part] = shapes
         if "denoiser" in found:
-            found["denoiser"] = checkpoint.bfl_shapes(found["denoiser"])
+            found["denoiser"] = checkpoint.DENOISER.bfl_shapes(found["denoiser"])
             sizes = Sizes.of(found["denoiser"])
             self.depth = (sizes.double_blocks, sizes.single_blocks)
         return found
@@ -198,7 +200,7 @@ class FluxFamily:
         config, mmap = self.config, not self.config.model.disable_mmap_load_safetensors
         paths = {part: self.files.located(config, part) for part in self.files.parts}
         keep_8_bits = config.adapters and config.precision.fp8_denoiser
-        denoiser, fill = checkpoint.open_denoiser(paths["denoiser"], dtype, keep_8_bits, mmap)
+        denoiser, fill = checkpoint.DENOISER.open(paths["denoiser"], dtype, keep_8_bits, mmap)
         frozen = frozen or dtype
         exact = getattr(config.model, "no_half_vae", False) or frozen == torch.float16
         kind = torch.float32 if exact else frozen

@@ -29,6 +29,7 @@ class FluxLoraNames(DoubleStreamLoraNames):
         "base_model.model.": "denoiser",
     }
     title: ClassVar[str] = "FLUX.1"
+    ratios: ClassVar[Mapping[str, int]] = {"linear1": 7, "img_mlp.0": 4, "txt_mlp.0": 4}
     encoder_names: ClassVar[tuple[str, ...]] = ("lora_te3_",)
     version_word: ClassVar[str] = "flux"
     mergeable: ClassVar[tuple[str, ...]] = tuple(

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from library.config.json_types import JsonObject
 from library.families import recognition
 from library.families.shared import unfilled, weights
 from library.families.shared.part_files import complete
@@ -73,23 +74,27 @@ def build(tensors: Mapping[str, Tensor], scale: float, shift: float | None = Non
         from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 
     vae: Any = AutoencoderKL  # which declares tuples of one where it takes one for each level
-    levels, layers = _counts(tensors)
-    channels = [tensors[f"encoder.down_blocks.{i}.resnets.0.conv1.weight"].shape[0] for i in range(levels)]
     with unfilled.empty_weights():
-        model = vae(
-            in_channels=tensors["encoder.conv_in.weight"].shape[1],
-            out_channels=tensors["decoder.conv_out.weight"].shape[0],
-            down_block_types=("DownEncoderBlock2D",) * levels,
-            up_block_types=("UpDecoderBlock2D",) * levels,
-            block_out_channels=tuple(channels),
-            layers_per_block=layers,
-            latent_channels=tensors["decoder.conv_in.weight"].shape[1],
-            scaling_factor=scale,
-            shift_factor=shift,
-            use_quant_conv="quant_conv.weight" in tensors,
-            use_post_quant_conv="post_quant_conv.weight" in tensors,
-        )
+        model = vae(**settings(tensors), scaling_factor=scale, shift_factor=shift)
     return assign(model, tensors)
+
+
+def settings(tensors: Mapping[str, Tensor]) -> JsonObject:
+    """What tells the sizes of an autoencoder to diffusers' class, from its tensors (diffusers names)."""
+    levels, layers = _counts(tensors)
+    return {
+        "in_channels": tensors["encoder.conv_in.weight"].shape[1],
+        "out_channels": tensors["decoder.conv_out.weight"].shape[0],
+        "down_block_types": ("DownEncoderBlock2D",) * levels,
+        "up_block_types": ("UpDecoderBlock2D",) * levels,
+        "block_out_channels": tuple(
+            tensors[f"encoder.down_blocks.{i}.resnets.0.conv1.weight"].shape[0] for i in range(levels)
+        ),
+        "layers_per_block": layers,
+        "latent_channels": tensors["decoder.conv_in.weight"].shape[1],
+        "use_quant_conv": "quant_conv.weight" in tensors,
+        "use_post_quant_conv": "post_quant_conv.weight" in tensors,
+    }
 
 
 def load(path: Path, dtype: Any, constants: tuple[float, float], mmap: bool = True) -> nn.Module:

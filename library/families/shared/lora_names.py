@@ -47,6 +47,8 @@ class LoraNames:
     }
     trees: ClassVar[tuple[str, ...]]  # beginnings of the denoiser's paths in any format, by which the family is told
     marks: ClassVar[str] = ""  # a pattern in paths that no family has which shares the tree; "" where none does
+    # Endings of paths -> how many outputs such a layer has for each input, where families that share the tree differ.
+    ratios: ClassVar[Mapping[str, int]] = {}
     encoder_names: ClassVar[tuple[str, ...]] = ()  # beginnings of names that only its text encoders have
     version_word: ClassVar[str]  # what ss_base_model_version and modelspec.architecture contain
     words: ClassVar[tuple[str, ...]] = ()  # parts of paths with underscores of their own; elsewhere each was a dot

@@ -175,17 +175,10 @@ class PatternArgs(NetworkArgs):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BlockArgs(PatternArgs):
-    """The same of a model whose blocks are of one kind and have no convolutions."""
+class TransformerArgs(PatternArgs):
+    """The same of a model whose blocks have no convolutions."""
 
-    block_arguments: ClassVar[tuple[str, ...]] = ("train_block_indices",)
-
-    train_block_indices: str = opt("all", 'blocks that carry adapters: "all", "none" or "0-3,5"')
     verbose: bool = opt(False, "log every adapter", advanced=True)
-
-    def check(self, _run: RunConfig | None = None) -> Iterator[Problem]:
-        """The texts that are small languages of their own."""
-        yield from self.unreadable(train_block_indices=indices)
 
     def notes(self, _run: RunConfig | None = None) -> Iterator[Problem]:
         """What has no effect, and why."""
@@ -197,16 +190,32 @@ class BlockArgs(PatternArgs):
         """Its blocks; there are no convolutions."""
         return targets
 
+    def rank_by_name(self, layer: NetworkLayer) -> int | None:
+        """The rank of the first pattern in a layer's name, 0 for none, and None where no pattern decides."""
+        if not layer.inside or self.is_excluded(layer):
+            return 0
+        found = (own for pattern, own in patterns(self.network_reg_dims, int) if re.search(pattern, layer.name))
+        return next(found, None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockArgs(TransformerArgs):
+    """The same where all blocks are of one kind."""
+
+    block_arguments: ClassVar[tuple[str, ...]] = ("train_block_indices",)
+
+    train_block_indices: str = opt("all", 'blocks that carry adapters: "all", "none" or "0-3,5"')
+
+    def check(self, _run: RunConfig | None = None) -> Iterator[Problem]:
+        """The texts that are small languages of their own."""
+        yield from self.unreadable(train_block_indices=indices)
+
     def rank_in_block(self, layer: NetworkLayer, block: re.Match[str] | None) -> int | None:
         """The rank of a layer in the block that was found in its name or path: that of the first pattern in its name, 0
         for none, and None where neither patterns nor blocks decide."""
-        if not layer.inside or self.is_excluded(layer):
-            return 0
-        for pattern, own in patterns(self.network_reg_dims, int):
-            if re.search(pattern, layer.name):
-                return own
+        own = self.rank_by_name(layer)
         chosen = indices(self.train_block_indices)
-        return 0 if block and chosen is not None and int(block[1]) not in chosen else None
+        return 0 if own is None and block and chosen is not None and int(block[1]) not in chosen else own
 
 
 # ---- the small languages

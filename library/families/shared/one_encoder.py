@@ -30,8 +30,9 @@ class Checkpoint:
     open_denoiser: Callable[..., tuple[nn.Module, Callable[[WeightPlacement | None], object]]]
     readers: Mapping[str, Callable[..., nn.Module]]  # of the other two: path, type, mapping
     tokenizer: str  # on the hub
-    encode: Callable[[Any, Any, Sequence[str]], tuple[Tensor, Tensor]]  # encoder, tokenizer, captions -> states, mask
-    longest: Callable[[Any, Collection[str]], int]  # tokenizer, captions -> the length of a batch of them
+    encode: Callable[[Any, Any, Sequence[str]], tuple[Tensor, ...]]  # encoder, tokenizer, captions -> states and mask
+    # Tokenizer, captions -> the length of a batch of them; None where all captions are as long.
+    longest: Callable[[Any, Collection[str]], int] | None
 
 
 class OneEncoderFamily:
@@ -40,7 +41,7 @@ class OneEncoderFamily:
     name: ClassVar[str]
     checkpoint: ClassVar[Checkpoint]
     swapped_class: ClassVar[str]  # of the blocks that blocks_to_swap counts
-    text_cache: ClassVar[TextCache]  # its keys are those of the states and of their mask
+    text_cache: TextCache  # its keys are those of the states and of their mask
 
     def __init__(self, config: Any):
         self.config = config
@@ -98,7 +99,7 @@ class OneEncoderFamily:
         frozen = frozen or dtype
         deferred = {}
         for part, read in self.checkpoint.readers.items():
-            kind = torch.float32 if part == "vae" and frozen == torch.float16 else frozen
+            kind = self.frozen_type(part, frozen)
             files = tuple(weights.files(paths[part]))
             reader = functools.partial(read, paths[part], kind, mmap)
             deferred[part] = DeferredNetwork(reader, files, f"{self.name} {part} {kind}")
@@ -110,6 +111,10 @@ class OneEncoderFamily:
             parts.read_vae()
             parts.read_encoders()
         return parts
+
+    def frozen_type(self, part: str, dtype: torch.dtype) -> torch.dtype:
+        """The type of a network that does not learn, where it is asked for in `dtype`."""
+        return torch.float32 if part == "vae" and dtype == torch.float16 else dtype
 
     def export(self, parts: ModelComponents) -> dict[str, Tensor]:
         """The denoiser under the keys of a single file (without prefix); nothing else is saved with it."""
@@ -135,7 +140,8 @@ class OneEncoderFamily:
 
     def train_text_length(self, parts: ModelComponents, captions: Collection[str]) -> int | None:
         """As long as the longest of these captions. Captions that change with each step have a length of their own."""
-        return self.checkpoint.longest(parts.tokenizers[ENCODER], captions) if self.config.cache.text else None
+        longest = self.checkpoint.longest if self.config.cache.text else None
+        return longest(parts.tokenizers[ENCODER], captions) if longest else None
 
     def text(
         self, parts: ModelComponents, captions: Sequence[str], encoders: tuple[str, ...] | None = None

@@ -1,0 +1,1 @@
+"""FLUX.2: klein 4B and 9B, and dev."""

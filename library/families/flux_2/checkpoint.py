@@ -1,0 +1,121 @@
+"""FLUX.2's files: where each of the three parts is, whether it is what it should be, and how it is read."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from library.config.problems import ConfigError, Problem
+from library.config.run_config import RunConfig
+from library.families.facts import Shapes
+from library.families.flux_2 import keys, text_encoder, vae
+from library.families.flux_2.facts import FACTS, TRANSFORMER, VAE
+from library.families.flux_2.model import DOUBLE, SINGLE, Flux2, Flux2Shape
+from library.families.flux_2.options import OTHERS
+from library.families.flux_2.versions import VERSIONS, fits, told
+from library.families.shared import language_model, tokenizers, weights
+from library.families.shared.double_stream_file import DoubleStreamFile
+from library.families.shared.one_encoder import Checkpoint
+from library.families.shared.part_files import Entries, Part, PartFiles, complete, whole_model
+
+PARTS = {
+    "denoiser": Part(
+        "pretrained_model_name_or_path",
+        "a FLUX.2 transformer (flux-2-klein-base-4b.safetensors, or a diffusers folder)",
+        ("transformer", "flux-2-*.safetensors", "flux2*.safetensors"),
+        ("double_blocks.0.img_attn.qkv.weight",),
+    ),
+    "text_encoder": Part(
+        "text_encoder",
+        OTHERS["text_encoder"],
+        ("text_encoder", "qwen_3_[48]b*.safetensors"),
+        (language_model.QWEN3_MARK,),
+    ),
+    "vae": Part("vae", OTHERS["vae"], ("vae", "flux2-vae.safetensors"), ("decoder.conv_in.weight",)),
+}
+WORDS = {"denoiser": TRANSFORMER, "text_encoder": language_model.QWEN3, "vae": VAE}
+FILES = PartFiles(PARTS, FACTS, WORDS, "FLUX.2 klein or dev")
+DENOISER = DoubleStreamFile(
+    lambda _shapes: TRANSFORMER, keys.TREES, keys.sources, lambda shapes: Flux2(Flux2Shape.of(shapes))
+)
+
+
+def problems(config: RunConfig) -> Iterator[Problem]:
+    """What is missing or wrong among the three parts, from their headers, each with its option and the fix."""
+
+    def of_denoiser(path: Path, shapes: Shapes) -> Iterator[Problem]:
+        with complete(path, TRANSFORMER):
+            sizes = Flux2Shape.of(shapes)
+        yield from another(path, sizes, config)
+        yield from config.compile.beyond({DOUBLE: sizes.double_blocks, SINGLE: sizes.single_blocks})
+
+    yield from FILES.fitting(config, plain_shapes, of_denoiser, widths)
+
+
+def widths(own: Shapes) -> dict[str, tuple[str, int]]:
+    """A tensor of each part, and how many columns it has for a denoiser of these shapes."""
+    if not {"txt_in.weight", "img_in.weight"} <= own.keys():
+        return {}
+    return {
+        "text_encoder": (language_model.EMBEDDING, own["txt_in.weight"][1] // text_encoder.TAPS),
+        "vae": ("decoder.conv_in.weight", own["img_in.weight"][1] // 4),
+    }
+
+
+def another(path: Path, sizes: Flux2Shape, config: Any) -> Iterator[Problem]:
+    """The problem of a transformer that is of another model than model_version says. Distilled kleins have the header
+    of their base: where nobody has said which one a file is, its name or folder may contradict."""
+    version, found = config.model.model_version, told(sizes.hidden, sizes.guidance)
+    if found == "dev":
+        yield Problem("pretrained_model_name_or_path",
+            ": {path} is FLUX.2 dev, whose text encoder is not read here: use FLUX.2 klein base 4B or 9B",
+            path=path)  # fmt: skip
+    elif version and not fits(version, sizes.hidden, sizes.guidance):
+        yield Problem("model_version", "= {version}, but {path} is {found}: use model_version = {fitting}",
+            version=version, path=path, found=VERSIONS[found].title, fitting=found,
+            also="pretrained_model_name_or_path", fix={"model_version": found})  # fmt: skip
+    elif not version and not sizes.guidance and calls_itself_distilled(path):
+        fitting = found.replace("base-", "")
+        yield Problem("model_version",
+            ": {path} calls itself a distilled klein, which only you can know: set model_version = {fitting}, or "
+            "{found} if it is not", path=path, fitting=fitting, found=found,
+            also="pretrained_model_name_or_path", fix={"model_version": fitting})  # fmt: skip
+
+
+def calls_itself_distilled(path: Path) -> bool:
+    """Whether the name of a model is that of a distilled klein, or its folder says that it is one."""
+    whole = whole_model(path)
+    name = (whole or path).name.lower()
+    if "klein" in name:
+        return "base" not in name
+    try:
+        text = (whole / "model_index.json").read_text(encoding="utf-8") if whole else "{}"
+        return json.loads(text).get("is_distilled") is True
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def plain_shapes(entries: Entries, part: str) -> Shapes:
+    """Shapes by the network's own keys. Raises ConfigError for a transformer that is not complete."""
+    shapes = {name: tuple(entry["shape"]) for name, entry in entries.items()}
+    if part == "denoiser":
+        try:
+            return DENOISER.bfl_shapes({plain: shapes[name] for plain, name in weights.without_prefix(shapes).items()})
+        except KeyError as e:
+            raise ConfigError("this FLUX.2 transformer is not complete, {tensor} is missing: get it again",
+                tensor=e.args[0]) from e  # fmt: skip
+    if part == "text_encoder":
+        return {plain: shapes[name] for plain, name in language_model.plain_names(shapes).items()}
+    return shapes
+
+
+CHECKPOINT = Checkpoint(
+    FILES,
+    problems,
+    plain_shapes,
+    DENOISER.open,
+    {"vae": vae.load, "text_encoder": text_encoder.load},
+    tokenizers.QWEN3,
+    text_encoder.encode,
+    None,
+)

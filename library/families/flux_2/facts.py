@@ -1,0 +1,74 @@
+"""What FLUX.2 states about itself."""
+
+from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes, holds
+
+TRANSFORMER = "a FLUX.2 transformer"
+VAE = "a FLUX.2 VAE"
+MARKS = ("double_stream_modulation_img.lin.weight", "double_stream_modulation_img.linear.weight")
+MODEL = "pretrained_model_name_or_path"
+
+
+def recognise(shapes: Shapes) -> str:
+    """What a checkpoint is of FLUX.2, in either layout. Its modulations serve all blocks."""
+    return TRANSFORMER if any(mark in shapes for mark in MARKS) else ""
+
+
+def recognise_part(shapes: Shapes) -> str:
+    """Its VAE keeps the statistics of its latents; that of FLUX.1 has none."""
+    return VAE if "bn.running_mean" in shapes and "decoder.conv_in.weight" in shapes else ""
+
+
+def hub_model(size: str, length: int, encoder: tuple[str, int]) -> HubModel:
+    """A base klein of Black Forest Labs, with text encoder and VAE of ComfyUI's repository."""
+    name, repository, (words, of_words) = f"klein-base-{size}", f"Comfy-Org/flux2-klein-{size}", encoder
+    files = (
+        HubFile(MODEL, f"black-forest-labs/FLUX.2-{name}", f"flux-2-{name.lower()}.safetensors", length),
+        HubFile("text_encoder", repository, f"split_files/text_encoders/{words}.safetensors", of_words),
+        HubFile("vae", repository, "split_files/vae/flux2-vae.safetensors", 336_000_000),
+    )
+    return HubModel(f"FLUX.2 klein base {size}", files, {"model_version": name.lower()})
+
+
+FACTS = FamilyFacts(
+    name="flux_2",
+    title="FLUX.2",
+    base_model=TRANSFORMER,
+    model_options={"Flux2Pipeline": {"model_version": "dev"}},
+    scripts={
+        "flux_2_train_network": "library.families.flux_2.options:Flux2Lora",
+        "flux_2_train": "library.families.flux_2.options:Flux2Train",
+    },
+    family="library.families.flux_2.family:Flux2Family",
+    pipelines=("Flux2KleinPipeline", "Flux2Pipeline"),
+    recognise=recognise,
+    recognise_part=recognise_part,
+    base_models=(TRANSFORMER,),
+    base_model_version="flux_2_klein_4b",
+    architecture="Flux.2-klein-4b",
+    implementation="https://github.com/black-forest-labs/flux2",
+    has_prediction_type=False,
+    adapter_modules={"networks.lora_flux_2": AdapterModule("library.families.flux_2.network_args:Flux2Args")},
+    blocks=(
+        BlockGroup("Double blocks", 8, r"_double_blocks_(\d+)_"),
+        BlockGroup("Single blocks", 24, r"_single_blocks_(\d+)_"),
+    ),
+    lora_names="library.families.flux_2.lora_names:NAMES",
+    demo="library.families.flux_2.demo",
+    trained_in_compute_dtype=True,
+    saves_all_parts=False,
+    most_blocks_swapped=20,
+    text_tokens=512,
+    graphs=2,
+    compile_seconds=15,
+    has_sd_scripts_defaults=False,
+    prompt_images={"control_image_path": {"vae_dtype": ("float32", "bfloat16", "")}},
+    hub_models=(
+        hub_model("4B", 7_752_000_000, ("qwen_3_4b", 8_044_982_048)),
+        hub_model("9B", 18_158_000_000, ("qwen_3_8b_fp8mixed", 8_660_000_000)),
+    ),
+    part_options={
+        "text_encoder": lambda shapes: tuple(shapes.get("model.embed_tokens.weight", ())) in (
+            (151936, 2560), (151936, 4096)),
+        "vae": lambda shapes: recognise_part(shapes) == VAE and holds("decoder.conv_in.weight", 512, 32, 3, 3)(shapes),
+    },
+)  # fmt: skip

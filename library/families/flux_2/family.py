@@ -1,0 +1,181 @@
+"""FLUX.2 as a family: how its files become networks, captions become conditions, latents become a training step."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from library.config.problems import ConfigError, Problem
+from library.families.base import BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
+from library.families.flux_2 import text_encoder
+from library.families.flux_2.checkpoint import CHECKPOINT, plain_shapes
+from library.families.flux_2.model import DOUBLE, SINGLE, Flux2Shape
+from library.families.flux_2.options import Flux2Lora, Flux2Train
+from library.families.flux_2.sampler import Flux2Sampler
+from library.families.flux_2.tokens import Flux2Positions, shown
+from library.families.flux_2.vae import normalised
+from library.families.flux_2.versions import VERSIONS, Version, told
+from library.families.shared import packing, part_files
+from library.families.shared.one_encoder import OneEncoderFamily
+from library.objectives import flow
+from library.objectives.base import NoisedBatch
+
+if TYPE_CHECKING:
+    from library.families.base import Family
+    from library.families.shared.sampler import Sampler
+
+
+class Flux2Family(OneEncoderFamily):
+    """FLUX.2: a transformer, Qwen3 and an autoencoder of its own."""
+
+    config: Flux2Lora | Flux2Train
+    name = "flux_2"
+    checkpoint = CHECKPOINT
+    swapped_class = SINGLE
+    block_classes = (DOUBLE, SINGLE)
+    adapter_targets = (DOUBLE, SINGLE)
+    # The number of tokens of the image varies: of img and pe, and of joint and pe.
+    block_inputs = {
+        DOUBLE: BlockInputs(streams=(0, 1), dynamic=((0, 1), (4, 1))),
+        SINGLE: BlockInputs(streams=(0,), dynamic=((0, 1), (2, 1))),
+    }
+    # A double block has one half for the image and one for the words.
+    block_costs = {
+        DOUBLE: BlockCost("double_blocks", activations=30, used=0.5),
+        SINGLE: BlockCost("single_blocks", activations=25, used=1.0),
+    }
+    utilization = {False: 0.3, True: 0.42}
+    patch_size = 2
+    sample_multiple = 16
+    validation_timesteps = (0.2, 0.4, 0.6, 0.8)
+    text_lengths: Mapping[str, int] = MappingProxyType({"ctx_vec": text_encoder.LENGTH})
+
+    def __init__(self, config: Flux2Lora | Flux2Train):
+        super().__init__(config)
+        self.positions = Flux2Positions()
+        # Images are kept as the squares that the denoiser reads.
+        name, ending = self.version.base_model_version, f"_{self.version.short}"
+        self.latent_cache = LatentCache(f"{ending}.safetensors", keyed_by_size=True, architecture=name, square=2)
+        self.text_cache = TextCache(f"{ending}_te.safetensors", keys=("ctx_vec",), architecture=name)
+
+    # ---- which model it is
+
+    @cached_property
+    def sizes(self) -> Flux2Shape | None:
+        """The sizes of the transformer, from its header; None where its file is not here."""
+        with contextlib.suppress(ConfigError, KeyError):
+            if path := self.checkpoint.files.present(self.config, "denoiser"):
+                return Flux2Shape.of(plain_shapes(part_files.read_entries(path), "denoiser"))
+        return None
+
+    @property
+    def version(self) -> Version:
+        """The model, as the options or the header say it."""
+        named, sizes = self.config.model.model_version, self.sizes
+        return VERSIONS[named or (told(sizes.hidden, sizes.guidance) if sizes else "klein-base-4b")]
+
+    @property
+    def architecture(self) -> str:
+        """modelspec's word for this model."""
+        return self.version.architecture
+
+    @property
+    def base_model_version(self) -> str:
+        """musubi-tuner's word for this model."""
+        return self.version.base_model_version
+
+    @property
+    def sample_defaults(self) -> Mapping[str, Any]:
+        """What a sample prompt leaves open."""
+        return self.version.sample_defaults
+
+    def notes(self) -> Iterator[Problem]:
+        """What nothing but the user's word tells, and what distilled models lose."""
+        named, version = self.config.model.model_version, self.version
+        if not named and not version.guided:
+            yield Problem("model_version",
+                "is not set, so that the file is trained as the base model; those of distilled kleins look alike",
+                fix={"model_version": told(version.hidden, version.guided)})  # fmt: skip
+        elif version.distilled:
+            yield Problem("model_version",
+                "= {version}: what is trained on a distilled model unlearns its few steps; train on its base model, "
+                "and draw with either", version=named)  # fmt: skip
+
+    # ---- files
+
+    def load(self, dtype: torch.dtype, frozen: torch.dtype | None = None, deferring: bool = False) -> ModelComponents:
+        """As usual; the VAE is in vae_dtype."""
+        parts = super().load(dtype, frozen, deferring)
+        denoiser: Any = parts.denoiser  # a Flux2
+        self.sizes = denoiser.sizes
+        return parts
+
+    def frozen_type(self, part: str, dtype: torch.dtype) -> torch.dtype:
+        """The VAE has an option of its own."""
+        return getattr(torch, self.config.model.vae_dtype) if part == "vae" else dtype
+
+    def swap_plan(self, number: int) -> dict[str, int]:
+        """`blocks_to_swap` -> blocks of each kind: one half as double blocks, two single ones for each of the other."""
+        sizes = self.sizes
+        depth = (sizes.double_blocks, sizes.single_blocks) if sizes else (8, 24)
+        double = min(number // 2, depth[0])
+        return {DOUBLE: double, SINGLE: min(2 * (number - double), depth[1])}
+
+    # ---- a training step
+
+    def latents(self, parts: ModelComponents, pixels: Tensor, generator: Any = None) -> Tensor:
+        """Pixels [B, 3, H, W] in [-1, 1] -> normalised modes, float32 [B, 32, H / 8, W / 8]. Nothing is drawn."""
+        vae: Any = parts.vae  # an AutoencoderKLFlux2
+        first = next(vae.parameters())
+        with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
+            return normalised(vae, vae.encode(pixels.to(first.device, first.dtype)).latent_dist.mode())
+
+    def control_latents(self, parts: ModelComponents, pixels: Tensor) -> Tensor:
+        """The same of a reference image."""
+        return self.latents(parts, pixels)
+
+    def noised(self, latents: Tensor, generator: torch.Generator, timesteps: Tensor | None = None) -> NoisedBatch:
+        """Cached latents -> one training step, see flow.noised. `timesteps` in 0..1 replace drawn ones."""
+        return flow.noised(latents, self.config.noise, self.config.loss, generator, timesteps)
+
+    def predict(
+        self,
+        denoiser: nn.Module,
+        noised: NoisedBatch,
+        text: dict[str, Tensor],
+        sizes: Tensor,
+        controls: Sequence[Tensor] = (),
+    ) -> Tensor:
+        """The denoiser's answer in the terms of the target, float32 [B, 32, h, w]. `sizes` say nothing to it."""
+        latents = noised.latents
+        size, count = (latents.shape[-2] // 2, latents.shape[-1] // 2), len(latents)
+        guidance = torch.full((count,), self.config.model.guidance_scale, device=latents.device)
+        conditions = self.conditions(text, size, latents.device, controls)
+        tokens = shown(packing.pack(latents), controls)
+        answer = denoiser(img=tokens, timesteps=noised.timesteps, guidance=guidance, **conditions)
+        velocity = packing.unpack(answer[:, : size[0] * size[1]].float(), *size)
+        return flow.prediction(velocity, latents, noised.sigmas, self.config.noise.model_prediction_type)
+
+    def conditions(
+        self, text: dict[str, Tensor], size: tuple[int, int], device: torch.device, controls: Sequence[Tensor] = ()
+    ) -> dict[str, Any]:
+        """Text and positions as the denoiser takes them; `size` is the height and width in tokens."""
+        references = [(one.shape[-2] // 2, one.shape[-1] // 2) for one in controls]
+        states = text["ctx_vec"]
+        return {
+            "img_ids": self.positions.image(*size, device, references),
+            "txt": states,
+            "txt_ids": self.positions.text(states.shape[1], device),
+        }
+
+    def sampler(self, parts: ModelComponents) -> "Sampler":
+        """What draws sample images with these networks."""
+        return Flux2Sampler(self, parts)
+
+
+if TYPE_CHECKING:
+    _complete: type[Family] = Flux2Family  # the type checker names what is missing

@@ -1,0 +1,140 @@
+"""FLUX.2's networks with random weights: full-size, or tiny ones in the real file formats."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from library.families.flux_2 import text_encoder, vae
+from library.families.flux_2.family import Flux2Family
+from library.families.flux_2.model import Flux2, Flux2Shape
+from library.families.shared import language_model, random_networks, random_tokenizers
+from library.families.shared.random_networks import InputShapes, RandomNetworks
+from library.files import write_atomic
+
+WORDS = 151936  # of the published vocabulary, with room
+
+
+@dataclass(frozen=True)
+class Flux2Sizes:
+    """Widths and depths. The width of the denoiser is a multiple of its heads, that of a head of 8."""
+
+    hidden: int = 64
+    head: int = 32
+    double_blocks: int = 2
+    single_blocks: int = 4
+    guidance: bool = False  # dev
+    text: int = 48
+    text_layers: int = 4
+    text_mlp: int = 128
+    text_heads: int = 1
+    text_groups: int = 1
+    vae_widths: tuple[int, ...] = (32, 32, 32, 32)
+    channels: int = 32
+    resolutions: tuple[int, ...] = (64, 128)
+
+
+TINY = Flux2Sizes()
+TINY_OPTIONS: dict[str, int] = {}
+FULL = Flux2Sizes(
+    hidden=3072, head=128, double_blocks=5, single_blocks=20, text=2560, text_layers=36, text_mlp=9728, text_heads=32,
+    text_groups=8, vae_widths=(128, 256, 512, 512), resolutions=(512, 1024),
+)  # fmt: skip
+LARGE = replace(FULL, hidden=4096, double_blocks=8, single_blocks=24, text=4096, text_mlp=12288)
+DEV = replace(
+    FULL, hidden=6144, double_blocks=8, single_blocks=48, guidance=True, text=5120, text_layers=40, text_mlp=32768
+)
+FULL_VERSIONS = {"klein-base-9b": LARGE, "klein-9b": LARGE, "dev": DEV}
+
+
+def model_sizes(config: Any, full: bool) -> Flux2Sizes:
+    """The sizes of the model that a config names."""
+    if full:
+        return FULL_VERSIONS.get(config.model.model_version, FULL)
+    return replace(TINY, guidance=config.model.model_version == "dev")
+
+
+def shape(sizes: Flux2Sizes) -> Flux2Shape:
+    """The denoiser's own sizes."""
+    return Flux2Shape(
+        in_channels=4 * sizes.channels,
+        text_channels=text_encoder.TAPS * sizes.text,
+        hidden=sizes.hidden,
+        head=sizes.head,
+        mlp=3 * sizes.hidden,
+        double_blocks=sizes.double_blocks,
+        single_blocks=sizes.single_blocks,
+        guidance=sizes.guidance,
+    )
+
+
+def random(sizes: Flux2Sizes = TINY, words: int = WORDS, whole: bool = False) -> RandomNetworks:
+    """The networks of these sizes, for a tokenizer with so many words; the text encoder is `whole`, or without the
+    layers that are not read."""
+    skipped = 0 if whole else text_encoder.skipped(sizes.text_layers)
+    return RandomNetworks(
+        lambda: random_networks.empty(lambda: Flux2(shape(sizes))),
+        {
+            "text_encoder": lambda: language_model.empty_qwen3(
+                skipped, vocab_size=words, hidden_size=sizes.text, intermediate_size=sizes.text_mlp,
+                num_hidden_layers=sizes.text_layers, num_attention_heads=sizes.text_heads,
+                num_key_value_heads=sizes.text_groups,
+            )
+        },
+        lambda: vae.empty(sizes.vae_widths, sizes.channels),
+        sizes.resolutions,
+    )  # fmt: skip
+
+
+def adopt(family: Flux2Family, denoiser: Flux2) -> None:
+    """Tell a family what it otherwise reads from the header of its checkpoint."""
+    family.sizes = denoiser.sizes
+
+
+def input_shapes(family: Flux2Family, denoiser: Flux2) -> InputShapes:
+    """What this denoiser reads, for one image."""
+    sizes = denoiser.sizes
+    return InputShapes(sizes.in_channels // 4, {"ctx_vec": (text_encoder.LENGTH, sizes.text_channels)})
+
+
+def write(
+    folder: Path, seed: int = 0, dtype: torch.dtype = torch.bfloat16, sizes: Flux2Sizes = TINY
+) -> dict[str, Path]:
+    """Write the three files of a tiny model, in the original's layouts, and its tokenizer into a folder.
+
+    Returns paths by part: flux_2, text_encoder, vae (all .safetensors) and tokenizer (a folder).
+    """
+    folder = Path(folder)
+    places = {"tokenizer": folder / "tokenizer"}
+    words = random_tokenizers.qwen_tokenizer(places["tokenizer"])
+    made = random(sizes, WORDS if sizes in (FULL, LARGE) else words, whole=True)
+    networks = {
+        "flux_2": ("flux-2-tiny", made.denoiser()),
+        "text_encoder": ("qwen_3_tiny", made.encoders["text_encoder"]()),
+        "vae": ("flux2-vae", made.vae()),
+    }
+    for i, (part, (stem, network)) in enumerate(networks.items()):
+        stored = network.state_dict()
+        shapes = [(name, tuple(tensor.shape)) for name, tensor in stored.items() if not name.startswith("bn.")]
+        tensors = random_networks.random_weights(shapes, seed * 10 + i, dtype)
+        if part == "text_encoder":
+            tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
+        elif part == "vae":
+            tensors = vae.to_single(_lively(tensors, sizes.channels))
+        tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        places[part] = write_atomic(
+            folder / f"{stem}.safetensors", lambda file, tensors=tensors: save_file(tensors, file, {"format": "pt"})
+        )
+    return places
+
+
+def _lively(tensors: dict[str, Tensor], channels: int) -> dict[str, Tensor]:
+    """Answers about as large as a trained encoder's, and statistics of them."""
+    tensors["encoder.conv_out.weight"] *= 6
+    places = torch.arange(4 * channels)
+    statistics = {"running_mean": (places % 5 - 2) / 10, "running_var": 1 + (places % 3) / 10}
+    tensors |= {f"bn.{name}": tensor.float() for name, tensor in statistics.items()}
+    return tensors | {vae.COUNTED: torch.zeros((), dtype=torch.long)}

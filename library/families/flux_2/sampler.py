@@ -1,0 +1,97 @@
+"""Sample images of FLUX.2: Euler steps along the straight path, from seeded noise to an image."""
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from library.families.base import SampleRequest
+from library.families.flux_2.tokens import shown
+from library.families.flux_2.vae import denormalised
+from library.families.shared import packing
+from library.families.shared.sampler import Sampler, generator_of
+from library.objectives import flow
+
+if TYPE_CHECKING:
+    from library.families.flux_2.family import Flux2Family
+
+SIDE = 16  # pixels of one token
+LARGEST = 1024 * 1024  # pixels of a reference image; larger ones are scaled down
+# Lines through numbers of image tokens: mu of 10 and of 200 steps.
+FEW, MANY = (8.73809524e-05, 1.89833333), (0.00016927, 0.45666666)
+LONG = 4300  # tokens from which on the number of steps says nothing
+
+
+class Flux2Sampler(Sampler):
+    """Euler steps, whatever sample_sampler says."""
+
+    family: "Flux2Family"
+
+    def is_guided(self, request: SampleRequest) -> bool:
+        """Whether the negative prompt is steered away from."""
+        return request.scale > 1.0
+
+    def latents(self, request: SampleRequest) -> Tensor:
+        """Denoise from seeded noise; float32 [1, 32, h, w] in the cache's convention."""
+        model = self.denoiser
+        device = model.img_in.weight.device
+        height, width = (side // SIDE for side in self.size(request))
+        text = self.text(request, device)
+        count = len(text["ctx_vec"])
+        controls = [self.encoded(one, device) for one in request.controls]
+        noise = torch.randn(1, model.sizes.in_channels, height, width, generator=generator_of(request))
+        tokens = noise.flatten(2).transpose(1, 2).to(device)
+        strength = self.family.sample_defaults.get("guidance_scale", 1.0)
+        guidance = torch.full((count,), strength if request.guidance is None else request.guidance, device=device)
+        fixed = self.family.conditions(text, (height, width), device, controls) | {"guidance": guidance}
+        sigmas = schedule(request.steps, height * width)
+        for now, after in zip(sigmas, sigmas[1:], strict=False):
+            times = torch.full((count,), now, device=device)
+            seen = shown(tokens.expand(count, -1, -1), controls)
+            velocity = model(img=seen, timesteps=times, **fixed)[:, : tokens.shape[1]].float()
+            if count == 2:
+                velocity = velocity[:1] + (velocity[1:] - velocity[:1]) * request.scale
+            tokens = tokens + (after - now) * velocity
+        return packing.unpack(tokens, height, width)
+
+    def encoded(self, picture: Image.Image, device: torch.device) -> Tensor:
+        """Latents of a reference image. The VAE comes to its device for this and goes back."""
+        with self.vae_on(device):
+            return self.family.control_latents(self.parts, pixels(picture).to(device))
+
+    def decoder_input(self, latents: Tensor) -> Tensor:
+        """Latents of the cache as the autoencoder takes them."""
+        return denormalised(self.parts.vae, latents)
+
+
+def pixels(picture: Image.Image) -> Tensor:
+    """A reference image as [1, 3, H, W] in -1..1: at most as large as LARGEST, its middle in whole tokens."""
+    picture = picture.convert("RGB")
+    width, height = picture.size
+    if width * height > LARGEST:
+        scale = math.sqrt(LARGEST / (width * height))
+        picture = picture.resize((int(width * scale), int(height * scale)), Image.Resampling.LANCZOS)
+        width, height = picture.size
+    inner = max(width // SIDE, 1) * SIDE, max(height // SIDE, 1) * SIDE
+    left, top = (width - inner[0]) // 2, (height - inner[1]) // 2
+    picture = picture.crop((left, top, left + inner[0], top + inner[1]))
+    return torch.from_numpy(np.asarray(picture).astype("float32") / 255).permute(2, 0, 1)[None] * 2 - 1
+
+
+def empirical_mu(tokens: int, steps: int) -> float:
+    """How far the sigmas of so many steps are shifted, as the pipeline of the model measures it out."""
+    (slope, base), (many_slope, many_base) = FEW, MANY
+    many = many_slope * tokens + many_base
+    if tokens > LONG:
+        return many
+    per_step = (many - slope * tokens - base) / 190
+    return many + per_step * (steps - 200)
+
+
+def schedule(steps: int, tokens: int) -> list[float]:
+    """The steps + 1 sigmas of a sampling run, from 1 to 0."""
+    line = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
+    return flow.shifted(line, math.exp(empirical_mu(tokens, steps))).tolist()

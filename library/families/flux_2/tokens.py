@@ -1,0 +1,43 @@
+"""The tokens that FLUX.2 reads of images, and where all are: (image, row, column, word)."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from library.families.shared import packing
+
+APART = 10  # between the target and a reference image, and from one of these to the next
+
+
+class Flux2Positions(packing.Positions):
+    """The same kept tensors with a fourth number, which counts the words."""
+
+    def image(
+        self, height: int, width: int, device: torch.device, references: Sequence[tuple[int, int]] = ()
+    ) -> Tensor:
+        """Positions of an image of so many tokens, then those of reference images, whose first number is 10, 20 and so
+        on."""
+
+        def make() -> Tensor:
+            found = packing.Positions.image(self, height, width, device, references)
+            numbers = found[:, :1] * APART
+            return torch.cat((numbers, found[:, 1:], torch.zeros_like(numbers)), dim=1)
+
+        return self._kept(("image of four numbers", height, width, device, *references), make)
+
+    def text(self, length: int, device: torch.device) -> Tensor:
+        """Positions of a text: its words are counted."""
+
+        def make() -> Tensor:
+            ids = torch.zeros(length, 4, device=device)
+            ids[:, 3] = torch.arange(length, dtype=torch.float32, device=device)
+            return ids
+
+        return self._kept(("words", length, device), make)
+
+
+def shown(tokens: Tensor, controls: Sequence[Tensor]) -> Tensor:
+    """Tokens of the noised image [B, S, C], and those of latents of reference images behind them."""
+    more = [packing.pack(latents).to(tokens).expand(len(tokens), -1, -1) for latents in controls]
+    return torch.cat((tokens, *more), dim=1) if more else tokens

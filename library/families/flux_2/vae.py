@@ -1,0 +1,90 @@
+"""FLUX.2's autoencoder: its names in single files, and its latents, whose statistics lie in the file.
+
+Everywhere here latents are [B, 32, H / 8, W / 8], normalised. The file, musubi-tuner's caches and the denoiser know
+them as squares of 2 by 2, that is [B, 128, H / 16, W / 16].
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pixel_shuffle, pixel_unshuffle
+
+from library.families import recognition
+from library.families.flux_2.facts import VAE
+from library.families.shared import autoencoder, random_networks, unfilled, weights
+from library.families.shared.part_files import complete
+from library.families.shared.weights import assign
+from library.imports import without_optional
+
+EPS = 1e-4  # that is added to the variance
+# Where the single file has what diffusers keeps at the top.
+INSIDE = {"quant_conv.": "encoder.quant_conv.", "post_quant_conv.": "decoder.post_quant_conv."}
+COUNTED = "bn.num_batches_tracked"
+
+
+def load(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
+    """Read the autoencoder, single file or diffusers; its statistics stay in float32."""
+    file = weights.read(path, mmap)
+    if "bn.running_mean" not in file:
+        raise recognition.wrong(path, VAE)
+    with complete(path, VAE):
+        tensors = {name: weights.cast(file[name], torch.float32 if name.startswith("bn.") else dtype) for name in file}
+        return build(to_diffusers(tensors))
+
+
+def build(tensors: Mapping[str, Tensor]) -> nn.Module:
+    """The autoencoder of the sizes of its tensors (diffusers names), which it takes over without a copy."""
+    settings = autoencoder.settings(tensors)
+    with unfilled.empty_weights():
+        model = _class()(**settings)
+    return assign(model, {COUNTED: torch.zeros((), dtype=torch.long), **tensors})
+
+
+def empty(widths: tuple[int, ...], channels: int) -> nn.Module:
+    """One without memory for its weights."""
+    return random_networks.empty(lambda: _class()(block_out_channels=widths, latent_channels=channels))
+
+
+def _class() -> Any:
+    with without_optional("diffusers"):
+        from diffusers.models.autoencoders.autoencoder_kl_flux2 import AutoencoderKLFlux2
+
+    return AutoencoderKLFlux2
+
+
+def to_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of either layout -> diffusers names."""
+    names = {name: name for name in tensors}
+    for theirs, single in INSIDE.items():
+        names |= {name: theirs + name.removeprefix(single) for name in names if name.startswith(single)}
+    return autoencoder.to_diffusers({names[name]: tensor for name, tensor in tensors.items()})
+
+
+def to_single(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors by diffusers name -> those of the single file."""
+    out = autoencoder.to_single(tensors)
+    for theirs, single in INSIDE.items():
+        out = {single + n.removeprefix(theirs) if n.startswith(theirs) else n: tensor for n, tensor in out.items()}
+    return out
+
+
+def normalised(vae: Any, latents: Tensor) -> Tensor:
+    """What the encoder answers [B, C, h, w] -> latents of about unit size, float32."""
+    mean, deviation = statistics(vae, latents.device)
+    return pixel_shuffle((pixel_unshuffle(latents.float(), 2) - mean) / deviation, 2)
+
+
+def denormalised(vae: Any, latents: Tensor) -> Tensor:
+    """The way back."""
+    mean, deviation = statistics(vae, latents.device)
+    return pixel_shuffle(pixel_unshuffle(latents.float(), 2) * deviation + mean, 2)
+
+
+def statistics(vae: Any, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each channel of the squares [4 C, 1, 1]."""
+    found = (tensor.to(device, torch.float32)[:, None, None] for tensor in (vae.bn.running_mean, vae.bn.running_var))
+    mean, variance = found
+    return mean, (variance + EPS).sqrt()

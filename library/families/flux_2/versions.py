@@ -1,0 +1,57 @@
+"""The models of FLUX.2: what `model_version` names, and where each one differs. No torch in here."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+BASE = {"negative_prompt": " ", "width": 1024, "height": 1024, "sample_steps": 50, "scale": 4.0}
+DISTILLED = BASE | {"sample_steps": 4, "scale": 1.0}
+DEV = BASE | {"negative_prompt": "", "scale": 1.0, "guidance_scale": 4.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Version:
+    """One model. Distilled kleins share their header with the base models that they were made of."""
+
+    title: str  # what people call it
+    short: str  # musubi-tuner's short name, in names of caches
+    base_model_version: str  # ss_base_model_version, and the name of the model in caches
+    architecture: str  # modelspec.architecture
+    hidden: int  # width of the published transformer
+    distilled: bool = False
+    guided: bool = False  # whether it has an embedding of the guidance
+    sample_defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType(BASE))
+
+
+SMALL: dict[str, Any] = {"short": "f2k4b", "base_model_version": "flux_2_klein_4b", "architecture": "Flux.2-klein-4b"}
+LARGE: dict[str, Any] = {"short": "f2k9b", "base_model_version": "flux_2_klein_9b", "architecture": "Flux.2-klein-9b"}
+FEW: dict[str, Any] = {"distilled": True, "sample_defaults": MappingProxyType(DISTILLED)}
+VERSIONS = {
+    "klein-base-4b": Version(title="FLUX.2 klein base 4B", hidden=3072, **SMALL),
+    "klein-base-9b": Version(title="FLUX.2 klein base 9B", hidden=4096, **LARGE),
+    "klein-4b": Version(title="FLUX.2 klein 4B", hidden=3072, **SMALL, **FEW),
+    "klein-9b": Version(title="FLUX.2 klein 9B", hidden=4096, **LARGE, **FEW),
+    "dev": Version(
+        title="FLUX.2 dev",
+        short="f2d",
+        base_model_version="flux_2_dev",
+        architecture="Flux.2-dev",
+        hidden=6144,
+        guided=True,
+        sample_defaults=MappingProxyType(DEV),
+    ),
+}
+
+
+def told(hidden: int, guided: bool) -> str:
+    """The model that a header is of, as far as it tells: of a distilled klein, its base."""
+    if guided:
+        return "dev"
+    return "klein-base-9b" if hidden >= VERSIONS["klein-base-9b"].hidden else "klein-base-4b"
+
+
+def fits(version: str, hidden: int, guided: bool) -> bool:
+    """Whether a header may be of a version. Widths that no published model has say nothing."""
+    known = {one.hidden for one in VERSIONS.values()}
+    return VERSIONS[version].guided == guided and (VERSIONS[version].hidden == hidden or hidden not in known)

@@ -1,0 +1,66 @@
+"""How the file of a transformer of two streams and then one, in either layout, becomes the network."""
+
+import functools
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from library.families.base import WeightPlacement
+from library.families.facts import Shapes
+from library.families.shared import transfer, unfilled, weights
+from library.families.shared.double_stream_keys import DoubleStreamKeys, joined
+from library.families.shared.part_files import complete
+from library.families.shared.weights import Source
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class DoubleStreamFile:
+    """What a family says of its transformer's files."""
+
+    what: Callable[[Shapes], str]  # a file with these shapes, in words that fit into a sentence
+    layouts: DoubleStreamKeys
+    sources: Callable[[Iterable[str]], Mapping[str, tuple[str, ...]]]  # diffusers keys -> BFL key: what it is made of
+    build: Callable[[Shapes], Any]  # shapes by BFL key; KeyError names the first that is missing
+
+    def bfl_shapes(self, shapes: Shapes) -> dict[str, tuple[int, ...]]:
+        """Shapes by BFL key, from plain keys of either layout. Raises KeyError naming a tensor that is missing."""
+        if not self.layouts.is_diffusers(shapes):
+            return {name: tuple(shape) for name, shape in shapes.items()}
+        return {
+            name: (sum(shapes[part][0] for part in made_of), *shapes[made_of[0]][1:])
+            for name, made_of in self.sources(shapes).items()
+        }
+
+    def open(
+        self, path: Path, dtype: torch.dtype, keep_8_bits: bool, mmap: bool = True
+    ) -> tuple[Any, Callable[[WeightPlacement | None], nn.Module]]:
+        """The network without its weights, and what reads these in `dtype`.
+
+        With `keep_8_bits` the matrices of the blocks that the file holds as float8_e4m3fn stay so; all else is widened.
+        Raises ConfigError when tensors are missing or of a wrong shape.
+        """
+        file = weights.read(path, mmap)
+        names, stored = weights.without_prefix(file), file.shapes()
+        with complete(path, self.what(stored)):
+            converts = self.layouts.is_diffusers(names)
+            made_of = self.sources(names) if converts else {name: (name,) for name in names}
+            shapes = self.bfl_shapes({plain: stored[name] for plain, name in names.items()})
+            with unfilled.empty_weights():
+                model = self.build(shapes)
+            transfer.expect(model, {name: shapes[name] for name in model.state_dict()})
+            sources = {}
+            for name in model.state_dict():
+                rows = [names[part] for part in made_of[name]]
+                read = functools.partial(lambda name, rows: joined(name, [file[row] for row in rows]), name, rows)
+                sources[name] = Source(None, read) if converts else file.source(rows[0])
+        if unread := len(made_of) - len(sources):
+            logger.warning("%s: %d tensors are not part of the transformer and are left out", path, unread)
+        kind = transfer.widened(dtype, (lambda name: "blocks." in name) if keep_8_bits else None)
+        return model, functools.partial(transfer.fill, model, sources, kind)

@@ -1,0 +1,238 @@
+"""FLUX.2's networks against diffusers' and transformers', with the same weights."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from library import families
+from library.config.schema import build
+from library.families.base import SampleRequest
+from library.families.flux_2 import keys, random, sampler, text_encoder, vae
+from library.families.flux_2.demo import settings
+from library.families.flux_2.model import DoubleStreamBlock, SingleStreamBlock
+from library.families.flux_2.tokens import Flux2Positions
+from library.families.shared import packing
+from library.families.shared.transformer import rope
+
+CAPTIONS = ["a red circle", "a drawing of a blue square, simple, flat colors, on a wooden table, best quality"]
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+CPU = torch.device("cpu")
+
+
+def family(files, script="flux_2_train_network", **values):
+    given = {"pretrained_model_name_or_path": files["flux_2"], "text_encoder": files["text_encoder"]}
+    given |= {"vae": files["vae"], "cache_text_encoder_outputs": True, "model_version": "klein-base-4b", **values}
+    given = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+    return families.family_for(build(families.config_class(script), given))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return random.write(tmp_path_factory.mktemp("flux_2"), dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def own(files):
+    made = family(files)
+    return made, made.load(torch.float32)
+
+
+def theirs_of(denoiser):
+    """The transformer in diffusers with the same weights."""
+    from diffusers import Flux2Transformer2DModel
+
+    model = Flux2Transformer2DModel(**settings(denoiser.sizes))
+    model.load_state_dict(keys.to_diffusers(denoiser.state_dict()), strict=True)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def theirs(own):
+    return theirs_of(own[1].denoiser)
+
+
+@pytest.mark.parametrize("kind", ["klein", "klein with references", "dev"])
+def test_the_denoiser_and_its_gradients_equal_diffusers(own, theirs, tmp_path, kind):
+    ours, other = own[1].denoiser, theirs
+    guidance = None
+    if kind == "dev":
+        sizes = random.replace(random.TINY, guidance=True)
+        files = random.write(tmp_path, dtype=torch.float32, sizes=sizes)
+        ours = family(files, model_version="dev").load(torch.float32).denoiser
+        other, guidance = theirs_of(ours), torch.tensor([1.0, 3.5])
+    references = [(2, 4), (3, 2)] if kind == "klein with references" else []
+    tokens = 4 * 6 + sum(height * width for height, width in references)
+    generator = torch.Generator().manual_seed(0)
+    img = torch.randn(2, tokens, 128, generator=generator).requires_grad_()
+    txt, times = torch.randn(2, 40, 144, generator=generator), torch.tensor([0.3, 0.8])
+    places = own[0].positions
+    ids = places.image(4, 6, CPU, references), places.text(40, CPU)
+    if references:
+        assert ids[0][24:, 0].unique().tolist() == [10.0, 20.0] and ids[0][24].tolist() == [10, 0, 0, 0]
+    ours.requires_grad_(True)
+    got = ours(img, ids[0], txt, ids[1], times, guidance)
+    got.square().mean().backward()
+    by_us = keys.to_diffusers({name: p.grad for name, p in ours.named_parameters()}) | {"img": img.grad}
+    ours.zero_grad(set_to_none=True)
+    ours.requires_grad_(False)
+    img.grad = None
+    expected = other(img, txt, times, ids[0], ids[1], guidance, return_dict=False)[0]
+    expected.square().mean().backward()
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+    by_them = {name: p.grad for name, p in other.named_parameters()} | {"img": img.grad}
+    assert by_us.keys() == by_them.keys()
+    for name, gradient in by_us.items():
+        torch.testing.assert_close(gradient, by_them[name], rtol=1e-3, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+    other.zero_grad(set_to_none=True)
+
+
+def test_blocks_of_full_width_equal_diffusers():
+    from diffusers.models.transformers.transformer_flux2 import Flux2SingleTransformerBlock, Flux2TransformerBlock
+
+    sizes = random.shape(random.FULL)
+    width = sizes.hidden, sizes.head, sizes.mlp
+    assert sizes.axes == (32, 32, 32, 32)
+    torch.manual_seed(0)
+    places = Flux2Positions()
+    pe = rope(torch.cat((places.text(3, CPU), places.image(2, 3, CPU))), sizes.axes, 2000.0)
+    angles = tuple(one.repeat_interleave(2, dim=-1) for one in pe)
+    img, txt = torch.randn(1, 6, sizes.hidden), torch.randn(1, 3, sizes.hidden)
+    mods = [torch.randn(1, 1, 3 * n * sizes.hidden) / 4 for n in (2, 2, 1)]
+    for block, kind in ((DoubleStreamBlock, Flux2TransformerBlock), (SingleStreamBlock, Flux2SingleTransformerBlock)):
+        ours, double = block(*width), block is DoubleStreamBlock
+        before = f"{'double' if double else 'single'}_blocks.0."
+        pairs = {name: made for name, made in keys.TREES.pairs(1, 1, False) if name.startswith(before)}
+        state = {before + name: tensor for name, tensor in ours.state_dict().items()}
+        named = keys.double_stream_keys.apart(state, pairs.items(), lambda t, n: [len(t) // n] * n)
+        with torch.device("meta"):
+            other = kind(sizes.hidden, 24, 128)
+        other.load_state_dict({n.split(".", 2)[2]: t for n, t in named.items()}, strict=True, assign=True)
+        with torch.no_grad():
+            if double:
+                got, expected = ours(img, txt, *mods[:2], pe), other(img, txt, *mods[:2], angles)[::-1]
+            else:
+                joint = torch.cat((txt, img), 1)
+                got, expected = ours(joint, mods[2], pe), other(joint, None, mods[2], angles)
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "parameters", "layers"),
+    [(random.FULL, 3_875_544_576, 80), (random.LARGE, 9_078_581_248, 112), (random.DEV, 32_223_281_152, 160)],
+    ids=["klein 4B", "klein 9B", "dev"],
+)
+def test_full_models_have_the_parameters_of_diffusers(sizes, parameters, layers):
+    from diffusers import Flux2Transformer2DModel
+
+    from library.families.flux_2.lora_names import NAMES
+
+    ours = random.random(sizes).denoiser()
+    with torch.device("meta"):
+        other = Flux2Transformer2DModel(**settings(ours.sizes))
+    shapes = [
+        {n: t.shape for n, t in state.items()} for state in (keys.to_diffusers(ours.state_dict()), other.state_dict())
+    ]
+    assert shapes[0] == shapes[1] and sum(p.numel() for p in ours.parameters()) == parameters
+    stored = {f"model.diffusion_model.{name}": tuple(t.shape) for name, t in ours.state_dict().items()}
+    assert len([*NAMES.layers(stored, convolutions=False)]) == layers
+
+
+def test_the_layers_that_are_read_are_those_of_the_published_encoders():
+    assert [text_encoder.skipped(layers) for layers in (36, 40, 4)] == [9, 10, 1]  # 27, 30 and 3 are left
+
+
+@pytest.fixture(scope="module")
+def pipeline(files, own, theirs):
+    """diffusers' pipeline with the same weights in its own networks."""
+    from diffusers import AutoencoderKLFlux2, FlowMatchEulerDiscreteScheduler, Flux2KleinPipeline
+    from transformers import Qwen3Config, Qwen3Model
+
+    tensors = load_file(files["text_encoder"])
+    config = Qwen3Config(
+        vocab_size=tensors["model.embed_tokens.weight"].shape[0], hidden_size=48, intermediate_size=128,
+        num_hidden_layers=4, num_attention_heads=1, num_key_value_heads=1, head_dim=128, rms_norm_eps=1e-6,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+    )  # fmt: skip
+    encoder = Qwen3Model(config).eval()
+    encoder.load_state_dict({name.removeprefix("model."): tensor for name, tensor in tensors.items()}, strict=True)
+    other = AutoencoderKLFlux2(block_out_channels=random.TINY.vae_widths)
+    other.load_state_dict(vae.to_diffusers(load_file(files["vae"])), strict=True)
+    tokenizer = own[1].tokenizers["text_encoder"]
+    tokenizer.chat_template, tokenizer.padding_side = TEMPLATE, "right"
+    scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
+    pipe = Flux2KleinPipeline(scheduler, other.eval(), encoder, tokenizer, theirs)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def encoded(pipeline, captions):
+    return pipeline.encode_prompt(list(captions), text_encoder_out_layers=(1, 2, 3))[0]
+
+
+def test_captions_are_encoded_as_the_pipeline_does(own, pipeline):
+    captions = [*CAPTIONS, "", "a red circle " * 300]
+    with torch.no_grad():
+        got, expected = own[0].text(own[1], captions)["ctx_vec"], encoded(pipeline, captions)
+    assert got.shape == (4, 512, 144)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_latents_are_the_pipelines_squares(own, pipeline):
+    pixels = torch.rand(1, 3, 64, 48) * 2 - 1
+    with torch.no_grad():
+        expected = pipeline._encode_vae_image(pixels, None)
+        got = own[0].latents(own[1], pixels)
+    assert got.shape == (1, 32, 8, 6)
+    torch.testing.assert_close(packing.pack(got), expected.flatten(2).transpose(1, 2), rtol=1e-5, atol=1e-5)
+    back = vae.denormalised(own[1].vae, got)
+    torch.testing.assert_close(back, pipeline.vae.encode(pixels).latent_dist.mode(), rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_trained_is_what_the_pipeline_steps_by(own, pipeline):
+    """The answer in the terms of the target points from image to noise."""
+    made, parts = own
+    latents = torch.randn(1, 32, 8, 12, generator=torch.Generator().manual_seed(3))
+    noised = made.noised(latents, torch.Generator().manual_seed(0), torch.tensor([0.7]))
+    torch.testing.assert_close(noised.latents, 0.3 * latents + 0.7 * (noised.target + latents))
+    with torch.no_grad():
+        text = made.text(parts, CAPTIONS[:1])
+        got = made.predict(parts.denoiser, noised, text, torch.zeros(1, 6))
+        ids = pipeline._prepare_latent_ids(torch.zeros(1, 128, 4, 6)), pipeline._prepare_text_ids(text["ctx_vec"])
+        answer = pipeline.transformer(
+            packing.pack(noised.latents), encoded(pipeline, CAPTIONS[:1]), torch.tensor([0.7]), *ids, return_dict=False
+        )[0]
+    torch.testing.assert_close(packing.pack(got), answer, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("scale", "steps", "size"), [(4.0, 3, None), (1.0, 2, (70, 100))])
+def test_a_preview_equals_the_pipelines_picture(own, pipeline, scale, steps, size):
+    shown = [Image.effect_noise(size, 90).convert("RGB")] if size else []
+    request = SampleRequest(
+        CAPTIONS[1], " ", width=96, height=64, steps=steps, scale=scale, seed=5, controls=tuple(shown)
+    )
+    noise = torch.randn(1, 128, 4, 6, generator=torch.Generator().manual_seed(5))
+    with torch.no_grad():
+        got = own[0].sampler(own[1])(request)
+        prompts = {"prompt_embeds": CAPTIONS[1:], "negative_prompt_embeds": [" "]}
+        (expected,) = pipeline(
+            shown or None, **{name: encoded(pipeline, text) for name, text in prompts.items()}, height=64,
+            width=96, num_inference_steps=steps, guidance_scale=scale, latents=noise,
+        ).images  # fmt: skip
+    assert np.abs(np.asarray(got, np.int16) - np.asarray(expected, np.int16)).max() <= 1
+
+
+def test_previews_of_large_pictures_are_shifted_by_the_pipelines_mu():
+    from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
+
+    for tokens in (256, 4096, 4300, 4301, 9000):
+        for steps in (4, 50):
+            assert sampler.empirical_mu(tokens, steps) == pytest.approx(compute_empirical_mu(tokens, steps))
+    assert sampler.pixels(Image.new("RGB", (2048, 1500))).shape == (1, 3, 864, 1184)
