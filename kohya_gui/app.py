@@ -13,6 +13,7 @@ from kohya_gui.dataset.images import DatasetTab
 from kohya_gui.dataset.masks import MaskEditing
 from kohya_gui.drawing.drawing import DrawingTab
 from kohya_gui.form.api import FormApi
+from kohya_gui.form.caches import CacheApi
 from kohya_gui.form.form import visibility
 from kohya_gui.form.print_command import CommandPrinter
 from kohya_gui.form.several import SeveralValues
@@ -101,6 +102,7 @@ def build(roots: Sequence[Path] = ()) -> Page:
     page.service.here_only.add("allow")
     page.service.add(FormApi(forms, {tab.id: tab.kind for tab in TABS}, roots or paths.roots()).answers)
     page.service.add(SeveralValues(training).answers)
+    page.service.add(CacheApi(forms, roots or paths.roots()).answers)
     page.service.add(ModelsApi(forms, roots or paths.roots()).answers)
     page.service.add(drawing.answers, drawing.shows)
     page.service.add(lab.answers)

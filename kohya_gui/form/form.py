@@ -266,7 +266,7 @@ class SettingsForm:
         if option.type is bool:
             box = f'<input type="checkbox"{attributes(facts)}{" checked" if option.default else ""}>'
             label = f"<label>{box}<span>{escape(option.label)}</span></label>"
-            return f'<div class="{classes} check"{shown}>{label}{about}</div>'
+            return f'<div class="{classes} check"{shown}>{label}{about}{self.extra.get(option.name, "")}</div>'
         return (
             f'<div class="{classes}"{shown}><label for="{element}">{escape(option.label)}</label>'
             f"{control(option, facts)}{picker.button(option.name, option.label, option.kind)}{about}"

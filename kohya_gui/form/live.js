@@ -4,6 +4,7 @@ import { inEnglish, translated } from "../i18n/words.js";
 import { all, around, hit, isField, make, one, pieces, setValue } from "../server/elements.js";
 import { ask, wait } from "../server/http.js";
 import { pick } from "../server/picker.js";
+import { makeCaches } from "./caches.js";
 import { compare } from "./compare.js";
 import { sentOf, tell, tellError } from "./messages.js";
 import * as form from "./page.js";
@@ -224,6 +225,7 @@ const CLICKS = [
   [".compare", (button) => compare(button.dataset.tab ?? "")],
   [".saveas", (button) => saveAs(around(button, ".training"))],
   ["button.several", (button) => several(tabOf(button), around(button, ".field"))],
+  ["button.caches", (button) => makeCaches(tabOf(button), button.dataset.kind ?? "")],
   ["button.probe", (button) => probe(tabOf(button))],
   [".extra", (button) => button.setAttribute("aria-expanded", String(around(button, ".training").classList.toggle("more-open")))],
 ];

@@ -13,6 +13,7 @@ import gradio as gr
 from kohya_gui.form import (
     adapter,
     api,
+    caches,
     compile_summary,
     datasets,
     gpus,
@@ -100,6 +101,7 @@ class TrainingTab:
             "network": adapter.section(),
             finding.BASE: models.button("Base model"),
             **dict.fromkeys(("learning_rate", "network_dim"), several.BUTTON),
+            **caches.BUTTONS,
         }
         self.form = SettingsForm(tab.id, FAMILIES, tab.configs, tab.basics, extra)
         self.sent = gr.Textbox(visible=False)  # the form on its way to the server

@@ -20,7 +20,10 @@ from library.tools.forms import FORMS as TOOLS
 COMMANDS: dict[str, Forms] = {"tools": TOOLS, "caption": CAPTION, "mask": MASK}
 AT_ONCE = {"tools": 3, "caption": 1, "mask": 1}  # processes; captions of one folder by two models would mix
 LISTED = 6
-TITLES = {command: forms.titles for command, forms in COMMANDS.items()} | {"models": {"get": "Download"}, "sample": {}}
+TITLES = {command: forms.titles for command, forms in COMMANDS.items()} | {
+    "models": {"get": "Download"}, "sample": {}, "caching": {},
+    "cache": {"latents": "Cache of images", "text": "Cache of captions"},
+}  # fmt: skip
 ENDING = ".safetensors"
 
 

@@ -1,0 +1,62 @@
+"""Caches of a data set from the form: images or captions are encoded now, and a training finds them made."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from kohya_gui.form.form import SettingsForm
+from kohya_gui.server import paths
+from kohya_gui.server.json_api import ApiRequest, Handler
+from kohya_gui.tools.commands import job_status
+from library.check.isolated import environment
+from library.config.json_types import JsonObject
+from library.config.problems import ConfigError
+from library.config.schema import Layer, missing, options, read_layers, to_toml
+from library.files import write_atomic
+from library.runs import gpu_slots
+from library.runs import job as jobs
+
+KIND = "caching"
+BUTTON = '<button type="button" class="caches" data-kind="{kind}">Make this cache now</button>'
+# The option that keeps such a cache on the disk, and those that are off meanwhile.
+WANTED: dict[str, tuple[str, tuple[str, ...]]] = {
+    "latents": ("cache_latents_to_disk", ("cache_text_encoder_outputs", "cache_text_encoder_outputs_to_disk")),
+    "text": ("cache_text_encoder_outputs_to_disk", ("cache_latents", "cache_latents_to_disk")),
+}
+BUTTONS = {option: BUTTON.format(kind=kind) for kind, (option, _) in WANTED.items()}
+
+
+class CacheApi:
+    """Answers for the forms of all training tabs."""
+
+    def __init__(self, forms: Mapping[str, SettingsForm], roots: Sequence[Path]) -> None:
+        self.forms, self.roots = forms, roots
+
+    @property
+    def answers(self) -> dict[str, Handler]:
+        """What scripts may ask."""
+        return {"caches": self.begin}
+
+    def begin(self, sent: ApiRequest) -> JsonObject:
+        """Start to cache what the form names, in processes of its own."""
+        form, kind = self.forms.get(sent.text("tab")), sent.text("kind")
+        if form is None or kind not in WANTED:
+            raise ConfigError("there is no such tab: load the page again")
+        given = form.parse_submission(sent.text("sent"))
+        known, (keeps, off) = options(form.configs[given.family]), WANTED[kind]
+        chosen = {keeps: True, **dict.fromkeys(off, False)}
+        values = {**given.values, **{name: value for name, value in chosen.items() if name in known}}
+        reading = read_layers(form.configs[given.family], [Layer(values)])
+        lacking = [one for one in missing(reading.config) if one.option != "output_dir"]
+        problems = [*reading.problems, *gpu_slots.problems(given.launch), *lacking]
+        reading = paths.allowed(replace(reading, problems=problems), self.roots)
+        if reading.problems:
+            raise ConfigError(*reading.problems)
+        if working := [job.id for job in jobs.every(KIND) if job.active]:
+            raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=working[0])
+        folder, config = jobs.new(KIND), reading.config
+        data = Path(config.data.train_data_dir or config.data.dataset_config or "images").name
+        toml = write_atomic(folder / f"{data}-{config.script}.toml", to_toml(config))
+        launch = [f"--{name}={given.launch[name]}" for name in ("num_processes", "gpu_ids") if given.launch.get(name)]
+        launch += ["--cpu"] if given.launch.get("cpu") in (True, "true") else []
+        return job_status(jobs.start(KIND, ["cache", kind, str(toml), *launch], folder, environment(given.launch)))

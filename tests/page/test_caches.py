@@ -1,0 +1,67 @@
+"""Caches of a data set, made from the form: with progress, to be stopped, and only of what the page may read."""
+
+import json
+import sys
+
+import pytest
+
+from kohya_gui.form.caches import KIND, CacheApi
+from kohya_gui.form.form import SettingsForm
+from kohya_gui.form.tab import FAMILIES, TABS
+from kohya_gui.server.json_api import ApiRequest
+from library.config.schema import ConfigError, read_toml
+from library.runs import job as jobs
+
+# `kohya cache` that finds four of twelve images encoded, and waits for its end.
+STUB = """
+import time
+from library.runs.job_work import joined
+
+with joined("cache") as work:
+    while True:
+        work.phase("caching latents", 4, 12)
+        time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def stub(monkeypatch):
+    asked = []
+    monkeypatch.setattr(jobs, "command", lambda words: asked.append([*words]) or [sys.executable, "-c", STUB])
+    return asked
+
+
+@pytest.mark.browser
+def test_a_cache_is_made_from_the_form_with_progress_and_stop(visit, stub, tmp_path):
+    visitor = visit()
+    visitor.fill(pretrained_model_name_or_path=tmp_path, train_data_dir=tmp_path, resolution="512")
+    visitor.click("Caching")
+    box = visitor.page.locator("#lora-section-cache .field:has([data-option=cache_latents_to_disk])")
+    box.get_by_role("button", name="Make this cache now").click()
+    visitor.until("Cache of images").until("caching latents 4 / 12")
+    box.get_by_role("button", name="Make this cache now").click()
+    visitor.until("is still running")
+    visitor.page.locator(".message:visible .away").click()
+    (job,) = jobs.every(KIND)
+    jobs.stop(job)
+    ((command, kind, toml, *launch),) = stub
+    assert (command, kind, launch) == ("cache", "latents", ["--num_processes=1"])
+    held = read_toml(toml)
+    assert held["cache_latents_to_disk"] and "cache_text_encoder_outputs" not in held and "output_dir" not in held
+    assert "sdxl_train_network" in toml and jobs.find(job.id).folder.as_posix() in toml.replace("\\", "/")
+
+
+@pytest.mark.parametrize(
+    "fields, why",
+    [({"kind": "latents"}, "train_data_dir"), ({"kind": "latents", "data": "/etc"}, "outside of"),
+     ({"kind": "compiled"}, "no such tab"), ({"kind": "text", "tab": "../x"}, "no such tab"),
+     ({"kind": "text", "sent": "[]"}, "not what the form sends")],
+)  # fmt: skip
+def test_nothing_is_started_where_it_cannot_be_made(stub, monkeypatch, tmp_path, fields, why):
+    monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
+    api = CacheApi({"lora": SettingsForm("lora", FAMILIES, TABS[0].configs, TABS[0].basics)}, [tmp_path])
+    values = {"pretrained_model_name_or_path": str(tmp_path), "train_data_dir": fields.pop("data", "")}
+    sent = json.dumps({"family": "sdxl", "values": values, "launch": {}})
+    with pytest.raises(ConfigError, match=why):
+        api.begin(ApiRequest({"tab": "lora", "sent": sent, **fields}))
+    assert not stub and not jobs.every(KIND)
