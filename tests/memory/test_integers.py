@@ -45,8 +45,11 @@ def test_trainings_learn_nearly_the_same_compiled_and_swapped_too(demo, shapes, 
 
     def losses(name, **more):
         config = training.config_of(demo, script, **given, **more, output_dir=tmp_path / name)
-        return training.train(config).losses
+        done = training.train(config)
+        norms[name] = done.numbers("grad_norm")[1]
+        return done.losses
 
+    norms = {}
     wide, kept = losses("wide"), losses("kept", int8_base=True)
     assert kept != wide and kept == pytest.approx(wide, rel=0.01)
     # Of Qwen-Image there are the same products of linear layers as of FLUX.1.
@@ -58,6 +61,8 @@ def test_trainings_learn_nearly_the_same_compiled_and_swapped_too(demo, shapes, 
     monkeypatch.setattr(int8_matmul, "supports_int8", lambda device: True)
     multiplied = losses("products", int8_compute=True, **everything)
     assert multiplied != kept and multiplied == pytest.approx(wide, rel=0.02)
+    # Losses would not tell were gradients nine times too large: the optimizer divides by their size.
+    assert norms == pytest.approx(dict.fromkeys(norms, norms["wide"]), rel=0.05)
 
 
 def test_only_what_is_frozen_and_only_once(demo):
