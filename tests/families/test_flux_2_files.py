@@ -5,6 +5,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from library.config.schema import ConfigError
 from library.demo import lora
 from library.families import recognition
 from library.families.flux import random as random_flux
@@ -96,8 +97,10 @@ def test_which_model_a_file_is_is_told_read_or_asked(files, stored, tmp_path):
     made = family(guided, model_version=None)
     assert (made.version.title, made.latent_cache.suffix) == ("FLUX.2 dev", "_f2d.safetensors")
     assert list(made.notes()) == [] and made.base_model_version == "flux_2_dev"
+    (problem,) = said(guided, {"model_version": None})
+    assert "is FLUX.2 dev: set model_version = dev" in problem
     (problem,) = said(guided)
-    assert "is FLUX.2 dev, whose text encoder is not read here" in problem
+    assert "is FLUX.2 dev: use model_version = dev" in problem
     (problem,) = said(files, {"model_version": "dev"})
     assert "is FLUX.2 klein base 4B: use model_version = klein-base-4b" in problem
     assert family(files, model_version="klein-base-9b").text_cache.suffix == "_f2k9b_te.safetensors"
@@ -183,10 +186,28 @@ def test_caches_have_the_names_and_keys_of_musubi_tuner(learnt):
     assert made("without", control_directory=None).losses != done.losses
 
 
+def test_dev_trains_from_captions_that_are_cached_and_draws_none(files, demo, tmp_path):
+    guided = random.write(tmp_path / "dev", sizes=random.replace(random.TINY, guidance=True))
+    data = pictures(tmp_path / "data", ((64, 64),), repeats=1)
+    caption = next((data / "1_zorb toy").glob("*.txt")).with_suffix("")
+    given = {"pretrained_model_name_or_path": str(guided["flux_2"]), "model_version": "dev", "train_data_dir": data,
+             "text_encoder": None, "max_train_steps": 2, "resolution": "64", "output_dir": tmp_path / "out",
+             "sample_prompts": None}  # fmt: skip
+    with pytest.raises(ConfigError, match="must be on with model_version = dev: its text encoder is not read here"):
+        train(config_of(demo, SCRIPT, **given, cache_text_encoder_outputs_to_disk=False))
+    given |= {"cache_text_encoder_outputs_to_disk": True}
+    with pytest.raises(ConfigError, match="not cached yet, and there is no text encoder"):
+        train(config_of(demo, SCRIPT, **given))
+    states = {"ctx_vec_bfloat16": torch.randn(512, 144).to(torch.bfloat16)}
+    save_file(states, f"{caption}_f2d_te.safetensors", {"architecture": "flux_2_dev", "format_version": "1.0.1"})
+    done = train(config_of(demo, SCRIPT, **given))
+    assert len(done.losses) == 2
+    with safe_open(done.file, "pt") as file:
+        assert file.metadata()["ss_base_model_version"] == "flux_2_dev"
+
+
 def test_an_image_without_its_reference_is_named(learnt, demo, tmp_path):
     _, _, made = learnt
-    from library.config.schema import ConfigError
-
     pictures(tmp_path, ((64, 64),), repeats=1)
     with pytest.raises(ConfigError, match="has no reference image: there is no 1.png in"):
         made("lonely", control_directory=tmp_path / "1_zorb toy")

@@ -29,7 +29,12 @@ CPU = torch.device("cpu")
 
 def family(files, script="flux_2_train_network", **values):
     given = {"pretrained_model_name_or_path": files["flux_2"], "text_encoder": files["text_encoder"]}
-    given |= {"vae": files["vae"], "cache_text_encoder_outputs": True, "model_version": "klein-base-4b", **values}
+    given |= {
+        "vae": files["vae"],
+        "cache_text_encoder_outputs_to_disk": True,
+        "model_version": "klein-base-4b",
+        **values,
+    }
     given = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
     return families.family_for(build(families.config_class(script), given))
 

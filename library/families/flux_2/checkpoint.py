@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from library.config.problems import ConfigError, Problem
-from library.config.run_config import RunConfig
 from library.families.facts import Shapes
 from library.families.flux_2 import keys, text_encoder, vae
 from library.families.flux_2.facts import FACTS, TRANSFORMER, VAE
@@ -35,12 +35,14 @@ PARTS = {
 }
 WORDS = {"denoiser": TRANSFORMER, "text_encoder": language_model.QWEN3, "vae": VAE}
 FILES = PartFiles(PARTS, FACTS, WORDS, "FLUX.2 klein or dev")
+# The text encoder of dev is not read: its captions come from caches that another program wrote.
+DEV_FILES = replace(FILES, parts={part: about for part, about in PARTS.items() if part != "text_encoder"})
 DENOISER = DoubleStreamFile(
     lambda _shapes: TRANSFORMER, keys.TREES, keys.sources, lambda shapes: Flux2(Flux2Shape.of(shapes))
 )
 
 
-def problems(config: RunConfig) -> Iterator[Problem]:
+def problems(config: Any) -> Iterator[Problem]:
     """What is missing or wrong among the three parts, from their headers, each with its option and the fix."""
 
     def of_denoiser(path: Path, shapes: Shapes) -> Iterator[Problem]:
@@ -49,7 +51,8 @@ def problems(config: RunConfig) -> Iterator[Problem]:
         yield from another(path, sizes, config)
         yield from config.compile.beyond({DOUBLE: sizes.double_blocks, SINGLE: sizes.single_blocks})
 
-    yield from FILES.fitting(config, plain_shapes, of_denoiser, widths)
+    files = DEV_FILES if config.model.model_version == "dev" else FILES
+    yield from files.fitting(config, plain_shapes, of_denoiser, widths)
 
 
 def widths(own: Shapes) -> dict[str, tuple[str, int]]:
@@ -66,10 +69,10 @@ def another(path: Path, sizes: Flux2Shape, config: Any) -> Iterator[Problem]:
     """The problem of a transformer that is of another model than model_version says. Distilled kleins have the header
     of their base: where nobody has said which one a file is, its name or folder may contradict."""
     version, found = config.model.model_version, told(sizes.hidden, sizes.guidance)
-    if found == "dev":
-        yield Problem("pretrained_model_name_or_path",
-            ": {path} is FLUX.2 dev, whose text encoder is not read here: use FLUX.2 klein base 4B or 9B",
-            path=path)  # fmt: skip
+    if found == "dev" and not version:
+        yield Problem("model_version",
+            ": {path} is FLUX.2 dev: set model_version = dev, and train from captions that are cached already",
+            path=path, also="pretrained_model_name_or_path", fix={"model_version": "dev"})  # fmt: skip
     elif version and not fits(version, sizes.hidden, sizes.guidance):
         yield Problem("model_version", "= {version}, but {path} is {found}: use model_version = {fitting}",
             version=version, path=path, found=VERSIONS[found].title, fitting=found,
@@ -119,3 +122,4 @@ CHECKPOINT = Checkpoint(
     text_encoder.encode,
     None,
 )
+DEV_CHECKPOINT = replace(CHECKPOINT, files=DEV_FILES, readers={"vae": vae.load})

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from library.config.problems import ConfigError, Problem
 from library.families.base import BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
 from library.families.flux_2 import text_encoder
-from library.families.flux_2.checkpoint import CHECKPOINT, plain_shapes
+from library.families.flux_2.checkpoint import CHECKPOINT, DEV_CHECKPOINT, plain_shapes
 from library.families.flux_2.model import DOUBLE, SINGLE, Flux2Shape
 from library.families.flux_2.options import Flux2Lora, Flux2Train
 from library.families.flux_2.sampler import Flux2Sampler
@@ -34,7 +34,6 @@ class Flux2Family(OneEncoderFamily):
 
     config: Flux2Lora | Flux2Train
     name = "flux_2"
-    checkpoint = CHECKPOINT
     swapped_class = SINGLE
     block_classes = (DOUBLE, SINGLE)
     adapter_targets = (DOUBLE, SINGLE)
@@ -56,6 +55,7 @@ class Flux2Family(OneEncoderFamily):
 
     def __init__(self, config: Flux2Lora | Flux2Train):
         super().__init__(config)
+        self.checkpoint = DEV_CHECKPOINT if config.model.model_version == "dev" else CHECKPOINT
         self.positions = Flux2Positions()
         # Images are kept as the squares that the denoiser reads.
         name, ending = self.version.base_model_version, f"_{self.version.short}"

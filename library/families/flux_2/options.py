@@ -21,6 +21,7 @@ IDLE = {
 
 IDLE_RULES: tuple[Rule, ...] = (
     ("guidance_scale", lambda c: c.model.model_version in (None, "dev"), "there is no guidance in klein"),
+    ("text_encoder", lambda c: c.model.model_version != "dev", "the text encoder of dev is not read here"),
     *sections.FLOW_RULES,
     ("sigmoid_scale", lambda c: c.noise.timestep_sampling not in ("sigma", "uniform"),
      "timestep_sampling is not sigmoid, shift or flux2_shift"),
@@ -56,10 +57,26 @@ class Flux2Model(sections.Model):
     )
     guidance_scale: float = opt(1.0, "The guidance that dev is trained with. Kleins have none.", min=0.0, advanced=True)
 
+    def check(self, run: RunConfig) -> Iterator[Problem]:
+        """The text encoder of dev, Mistral, is not read, so that nothing can be asked of it."""
+        yield from sections.Model.check(self, run)
+        if self.model_version != "dev":
+            return
+        if not run.cache.cache_text_encoder_outputs_to_disk:
+            yield Problem("cache_text_encoder_outputs_to_disk",
+                "must be on with model_version = dev: its text encoder is not read here, and captions come from the "
+                "caches that musubi-tuner writes beside the images", also="model_version",
+                fix={"cache_text_encoder_outputs_to_disk": True})  # fmt: skip
+        if run.sample.sample_prompts:
+            yield Problem("sample_prompts",
+                "cannot be drawn with model_version = dev, whose text encoder is not read here: leave it empty",
+                also="model_version", fix={"sample_prompts": None})  # fmt: skip
+
     def missing(self, run: RunConfig) -> Iterator[Problem]:
         """A single file is the transformer alone."""
         yield from sections.Model.missing(self, run)
-        yield from self.missing_parts(OTHERS)
+        read = {name: what for name, what in OTHERS.items() if name == "vae" or self.model_version != "dev"}
+        yield from self.missing_parts(read)
 
 
 REFERENCE_FOLDER = sections.reference_folder({})

@@ -21,7 +21,8 @@ ENCODER = "text_encoder"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """How the files of a family become networks: "denoiser", "text_encoder" and "vae"."""
+    """How the files of a family become networks: "denoiser", "text_encoder", which may be one that is not read, and
+    "vae"."""
 
     files: PartFiles
     problems: Callable[[Any], Iterator[Problem]]  # of a config: what is missing or wrong among the parts
@@ -39,7 +40,7 @@ class OneEncoderFamily:
     """Holds the run's config. Captions may have any length: each batch is padded, with a mask."""
 
     name: ClassVar[str]
-    checkpoint: ClassVar[Checkpoint]
+    checkpoint: Checkpoint
     swapped_class: ClassVar[str]  # of the blocks that blocks_to_swap counts
     text_cache: TextCache  # its keys are those of the states and of their mask
 
@@ -54,8 +55,8 @@ class OneEncoderFamily:
         wrong = list(self.checkpoint.problems(self.config))
         yield from wrong
         files = self.checkpoint.files
-        options = {files.parts[part].option for part in ("denoiser", ENCODER)}
-        if not files.named(self.config, ENCODER) or any(one.option in options for one in wrong):
+        options = {files.parts[part].option for part in ("denoiser", ENCODER) if part in files.parts}
+        if len(options) < 2 or not files.named(self.config, ENCODER) or any(one.option in options for one in wrong):
             return  # the tokenizer is looked for beside the networks, so it is asked for once these are found
         try:
             self._tokenizer_folder()
@@ -103,7 +104,9 @@ class OneEncoderFamily:
             files = tuple(weights.files(paths[part]))
             reader = functools.partial(read, paths[part], kind, mmap)
             deferred[part] = DeferredNetwork(reader, files, f"{self.name} {part} {kind}")
-        words = tokenizers.Tokenizers({ENCODER: (self._tokenizer_folder(), self.checkpoint.tokenizer)})
+        read = ENCODER in self.checkpoint.files.parts
+        places = {ENCODER: (self._tokenizer_folder(), self.checkpoint.tokenizer)} if read else {}
+        words = tokenizers.Tokenizers(places)
         source = {part: str(path) for part, path in paths.items()}
         parts = ModelComponents(denoiser, None, {}, words, source, deferred, fill_denoiser=fill)
         if not deferring:
