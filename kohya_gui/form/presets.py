@@ -25,7 +25,7 @@ OWN_KINDS, OWN_SECTIONS = ("file", "folder", "secret"), ("metadata", "hub", "log
 OWN_NAMES = ("output_name", "model_version", "token_string", "init_word")
 
 
-NAMED = re.compile(r"(lora|dreambooth|finetune|textual-inversion)(?:-(\d+)gb)?(?:-.*)?")
+NAMED = re.compile(r"(lora|dreambooth|finetune|textual-inversion|lllite)(?:-(\d+)gb)?(?:-.*)?")
 STANDS_IN = {"dreambooth": "finetune"}  # a kind without presets of its own -> whose presets suit it, and train the same
 UNDONE = {"cpu_offload_checkpointing"}  # options besides those of compiling that one profile sets and others undo
 # What gives way, in this order, where a profile and the rest of the settings exclude each other.

@@ -25,6 +25,7 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
         (
             ("network", "Adapter", "Type, rank and alpha of the LoRA or other adapter."),
             ("embedding", "New word", "The word that learns: where it begins, and in which sentences it is learned."),
+            ("control", "Control network", "The small network that learns to follow control images."),
             ("optim", "Optimizer", "Optimizer, learning rate and scheduler."),
             ("steps", "Steps", "Number of steps or epochs, seed and resuming."),
             ("noise", "Noise", "Noise and timestep settings."),

@@ -8,7 +8,7 @@ import { address, ask, messageOf, wait } from "../server/http.js";
 /** @typedef {HTMLDialogElement & { row?: { title: string, large: string }[] }} Comparison the samples of the row that is shown */
 
 /** @type {Record<string, string>} */
-const TITLES = { lora: "LoRA", dreambooth: "DreamBooth", finetune: "Finetune", "textual-inversion": "Textual inversion" };
+const TITLES = { lora: "LoRA", dreambooth: "DreamBooth", finetune: "Finetune", "textual-inversion": "Textual inversion", lllite: "LLLite" };
 
 /**
  * Put settings that the server sent into the form of their tab, and show it.

@@ -13,7 +13,7 @@ from library.config.json_types import JsonObject
 from library.config.problems import Text
 from library.config.run_config import RunConfig
 from library.config.schema import build, read_toml, replace
-from library.config.sections import AdapterRun, EmbeddingRun
+from library.config.sections import AdapterRun, ControlRun, EmbeddingRun
 from library.measuring.model_stats import ModelStats, model_stats
 from library.measuring.operations import on_paper, operations_of_image, tokens
 from library.memory.quantization import fp8_storage
@@ -165,6 +165,11 @@ def numbers_that_learn(config: RunConfig, model: ModelStats) -> float:
         return rank * sum(block.fan_in_plus_out for block in model.blocks)
     if isinstance(config, EmbeddingRun):
         return config.embedding.num_vectors_per_token * WORD
+    if isinstance(config, ControlRun):
+        width, channels = config.control.network_dim or 0, config.control.cond_emb_dim or 0
+        blocks = [block for block in model.blocks if not block.is_convolution]
+        # Four layers of each; about half of the blocks are on the way up, where there are none.
+        return sum(4 * width * (2 * block.width + width + channels) for block in blocks) / 2
     encoders = model.encoders if getattr(config.steps, "train_text_encoder", False) else 0
     return model.denoiser + encoders
 

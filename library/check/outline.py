@@ -13,7 +13,7 @@ from library import families, methods
 from library.config.problems import Problem
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError, options
-from library.config.sections import AdapterRun, EmbeddingRun
+from library.config.sections import AdapterRun, ControlRun, EmbeddingRun
 from library.families import network_args
 from library.families.base import Family, ModelComponents
 from library.families.shared import weights
@@ -43,6 +43,8 @@ def problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def _in_question(config: RunConfig) -> bool:
+    if isinstance(config, ControlRun):
+        return bool(config.control.network_weights) or _resumes(config)
     if isinstance(config, EmbeddingRun):
         return bool(config.embedding.weights) or _resumes(config)
     if not isinstance(config, AdapterRun):

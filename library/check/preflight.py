@@ -303,7 +303,7 @@ def _samples(config: RunConfig) -> Iterator[Problem]:
         yield Problem("sample_prompts", template, fix=off)
     if sample.sample_prompts:
         try:
-            yield from prompts.absent(sample.sample_prompts)
+            yield from prompts.absent(sample.sample_prompts, config.control_images)
         except ConfigError as e:
             yield from e.problems
 

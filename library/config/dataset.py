@@ -244,7 +244,10 @@ def _rules(dataset: DatasetConfig, source: str, config: RunConfig) -> Iterator[P
         yield _wrong(source, "",
             "either all subsets have a metadata_file or none: make two [[datasets]] of them",
             also="metadata_file")  # fmt: skip
-    masked = config.data.masked_loss or config.control_images.inpaints
+    use = config.control_images
+    masked = config.data.masked_loss or use.inpaints or use.guided
+    if use.guided and not all(subset.conditioning_data_dir for subset in dataset.subsets):
+        yield _wrong(source, "conditioning_data_dir", "is not set: name the folder of control images in each subset")
     if any(subset.conditioning_data_dir for subset in dataset.subsets) and not masked:
         yield _wrong(source, "conditioning_data_dir", "needs masked_loss in the run's options")
     for subset in dataset.subsets:
@@ -255,6 +258,7 @@ def _rules(dataset: DatasetConfig, source: str, config: RunConfig) -> Iterator[P
         # They change the image, and what the model is shown beside it would no longer fit to it.
         moved = ["color_aug", "random_crop", "face_crop_aug_range"]
         clashes += [("control_directory", name) for name in moved if subset.control_directory]
+        clashes += [("conditioning_data_dir", name) for name in moved if use.guided]
         for cache, name in clashes:
             if getattr(subset, name):
                 yield _wrong(place, name, "cannot be used with {cache}: switch one of them off", cache=cache)

@@ -22,6 +22,7 @@ class ControlUse:
     least: int = 0  # reference images of an item that it cannot be trained without
     most: int = 0  # reference images of an item
     inpaints: bool = False  # the picture itself without what a mask covers, and the mask
+    guided: bool = False  # the control image of each, from conditioning_data_dir, as pixels
     random_masks: int = 0  # that are drawn for an image without one; 0: each needs its own
 
 
@@ -45,7 +46,7 @@ class RunConfig(Protocol):
     """The sections that the configs of all families have; a family's own class adds options to them.
 
     Those of adapter trainings only, `network` and `validation`, have a config that is an `AdapterRun`; `embedding` has
-    one that is an `EmbeddingRun`.
+    one that is an `EmbeddingRun`, `control` one that is a `ControlRun`.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]

@@ -22,20 +22,24 @@ NUMBERED = re.compile(r"(.+)_(\d+)")
 
 
 def mask_of(result: "Survey", subset: SubsetConfig, image: Image) -> str:
-    """The mask of an image: the file of the same name, up to its suffix, in conditioning_data_dir; "" without one."""
+    """The mask of an image, or its control image: the file of the same name, up to its suffix, in
+    conditioning_data_dir; "" without one."""
     if not subset.conditioning_data_dir:
         return ""
     here = result.files(subset.conditioning_data_dir)
     stem = os.path.splitext(os.path.basename(image.path))[0]
     name = next((stem + suffix for suffix in ALWAYS if stem + suffix in here.images), None)
+    guided = result.control_use.guided
     if name is None:
         result.problems.append(about_images(
+            "{path} has no control image: there is no {stem}.png in {conditioning_data_dir}" if guided else
             "{path} has no mask: there is no {stem}.png in {conditioning_data_dir}", path=image.path,
             stem=stem, conditioning_data_dir=subset.conditioning_data_dir))  # fmt: skip
         return ""
     if (size := _size(result, here.path(name))) != image.size:
         wanted = f"{image.size[0]}x{image.size[1]}"
         result.problems.append(about_images(
+            "the control image {path} is {width}x{height}, but its image is {wanted}" if guided else
             "the mask {path} is {width}x{height}, but its image is {wanted}", path=here.path(name),
             width=size[0], height=size[1], wanted=wanted))  # fmt: skip
     return here.path(name)

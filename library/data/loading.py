@@ -53,6 +53,7 @@ class Batch:
     mask: Tensor | None = None  # float32 [B,1,h,w]; the loss is multiplied by it
     # What the model is shown besides: latents, or pixels where the images are, the first of each image, the second, ...
     controls: tuple[Tensor, ...] = ()
+    is_guided: bool = False  # whether the only one is a control image, as pixels in any case
     paint: Tensor | None = None  # float32 [B,1,H,W], 1 where a model that inpaints has to paint
     keep_base: Tensor | None = None  # bool [B]: diff_output_preservation, the target is the base model's own answer
     text_length: int | None = None  # tokens of its captions that a step reads; None: all
@@ -73,7 +74,8 @@ class Batch:
         """Width and height of the images in pixels, as in "1024x768"; asks no device."""
         scale = 1 if self.latents is None else LATENT
         first = self.pixels if self.latents is None else self.latents
-        shown = (first, *(self.controls if self.paint is None else ()))
+        beside = () if self.paint is not None or self.is_guided else self.controls
+        shown = (first, *beside)
         return "+".join(f"{one.shape[-1] * scale}x{one.shape[-2] * scale}" for one in shown if one is not None)
 
     def to(self, device: torch.device | str) -> "Batch":
@@ -185,6 +187,7 @@ class Batches:
         parts = list(self.described(draw))
         batch = _together([self._sample(part) for part in parts], [part.image for part in parts])
         batch.full = self.images.datasets[self.images.items[draw.images[0]].dataset].batch_size
+        batch.is_guided = self.config.control_images.guided
         batch.text_length = self.text_lengths.get(math.prod(batch.shape))
         return batch.pinned() if self._pin else batch
 
@@ -254,6 +257,9 @@ class Batches:
         if pixel is not None and image.controls:
             pictures = (control_pixels.shown(one, image.interpolation, flip) for one in shown.values())
             controls = [pixel * (1 - paint)] if paint is not None else list(pictures)
+        if self.config.control_images.guided:
+            seen = pixels.look(pixels.read(image.mask_file), view, image.interpolation)
+            controls = [pixels.to_tensor(seen)]
         return BatchSample(words, size_of(image, flip), weight, latents, pixel, text, mask, controls, paint)
 
 

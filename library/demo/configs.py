@@ -13,8 +13,9 @@ from library.files import write_atomic
 Line = tuple[str, Any, str]
 Tables = dict[str, list[Line]]
 
-ENDINGS = {"lora": "lora", "finetune": "full", "textual-inversion": "word"}  # of the names of results
-RATES = {"lora": (5e-3, "real: 1e-4"), "finetune": (1e-3, "real: 1e-5"), "textual-inversion": (5e-3, "real: 5e-4")}
+ENDINGS = {"finetune": "full", "textual-inversion": "word"}  # of the names of results, where that is not the kind
+RATES = {"lora": (5e-3, "real: 1e-4"), "finetune": (1e-3, "real: 1e-5"), "textual-inversion": (5e-3, "real: 5e-4"),
+         "lllite": (2e-3, "real: 2e-4")}  # fmt: skip
 WORD = "zorb"  # which is in all captions of the demo's images
 
 
@@ -69,13 +70,16 @@ def text(script: str, models: Mapping[str, Path], images: Path, output: Path, mo
         "compile": [("compile", True, "compiles the blocks of the denoiser before the first step")],
         "save": [
             ("output_dir", str(output), ""),
-            ("output_name", f"{model}-{ENDINGS[config.kind]}", ""),
+            ("output_name", f"{model}-{ENDINGS.get(config.kind, config.kind)}", ""),
             ("save_model_as", "safetensors", ""),
             ("save_precision", "fp16", ""),
         ],
         "log": [("logging_dir", str(output / "logs"), "for TensorBoard")],
     }
     tables |= _learning(config.kind, next(iter(family.adapter_modules)))
+    if config().control_images.guided:
+        one = sorted(path for path in images.iterdir() if path.is_dir())[-1]
+        tables["data"].insert(1, ("conditioning_data_dir", str(one), "real: edges, depth or poses of the images"))
     if config.kind == "textual-inversion":
         del tables["cache"][1]  # captions are read anew in each step
     own = importlib.import_module(family.demo).tables(models)
@@ -109,6 +113,8 @@ def _learning(kind: str, module: str) -> Tables:
             ("num_vectors_per_token", 2, ""),
             ("init_word", "cat", "a word that is near in meaning"),
         ]
+    elif kind == "lllite":
+        tables["control"] = [("network_dim", 8, "real: 64"), ("cond_emb_dim", 8, "real: 32")]
     return {**tables, "optim": [("optimizer_type", "AdamW", ""), ("learning_rate", rate, real)]}
 
 

@@ -117,6 +117,7 @@ class SampleRequest:
     guidance: float | None = None  # of models that were distilled with guidance
     seed: int | None = None
     sampler_name: str | None = None
+    guide: "Image.Image | None" = None  # the control image of a network that follows one
     controls: "tuple[Image.Image, ...]" = ()  # reference images, or the picture in which something is painted
     mask: "Image.Image | None" = None  # where it is: bright
 
@@ -285,7 +286,7 @@ class Family(Protocol):
 
         sizes: float32 [B, 6], original height and width, crop top and left, target height and width. controls: what
         TakesControls.control_latents made of the pictures beside the images; to paint within a mask [B, 1, H, W] (1:
-        paint), the latents of what is around it, and it.
+        paint), the latents of what is around it, and it. For a network that follows one, the pixels of a control image.
         """
         ...
 
@@ -320,6 +321,19 @@ class TakesControls(Protocol):
 
     def control_latents(self, parts: ModelComponents, pixels: "Tensor") -> "Tensor":
         """Pixels [B, 3, H, W] in [-1, 1] of such pictures -> latents [B, C, h, w] float32, without chance."""
+        ...
+
+
+@runtime_checkable
+class HasControlledLayers(Protocol):
+    """A family whose denoiser can be taught to follow a control image (ControlNet-LLLite)."""
+
+    def controlled_layers(self, denoiser: "nn.Module") -> Iterator[tuple[str, int]]:
+        """Paths of the linear layers that get small networks, and how often the latents were halved there."""
+        ...
+
+    def control_name(self, path: str) -> str:
+        """What such a layer is called in files."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What learns: the whole model, adapters inside it, or new words beside it."""
+"""What learns: the whole model, adapters inside it, new words beside it, or what follows a control image."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from library.config.problems import Problem
 from library.config.run_config import RunConfig
-from library.config.sections import AdapterRun, EmbeddingRun
+from library.config.sections import AdapterRun, ControlRun, EmbeddingRun
 from library.families import network_args
 from library.families.base import Family, ModelComponents
-from library.methods import embedding, full, lora, lycoris
+from library.methods import embedding, full, lllite, lora, lycoris
 from library.methods.full import FullFinetune
 from library.methods.sharding import ShardedModel
 
@@ -71,6 +71,8 @@ def attach(parts: ModelComponents, family: Family, config: RunConfig) -> Trainin
             network.requires_grad_(False)
     if isinstance(config, EmbeddingRun):
         return embedding.attach(parts, family, config)
+    if isinstance(config, ControlRun):
+        return lllite.attach(parts, family, config)
     if not isinstance(config, AdapterRun):
         return full.attach(parts, family, config)
     for path, multiplier in base_weights(config):
@@ -102,6 +104,8 @@ def problems(config: RunConfig) -> Iterator[Problem]:
     """What only files and installed packages can tell about what learns, a sentence each."""
     if isinstance(config, EmbeddingRun):
         yield from embedding.problems(config)
+    if isinstance(config, ControlRun):
+        yield from lllite.problems(config)
     if not isinstance(config, AdapterRun):
         return
     yield from network_args.problems(config)

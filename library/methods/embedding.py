@@ -4,7 +4,6 @@ import itertools
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +13,12 @@ from library.config.problems import ConfigError, Problem
 from library.config.sections import EmbeddingRun
 from library.families.base import Family, ModelComponents
 from library.families.shared import added_words
-from library.methods import snapshot
-from library.methods.sharding import ShardedModel
+from library.methods.beside import BesideModel, dtype_of
 from library.methods.small_files import tensors_of
 
 log = logging.getLogger(__name__)
 
+STATE = "embedding."  # before the names of text encoders in a saved state
 NOTHING = "nothing is trained: learning_rate is 0; 5e-4 is usual"
 
 
@@ -38,64 +37,25 @@ class WordVectors(nn.Module):
         return torch.where((tokens >= self.first)[..., None], own, known)
 
 
-class LearnedWords:
+class LearnedWords(BesideModel):
     """The vectors of new words, by text encoder."""
 
-    denoiser: nn.Module | None = None
-    block_classes: tuple[str, ...] = ()
-    shards: ShardedModel | None = None
-
     def __init__(self, layers: Mapping[str, WordVectors], config: EmbeddingRun) -> None:
-        self.layers, self._rate = dict(layers), config.optim.learning_rate
-        if not self._rate:
-            raise ConfigError(NOTHING)
-        self.trained_parts = dict.fromkeys(self.layers, True)
+        super().__init__(config, "embedding", tuple(layers), NOTHING)
+        self.layers = dict(layers)
 
-    def groups(self) -> list[dict[str, Any]]:
-        """One group, as upstream: {"params", "lr", "name"}."""
-        return [{"params": self.parameters(), "lr": self._rate, "name": "embedding"}]
-
-    def parameters(self) -> list[nn.Parameter]:
+    def named(self) -> dict[str, nn.Parameter]:
         """All that learns."""
-        return [layer.vectors for layer in self.layers.values()]
+        return {f"{STATE}{name}": layer.vectors for name, layer in self.layers.items()}
 
     def state_dict(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """What the file holds, on the CPU: the vectors [words, channels] by the name of their text encoder."""
-        named = {name: layer.vectors for name, layer in self.layers.items()}
-        return {name: v.detach().to("cpu", dtype or v.dtype).contiguous() for name, v in named.items()}
-
-    def snapshot(self) -> dict[str, Tensor]:
-        """All that learns, as it is, for a saved state; not copied."""
-        return snapshot.take(self._named())
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put a snapshot back, bit for bit. ConfigError when it is of another network."""
-        snapshot.put_back(self._named(), tensors)
-
-    def train(self, mode: bool = True) -> "LearnedWords":
-        """Vectors are the same in both modes."""
-        return self
-
-    def note_gradients(self) -> None:
-        """Nothing is taken from the gradients."""
-
-    def mean_gradient(self) -> Tensor | None:
-        """Upstream shows none for words."""
-        return None
-
-    def limit_norms(self, maximum: float) -> dict[str, Tensor]:
-        """Only adapters are limited."""
-        return {}
-
-    def _named(self) -> dict[str, nn.Parameter]:
-        return {f"embedding.{name}": layer.vectors for name, layer in self.layers.items()}
+        return {name.removeprefix(STATE): vectors for name, vectors in super().state_dict(dtype).items()}
 
 
 def attach(parts: ModelComponents, family: Family, config: EmbeddingRun) -> LearnedWords:
     """Teach the tokenizers the new words and the text encoders their vectors. The model must be frozen already."""
     given = tensors_of(config.embedding.weights, "an embedding file") if config.embedding.weights else None
-    half = torch.bfloat16 if config.precision.full_bf16 else torch.float16
-    dtype = half if config.precision.full_bf16 or config.precision.full_fp16 else torch.float32
     layers = {}
     for name, encoder in parts.encoders.items():
         known, tokenizer = _embedding(encoder), parts.tokenizers[name]
@@ -104,7 +64,7 @@ def attach(parts: ModelComponents, family: Family, config: EmbeddingRun) -> Lear
         if given is not None:
             vectors = _taken(name, given, vectors, config)
         first = added_words.add(tokenizer, config.embedding.words)
-        layers[name] = WordVectors(known, first, vectors.to(dtype))
+        layers[name] = WordVectors(known, first, vectors.to(dtype_of(config)))
         encoder.set_input_embeddings(layers[name])  # type: ignore[operator]
         if len(begins) > 1 and len(begins) != len(vectors):
             log.warning("init_word has %d tokens in %s for %d vectors: they are %s", len(begins), name, len(vectors),

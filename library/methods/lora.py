@@ -19,6 +19,7 @@ from library.families.base import Family, ModelComponents
 from library.families.shared.network_args import patterns
 from library.methods import ggpo, snapshot, targets
 from library.methods.adapters import Adapter, AdapterSpec, adapter_class, saved_alpha
+from library.methods.beside import dtype_of
 from library.methods.factor_cache import FactorCache
 from library.methods.sharding import ShardedModel
 from library.methods.small_files import tensors_of
@@ -237,13 +238,6 @@ def learned(adapter: Adapter) -> list[nn.Parameter]:
 def own_parameters(adapter: Adapter) -> list[nn.Parameter]:
     """The adapter's parameters without the layer's own."""
     return [*adapter.lora_down.parameters(), *adapter.lora_up.parameters()]
-
-
-def dtype_of(config: AdapterRun) -> torch.dtype:
-    """Adapters learn in float32, unless everything shall be in half precision."""
-    if config.precision.full_bf16:
-        return torch.bfloat16
-    return torch.float16 if config.precision.full_fp16 else torch.float32
 
 
 def file_of(path: str | Path) -> dict[str, Tensor]:

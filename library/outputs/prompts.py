@@ -33,8 +33,8 @@ class Prompt:
     sample_sampler: str | None = None
     control_image_path: tuple[str, ...] | None = None  # reference images, or the picture in which something is painted
     control_image_mask_path: str | None = None  # where it is: bright
+    controlnet_image: str | None = None  # the control image of a network that follows one
     # For other models of sd-scripts: read, and without effect on SDXL and FLUX.1.
-    controlnet_image: str | None = None
     cfg_trunc_ratio: float | None = None
     renorm_cfg: float | None = None
     flow_shift: str | None = None
@@ -68,11 +68,11 @@ LETTERS: dict[str, tuple[str, re.Pattern[str], Callable[[str], Any]]] = {
     "rcfg": ("renorm_cfg", TEXT, float),
     "fs": ("flow_shift", TEXT, str),
 }
-OTHER_MODELS = ("controlnet_image", "cfg_trunc_ratio", "renorm_cfg", "flow_shift")
+OTHER_MODELS = ("cfg_trunc_ratio", "renorm_cfg", "flow_shift")
 IGNORED = {*OTHER_MODELS, "enum"}
 KINDS: dict[str, Callable[[Any], Any]] = {
     **{"prompt": str, "negative_prompt": str, "sample_sampler": str},
-    **{"control_image_path": _paths, "control_image_mask_path": str},
+    **{"control_image_path": _paths, "control_image_mask_path": str, "controlnet_image": str},
     **{"width": int, "height": int, "seed": int, "sample_steps": int, "scale": float, "guidance_scale": float},
 }
 LARGEST = 8192  # pixels of a side
@@ -103,10 +103,11 @@ def read(path: str | Path) -> list[Prompt]:
     return [prompt for prompt, _ in found]
 
 
-def absent(path: str | Path) -> Iterator[Problem]:
-    """Images that the prompts of a readable file name and that are not there."""
+def absent(path: str | Path, use: ControlUse = NO_CONTROLS) -> Iterator[Problem]:
+    """Images that the prompts of a readable file name and that are not there; `use` says which the model is shown."""
     for prompt in read(path):
-        for name in (*(prompt.control_image_path or ()), prompt.control_image_mask_path):
+        guide = prompt.controlnet_image if use.guided else None
+        for name in (*(prompt.control_image_path or ()), prompt.control_image_mask_path, guide):
             if name and not Path(name).is_file():
                 yield Problem("sample_prompts", ": {name} names an image that does not exist: {image}",
                     name=Path(path).name, image=name)  # fmt: skip
@@ -158,6 +159,7 @@ def _why_idle(piece: str, use: ControlUse) -> str:
         if read[0] == "sample_sampler" and read[1] not in SAMPLERS:
             return f"is no known sampler, and {SAMPLERS[0]} is used; known are {', '.join(SAMPLERS)}"
         shown = {"control_image_path": use.most or use.inpaints, "control_image_mask_path": use.inpaints}
+        shown["controlnet_image"] = use.guided
         return "" if shown.get(read[0], read[0] not in OTHER_MODELS) else "has no effect; it is for other models"
     letter = piece.partition(" ")[0].lower()
     if letter not in LETTERS:

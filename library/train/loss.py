@@ -86,7 +86,7 @@ class LossFunction:
     def controls(self, batch: Batch) -> list[Tensor]:
         """What the model is shown besides noise and words, as `Family.predict` takes it."""
         found = list(batch.controls)
-        if found and batch.latents is None:
+        if found and batch.latents is None and not batch.is_guided:
             assert isinstance(self.family, TakesControls)  # or finding them would have failed
             found = [self.family.control_latents(self.components, pixels) for pixels in found]
         return found if batch.paint is None else [*found, batch.paint]

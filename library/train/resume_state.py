@@ -34,8 +34,13 @@ if TYPE_CHECKING:
 
 VERSION = 1
 WHOLE = ("denoiser", "clip_l", "clip_g", "t5xxl")  # what a whole model's tensors begin with
-BESIDE = {"embedding": "textual-inversion"}  # the same of what else learns -> its kind
-LEARNED = {"finetune": "a whole model", "lora": "adapters", "textual-inversion": "a word"}
+BESIDE = {"embedding.": "textual-inversion", "lllite_": "lllite"}  # the same of what else learns -> its kind
+LEARNED = {
+    "finetune": "a whole model",
+    "lora": "adapters",
+    "textual-inversion": "a word",
+    "lllite": "LLLite",
+}
 RANK = 4  # where network_dim is not set
 AVERAGE = "ema.safetensors"
 WEIGHTS, OPTIMIZER, SCHEDULER, PROGRESS = "model.safetensors", "optimizer.bin", "scheduler.bin", "train_state.json"
@@ -245,7 +250,7 @@ def _kind(stored: JsonMapping) -> str:
     """What kind of training a state is of, by the names of what has learned."""
     if any(name.startswith(f"{part}.") for name in stored for part in WHOLE):
         return "finetune"
-    return next((BESIDE[part] for name in stored if (part := name.partition(".")[0]) in BESIDE), "lora")
+    return next((kind for name in stored for part, kind in BESIDE.items() if name.startswith(part)), "lora")
 
 
 def _memory(optimizer: str) -> tuple[str, str]:

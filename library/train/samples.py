@@ -135,6 +135,8 @@ class SampleRunner:
 
     def _draw_one(self, number: int, prompt: Prompt, training: Training) -> None:
         request = request_of(prompt)
+        if self._config.control_images.guided and prompt.controlnet_image:
+            request = replace(request, guide=Image.fromarray(pixels.read(prompt.controlnet_image)))
         request = replace(request, prompt=self._read_as(request.prompt), negative=self._read_as(request.negative))
         path = self._path(number, prompt, training.clock)
         image = cudagraph.with_room(self._components.denoiser, lambda: self._sampler(request))

@@ -353,7 +353,8 @@ def test_what_a_start_needs_is_asked_for_all_at_once(script):
     for name in ("pretrained_model_name_or_path", "train_data_dir", "resolution", "output_dir"):
         assert name in asked
     given = dict(pretrained_model_name_or_path="m", train_data_dir="d", resolution=512, output_dir="o")
-    given |= {"token_string": "sks"} if "token_string" in asked else {}
+    own = {"token_string": "sks", "conditioning_data_dir": "c", "cond_emb_dim": 32, "network_dim": 64}
+    given |= {name: value for name, value in own.items() if name in asked}
     assert missing(build(config_class(script), given)) == []
 
 

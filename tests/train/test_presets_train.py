@@ -46,6 +46,7 @@ def start(demo, relatives, squares, tmp_path):
         base = relatives.configs[f"{relative}_{script}"] if relative else demo.configs[script]
         shown = build(config, read_toml(base), notes=[]).control_images
         paths |= {"control_directory": str(squares)} if shown.least else {}
+        paths |= {"conditioning_data_dir": str(squares / "2_zorb toy")} if shown.guided else {}
         now = build(config, read_toml(base) | paths, notes=[])
         told: list[str] = []
         made = presets.apply(preset, config, values(now), told)
@@ -84,6 +85,7 @@ def test_no_preset_needs_a_package_that_may_be_missing(script, demo, relatives, 
             paths = read_toml(base) | {"train_data_dir": str(squares), "output_dir": str(tmp_path / "out")}
             shown = build(config, read_toml(base), notes=[]).control_images
             paths |= {"control_directory": str(squares)} if shown.least else {}
+            paths |= {"conditioning_data_dir": str(squares / "2_zorb toy")} if shown.guided else {}
             ours = {name: value for name, value in paths.items() if presets.is_own(options(config)[name])}
             ours |= {"alpha_mask": True} if shown.inpaints else {}
             found = preflight.check(build(config, read_toml(preset.path) | ours | small, notes=[]))

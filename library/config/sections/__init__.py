@@ -16,7 +16,7 @@ from library.config.sections.learning import FullOptim, Loss, Noise, Optim, Step
 from library.config.sections.machine import Distributed, Memory, Precision
 from library.config.sections.outputs import AdapterSave, EmbeddingSave, FullSave, Hub, Log, Metadata, Sample, Save
 from library.config.sections.run import Run
-from library.config.sections.runs import AdapterRun, EmbeddingRun, FullRun
+from library.config.sections.runs import AdapterRun, ControlRun, EmbeddingRun, FullRun
 from library.config.sections.transformers import (
     TransformerFlow,
     TransformerLora,
@@ -39,6 +39,7 @@ __all__ = [
     "Cache",
     "Captions",
     "Compile",
+    "ControlRun",
     "Data",
     "Distributed",
     "Embedding",

@@ -1,9 +1,11 @@
 """The sections that trainings of a kind have in every family, which puts its own in the place of some."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from library.config.run_config import CaptionChange
+from library.config.names import RETIRED
+from library.config.run_config import CaptionChange, ControlUse
 from library.config.schema import section
 from library.config.sections.adapters import (
     AdapterData,
@@ -14,6 +16,7 @@ from library.config.sections.adapters import (
     Network,
 )
 from library.config.sections.compiling import Compile
+from library.config.sections.control import Control, ControlData
 from library.config.sections.embedding import Embedding
 from library.config.sections.inputs import Cache, Captions, Data, Model
 from library.config.sections.learning import FullOptim, Loss, Noise, Optim, Steps, Validation
@@ -111,3 +114,38 @@ class EmbeddingRun(Run):
     def caption_change(self) -> CaptionChange:
         """All vectors of the word, and sentences instead of captions."""
         return self.embedding.caption_change
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ControlRun(Run):
+    """Small networks learn to follow a control image (ControlNet-LLLite), the model does not learn."""
+
+    kind: ClassVar[str] = "lllite"
+    told_by: ClassVar[str] = "cond_emb_dim"
+    adapters: ClassVar[bool] = True
+    file_kind: ClassVar[tuple[str, str]] = ("LoRA", "/control-net-lllite")
+    retired: ClassVar[Mapping[str, str]] = {k: v for k, v in RETIRED.items() if k != "conditioning_data_dir"}
+
+    model: Model = section(Model)
+    data: ControlData = section(ControlData)
+    captions: Captions = section(Captions)
+    cache: Cache = section(Cache)
+    control: Control = section(Control)
+    optim: Optim = section(Optim)
+    steps: Steps = section(Steps)
+    save: AdapterSave = section(AdapterSave)
+    sample: Sample = section(Sample)
+    noise: Noise = section(Noise)
+    loss: Loss = section(Loss)
+    precision: FrozenPrecision = section(FrozenPrecision)
+    memory: Memory = section(Memory)
+    compile: Compile = section(Compile)
+    metadata: Metadata = section(Metadata)
+    hub: Hub = section(Hub)
+    log: Log = section(Log)
+    distributed: Distributed = section(Distributed)
+
+    @property
+    def control_images(self) -> ControlUse:
+        """One for each image, read as pixels."""
+        return ControlUse(guided=True)

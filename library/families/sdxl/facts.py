@@ -36,6 +36,7 @@ FACTS = FamilyFacts(
         "sdxl_train_network": "library.families.sdxl.options:SdxlLora",
         "sdxl_train": "library.families.sdxl.options:SdxlTrain",
         "sdxl_train_textual_inversion": "library.families.sdxl.options:SdxlTextualInversion",
+        "sdxl_train_control_net_lllite": "library.families.sdxl.options:SdxlControlLLLite",
     },
     family="library.families.sdxl.family:SdxlFamily",
     pipelines=("StableDiffusionXLPipeline",),

@@ -14,7 +14,7 @@ from library.families.base import BlockCost, BlockInputs, DeferredNetwork, Laten
 from library.families.sdxl import conditions, folder, keys, model
 from library.families.sdxl.facts import FACTS
 from library.families.sdxl.network_args import block_of
-from library.families.sdxl.options import SdxlLora, SdxlTextualInversion, SdxlTrain
+from library.families.sdxl.options import SdxlControlLLLite, SdxlLora, SdxlTextualInversion, SdxlTrain
 from library.families.shared import added_words, clip, hub, tokenizers, weights
 from library.objectives.base import NoisedBatch
 from library.objectives.diffusion import Diffusion
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 CHANNELS = 4  # of latents
 SIDES = ("down_blocks", "mid_block", "up_blocks")  # of the U-Net, in the order in which they run
+
+CONTROLLED = ("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn2.to_q")  # layers that LLLite is beside
 
 OPTION = "pretrained_model_name_or_path"
 WANTED = "an SDXL .safetensors file, a diffusers folder or a Hugging Face id (owner/name)"
@@ -58,7 +60,7 @@ class SdxlFamily:
         options=("weighted_captions",),
     )
 
-    def __init__(self, config: SdxlLora | SdxlTrain | SdxlTextualInversion):
+    def __init__(self, config: SdxlLora | SdxlTrain | SdxlTextualInversion | SdxlControlLLLite):
         self.config = config
         self.layout = keys.Layout()
         self.objective = Diffusion(config.noise, config.loss, config.model.v_parameterization, model.SCALE)
@@ -214,6 +216,8 @@ class SdxlFamily:
         context = torch.cat([text["hidden_state1"], text["hidden_state2"]], dim=-1).to(dtype)
         # time_ids stay float32: diffusers turns them into [cos, sin] of 6 x 256 and puts them behind the pooled text.
         added = {"text_embeds": text["pool2"].to(dtype), "time_ids": sizes}
+        if controls:  # one, which LLLite reads
+            added["control"] = controls[0].to(dtype)
         answer = denoiser(
             noised.latents.to(dtype), noised.timesteps, context, added_cond_kwargs=added, return_dict=False
         )
@@ -253,6 +257,16 @@ class SdxlFamily:
             return (len(SIDES),) if side.startswith("conv_") and side != "conv_in" else (-1,)
         level, (kind, number, *_) = (0, below) if side == "mid_block" else (int(below[0]), below[1:])
         return SIDES.index(side), level, kind.endswith("samplers"), int(number), kind != "resnets"
+
+    def controlled_layers(self, denoiser: nn.Module) -> Iterator[tuple[str, int]]:
+        """Self-attention's queries, keys and values, cross-attention's queries: on the way down and in the middle."""
+        for path, _ in denoiser.named_modules():
+            if path.startswith(SIDES[:2]) and path.endswith(CONTROLLED):
+                yield path, self.resolution_level(path)
+
+    def control_name(self, path: str) -> str:
+        """("down_blocks.1.attentions.0...attn1.to_q") -> "lllite_unet_input_blocks_4_1_..._attn1_to_q"."""
+        return f"lllite_{self.adapter_name('denoiser', path).removeprefix('lora_')}"
 
     def swap_plan(self, number: int) -> dict[str, int]:
         """`blocks_to_swap` -> so many of the transformer blocks, where three quarters of the weights are."""

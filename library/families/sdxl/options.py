@@ -217,3 +217,19 @@ class SdxlTextualInversion(sections.EmbeddingRun):
     cache: SdxlEmbeddingCache = section(SdxlEmbeddingCache)
     precision: SdxlFrozenPrecision = section(SdxlFrozenPrecision)
     compile: SdxlCompile = section(SdxlCompile)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SdxlControlLLLite(sections.ControlRun):
+    """ControlNet-LLLite for SDXL: a small network learns to follow a control image."""
+
+    family: ClassVar[str] = "sdxl"
+    script: ClassVar[str] = "sdxl_train_control_net_lllite"
+    title: ClassVar[str] = "SDXL ControlNet-LLLite"
+    script_with = staticmethod(families.script_with)
+    grid: ClassVar[int] = 32
+    idle: ClassVar[Mapping[str, str]] = IDLE
+
+    model: SdxlModel = section(SdxlModel)
+    precision: SdxlFrozenPrecision = section(SdxlFrozenPrecision)
+    compile: SdxlCompile = section(SdxlCompile)

@@ -4,9 +4,11 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 import diffusers
+import numpy as np
 import torch
 from diffusers.schedulers.scheduling_lms_discrete import LMSDiscreteScheduler  # diffusers' own name wants scipy
 from numpy.polynomial import Polynomial
+from PIL import Image
 from torch import Tensor
 
 from library.config.problems import Problem
@@ -101,21 +103,30 @@ class SdxlSampler(Sampler):
         latents = torch.randn((1, channels, height // 8, width // 8), generator=generator).to(device)
         latents = latents * steps.init_noise_sigma
         extra = {"generator": generator} if "generator" in inspect.signature(steps.step).parameters else {}
+        guide = [control_pixels(request.guide, (width, height), device)] if request.guide else []
         for t in steps.timesteps:
-            answer = self._answer(steps.scale_model_input(latents, t), t, text, sizes)
+            answer = self._answer(steps.scale_model_input(latents, t), t, text, sizes, guide)
             if len(answer) == 2:
                 answer = answer[:1] + (answer[1:] - answer[:1]) * request.scale
             latents = steps.step(answer, t, latents, **extra, return_dict=False)[0]
         return latents
 
-    def _answer(self, latents: Tensor, timestep: Tensor, text: dict[str, Tensor], sizes: Tensor) -> Tensor:
+    def _answer(
+        self, latents: Tensor, timestep: Tensor, text: dict[str, Tensor], sizes: Tensor, guide: list[Tensor]
+    ) -> Tensor:
         """The denoiser's prediction for every prompt, from the same latents."""
         count = len(text["pool2"])
         seen = latents.float().expand(count, -1, -1, -1)
         times = timestep.to(latents.device, torch.float32).expand(count)
         noised = NoisedBatch(latents=seen, timesteps=times, target=seen, weight=times)
-        return self.family.predict(self.denoiser, noised, text, sizes.expand(count, -1))
+        return self.family.predict(self.denoiser, noised, text, sizes.expand(count, -1), guide)
 
     def decoder_input(self, latents: Tensor) -> Tensor:
         """Latents of the denoiser as the VAE takes them."""
         return latents / self.family.objective.scale
+
+
+def control_pixels(image: Image.Image, size: tuple[int, int], device: torch.device) -> Tensor:
+    """A control image, stretched to (width, height), as pixels [1, 3, H, W] in -1..1."""
+    stretched = np.asarray(image.convert("RGB").resize(size, Image.Resampling.LANCZOS), np.float32)
+    return torch.from_numpy(stretched / 127.5 - 1).permute(2, 0, 1)[None].to(device)

@@ -1,0 +1,58 @@
+"""What is set when a small network learns to follow control images (ControlNet-LLLite) beside a frozen model."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from library.config.problems import Problem
+from library.config.run_config import RunConfig
+from library.config.schema import opt
+from library.config.sections.adapters import AdapterData
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ControlData(AdapterData):
+    """The images, each with a control image."""
+
+    conditioning_data_dir: str | None = opt(
+        None, "The folder of control images, named and sized like the images.", label="Control images", kind="folder"
+    )
+
+    def missing(self, run: RunConfig) -> Iterator[Problem]:
+        """Without control images there is nothing to follow."""
+        yield from AdapterData.missing(self, run)
+        if not self.conditioning_data_dir and not self.dataset_config:
+            yield Problem("conditioning_data_dir", "is not set: choose the folder of control images")
+
+    def check(self, run: RunConfig) -> Iterator[Problem]:
+        """What would tear an image and its control image apart."""
+        yield from AdapterData.check(self, run)
+        if self.masked_loss:
+            yield Problem("masked_loss", "cannot be used here: conditioning_data_dir holds control images, not masks",
+                fix={"masked_loss": False})  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Control:
+    """The small network that learns."""
+
+    cond_emb_dim: int | None = opt(
+        None, "Channels that describe the control image. 32 is usual.", label="Control channels", min=2
+    )
+    network_dim: int | None = opt(
+        None, "The width of the small networks. 64 is usual; half of it suits depth images.", label="Width", min=1
+    )
+    network_dropout: float | None = opt(
+        None, "The share of the network dropped in each step. 0.1 helps against overfitting.", min=0.0, max=1.0
+    )
+    network_weights: str | None = opt(None, "A LLLite file to continue from.", label="Continue from", kind="file")
+
+    def missing(self, run: RunConfig) -> Iterator[Problem]:
+        """Both sizes, which have no default upstream either."""
+        for name, usual in (("cond_emb_dim", 32), ("network_dim", 64)):
+            if not getattr(self, name):
+                yield Problem(name, "is not set: {usual} is usual", usual=usual, fix={name: usual})
+
+    def check(self, run: RunConfig) -> Iterator[Problem]:
+        """Something has to be left to learn."""
+        if self.network_dropout == 1:
+            yield Problem("network_dropout", "must be below 1: at 1 nothing would be trained")

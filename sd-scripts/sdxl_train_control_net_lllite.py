@@ -1,0 +1,9 @@
+"""Train LLLite for SDXL: `accelerate launch` this file with --config_file run.toml; --help lists all options."""
+
+import sys
+
+from library.cli.train_script import main
+from library.families.sdxl.options import SdxlControlLLLite
+
+if __name__ == "__main__":
+    sys.exit(main(SdxlControlLLLite))
