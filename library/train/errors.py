@@ -15,6 +15,8 @@ from library.measuring.candidates import advised, saving_memory
 MOST_SKIPPED = 100  # steps that a gradient scaler may leave out in a row; it halves the scale each time
 Newest = Mapping[str, Path]  # "file" and "state" -> what was saved last
 
+# What the backends of torch.distributed say where a process no longer answers.
+GONE = ("Connection reset by peer", "Connection closed by peer", "Broken pipe", "remote process exited", "was aborted")
 NO_ROOM = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
 
 
@@ -33,6 +35,11 @@ def explain_error(error: BaseException, config: RunConfig, doing: str, newest: N
         return ConfigError(
             "the computer ran out of memory, RAM ({doing}): {ways}{then}", doing=doing, ways=ways, then=_go_on(newest)
         )
+    if torch.distributed.is_initialized() and any(sign in str(error) for sign in GONE):
+        return ConfigError(
+            "another process of this training has ended, and none goes on without it ({doing}); its own last lines, or "
+            "the system's log, say why{then}", doing=doing, then=_go_on(newest),
+        )  # fmt: skip
     return error
 
 

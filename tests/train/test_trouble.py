@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -165,6 +166,19 @@ def test_the_computers_own_memory(config):
         )
     other = ValueError("x")
     assert errors.explain_error(other, *where) is other
+
+
+def test_a_process_that_has_ended_is_named_where_there_are_several(config, monkeypatch):
+    """gloo's and NCCL's own words, as they come from the processes that are left."""
+    where = config(), "step 7", {"state": Path("out/at-5-state")}
+    for words in ("[pair.cc:537] Read error [127.0.0.1]:2963: Connection reset by peer. GLHF!",
+                  "NCCL error: remote process exited or there was a network error"):  # fmt: skip
+        error = RuntimeError(words)
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        said = str(errors.explain_error(error, *where))
+        assert said.startswith("another process of this training has ended") and "at-5-state" in said
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: False)
+        assert errors.explain_error(error, *where) is error
 
 
 def test_a_scaler_that_never_finds_its_scale_ends_it():
