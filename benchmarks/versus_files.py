@@ -9,7 +9,7 @@ import re
 import shutil
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -146,14 +146,15 @@ def make_model(inputs: Path, family: str, tiny: bool) -> None:
     sizes = replace(module.TINY, **TINY_DEPTHS.get(family, {})) if tiny else module.FULL
     if cached := has_musubi_caches(family):
         write_caches(inputs / "images", family, sizes)
-    written = module.write(place, sizes=replace(sizes, **ONE_BLOCK) if cached and not tiny else sizes)
+    one = {field.name: 1 for field in fields(sizes) if field.name in ONE_BLOCK}
+    written = module.write(place, sizes=replace(sizes, **one) if cached and not tiny else sizes)
     files = written if isinstance(written, dict) else {family: written}
     for part, path in files.items():
         if Path(path).is_file():
             target = model_file(inputs, family, part)
             target.parent.mkdir(parents=True, exist_ok=True)
             if part == family and cached and not tiny:
-                repeat_block(Path(path), target, module.FULL.blocks)
+                repeat_blocks(Path(path), target, sizes)
             else:
                 shutil.move(path, target)
     folders = [place / name for name in ("tokenizer", "tokenizer_2") if (place / name).is_dir()]
@@ -170,7 +171,8 @@ def make_model(inputs: Path, family: str, tiny: bool) -> None:
 
 # ---- of families with musubi-tuner's caches
 
-ONE_BLOCK = {"blocks": 1, "text_layers": 1}  # of a full-size model: the text encoder never runs
+# What there is one of in the file that a full-size model is made of; the text encoder never runs.
+ONE_BLOCK = ("blocks", "double_blocks", "single_blocks", "text_layers")
 BLOCK = re.compile(r"(.*\bblocks\.|\w+_blocks\.|layers\.)0(\..*)")
 CAPTION_TOKENS = (90, 180)  # at least and at most
 
@@ -182,8 +184,8 @@ def has_musubi_caches(family: str) -> bool:
     return bool(families.family_for(families.config_class(f"{family}_train_network")()).latent_cache.architecture)
 
 
-def repeat_block(small: Path, large: Path, number: int) -> None:
-    """A model of one block in a file -> the same with that block so often, copied from file to file."""
+def repeat_blocks(small: Path, large: Path, sizes: Any) -> None:
+    """A model of one block of each kind in a file -> the same with as many as `sizes` say, copied from file to file."""
     with small.open("rb") as source, large.open("wb") as target:
         size = int.from_bytes(source.read(8), "little")
         header: dict[str, Any] = json.loads(source.read(size))
@@ -193,6 +195,8 @@ def repeat_block(small: Path, large: Path, number: int) -> None:
         for name, about in header.items():
             start, end = about["data_offsets"]
             found = BLOCK.fullmatch(name)
+            kind = found[1].rstrip(".").rpartition(".")[2] if found else ""
+            number = getattr(sizes, kind, 0) or getattr(sizes, "blocks", 1)
             for one in [f"{found[1]}{i}{found[2]}" for i in range(number)] if found else [name]:
                 new[one] = about | {"data_offsets": [at, at + end - start]}
                 parts.append((start, end))
@@ -211,23 +215,29 @@ def repeat_block(small: Path, large: Path, number: int) -> None:
 def write_caches(pictures: Path, family: str, sizes: Any) -> None:
     """Random latents and captions beside each picture, of its own size, as musubi-tuner's caches."""
     import numpy as np
+    import torch
     from PIL import Image
 
     from library import families
     from library.data import cache_files, caches
 
     about = families.family_for(families.config_class(f"{family}_train_network")())
-    latents, text = about.latent_cache, about.text_cache
+    latents, text, module = about.latent_cache, about.text_cache, families.random_module(family)
+    with torch.device("meta"):
+        outputs = module.input_shapes(about, module.random(sizes).denoiser()).text
     rng = np.random.default_rng(0)
     facts = {"architecture": latents.architecture, "format_version": caches.FORMAT}
     for picture in sorted(pictures.rglob("*.png")):
         width, height = Image.open(picture).size
-        shape = (sizes.channels, *((1,) if latents.frames else ()), height // caches.LATENT, width // caches.LATENT)
-        name = f"latents_1x{shape[-2]}x{shape[-1]}"
+        side = latents.square
+        high, wide = height // caches.LATENT // side, width // caches.LATENT // side
+        shape = (sizes.channels * side**2, *((1,) if latents.frames else ()), high, wide)
+        name = f"latents_{'' if side > 1 else '1x'}{high}x{wide}"
         file = caches.latents_file(str(picture), (width, height), latents.suffix)
         size = {"width": str(width), "height": str(height)}
         cache_files.write(file, {name: rng.standard_normal(shape, np.float32)}, facts | size)
         caption = picture.with_suffix(".txt").read_text(encoding="utf-8").strip()
-        length = (int(rng.integers(*CAPTION_TOKENS)), sizes.text)
-        arrays = {text.names.get(key, key): rng.standard_normal(length, np.float32) for key in text.stored}
+        length = int(rng.integers(*CAPTION_TOKENS))
+        arrays = {text.names.get(key, key): rng.standard_normal((length if text.mask else outputs[key][0],
+            *outputs[key][1:]), np.float32) for key in text.stored}  # fmt: skip
         cache_files.write(caches.text_file(str(picture), text.suffix), arrays, facts | {"caption1": caption})

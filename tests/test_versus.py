@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -146,16 +147,19 @@ def test_musubi_tuner_gets_the_case_in_its_own_files_and_the_caches_with_it(tmp_
     )
 
 
-def test_a_model_of_one_block_becomes_one_of_many(tmp_path):
+def test_a_model_of_one_block_of_each_kind_becomes_one_of_many(tmp_path):
     from safetensors.numpy import load_file
 
     rng = np.random.default_rng(0)
-    names = ("img_in.weight", "transformer_blocks.0.attn.to_q.weight", "transformer_blocks.0.img_mod.1.bias", "z")
+    names = ("img_in.weight", "transformer_blocks.0.attn.to_q.weight", "transformer_blocks.0.img_mod.1.bias",
+             "single_blocks.0.linear1.weight", "z")  # fmt: skip
     small = {name: rng.standard_normal((2, i + 1)).astype(np.float32) for i, name in enumerate(names)}
     save_file(small, tmp_path / "small.safetensors", {"format": "pt"})
-    versus_files.repeat_block(tmp_path / "small.safetensors", tmp_path / "large.safetensors", 3)
+    sizes = SimpleNamespace(blocks=3, single_blocks=5)
+    versus_files.repeat_blocks(tmp_path / "small.safetensors", tmp_path / "large.safetensors", sizes)
     large = load_file(tmp_path / "large.safetensors")
     blocks = {n.replace(".0.", f".{i}."): a for n, a in small.items() for i in range(3) if n.startswith("transf")}
+    blocks |= {f"single_blocks.{i}.linear1.weight": small["single_blocks.0.linear1.weight"] for i in range(5)}
     wanted = blocks | {name: small[name] for name in ("img_in.weight", "z")}
     assert large.keys() == wanted.keys() and all(np.array_equal(large[name], wanted[name]) for name in wanted)
 
