@@ -74,11 +74,13 @@ class SettingsForm:
     """The form of one tab."""
 
     def __init__(self, tab: str, families: Mapping[str, str], configs: Mapping[str, type],
-                 basics: Mapping[str, int], extra: Mapping[str, str] = {}) -> None:  # fmt: skip
+                 basics: Mapping[str, int], extra: Mapping[str, str] = {},
+                 below: Mapping[str, str] = {}) -> None:  # fmt: skip
         """`families` and `configs` give each family its title and config class; `basics` are the options on top, with
-        the sixths of a row that each takes; `extra` is HTML that comes first in a section, or below an option, or
-        below all these options ("images"), or last among them ("basics")."""
+        the sixths of a row that each takes; `extra` is HTML that comes first in a section, or below all these options
+        ("images"), or last among them ("basics"), and `below` what comes below an option."""
         self.tab, self.families, self.configs, self.basics, self.extra = tab, families, configs, basics, extra
+        self.below = below
         self.fields = fields(configs)
         self.required = {family: _wanted(config) for family, config in configs.items()}
         every = configs.values()
@@ -266,11 +268,11 @@ class SettingsForm:
         if option.type is bool:
             box = f'<input type="checkbox"{attributes(facts)}{" checked" if option.default else ""}>'
             label = f"<label>{box}<span>{escape(option.label)}</span></label>"
-            return f'<div class="{classes} check"{shown}>{label}{about}{self.extra.get(option.name, "")}</div>'
+            return f'<div class="{classes} check"{shown}>{label}{about}{self.below.get(option.name, "")}</div>'
         return (
             f'<div class="{classes}"{shown}><label for="{element}">{escape(option.label)}</label>'
             f"{control(option, facts)}{picker.button(option.name, option.label, option.kind)}{about}"
-            f"{self.extra.get(option.name, '')}</div>"
+            f"{self.below.get(option.name, '')}</div>"
         )
 
 

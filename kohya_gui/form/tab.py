@@ -103,11 +103,13 @@ class TrainingTab:
             "images": datasets.section(tab.configs),
             "basics": gpus.CHOOSER,
             "network": adapter.section(),
+        }
+        below = {
             finding.BASE: models.button("Base model"),
             **dict.fromkeys(("learning_rate", "network_dim"), several.BUTTON),
             **caches.BUTTONS,
         }
-        self.form = SettingsForm(tab.id, FAMILIES, tab.configs, tab.basics, extra)
+        self.form = SettingsForm(tab.id, FAMILIES, tab.configs, tab.basics, extra, below)
         self.sent = gr.Textbox(visible=False)  # the form on its way to the server
         self.values = gr.Textbox(visible=False)  # values on their way into the form
         self.file = gr.Textbox(visible=False)  # a config on its way to the downloads
