@@ -37,7 +37,8 @@ ROUNDS = 5  # over all sizes that are timed
 REHEARSED = 4  # rounds before them where steps are recorded: compiling, two rehearsals and the recording
 PROFILED = {"sdxl": "lora-12gb", "flux": "lora-24gb"}  # the presets over which the compile profiles are laid
 # GiB of a model in 16 bits with one pass
-LEAST = {"sdxl": 10, "flux": 28, "chroma": 22, "kontext": 30, "fill": 28, "qwen_image": 48, "zimage": 18, "flux_2": 14}
+LEAST = {"sdxl": 10, "flux": 28, "chroma": 22, "kontext": 30, "fill": 28, "qwen_image": 48, "zimage": 18, "flux_2": 14,
+         "anima": 10}  # fmt: skip
 AT_ONCE = 8  # processes that compile side by side
 CKPT = {"gradient_checkpointing": True}
 EAGER = {"compile": False, "compile_mode": "default", "cuda_graphs": "false"}

@@ -9,7 +9,10 @@ from library import families
 from tests import source
 
 # A family's name as a word or part of one, and what people call it.
-NAMES = re.compile("|".join(re.escape(word) for facts in families.every() for word in (facts.name, facts.title)), re.I)
+NAMES = re.compile(
+    "|".join(rf"{re.escape(word)}(?!t(?:ion|e))" for facts in families.every() for word in (facts.name, facts.title)),
+    re.I,
+)  # but "animation"
 # Where families may be named: their own folders, other trainers' files and flags, translations of their texts.
 OWN = (*(f"library/families/{name}/" for name in families.FAMILIES), "library/importers/", "kohya_gui/i18n/words/",
        "library/config/names.py")  # fmt: skip

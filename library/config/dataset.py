@@ -14,7 +14,7 @@ from library.config.problems import ConfigError, Problem
 from library.config.reading import LARGEST, extension, positive_pair, range_of_sizes
 from library.config.run_config import RunConfig
 from library.config.schema import Layer, Option, load_json, load_toml, opt, read_section, section_options
-from library.config.sections.inputs import resolution_rules
+from library.config.sections.inputs import resolution_rules, varied_captions
 from library.config.values import quoted
 
 Layers = tuple[JsonMapping, ...]
@@ -252,8 +252,7 @@ def _rules(dataset: DatasetConfig, source: str, config: RunConfig) -> Iterator[P
         yield _wrong(source, "conditioning_data_dir", "needs masked_loss in the run's options")
     for subset in dataset.subsets:
         place = f"{source} subset {subset.metadata_file or subset.image_dir}:"
-        varied = ["shuffle_caption", "caption_dropout_rate", "caption_tag_dropout_rate", "token_warmup_step"]
-        clashes = [("cache_text_encoder_outputs", name) for name in varied if config.cache.text]
+        clashes = [("cache_text_encoder_outputs", name) for name in varied_captions(config) if config.cache.text]
         clashes += [("cache_latents", name) for name in ("color_aug", "random_crop") if config.cache.latents]
         # They change the image, and what the model is shown beside it would no longer fit to it.
         moved = ["color_aug", "random_crop", "face_crop_aug_range"]

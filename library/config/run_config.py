@@ -59,6 +59,7 @@ class RunConfig(Protocol):
     adapters: ClassVar[bool]
     file_kind: ClassVar[tuple[str, str]]
     grid: ClassVar[int]
+    drops_cached_captions: ClassVar[bool]  # whether captions that are cached can be left out by chance
     idle: ClassVar[Mapping[str, str]]
     idle_rules: ClassVar[tuple[Rule, ...]]
     aliases: ClassVar[Mapping[str, str]]

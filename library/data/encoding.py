@@ -319,6 +319,8 @@ def _texts(every: Sequence["Image"], work: EncodingJob) -> Texts:
 
     def write(file: str, arrays: Arrays) -> None:
         stored = {name: arrays[name] for name in cache.stored}
+        if cache.rate:
+            stored[cache.rate] = np.array(images[file].subset.caption_dropout_rate, np.float32)
         caches.write_text(file, stored, stamp(images[file]), cache, images[file].caption)
 
     _clean_up([file for files in todo.values() for file in files])

@@ -234,6 +234,8 @@ class Batches:
         image, words, flip, weight, random, drawn = part
         shown = dict(enumerate(image.controls)) if drawn is None else {drawn: image.controls[drawn]}
         text = self.images.text.load(image) if self.images.text else None
+        if text is not None and self.images.text and self.images.text.cache.without_caption and not words:
+            text = self.images.text.cache.without_caption(text)
         masked = bool(image.mask_file) and self.config.data.masked_loss
         controls: list[Tensor] = []
         if self.images.latents:

@@ -86,6 +86,9 @@ class TextCache:
     mask: str = ""  # the key whose ones are the caption's own tokens: other arrays are stored so long, and it is not
     architecture: str = ""  # musubi-tuner's name of the model, where the file has its format
     names: Mapping[str, str] = field(default_factory=dict)  # what some of the keys are called in the file
+    # The arrays (numpy) of a caption -> those of none; None: a caption that is cached cannot be dropped.
+    without_caption: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    rate: str = ""  # under which name sd-scripts keeps the caption_dropout_rate in the file
 
     @property
     def stored(self) -> tuple[str, ...]:
@@ -360,6 +363,8 @@ class HasFrozenParts(Protocol):
 @runtime_checkable
 class HasBlockRates(Protocol):
     """A family with learning rates by blocks (`block_lrs`)."""
+
+    rate_names: tuple[str, ...]  # of the groups of `block_lrs`, in logs
 
     def learning_rate_block(self, path: str) -> int:
         """Which of the `block_lrs` a parameter of the denoiser has."""

@@ -1,5 +1,6 @@
 """What a file of weights is, from its header alone."""
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping
@@ -8,11 +9,13 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from library import families
+from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Text
 from library.families.facts import FamilyFacts, Shapes, matching
 from library.families.shared import weights
 from library.families.shared.untrained import SHARED, UNKNOWN, UNTRAINED
 
+INDEXES = ("model_index.json", "modular_model_index.json")  # of a pipeline, and of one that is put together of blocks
 ADAPTER = re.compile(r"lora_(down|up|A|B)|\.hada_w1|\.lokr_w")
 
 
@@ -61,6 +64,15 @@ def wrong(path: str | Path, wanted: str) -> ConfigError:
     return ConfigError("{path} is {found}, not {wanted}", path=path, found=found, wanted=wanted)
 
 
+def index_of(folder: Path) -> JsonObject:
+    """What a folder of diffusers says of the whole model in it; nothing of another folder."""
+    for name in INDEXES:
+        with contextlib.suppress(OSError, ValueError):
+            found = json.loads((folder / name).read_text(encoding="utf-8"))
+            return found if isinstance(found, dict) else {}
+    return {}
+
+
 class Recognised(NamedTuple):
     """What a file or folder is."""
 
@@ -73,10 +85,9 @@ def recognised(path: Path) -> Recognised:
     """What a .safetensors file or a diffusers folder is. Only a header is read. Raises ConfigError when that is not
     possible."""
     if path.is_dir():
-        try:
-            pipeline = json.loads((path / "model_index.json").read_text(encoding="utf-8"))["_class_name"]
-        except (OSError, ValueError, KeyError, TypeError):
-            raise ConfigError("{path} is not a diffusers model", path=path) from None
+        pipeline = index_of(path).get("_class_name")
+        if not pipeline:
+            raise ConfigError("{path} is not a diffusers model", path=path)
         words = Text("a diffusers model ({pipeline})", pipeline=pipeline)
         facts = next((facts for facts in families.every() if pipeline in facts.pipelines), None)
         return Recognised(facts.name, words, facts.model_options.get(pipeline, {})) if facts else Recognised("", words)

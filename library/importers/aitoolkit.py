@@ -83,6 +83,7 @@ def _script(flat: JsonMapping) -> str:
     name = str(flat.get("model.name_or_path") or "")
     switches = {"model.is_flux": "flux", "model.is_xl": "sdxl"}
     known = {"flux": "flux", "sdxl": "sdxl", "xl": "sdxl", "qwen_image": "qwen_image", "zimage": "zimage"}
+    known |= {"anima": "anima"}
     known |= dict.fromkeys(("flux2", "flux2_klein_4b", "flux2_klein_9b"), "flux_2")
     family = known.get(arch, "flux" if arch in TABLES["model_types"] else "")
     if not arch:

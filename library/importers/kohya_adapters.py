@@ -37,6 +37,8 @@ class AdapterType:
 
 
 ADAPTERS = {kind: AdapterType(**table) for kind, table in TABLES["adapters"].items()}
+OWN = {"flux": "Flux1", "anima": "Anima"}  # the LoRA_type of families that have one of their own
+OF = {ADAPTERS[kind].module: kind for kind in OWN.values()}
 ALIASES = {"LoCon": "LyCORIS/LoCon"}
 # Every field of the page that is some adapter's argument.
 ALL_FIELDS = {
@@ -53,9 +55,9 @@ def read(ledger: KeyLedger) -> None:
     if adapter is None:
         ledger.ignore("LoRA_type", "no adapter of this name is offered; LoRA is used")
         adapter = ADAPTERS["Standard"]
-    is_for_flux = adapter.module == "networks.lora_flux"
-    if adapter.module.startswith("networks.") and is_for_flux != (ledger.family == "flux"):  # LoRA for the other model
-        adapter = ADAPTERS["Flux1" if ledger.family == "flux" else "Standard"]
+    own = OWN.get(ledger.family, "Standard")
+    if adapter.module.startswith("networks.") and OF.get(adapter.module, "Standard") != own:  # LoRA for another model
+        adapter = ADAPTERS[own]
     module = adapter.module
     algo = [f"algo={adapter.algo}"] if adapter.algo else []
     arguments = [*algo, *_arguments(ledger, adapter, kind)]

@@ -83,14 +83,20 @@ def _tab(config: RunConfig, base: JsonMapping | None) -> str:
             raise ConfigError("the base is a file of the tab {titles}, which is not for {title}",
                 titles=kohya_ss.TITLES[tab], title=config.title)  # fmt: skip
         return tab
-    return "lora" if config.adapters else "finetune" if config.data.in_json else "dreambooth"
+    return (
+        "lora" if config.adapters else "finetune" if config.data.in_json or config.family == "anima" else "dreambooth"
+    )
 
 
 def _switches(config: RunConfig, tab: str) -> Fields:
     sdxl = "sdxl_checkbox" if tab == "finetune" else "sdxl"
     off = dict.fromkeys([*kohya_ss.SWITCHES, "v2"], False)
     del off["sdxl" if tab == "finetune" else "sdxl_checkbox"]
-    return off | {sdxl: config.family == "sdxl", "flux1_checkbox": config.family == "flux"}
+    return off | {
+        sdxl: config.family == "sdxl",
+        "flux1_checkbox": config.family == "flux",
+        "anima_checkbox": config.family == "anima",
+    }
 
 
 def _fields(config: RunConfig, tab: str, prompts: str) -> tuple[dict[str, Fields], list[str]]:

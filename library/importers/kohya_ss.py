@@ -12,8 +12,15 @@ from library.importers.shared import ONLY, chooses_chroma, load_tables, set_by
 TRAINER = "kohya_ss"
 TABLES = load_tables("kohya_ss")
 TITLES = {"lora": "LoRA", "dreambooth": "DreamBooth", "finetune": "Finetune"}
-FAMILY_SWITCHES = {"sdxl": "sdxl", "sdxl_checkbox": "sdxl", "flux1_checkbox": "flux", "sd3_checkbox": "SD3"}
-OTHER_SWITCHES = {"hunyuan_image_checkbox": "HunyuanImage", "anima_checkbox": "Anima", "lumina_checkbox": "Lumina"}
+FAMILY_SWITCHES = {
+    "sdxl": "sdxl",
+    "sdxl_checkbox": "sdxl",
+    "flux1_checkbox": "flux",
+    "sd3_checkbox": "SD3",
+    "anima_checkbox": "anima",
+}
+TITLED = {"sdxl": "SDXL", "flux": "FLUX.1", "anima": "Anima"}
+OTHER_SWITCHES = {"hunyuan_image_checkbox": "HunyuanImage", "lumina_checkbox": "Lumina"}
 SWITCHES = {**FAMILY_SWITCHES, **OTHER_SWITCHES}
 TELLING = {*SWITCHES, "LoRA_type", "max_resolution", "save_as_bool", "model_list", "optimizer"}
 
@@ -51,11 +58,12 @@ def script_of(found: JsonMapping) -> str:
     """The script that a file is for. Raises ConfigError for models that are not trained here."""
     lora = tab_of(found) == "lora"
     order = ["sdxl", "flux", "SD3"] if lora else ["sdxl", "SD3", "flux"]
+    order.append("anima")
     on = {model for switch, model in SWITCHES.items() if is_on(found.get(switch))}
     family = next((model for model in [*order, *OTHER_SWITCHES.values()] if model in on), "")
     if not family and str(found.get("LoRA_type", "")).startswith("Flux1"):
         family = "flux"
-    if family not in ("sdxl", "flux"):
+    if family not in TITLED:
         title = family or ("Stable Diffusion 2" if is_on(found.get("v2")) else "Stable Diffusion 1.5")
         none = "" if family or is_on(found.get("v2")) else " (no box for another model is ticked in it)"
         raise ConfigError(
@@ -94,7 +102,7 @@ def read(found: JsonMapping, script: str = "") -> KeyLedger:
 def page_defaults(tab: str, family: str, found: JsonMapping) -> JsonObject:
     """What the page of kohya_ss starts with in a tab, where a file says nothing about it."""
     values = TABLES["starts"]["any"] | TABLES["starts"][tab]
-    if family == "flux":
+    if family != "sdxl":
         values.pop("train_text_encoder", None)
     elif tab == "dreambooth":  # files from before these fields had one rate for all parts
         values |= dict.fromkeys(("learning_rate_te1", "learning_rate_te2"), found.get("learning_rate") or 1e-5)
@@ -341,13 +349,13 @@ def _reason(ledger: KeyLedger, key: str, tab: str) -> str:
     sd3 = "" if tab == "lora" else TABLES["sd3_in_full"].get(key, "")
     if reason := TABLES["ignored"].get(key) or sd3 or other:
         return reason
-    if ledger.family != "flux" and key in ("blocks_to_swap", "flux_fused_backward_pass"):
+    if ledger.family not in ("flux", "anima") and key in ("blocks_to_swap", "flux_fused_backward_pass"):
         return "kohya_ss has it for FLUX.1 only"
     if ledger.family == "flux" and key in TABLES["never_for_flux"]:
         return "in kohya_ss it is a setting for other models, which a FLUX.1 script never gets"
-    others = {"sdxl_": "sdxl", "flux1_": "flux"}
+    others = {"sdxl_": "sdxl", "flux1_": "flux", "anima_": "anima"}
     owner = next((family for start, family in others.items() if key.startswith(start)), ledger.family)
-    return "" if owner == ledger.family else f"it is for {'SDXL' if owner == 'sdxl' else 'FLUX.1'}"
+    return "" if owner == ledger.family else f"it is for {TITLED[owner]}"
 
 
 def _additional(ledger: KeyLedger) -> None:

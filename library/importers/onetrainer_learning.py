@@ -182,7 +182,8 @@ def _encoder_adapters(ledger: KeyLedger, learns: list[bool], rates: list[float])
 def _encoders(ledger: KeyLedger, learns: list[bool], rates: list[float]) -> None:
     if ledger.family != "sdxl":
         if any(learns):
-            title = {"flux": "FLUX.1", "flux_2": "FLUX.2", "zimage": "Z-Image"}.get(ledger.family, "Qwen-Image")
+            titles = {"flux": "FLUX.1", "flux_2": "FLUX.2", "zimage": "Z-Image", "anima": "Anima"}
+            title = titles.get(ledger.family, "Qwen-Image")
             ledger.notes.append(f"text encoders: OneTrainer trains them, too; a {title} fine-tune here trains none")
         return
     values: JsonObject = {"train_text_encoder": any(learns)}

@@ -67,7 +67,7 @@ def _other_formats(ledger: KeyLedger) -> None:
             ledger.change(f"{name}.weight_dtype", said)
     full = dtype(ledger, "vae") in ("FLOAT_32", "TFLOAT_32")
     key = "vae.weight_dtype"
-    if ledger.family in ("qwen_image", "zimage"):
+    if ledger.family in ("qwen_image", "zimage", "anima"):
         ledger.ignore(key, "the VAE is in mixed_precision, and in float32 instead of fp16")
     elif ledger.family == "flux_2":
         kind = "float32" if full else "bfloat16"
@@ -160,6 +160,9 @@ def _layers(ledger: KeyLedger, rank: int, alpha: float) -> list[str]:
         _say_layers(ledger, f"{chosen}: the modulation gets adapters, too")
         more = ["train_refiners=True"] if ledger.family == "zimage" and chosen == "full" else []
         return ["train_modulation=True", *more]
+    if ledger.family == "anima" and chosen in ("full", "blocks"):
+        _say_layers(ledger, f"{chosen}: the modulation gets adapters, too")
+        return [r"include_patterns=['.*adaln_modulation.*']"]
     if chosen == "attn-mlp" and ledger.get("model_type") != "CHROMA_1":
         _say_layers(ledger, "attn-mlp: the modulation gets no adapters")
         return ["img_mod_dim=0", "txt_mod_dim=0", "single_mod_dim=0"] if ledger.family == "flux" else []

@@ -13,9 +13,9 @@ from library.config.sections.learning import OptimizerName
 from library.importers.ledger import Fate, KeyLedger, is_empty
 
 FULL = {"fp32", "float32", "float_32", "float", "no"}
-ONLY = "this trainer trains LoRA and whole models of SDXL, FLUX.1, FLUX.2, Qwen-Image and Z-Image"
+ONLY = "this trainer trains LoRA and whole models of SDXL, FLUX.1, FLUX.2, Qwen-Image, Z-Image and Anima"
 # Blocks that a share means (double blocks of FLUX, and pairs of single ones), and how many may wait in host memory.
-BLOCKS = {"flux": (38, 35), "flux_2": (20, 19), "qwen_image": (60, 59), "zimage": (30, 29)}
+BLOCKS = {"flux": (38, 35), "flux_2": (20, 19), "qwen_image": (60, 59), "zimage": (30, 29), "anima": (28, 26)}
 NOT_HERE = "not supported by this trainer"
 PREPARED = "it is said in the dataset file that is written beside the config"
 

@@ -96,10 +96,13 @@ def count(family: Family, shapes: Mapping[str, Shapes], counted: bool) -> ModelS
     blocks = []
     for name, shape in shapes["denoiser"].items():
         words = name.split(".")
-        at = next((i for i, word in enumerate(words[:-1]) if word in kinds and words[i + 1].isdigit()), None)
-        if at is not None:
-            path = ".".join(words[: at + 2])
-            inside.setdefault(path, (*kinds[words[at]], {}))[2][name] = shape
+        lists = {".".join(words[:i]): number for i, number in enumerate(words) if number.isdigit()}
+        found = max(
+            (one for one in kinds if any(f".{path}".endswith(f".{one}") for path in lists)), key=len, default=""
+        )
+        if found:
+            path = next(path for path in lists if f".{path}".endswith(f".{found}"))
+            inside.setdefault(f"{path}.{lists[path]}", (*kinds[found], {}))[2][name] = shape
         elif len(shape) == 4 and shape[-1] == 3:
             scale = _downsampling(family, name)
             blocks.append(BlockStats("Conv2d", math.prod(shape), shape[0], scale, 0, CONVOLUTION))

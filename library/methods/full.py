@@ -125,7 +125,7 @@ def _denoiser_groups(parts: ModelComponents, family: Family, config: RunConfig) 
     for path, parameter in parts.denoiser.named_parameters():
         blocks[family.learning_rate_block(path)].append(parameter)
     for i, params in blocks.items():
-        yield {"params": params, "lr": rates[i], "name": f"block{i}"}
+        yield {"params": params, "lr": rates[i], "name": family.rate_names[i]}
 
 
 def _encoder_groups(parts: ModelComponents, config: RunConfig) -> Iterator[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -365,7 +364,9 @@ def _rated(
     known = patterns(getattr(method.args, "network_reg_lrs", ""), float)
     members: dict[tuple[str, float], list[Adapter]] = {}
     for name in names:
-        own = ((f"{label} reg_lr_{i}", lr) for i, (pattern, lr) in enumerate(known) if re.search(pattern, name))
+        path = method.places[name].path
+        own = ((f"{label} reg_lr_{i}", lr) for i, (pattern, lr) in enumerate(known)
+               if method.args.fits(pattern, name, path))  # fmt: skip
         members.setdefault(next(own, (label, rate)), []).append(method.adapters[name])
     for (title, lr), adapters in members.items():
         if ratio:

@@ -329,7 +329,7 @@ def _of_file(path: Any) -> tuple[int, float, dict[str, str]]:
 
 
 def _encoders(parts: ModelComponents, config: AdapterRun, settings: JsonMapping) -> dict[str, nn.Module]:
-    if config.network.network_train_unet_only:
+    if not config.network.encoders_learn:
         return {}
     t5 = str(settings.get("train_t5xxl", "")).lower() in ("true", "1")
     return {n: e for n, e in parts.encoders.items() if e is not None and (n != "t5xxl" or t5)}

@@ -13,7 +13,8 @@ from library.families.shared.network_args import NetworkArgs
 from library.methods.adapters import AdapterSpec
 
 # Classes inside the text encoders whose linear layers carry adapters.
-TEXT = ("CLIPAttention", "CLIPSdpaAttention", "CLIPMLP", "T5Attention", "T5DenseGatedActDense")
+TEXT = ("CLIPAttention", "CLIPSdpaAttention", "CLIPMLP", "T5Attention", "T5DenseGatedActDense", "Qwen3Attention",
+        "Qwen3MLP")  # fmt: skip
 DEFAULT_RANK = 4
 
 
@@ -93,7 +94,7 @@ def plan(config: AdapterRun, blocks: tuple[str, ...]) -> AdapterPlan:
         dropout=network.network_dropout or 0.0,
         blocks=args.classes(blocks),
         denoiser=not network.network_train_text_encoder_only,
-        encoders=not network.network_train_unet_only,
+        encoders=network.encoders_learn,
         frozen_down=families.facts(config.family).adapter_modules[network.module].frozen_down,
     )
 

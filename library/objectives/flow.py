@@ -126,8 +126,8 @@ def schedule(steps: int, tokens: int, shift: bool = True) -> list[float]:
 
 
 def weights(sigmas: Tensor, noise: Any) -> Tensor:
-    """How much each image counts [B]: weighting_scheme, which only applies when predictions are sigma_scaled."""
-    if noise.model_prediction_type != "sigma_scaled":
+    """How much each image counts [B]: weighting_scheme, which most models apply to sigma_scaled predictions only."""
+    if noise.model_prediction_type != "sigma_scaled" and not noise.always_weighted:
         return torch.ones_like(sigmas)
     if noise.weighting_scheme == "sigma_sqrt":
         return sigmas.clamp_min(1e-6) ** -2  # a sigma of exactly 0 would weigh infinitely much

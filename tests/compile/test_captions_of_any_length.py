@@ -41,7 +41,8 @@ def losses_and_graphs(demo, script, folder, given, backend="aot_eager"):
 @pytest.mark.parametrize(
     ("script", "cached", "steps", "graphs"),
     [("qwen_image_train_network", True, 12, 1), ("qwen_image_train_network", False, 4, 1),
-     ("zimage_train_network", False, 12, 3), ("flux_2_train_network", True, 12, 2)],
+     ("zimage_train_network", False, 12, 3), ("flux_2_train_network", True, 12, 2),
+     ("anima_train_network", False, 12, 2)],
 )  # fmt: skip
 def test_sizes_and_lengths_are_one_graph_for_each_kind_of_block(demo, tmp_path, script, cached, steps, graphs):
     written(tmp_path / "set" / "1_zorb toy", SIDES)

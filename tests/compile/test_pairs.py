@@ -32,6 +32,7 @@ SOME = {
     "sdxl": "transformer:0,resnet:0",
     "qwen": "block:1-2",
     "zimage": "block:1-2",
+    "anima": "block:1-2",
 }  # graphs cost the time of these tests
 HALF = {"mixed_precision": "bf16", "full_bf16": True}
 

@@ -128,7 +128,9 @@ def test_a_saved_model_loads_as_it_was_trained(demo, squares, tmp_path, script, 
     for folder in tokenizers.glob("tokenizer*"):  # they are found beside the model
         if not (made.file.parent / folder.name).exists():
             (made.file.parent / folder.name).symlink_to(folder)
-    from_file = answer(*loaded(config_of(demo, script, **{option: made.file}, **names)))
+    # Not mapped: products on a CPU differ in their last bit with the place of a weight in memory.
+    read = {option: made.file, "disable_mmap_load_safetensors": True}
+    from_file = answer(*loaded(config_of(demo, script, **read, **names)))
 
     from safetensors.torch import load_file
 

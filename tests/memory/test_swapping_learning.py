@@ -21,7 +21,14 @@ ADAFACTOR = {"optimizer_type": "Adafactor", "optimizer_args": ["relative_step=Fa
 FUSED = {**ADAFACTOR, "fused_backward_pass": True}
 CPU = torch.device("cpu")
 # The most that can be swapped of the tiny models.
-BLOCKS = {"flux_train": 4, "sdxl_train": 6, "qwen_image_train": 3, "zimage_train": 3, "flux_2_train": 4}
+BLOCKS = {
+    "flux_train": 4,
+    "sdxl_train": 6,
+    "qwen_image_train": 3,
+    "zimage_train": 3,
+    "flux_2_train": 4,
+    "anima_train": 3,
+}
 # Of the graphs of residual blocks, which differ in channels alone, those of the first and the last. Backward passes are
 # traced of all kinds where their own weights learn, of one kind where adapters do.
 COMPILED_BLOCKS = {

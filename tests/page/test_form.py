@@ -171,6 +171,7 @@ def test_an_empty_form_names_everything_that_is_missing(tab, family):
         "qwen_image": {"text_encoder", "vae"},
         "zimage": {"text_encoder", "vae"},
         "flux_2": {"text_encoder", "vae"},
+        "anima": {"qwen3", "vae"},
     }
     own = {"textual-inversion": {"token_string"}, "lllite": {"conditioning_data_dir", "cond_emb_dim", "network_dim"}}
     assert named == asked | parts.get(family, set()) | own.get(tab, set())

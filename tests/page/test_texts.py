@@ -222,4 +222,4 @@ ENGLISH = """() => [...document.querySelectorAll('label, h2, h3, .fold p, .field
   .filter((e) => e.checkVisibility({ visibilityProperty: true }) && !e.querySelector('small, code, ul'))
   .map((e) => e.innerText.trim())
   .filter((t) => /^[\\x20-\\x7e]+$/.test(t) && /[a-z]{4}/.test(t))
-  .filter((t) => !/DreamBooth|LoRA|Torch|Hugging Face|Stable Diffusion|Qwen-Image|Z-Image/.test(t))"""
+  .filter((t) => !/DreamBooth|LoRA|Torch|Hugging Face|Stable Diffusion|Qwen-Image|Z-Image|Anima/.test(t))"""

@@ -37,13 +37,16 @@ LIVELY = {
     "zimage_train": {"blocks_to_swap": 2, "max_grad_norm": 1.0},
     "flux_2_train_network": {"gradient_accumulation_steps": 2},
     "flux_2_train": {"blocks_to_swap": 2, "max_grad_norm": 1.0},
+    "anima_train_network": {"network_args": ["train_llm_adapter=True"], "gradient_accumulation_steps": 2},
+    "anima_train": {"blocks_to_swap": 2, "max_grad_norm": 1.0, "llm_adapter_lr": 0.0, "mlp_lr": 1e-3},
 }  # fmt: skip
 CAPTIONS = {"shuffle_caption": True, "caption_dropout_rate": 0.2, "keep_tokens": 1, "token_warmup_step": 8}
 # Two stops and the end, over more than one epoch of six batches.
 STEPS = {"sdxl_train_network": (2, 4, 5), "sdxl_train": (4, 7, 8), "flux_train_network": (4, 7, 9),
          "flux_train": (4, 7, 9), "qwen_image_train_network": (2, 4, 5), "qwen_image_train": (3, 7, 8),
          "zimage_train_network": (2, 4, 5), "zimage_train": (3, 7, 8),
-         "flux_2_train_network": (2, 4, 5), "flux_2_train": (3, 7, 8)}  # fmt: skip
+         "flux_2_train_network": (2, 4, 5), "flux_2_train": (3, 7, 8),
+         "anima_train_network": (2, 4, 5), "anima_train": (3, 7, 8)}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -66,6 +66,11 @@ class Network:
     no_metadata: bool = opt(False, "Save no training settings in the metadata of the file.", advanced=True)
 
     @property
+    def encoders_learn(self) -> bool:
+        """Whether adapters are put into the text encoders."""
+        return not self.network_train_unet_only
+
+    @property
     def module(self) -> str:
         """The kind of adapter that is meant."""
         return self.network_module or self.usual

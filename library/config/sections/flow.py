@@ -74,6 +74,7 @@ class Flow(Noise):
         1.0, "The standard deviation of logit_normal.", label="Logit standard deviation", min=0.0, advanced=True
     )
     mode_scale: float = opt(1.29, "The scale of mode.", advanced=True)
+    always_weighted: ClassVar[bool] = False  # by weighting_scheme, also where no prediction is sigma_scaled
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -326,6 +326,12 @@ class Captions:
     )
 
 
+def varied_captions(run: RunConfig) -> tuple[str, ...]:
+    """Options that change captions from epoch to epoch, so that they cannot be encoded once."""
+    names = ("shuffle_caption", "caption_tag_dropout_rate", "token_warmup_step")
+    return names if run.drops_cached_captions else (*names[:1], "caption_dropout_rate", *names[1:])
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cache:
     """What is encoded once, before training, instead of in every step."""
@@ -365,7 +371,7 @@ class Cache:
                     yield Problem(name, "cannot be used with cache_latents: switch one of them off",
                         also="cache_latents cache_latents_to_disk", fix=defaults(run, name))  # fmt: skip
         if self.text:
-            for name in ("shuffle_caption", "caption_dropout_rate", "caption_tag_dropout_rate", "token_warmup_step"):
+            for name in varied_captions(run):
                 if getattr(run.captions, name):
                     yield Problem(name,
                         "cannot be used with cache_text_encoder_outputs: switch one of them off",
@@ -374,7 +380,7 @@ class Cache:
 
     def notes(self, run: RunConfig) -> Iterator[Problem]:
         """What a cached caption freezes without being wrong."""
-        if self.text and run.captions.caption_dropout_every_n_epochs:
+        if self.text and run.captions.caption_dropout_every_n_epochs and not run.drops_cached_captions:
             yield Problem("caption_dropout_every_n_epochs",
                 "has no effect with cache_text_encoder_outputs", fix={"caption_dropout_every_n_epochs": 0})  # fmt: skip
         if self.skip_cache_check and (self.cache_latents_to_disk or self.cache_text_encoder_outputs_to_disk):

@@ -71,6 +71,11 @@ class TransformerNetwork(Network):
         True, "Train the image model only, not the text encoder, which is never trained here.", label="Image model only"
     )
 
+    @property
+    def encoders_learn(self) -> bool:
+        """Adapters learn in the transformer only."""
+        return False
+
     def check(self, run: RunConfig) -> Iterator[Problem]:
         """Adapters learn in the transformer."""
         yield from Network.check(self, run)

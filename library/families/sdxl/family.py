@@ -278,6 +278,8 @@ class SdxlFamily:
 
         return SdxlSampler(self, parts)
 
+    rate_names = tuple(f"block{number}" for number in range(23))
+
     def learning_rate_block(self, path: str) -> int:
         """Which rate of block_lr a parameter of the U-Net has."""
         return block_of(self.adapter_name("denoiser", path.rpartition(".")[0]))

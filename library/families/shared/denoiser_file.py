@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 Rows = tuple[str, int, int]  # a tensor of a file, which of its equal row pieces, of how many
 Names = Mapping[str, Rows]  # by the network's own keys
+Extra = Mapping[str, tuple[tuple[int, ...], Source]]  # shapes and tensors of another file, by the network's own keys
+NOTHING: Extra = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -50,21 +53,23 @@ class DenoiserFile:
         return self.shapes({name: tuple(entry["shape"]) for name, entry in entries.items()})
 
     def open(
-        self, path: Path, dtype: torch.dtype, keep_8_bits: bool, mmap: bool = True
+        self, path: Path, dtype: torch.dtype, keep_8_bits: bool, mmap: bool = True, beside: Extra = NOTHING
     ) -> tuple[nn.Module, Callable[[WeightPlacement | None], object]]:
-        """The network without its weights, and what reads these in `dtype`.
+        """The network without its weights, and what reads these in `dtype`. Those in `beside` come from there.
 
         With `keep_8_bits` the matrices of the blocks that the file holds as plain float8_e4m3fn stay so; all else is
         widened. Raises ConfigError when tensors are missing or of a wrong shape.
         """
         file = weights.read(path, mmap)
-        names, shapes = self.rows(file.shapes()), self.shapes(file.shapes())
+        names = self.rows(file.shapes())
+        shapes = self.shapes(file.shapes()) | {name: shape for name, (shape, _) in beside.items()}
         with complete(path, self.what):
             with unfilled.empty_weights():
                 model = self.build(shapes)
             transfer.expect(model, {name: shapes[name] for name in model.state_dict()})
-        sources = {name: rows_of(file, *names[name]) for name in model.state_dict()}
-        if unread := len(names) - len(sources):
+        wanted = model.state_dict()
+        sources = {name: beside[name][1] if name in beside else rows_of(file, *names[name]) for name in wanted}
+        if unread := len(names.keys() - wanted):
             logger.warning("%s: %d tensors are not part of %s and are left out", path, unread, self.title)
         kind = transfer.widened(dtype, self.in_blocks if keep_8_bits else None)
         return model, functools.partial(transfer.fill, model, sources, kind)

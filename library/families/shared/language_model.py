@@ -38,7 +38,7 @@ def encode(model: Any, ids: Sequence[Sequence[int]], step: int, dropped: int = 0
 
     The padding stands behind the captions, which cannot look at what comes after them.
     """
-    length = rounded(ids, step, dropped)
+    length = rounded(ids, step, dropped) or step  # where there is nothing but empty captions
     device = next(model.parameters()).device
     padded = torch.zeros(len(ids), dropped + length, dtype=torch.long)
     mask = torch.zeros(len(ids), length, dtype=torch.long)

@@ -76,6 +76,7 @@ class LayerPreset:
 class NetworkArgs:
     """What every kind of LoRA can be told, and how it decides about layers."""
 
+    matches_paths: ClassVar[bool] = False  # whether patterns of ranks and rates must fit the whole path of a layer
     ggpo: ClassVar[bool] = False  # whether it has GGPO, and shows how large the mean gradient is
     encoder_rates: ClassVar[tuple[str, ...]] = ()  # text encoders that have an own text_encoder_lr, after all others
 
@@ -122,6 +123,10 @@ class NetworkArgs:
     def block_of(self, name: str) -> int:
         """The number of the block an adapter's name is in, where blocks have learning rates of their own."""
         return 0
+
+    def fits(self, pattern: str, name: str, path: str) -> bool:
+        """Whether a pattern of ranks or rates is meant for the layer of this name in files and this path."""
+        return bool(re.fullmatch(pattern, path) if self.matches_paths else re.search(pattern, name))
 
     @property
     def block_weights(self) -> tuple[float, ...]:
@@ -194,8 +199,8 @@ class TransformerArgs(PatternArgs):
         """The rank of the first pattern in a layer's name, 0 for none, and None where no pattern decides."""
         if not layer.inside or self.is_excluded(layer):
             return 0
-        found = (own for pattern, own in patterns(self.network_reg_dims, int) if re.search(pattern, layer.name))
-        return next(found, None)
+        known = patterns(self.network_reg_dims, int)
+        return next((own for pattern, own in known if self.fits(pattern, layer.name, layer.path)), None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -59,7 +59,7 @@ class OneEncoderFamily:
         if len(options) < 2 or not files.named(self.config, ENCODER) or any(one.option in options for one in wrong):
             return  # the tokenizer is looked for beside the networks, so it is asked for once these are found
         try:
-            self._tokenizer_folder()
+            self.tokenizer_folders()
         except ConfigError as e:
             yield from (problem.replaced(topic="model") for problem in e.problems)
 
@@ -67,16 +67,23 @@ class OneEncoderFamily:
         """Nothing depends on the very model."""
         return iter(())
 
-    def _tokenizer_folder(self) -> Path:
-        options, name = self.config.model, self.checkpoint.tokenizer
+    def tokenizer_folders(self) -> dict[str, tuple[Path, str]]:
+        """The folder and the name on the hub of each tokenizer. Raises ConfigError where one cannot be had."""
+        name = self.checkpoint.tokenizer
+        read = ENCODER in self.checkpoint.files.parts
+        return {ENCODER: (self.tokenizer_folder(name, "tokenizer"), name)} if read else {}
+
+    def tokenizer_folder(self, name: str, subfolder: str) -> Path:
+        """Where a tokenizer is: beside one of the networks, in the sub-folder that diffusers has for it, or fetched."""
+        options = self.config.model
         base = options.pretrained_model_name_or_path
         whole = part_files.whole_model(Path(base)) if base and Path(base).exists() else None
         for place in (options.text_encoder, whole or base, options.vae):
-            for folder in tokenizers.places(name, place, "tokenizer", None):
+            for folder in tokenizers.places(name, place, subfolder, None):
                 if tokenizers.holds(folder, tokenizers.kind(name)):
                     return folder
         token, kept = self.config.hub.huggingface_token, options.tokenizer_cache_dir
-        return tokenizers.find(name, whole or base, "tokenizer", kept, token)
+        return tokenizers.find(name, whole or base, subfolder, kept, token)
 
     def stored_shapes(self) -> dict[str, Shapes]:
         """Shapes of the parts whose files are on this machine."""
@@ -104,9 +111,7 @@ class OneEncoderFamily:
             files = tuple(weights.files(paths[part]))
             reader = functools.partial(read, paths[part], kind, mmap)
             deferred[part] = DeferredNetwork(reader, files, f"{self.name} {part} {kind}")
-        read = ENCODER in self.checkpoint.files.parts
-        places = {ENCODER: (self._tokenizer_folder(), self.checkpoint.tokenizer)} if read else {}
-        words = tokenizers.Tokenizers(places)
+        words = tokenizers.Tokenizers(self.tokenizer_folders())
         source = {part: str(path) for part, path in paths.items()}
         parts = ModelComponents(denoiser, None, {}, words, source, deferred, fill_denoiser=fill)
         if not deferring:

@@ -1,8 +1,6 @@
 """The networks of a model whose parts have files of their own: where each is, in an option or inside one folder."""
 
-import contextlib
 import fnmatch
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,7 +33,8 @@ class PartFiles:
 
     parts: Mapping[str, Part]
     facts: FamilyFacts | None = None  # of the family, for `unfit`
-    words: Mapping[str, str] = field(default_factory=dict)  # what `recognise` calls a part's files, where it says so
+    # What `recognise` calls a part's files, where it says so.
+    words: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     instead: str = ""  # which models of the family are trained, where others have the same names
 
     def named(self, config: RunConfig, part: str) -> str | None:
@@ -140,7 +139,9 @@ class PartFiles:
             use = ": give it as --network_weights" if part == "denoiser" else ""
             return Text("{path} is a LoRA file, not a model{use}; expected {what}", path=path, use=use, what=about.what)
         wanted = self.words.get(part, found)
-        if found == wanted and any(name.endswith(about.marker) for name in shapes):
+        if found in ((wanted,) if isinstance(wanted, str) else wanted) and any(
+            name.endswith(about.marker) for name in shapes
+        ):
             return weights.stored_oddly(path, entries, scaled=True)
         if of and of is self.facts and found not in of.base_models:
             return Text("{path} is {found}, which is not trained here: use {instead}",
@@ -173,17 +174,15 @@ class PartFiles:
 def whole_model(path: Path) -> Path | None:
     """The folder of a whole diffusers model, from it, its `transformer` folder or a file in that; else None."""
     for folder in (path, path.parent, path.parent.parent):
-        if (folder / "transformer").is_dir() and (folder / "model_index.json").is_file():
+        if (folder / "transformer").is_dir() and recognition.index_of(folder):
             return folder
     return None
 
 
 def pipeline(path: str | Path | None) -> str:
     """The class in diffusers of a whole model, "" where nothing says it."""
-    if path and (whole := whole_model(Path(path))):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            return str(json.loads((whole / "model_index.json").read_text(encoding="utf-8"))["_class_name"])
-    return ""
+    whole = whole_model(Path(path)) if path else None
+    return str(recognition.index_of(whole).get("_class_name", "")) if whole else ""
 
 
 def read_entries(path: Path) -> dict[str, JsonObject]:

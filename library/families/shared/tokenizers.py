@@ -9,7 +9,7 @@ from typing import Any
 
 import huggingface_hub
 
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, Problem
 from library.families.shared import hub
 from library.files import write_atomic
 
@@ -18,6 +18,7 @@ CLIP_G = "laion/CLIP-ViT-bigG-14-laion2B-39B-b160k"
 T5_XXL = "google/t5-v1_1-xxl"
 QWEN_VL = "Qwen/Qwen2.5-VL-7B-Instruct"
 QWEN3 = "Qwen/Qwen3-4B"
+QWEN3_SMALL = "Qwen/Qwen3-0.6B"
 
 LONGEST = 1_000_000  # tokens; captions are cut by us, so the tokenizer need not warn
 
@@ -94,6 +95,15 @@ def find(
             return folder
     folder = cached(name) or download(name, token, looked)
     return keep(folder, Path(cache_dir) / name.replace("/", "_")) if cache_dir else folder
+
+
+def named(folder: str, name: str, option: str) -> Path:
+    """The folder of a tokenizer that an option names. Raises ConfigError when it has none of this kind."""
+    if not holds(Path(folder), kind(name)):
+        raise ConfigError(Problem(option,
+            ": {folder} does not hold the tokenizer {name}: copy its files there ({stored})",
+            folder=folder, name=name, stored=" and ".join(STORED[kind(name)][0])))  # fmt: skip
+    return Path(folder)
 
 
 def cached(name: str) -> Path | None:

@@ -6,8 +6,6 @@ UNTRAINED = (
     (r"\.qweight$|svdq", None, "a Nunchaku file of 4 bits"),
     (r"bitsandbytes__nf4$", None, "an nf4 file of 4 bits"),
     (r"^cap_embedder\.1\.weight$", 2304, "a Lumina 2 transformer"),
-    (r"^llm_adapter\.blocks\.0\.", None, "an Anima transformer"),
-    (r"^blocks\.0\.adaln_modulation_self_attn\.1\.", None, "a Cosmos-Predict2 transformer"),
     (r"^(txtfusion|text_fusion)\.projector\.", None, "a Krea 2 transformer"),
     (r"embed_tokens\.weight$", 131072, "a Mistral text encoder"),
 )

@@ -1,0 +1,135 @@
+"""Anima's text adapter: tokens of T5 that look at what Qwen3 says of the same caption. It belongs to the denoiser.
+
+Shape letters as in `model`: B images, L and T tokens of the text for Qwen3 and for T5, H heads, D width of one head.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from library.families.shared.transformer import KeptTables, WeightedRMSNorm, rope, rotated_halves, sdpa
+
+PREFIX = "llm_adapter."
+BLOCK = "LLMAdapterTransformerBlock"
+
+
+@dataclass(frozen=True)
+class AdapterShape:
+    """What tells one adapter from another."""
+
+    words: int
+    source: int
+    width: int
+    head: int
+    mlp: int
+    blocks: int
+
+    @classmethod
+    def of(cls, shapes: Mapping[str, Iterable[int]]) -> "AdapterShape":
+        """Tensor shapes by the denoiser's keys -> sizes. KeyError names the first key that is missing."""
+        words, width = shapes[f"{PREFIX}embed.weight"]
+        first = f"{PREFIX}blocks.0"
+        return cls(
+            words=words,
+            source=tuple(shapes[f"{first}.cross_attn.k_proj.weight"])[1],
+            width=width,
+            head=tuple(shapes[f"{first}.cross_attn.q_norm.weight"])[0],
+            mlp=tuple(shapes[f"{first}.mlp.0.weight"])[0],
+            blocks=count(shapes),
+        )
+
+
+def count(names: Iterable[str]) -> int:
+    """How many blocks an adapter has, from the denoiser's keys."""
+    return len({name.split(".")[2] for name in names if name.startswith(f"{PREFIX}blocks.")})
+
+
+class Projections(nn.Module):
+    """Query, key and value of one attention."""
+
+    def __init__(self, width: int, context: int, head: int):
+        super().__init__()
+        self.q_proj = nn.Linear(width, width, bias=False)
+        self.k_proj, self.v_proj = (nn.Linear(context, width, bias=False) for _ in range(2))
+        self.q_norm, self.k_norm = WeightedRMSNorm(head), WeightedRMSNorm(head)
+
+    def qkv(
+        self, x: Tensor, context: Tensor, pe: Tensor | None = None, pe_context: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """x [B, S, C], context [B, T, any] -> q, k (normed and, by their tables, turned) and v, each [B, H, any, D]."""
+        q, k, v = (
+            made.unflatten(-1, (-1, self.q_norm.weight.shape[0])).transpose(1, 2)
+            for made in (self.q_proj(x), self.k_proj(context), self.v_proj(context))
+        )
+        q, k = self.q_norm(q), self.k_norm(k)
+        q = q if pe is None else rotated_halves(q, pe)
+        k = k if pe_context is None else rotated_halves(k, pe_context)
+        return q.to(v.dtype), k.to(v.dtype), v
+
+
+class AdapterAttention(Projections):
+    """Attention of the tokens of T5 over themselves, or over what Qwen3 says; the block attends."""
+
+    def __init__(self, width: int, context: int, head: int):
+        super().__init__(width, context, head)
+        self.o_proj = nn.Linear(width, width, bias=False)
+
+
+class LLMAdapterTransformerBlock(nn.Module):
+    """Attention over the own tokens, attention over those of Qwen3, MLP."""
+
+    attend: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] = staticmethod(sdpa)
+
+    def __init__(self, sizes: AdapterShape):
+        super().__init__()
+        width = sizes.width
+        self.norm_self_attn = WeightedRMSNorm(width)
+        self.self_attn = AdapterAttention(width, width, sizes.head)
+        self.norm_cross_attn = WeightedRMSNorm(width)
+        self.cross_attn = AdapterAttention(width, sizes.source, sizes.head)
+        self.norm_mlp = WeightedRMSNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, sizes.mlp), nn.GELU(), nn.Linear(sizes.mlp, width))
+
+    def forward(  # noqa: PLR0913 - two rows of tokens, each with a mask and a table
+        self, x: Tensor, states: Tensor, own: Tensor, seen: Tensor, pe: Tensor, pe_states: Tensor
+    ) -> Tensor:
+        """x [B, T, C], states [B, L, source], own [B, T] and seen [B, L], true for what may be looked at, pe and
+        pe_states [2, T or L, D / 2] -> x."""
+        inside = self.norm_self_attn(x).to(x.dtype)
+        x = x + self.self_attn.o_proj(self.attend(*self.self_attn.qkv(inside, inside, pe, pe), own))
+        inside = self.norm_cross_attn(x).to(x.dtype)
+        x = x + self.cross_attn.o_proj(self.attend(*self.cross_attn.qkv(inside, states, pe, pe_states), seen))
+        return x + self.mlp(self.norm_mlp(x).to(x.dtype))
+
+
+class AnimaAdapter(nn.Module):
+    """Six such blocks, as published."""
+
+    def __init__(self, sizes: AdapterShape):
+        super().__init__()
+        self.head = sizes.head
+        self.embed = nn.Embedding(sizes.words, sizes.width)
+        self.blocks = nn.ModuleList(LLMAdapterTransformerBlock(sizes) for _ in range(sizes.blocks))
+        self.out_proj = nn.Linear(sizes.width, sizes.width)
+        self.norm = WeightedRMSNorm(sizes.width)
+        self.tables = KeptTables()
+
+    def forward(self, states: Tensor, mask: Tensor, ids: Tensor, ids_mask: Tensor) -> Tensor:
+        """States of Qwen3 [B, L, source], zero behind each caption, with their mask, and ids of T5 [B, T] with theirs
+        -> the text that the denoiser reads [B, T, C], zero behind each caption."""
+        own, seen = ids_mask.to(torch.bool), mask.to(torch.bool)
+        # An empty caption has nothing to look at, of which attention may make NaN: it looks at the zeros behind it.
+        seen = seen | ~seen.any(dim=1, keepdim=True)
+        x = self.embed(ids.long()).to(states.dtype)
+        pe, pe_states = (self.positions(length, ids.device) for length in (ids.shape[1], states.shape[1]))
+        for block in self.blocks:
+            x = block(x, states, own, seen, pe, pe_states)
+        return self.norm(self.out_proj(x)).to(states.dtype) * own[..., None]
+
+    def positions(self, length: int, device: torch.device) -> Tensor:
+        """The RoPE table for a text [2, length, D / 2], kept by length."""
+        return self.tables.of(
+            (length,), device, lambda: rope(torch.arange(length, device=device)[:, None], (self.head,))
+        )

@@ -1,0 +1,131 @@
+"""Anima's files: where each of its parts is, whether it is what it should be, and how it is read."""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from library.config.problems import ConfigError, Problem
+from library.config.run_config import RunConfig
+from library.families.anima import adapter, keys, text_encoder
+from library.families.anima.facts import ADAPTER, BARE, FACTS, MARK, TRANSFORMER
+from library.families.anima.model import BLOCK, Anima, AnimaShape, count
+from library.families.anima.options import OTHERS
+from library.families.facts import Shapes
+from library.families.shared import hub, language_model, qwen_vae, qwen_vae_names, tokenizers, weights
+from library.families.shared.denoiser_file import DenoiserFile, Extra
+from library.families.shared.one_encoder import Checkpoint
+from library.families.shared.part_files import Entries, Part, PartFiles, read_entries
+
+PARTS = {
+    "denoiser": Part(
+        "pretrained_model_name_or_path",
+        "an Anima transformer (anima-*.safetensors, or a diffusers folder)",
+        ("transformer", "anima*.safetensors"),
+        ("blocks.0.mlp.layer1.weight",),
+    ),
+    "text_encoder": Part(
+        "qwen3", OTHERS["qwen3"], ("text_encoder", "qwen_3_06b*.safetensors"), (language_model.QWEN3_MARK,)
+    ),
+    "vae": Part("vae", OTHERS["vae"], ("vae", "qwen_image_vae.safetensors"), (qwen_vae_names.MARK,)),
+}
+BESIDE = {"llm_adapter": Part("llm_adapter_path", "the text adapter of Anima", ("text_conditioner",), (MARK,))}
+WORDS = {
+    "denoiser": (TRANSFORMER, BARE),
+    "text_encoder": (language_model.QWEN3,),
+    "vae": ("a Qwen-Image VAE",),
+    "llm_adapter": (ADAPTER, TRANSFORMER),
+}
+FILES = {with_adapter: PartFiles(PARTS | (BESIDE if with_adapter else {}), FACTS, WORDS, "Anima")
+         for with_adapter in (False, True)}  # fmt: skip
+DENOISER = DenoiserFile(
+    TRANSFORMER, "Anima", lambda shapes: Anima(AnimaShape.of(shapes)), lambda name: "blocks." in name, keys.sources
+)
+
+
+def files_of(config: Any) -> PartFiles:
+    """The parts that have files: the adapter has one where an option names it, or where a folder holds it."""
+    named = FILES[True].named(config, "llm_adapter")
+    return FILES[bool(config.model.llm_adapter_path or (named and not hub.is_id(named)))]
+
+
+def checkpoint_of(config: Any) -> Checkpoint:
+    """How the files of this run become networks."""
+    files, lengths = files_of(config), (config.model.qwen3_max_token_length, config.model.t5_max_token_length)
+    return dataclasses.replace(
+        CHECKPOINT,
+        files=files,
+        problems=functools.partial(problems, files),
+        open_denoiser=functools.partial(open_denoiser, files, config),
+        encode=functools.partial(text_encoder.encode, length=lengths[0]),
+        longest=lambda _tokenizer, _captions: max(lengths),
+    )
+
+
+def problems(files: PartFiles, config: RunConfig) -> Iterator[Problem]:
+    """What is missing or wrong among the parts, from their headers, each with its option and the fix."""
+    beside = _adapter_shapes(files, config)
+
+    def of_denoiser(path: Path, own: Shapes) -> Iterator[Problem]:
+        if "llm_adapter" not in files.parts and f"{adapter.PREFIX}{keys.EMBEDDING}" not in own:
+            yield Problem("llm_adapter_path",
+                "is not set, and {path} has no text adapter: give the file of one, or a model that has it",
+                path=path, also="pretrained_model_name_or_path")  # fmt: skip
+        yield from config.compile.beyond({BLOCK: count(own), adapter.BLOCK: adapter.count({**own, **beside})})
+
+    def widths(own: Shapes) -> dict[str, tuple[str, int]]:
+        channels = own.get("final_layer.linear.weight", (0,))[0] // 4
+        source = {**own, **beside}.get(f"{adapter.PREFIX}blocks.0.cross_attn.k_proj.weight")
+        text = {"text_encoder": (language_model.EMBEDDING, source[1])} if source else {}
+        return {"vae": (qwen_vae_names.MARK, channels)} | text
+
+    yield from files.fitting(config, plain_shapes, of_denoiser, widths)
+
+
+def _adapter_shapes(files: PartFiles, config: RunConfig) -> Shapes:
+    """Of an adapter with a file of its own that is on this machine and in order; `fitting` says what is not."""
+    with contextlib.suppress(ConfigError):
+        if "llm_adapter" in files.parts and (path := files.present(config, "llm_adapter")):
+            return plain_shapes(read_entries(path), "llm_adapter")
+    return {}
+
+
+def plain_shapes(entries: Entries, part: str) -> Shapes:
+    """Shapes by the network's own keys."""
+    if part == "denoiser":
+        return DENOISER.plain_shapes(entries)
+    known = {"vae": qwen_vae_names.plain, "text_encoder": language_model.plain_names, "llm_adapter": keys.adapter}
+    return {plain: tuple(entries[name]["shape"]) for plain, name in known[part](entries).items()}
+
+
+def open_denoiser(
+    files: PartFiles, config: RunConfig, path: Path, dtype: torch.dtype, keep_8_bits: bool, mmap: bool = True
+) -> Any:
+    """DenoiserFile.open, with the adapter of a file of its own where there is one."""
+    beside: Extra = {}
+    if "llm_adapter" in files.parts:
+        file = weights.read(files.located(config, "llm_adapter"), mmap)
+        shapes = file.shapes()
+        beside = {own: (shapes[name], file.source(name)) for own, name in keys.adapter(file).items()}
+    return DENOISER.open(path, dtype, keep_8_bits, mmap, beside)
+
+
+def load_text_encoder(path: Path, dtype: torch.dtype, mmap: bool = True) -> Any:
+    """Read Qwen3."""
+    return language_model.load_qwen3(path, dtype, 0, mmap)
+
+
+CHECKPOINT = Checkpoint(
+    FILES[False],
+    functools.partial(problems, FILES[False]),
+    plain_shapes,
+    DENOISER.open,
+    {"vae": qwen_vae.load, "text_encoder": load_text_encoder},
+    tokenizers.QWEN3_SMALL,
+    text_encoder.encode,
+    lambda _tokenizer, _captions: text_encoder.LONGEST,
+)

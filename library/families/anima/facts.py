@@ -1,0 +1,67 @@
+"""What Anima states about itself."""
+
+from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes, holds
+
+TRANSFORMER = "an Anima transformer"
+BARE = "a Cosmos-Predict2 transformer"  # or one of Anima whose adapter has a file of its own
+ADAPTER = "a text adapter of Anima"
+MARK = "blocks.0.cross_attn.o_proj.weight"  # of the adapter, with or without a prefix
+
+
+def recognise(shapes: Shapes) -> str:
+    """What a checkpoint is of Anima. Its transformer is Cosmos-Predict2's, which has no adapter."""
+    adapter = any(name.endswith(MARK) for name in shapes)
+    in_folder = {"patch_embed.proj.weight", "transformer_blocks.0.norm1.linear_1.weight"} <= shapes.keys()
+    if in_folder or "blocks.0.adaln_modulation_self_attn.1.weight" in shapes:
+        return TRANSFORMER if adapter else BARE
+    return ADAPTER if adapter else ""
+
+
+def hub_model(title: str, name: str) -> HubModel:
+    """One of the transformers of the publisher's repository, with the parts that all of them need."""
+    places = {
+        "pretrained_model_name_or_path": (f"diffusion_models/{name}", 4_182_000_000),
+        "qwen3": ("text_encoders/qwen_3_06b_base", 1_192_000_000),
+        "vae": ("vae/qwen_image_vae", 253_806_246),
+    }
+    return HubModel(title, tuple(
+        HubFile(option, "circlestone-labs/Anima", f"split_files/{place}.safetensors", size)
+        for option, (place, size) in places.items()
+    ))  # fmt: skip
+
+
+FACTS = FamilyFacts(
+    name="anima",
+    title="Anima",
+    base_model=TRANSFORMER,
+    scripts={
+        "anima_train_network": "library.families.anima.options:AnimaLora",
+        "anima_train": "library.families.anima.options:AnimaTrain",
+    },
+    family="library.families.anima.family:AnimaFamily",
+    pipelines=("AnimaModularPipeline", "AnimaAutoBlocks"),
+    recognise=recognise,
+    base_models=(TRANSFORMER,),
+    base_model_version="anima",
+    architecture="anima-preview",
+    implementation="https://huggingface.co/circlestone-labs/Anima",
+    has_prediction_type=False,
+    adapter_modules={"networks.lora_anima": AdapterModule("library.families.anima.network_args:AnimaArgs")},
+    blocks=(BlockGroup("Blocks", 28, r"_unet_blocks_(\d+)_"),),
+    lora_names="library.families.anima.lora_names:NAMES",
+    demo="library.families.anima.demo",
+    trained_in_compute_dtype=False,
+    saves_all_parts=False,
+    most_blocks_swapped=26,
+    text_tokens=0,
+    graphs=2,
+    compile_seconds=15,
+    hub_models=(hub_model("Anima", "anima-base-v1.0"), hub_model("Anima preview", "anima-preview")),
+    part_options={
+        "qwen3": holds("model.embed_tokens.weight", 151936, 1024),
+        "vae": lambda shapes: any(
+            len(shapes.get(name, ())) == 5 for name in ("decoder.conv_in.weight", "decoder.conv1.weight")
+        ),
+        "llm_adapter_path": lambda shapes: recognise(shapes) == ADAPTER,
+    },
+)

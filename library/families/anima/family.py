@@ -1,0 +1,145 @@
+"""Anima as a family: how its files become networks, captions become conditions, latents become a training step."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from library.families.anima import adapter, text_encoder
+from library.families.anima.checkpoint import CHECKPOINT, checkpoint_of
+from library.families.anima.facts import FACTS
+from library.families.anima.model import BLOCK
+from library.families.anima.options import AnimaLora, AnimaTrain
+from library.families.anima.sampler import AnimaSampler
+from library.families.base import BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
+from library.families.facts import Shapes
+from library.families.shared import packing, qwen_vae, tokenizers
+from library.families.shared.one_encoder import ENCODER, OneEncoderFamily
+from library.objectives import flow
+from library.objectives.base import NoisedBatch
+
+if TYPE_CHECKING:
+    from library.families.base import Family
+    from library.families.shared.sampler import Sampler
+
+TARGET = "t5"  # the tokenizer whose ids the adapter reads
+TEXT = ("prompt_embeds", "attn_mask", "t5_input_ids", "t5_attn_mask")  # in the order of the denoiser's arguments
+RATES = ("llm_adapter.", ".self_attn.", ".cross_attn.", ".mlp.", ".adaln_modulation")  # what has its own, in this order
+
+
+class AnimaFamily(OneEncoderFamily):
+    """Anima: a transformer with a text adapter, Qwen3-0.6B, T5's tokenizer and Qwen-Image's VAE."""
+
+    config: AnimaLora | AnimaTrain
+    name = "anima"
+    checkpoint = CHECKPOINT
+    swapped_class = BLOCK
+    block_classes = (adapter.BLOCK, BLOCK)
+    adapter_targets = (adapter.BLOCK, BLOCK, "PatchEmbed", "TimestepEmbedding", "FinalLayer")
+    latent_cache = LatentCache(suffix="_anima.npz", keyed_by_size=True)
+    text_cache = TextCache(
+        suffix="_anima_te.npz", keys=TEXT, without_caption=text_encoder.without_caption, rate="caption_dropout_rate"
+    )
+    # The number of the image's tokens varies, of x and pe; that of the text does not.
+    block_inputs = {
+        adapter.BLOCK: BlockInputs(streams=(0,), dynamic=()),
+        BLOCK: BlockInputs(streams=(0,), dynamic=((0, 1), (4, 1))),
+    }
+    # A fifth of a block is modulation, which is asked once for an image; the text is a small part of the tokens.
+    block_costs = {
+        adapter.BLOCK: BlockCost("llm_adapter.blocks", activations=4, used=0.1),
+        BLOCK: BlockCost("blocks", activations=30, used=0.7),
+    }
+    utilization = {False: 0.3, True: 0.42}
+    patch_size = 2
+    sample_defaults = {"negative_prompt": "", "width": 512, "height": 512, "sample_steps": 30, "scale": 7.5}
+    sample_multiple = 16
+    validation_timesteps = (0.2, 0.4, 0.6, 0.8)
+    architecture = FACTS.architecture
+    base_model_version = FACTS.base_model_version
+    rate_names = ("base", "llm_adapter", "self_attn", "cross_attn", "mlp", "mod")
+
+    def __init__(self, config: AnimaLora | AnimaTrain):
+        super().__init__(config)
+        self.checkpoint = checkpoint_of(config)
+
+    # ---- files
+
+    def tokenizer_folders(self) -> dict[str, tuple[Path, str]]:
+        """Those of Qwen3 and of T5."""
+        found = super().tokenizer_folders()
+        given, name = self.config.model.t5_tokenizer_path, tokenizers.T5_XXL
+        folder = tokenizers.named(given, name, "t5_tokenizer_path") if given else None
+        return found | {TARGET: (folder or self.tokenizer_folder(name, "t5_tokenizer"), name)}
+
+    def stored_shapes(self) -> dict[str, Shapes]:
+        """Shapes of the parts whose files are on this machine; the adapter is a part of the denoiser."""
+        found = super().stored_shapes()
+        if "denoiser" in found:
+            found["denoiser"] = {**found["denoiser"], **found.pop("llm_adapter", {})}
+        return found
+
+    def export(self, parts: ModelComponents) -> dict[str, Tensor]:
+        """The denoiser under the keys of the published file; nothing else is saved with it."""
+        return {f"net.{name}": tensor for name, tensor in super().export(parts).items()}
+
+    def learning_rate_block(self, path: str) -> int:
+        """Which of the six rates a parameter has: the first is for what has none of its own."""
+        return next((number for number, part in enumerate(RATES, 1) if part in f".{path}"), 0)
+
+    # ---- captions
+
+    @property
+    def text_lengths(self) -> Mapping[str, int]:
+        """Of the arrays in the text cache."""
+        options = self.config.model
+        lengths = (options.qwen3_max_token_length,) * 2 + (options.t5_max_token_length,) * 2
+        return dict(zip(TEXT, lengths, strict=True))
+
+    def text(
+        self, parts: ModelComponents, captions: Sequence[str], encoders: tuple[str, ...] | None = None
+    ) -> dict[str, Tensor]:
+        """Captions -> prompt_embeds [B, L, 1024] of Qwen3, zero behind each caption, with attn_mask [B, L];
+        t5_input_ids and t5_attn_mask [B, T]. Gradients flow where they are on."""
+        if ENCODER not in (tuple(parts.encoders) if encoders is None else encoders):
+            return {}
+        states, mask = self.checkpoint.encode(parts.encoders[ENCODER], parts.tokenizers[ENCODER], captions)
+        length = self.config.model.t5_max_token_length
+        target = text_encoder.target_ids(parts.tokenizers[TARGET], captions, length)
+        made = (states, mask, *(one.to(states.device, non_blocking=True) for one in target))
+        return dict(zip(TEXT, made, strict=True))
+
+    # ---- a training step
+
+    def latents(self, parts: ModelComponents, pixels: Tensor, generator: Any = None) -> Tensor:
+        """Pixels [B, 3, H, W] in [-1, 1] -> normalised means, float32 [B, 16, H / 8, W / 8]. Nothing is drawn."""
+        return qwen_vae.latents(parts.vae, pixels)
+
+    def noised(self, latents: Tensor, generator: torch.Generator, timesteps: Tensor | None = None) -> NoisedBatch:
+        """Cached latents -> one training step, see flow.noised. `timesteps` in 0..1 replace drawn ones."""
+        return flow.noised(latents, self.config.noise, self.config.loss, generator, timesteps)
+
+    def predict(
+        self,
+        denoiser: nn.Module,
+        noised: NoisedBatch,
+        text: dict[str, Tensor],
+        sizes: Tensor,
+        controls: Sequence[Tensor] = (),
+    ) -> Tensor:
+        """The denoiser's answer in the terms of the target, float32 [B, 16, h, w]. `sizes` say nothing to it."""
+        latents = noised.latents
+        size = latents.shape[-2] // 2, latents.shape[-1] // 2
+        answer = denoiser(packing.pack(latents), size, *(text[name] for name in TEXT), noised.timesteps)
+        velocity = packing.unpack_channels_last(answer.float(), *size)
+        return flow.prediction(velocity, latents, noised.sigmas, self.config.noise.model_prediction_type)
+
+    def sampler(self, parts: ModelComponents) -> "Sampler":
+        """What draws sample images with these networks."""
+        return AnimaSampler(self, parts)
+
+
+if TYPE_CHECKING:
+    _complete: type[Family] = AnimaFamily  # the type checker names what is missing

@@ -1,0 +1,53 @@
+"""Names of Anima's tensors: those of its own files, which are ours, and those of diffusers' folders."""
+
+from collections.abc import Iterable
+
+from library.families.anima.adapter import PREFIX
+
+# Path in diffusers -> ours, outside of blocks and inside of them.
+OUTSIDE = {
+    "patch_embed.proj": "x_embedder.proj.1",
+    "time_embed.t_embedder.linear_1": "t_embedder.1.linear_1",
+    "time_embed.t_embedder.linear_2": "t_embedder.1.linear_2",
+    "time_embed.norm": "t_embedding_norm",
+    "norm_out.linear_1": "final_layer.adaln_modulation.1",
+    "norm_out.linear_2": "final_layer.adaln_modulation.2",
+    "proj_out": "final_layer.linear",
+}
+ATTENTION = {"to_q": "q_proj", "to_k": "k_proj", "to_v": "v_proj", "to_out.0": "output_proj", "norm_q": "q_norm",
+             "norm_k": "k_norm"}  # fmt: skip
+PARTS = ("self_attn", "cross_attn", "mlp")
+INSIDE = {
+    **{f"attn{n}.{old}": f"{part}.{new}" for n, part in enumerate(PARTS[:2], 1) for old, new in ATTENTION.items()},
+    **{f"norm{n}.linear_{i}": f"adaln_modulation_{part}.{i}" for n, part in enumerate(PARTS, 1) for i in (1, 2)},
+    "ff.net.0.proj": "mlp.layer1",
+    "ff.net.2": "mlp.layer2",
+}
+BLOCKS = "transformer_blocks."  # of diffusers
+EMBEDDING = "embed.weight"  # of the adapter, in any file that has one
+UNUSED = ("pos_embedder.", "accum_")  # tables and counters in some files, which the sizes tell
+
+
+def canonical(path: str) -> str:
+    """A path of either tree -> ours."""
+    if path.startswith(BLOCKS):
+        number, _, inside = path.removeprefix(BLOCKS).partition(".")
+        return f"blocks.{number}.{INSIDE.get(inside, inside)}"
+    return OUTSIDE.get(path, path)
+
+
+def sources(names: Iterable[str]) -> dict[str, tuple[str, int, int]]:
+    """Plain keys of a transformer's file in either layout -> {our key: key in the file, the first of one piece}."""
+    found = {}
+    for name in names:
+        if not name.startswith(UNUSED):
+            path, _, ending = name.rpartition(".")
+            found[f"{canonical(path)}.{ending}"] = (name, 0, 1)
+    return found
+
+
+def adapter(names: Iterable[str]) -> dict[str, str]:
+    """Keys of a file that has an adapter, alone or in a whole model -> {the denoiser's key: key in the file}."""
+    names = list(names)
+    prefix = next((name.removesuffix(EMBEDDING) for name in names if name.endswith(EMBEDDING)), PREFIX)
+    return {PREFIX + name.removeprefix(prefix): name for name in names if name.startswith(prefix)}

@@ -1,0 +1,216 @@
+"""What can be set when Anima is trained."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
+
+from library import families
+from library.config import sections
+from library.config.problems import Problem
+from library.config.run_config import Rule, RunConfig
+from library.config.schema import opt, section
+
+# Parsed by sd-scripts for every family, without a meaning for this one.
+IDLE = {
+    **sections.FLOW_IDLE,
+    "max_token_length": "captions of Anima are as long as qwen3_max_token_length and t5_max_token_length",
+}
+
+IDLE_RULES: tuple[Rule, ...] = (
+    *sections.FLOW_RULES,
+    ("sigmoid_scale", lambda c: c.noise.timestep_sampling not in ("sigma", "uniform"),
+     "timestep_sampling is not sigmoid, shift or flux_shift"),
+)  # fmt: skip
+
+# Flags of sd-scripts that are options here under another name, and those that nothing here needs.
+ALIASES = {"unsloth_offload_checkpointing": "cpu_offload_checkpointing"}
+FOREIGN = {
+    "attn_mode": "attention is PyTorch's SDPA; attention_kernel chooses among its kernels",
+    "vae_chunk_size": "images are encoded whole; vae_batch_size says how many at once",
+    "vae_disable_cache": "a single image needs no cache in the VAE",
+}
+RATES = ("self_attn_lr", "cross_attn_lr", "mlp_lr", "mod_lr", "llm_adapter_lr")
+
+OTHERS = {
+    "qwen3": "the Qwen3-0.6B text encoder (qwen_3_06b_base.safetensors)",
+    "vae": "the Qwen-Image VAE (qwen_image_vae.safetensors)",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnimaModel(sections.Model):
+    """The Anima transformer and the networks around it."""
+
+    vae: str | None = opt(None, "The Qwen-Image VAE (qwen_image_vae.safetensors).", kind="file", label="VAE")
+    qwen3: str | None = opt(
+        None, "The Qwen3-0.6B text encoder (qwen_3_06b_base.safetensors).", kind="file", label="Qwen3 text encoder"
+    )
+    llm_adapter_path: str | None = opt(
+        None,
+        "A file with the text adapter. Empty: the base model's own.",
+        kind="file",
+        label="Text adapter",
+        advanced=True,
+    )
+    t5_tokenizer_path: str | None = opt(
+        None,
+        "A folder with T5's tokenizer. Empty: found beside the model, or downloaded.",
+        kind="folder",
+        label="T5 tokenizer folder",
+        advanced=True,
+    )
+    qwen3_max_token_length: int = opt(
+        512, "Captions are cut after this many tokens for Qwen3.", min=1, ceiling=8192, label="Qwen3 caption length",
+        advanced=True,
+    )  # fmt: skip
+    t5_max_token_length: int = opt(
+        512,
+        "The same for T5. The model was trained with 512, and sees the zeros behind a caption.",
+        min=1,
+        ceiling=8192,
+        label="T5 caption length",
+        advanced=True,
+    )
+
+    @property
+    def text_encoder(self) -> str | None:
+        """The text encoder's file, by the name that other families have for it."""
+        return self.qwen3
+
+    def missing(self, run: RunConfig) -> Iterator[Problem]:
+        """A single file is the transformer alone."""
+        yield from sections.Model.missing(self, run)
+        yield from self.missing_parts(OTHERS)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnimaFlow(sections.TransformerFlow):
+    """How much noise a step has, and what the model answers."""
+
+    timestep_sampling: Literal["sigma", "uniform", "sigmoid", "shift", "flux_shift"] = opt(
+        "sigmoid", "How timesteps are sampled. sigmoid is usual."
+    )
+    discrete_flow_shift: float = sections.flow_shift(1.0)
+    weighting_scheme: Literal["sigma_sqrt", "logit_normal", "mode", "cosmap", "none", "uniform"] = opt(
+        "uniform", "How timesteps are weighted: the loss, and with sigma sampling their choice."
+    )
+    always_weighted: ClassVar[bool] = True
+
+    @property
+    def shift_by_size(self) -> bool:
+        """Whether the number of tokens of an image decides how far its timesteps are shifted."""
+        return self.timestep_sampling == "flux_shift"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnimaNetwork(sections.Network):
+    """The adapters that learn."""
+
+    network_module: Literal["networks.lora_anima", "lycoris.kohya"] | str | None = opt(
+        None, "The network module, that is the adapter type. Empty: LoRA.", label="Network module"
+    )
+    usual: ClassVar[str] = "networks.lora_anima"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnimaAdapterCache(sections.TextBatchCache):
+    """What is encoded once, when adapters learn."""
+
+    def check(self, run: Any) -> Iterator[Problem]:
+        """A text encoder that learns cannot be asked once."""
+        yield from sections.TextBatchCache.check(self, run)
+        if self.text and not run.network.network_train_unet_only:
+            yield Problem("cache_text_encoder_outputs",
+                "cannot be used while the text encoder learns: set network_train_unet_only, or leave the cache out",
+                also="cache_text_encoder_outputs_to_disk network_train_unet_only",
+                fix={"network_train_unet_only": True})  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnimaFullOptim(sections.FullOptim):
+    """Rates for the parts of the model."""
+
+    self_attn_lr: float | None = opt(
+        None, "A rate of its own for self-attention. 0 freezes it. Empty: the learning rate.", min=0.0,
+        label="Self-attention learning rate", advanced=True,
+    )  # fmt: skip
+    cross_attn_lr: float | None = opt(
+        None, "The same for attention over the text.", min=0.0, label="Cross-attention learning rate", advanced=True
+    )
+    mlp_lr: float | None = opt(None, "The same for the MLP.", min=0.0, label="MLP learning rate", advanced=True)
+    mod_lr: float | None = opt(
+        None, "The same for the timestep modulation.", min=0.0, label="Modulation learning rate", advanced=True
+    )
+    llm_adapter_lr: float | None = opt(
+        None, "The same for the text adapter.", min=0.0, label="Text adapter learning rate", advanced=True
+    )
+
+    @property
+    def block_lrs(self) -> tuple[float, ...]:
+        """The rates of what has none of its own, and of the parts above in the order of AnimaFamily.rate_names; none
+        where all are alike."""
+        parts = (self.llm_adapter_lr, self.self_attn_lr, self.cross_attn_lr, self.mlp_lr, self.mod_lr)
+        rates = [self.learning_rate if rate is None else rate for rate in parts]
+        return (self.learning_rate, *rates) if any(rate is not None for rate in parts) else ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnimaMemory(sections.Memory):
+    """What makes a training fit; Anima has 28 blocks."""
+
+    blocks_to_swap: int | None = sections.blocks_to_swap(26)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnimaCompile(sections.Compile):
+    """torch.compile, for the blocks that the model repeats."""
+
+    kinds: ClassVar[Mapping[str, str]] = MappingProxyType({"adapter": "LLMAdapterTransformerBlock", "block": "Block"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnimaLora(sections.TransformerLora):
+    """LoRA and other adapters for Anima."""
+
+    family: ClassVar[str] = "anima"
+    script: ClassVar[str] = "anima_train_network"
+    title: ClassVar[str] = "Anima LoRA"
+    script_with = staticmethod(families.script_with)
+    drops_cached_captions: ClassVar[bool] = True
+    idle: ClassVar[Mapping[str, str]] = IDLE
+    idle_rules: ClassVar[tuple[Rule, ...]] = IDLE_RULES
+    aliases: ClassVar[Mapping[str, str]] = {**sections.TransformerLora.aliases, **ALIASES}
+    foreign: ClassVar[Mapping[str, str]] = {
+        **sections.TransformerLora.foreign,
+        **FOREIGN,
+        **dict.fromkeys(RATES, "it is for the fine-tune; network_args has network_reg_lrs"),
+    }
+
+    model: AnimaModel = section(AnimaModel)
+    cache: AnimaAdapterCache = section(AnimaAdapterCache)
+    network: AnimaNetwork = section(AnimaNetwork)
+    noise: AnimaFlow = section(AnimaFlow)
+    memory: AnimaMemory = section(AnimaMemory)
+    compile: AnimaCompile = section(AnimaCompile)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnimaTrain(sections.TransformerTrain):
+    """Full fine-tuning and DreamBooth for Anima."""
+
+    family: ClassVar[str] = "anima"
+    script: ClassVar[str] = "anima_train"
+    title: ClassVar[str] = "Anima fine-tune"
+    script_with = staticmethod(families.script_with)
+    drops_cached_captions: ClassVar[bool] = True
+    idle: ClassVar[Mapping[str, str]] = IDLE
+    idle_rules: ClassVar[tuple[Rule, ...]] = IDLE_RULES
+    aliases: ClassVar[Mapping[str, str]] = {**sections.TransformerTrain.aliases, **ALIASES}
+    foreign: ClassVar[Mapping[str, str]] = {**sections.TransformerTrain.foreign, **FOREIGN}
+
+    model: AnimaModel = section(AnimaModel)
+    optim: AnimaFullOptim = section(AnimaFullOptim)
+    noise: AnimaFlow = section(AnimaFlow)
+    memory: AnimaMemory = section(AnimaMemory)
+    compile: AnimaCompile = section(AnimaCompile)

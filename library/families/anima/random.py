@@ -1,0 +1,133 @@
+"""Anima's networks with random weights: full-size, or tiny ones in the real file formats."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from library.config.run_config import RunConfig
+from library.families.anima.adapter import AdapterShape
+from library.families.anima.family import AnimaFamily
+from library.families.anima.model import Anima, AnimaShape
+from library.families.shared import language_model, qwen_vae, qwen_vae_names, random_networks, random_tokenizers
+from library.families.shared.random_networks import T5_WORDS, InputShapes, RandomNetworks
+from library.files import write_atomic
+
+WORDS = 151936  # of the published vocabulary of Qwen3, with room
+
+
+@dataclass(frozen=True)
+class AnimaSizes:
+    """Widths and depths. Widths of the transformer and of the adapter are multiples of their heads."""
+
+    hidden: int = 64
+    head: int = 32
+    blocks: int = 3
+    modulation: int = 16
+    adapter: int = 32
+    adapter_head: int = 16
+    adapter_blocks: int = 2
+    text: int = 48
+    text_layers: int = 2
+    text_mlp: int = 128
+    text_heads: int = 1
+    text_groups: int = 1
+    vae: int = 8
+    vae_widths: tuple[int, ...] = (1, 2, 2, 2)
+    vae_resnets: int = 1
+    channels: int = 16
+    resolutions: tuple[int, ...] = (64, 128)
+
+
+TINY = AnimaSizes()
+TINY_OPTIONS: dict[str, int] = {"qwen3_max_token_length": 64, "t5_max_token_length": 64}
+FULL = AnimaSizes(
+    hidden=2048, head=128, blocks=28, modulation=256, adapter=1024, adapter_head=64, adapter_blocks=6, text=1024,
+    text_layers=28, text_mlp=3072, text_heads=16, text_groups=8, vae=96, vae_widths=(1, 2, 4, 4), vae_resnets=2,
+    resolutions=(512, 1024),
+)  # fmt: skip
+
+
+def model_sizes(_config: RunConfig, full: bool) -> AnimaSizes:
+    """All have the same."""
+    return FULL if full else TINY
+
+
+def shape(sizes: AnimaSizes, words: int) -> AnimaShape:
+    """The denoiser's own sizes."""
+    adapter = AdapterShape(words, sizes.text, sizes.adapter, sizes.adapter_head, 4 * sizes.adapter,
+                           sizes.adapter_blocks)  # fmt: skip
+    return AnimaShape(
+        channels=4 * sizes.channels,
+        hidden=sizes.hidden,
+        head=sizes.head,
+        context=sizes.adapter,
+        mlp=4 * sizes.hidden,
+        modulation=sizes.modulation,
+        blocks=sizes.blocks,
+        adapter=adapter,
+    )
+
+
+def random(sizes: AnimaSizes = TINY, words: int = WORDS, target_words: int = T5_WORDS) -> RandomNetworks:
+    """The networks of these sizes, for tokenizers with so many words."""
+    return RandomNetworks(
+        lambda: random_networks.empty(lambda: Anima(shape(sizes, target_words))),
+        {
+            "text_encoder": lambda: language_model.empty_qwen3(
+                vocab_size=words, hidden_size=sizes.text, intermediate_size=sizes.text_mlp,
+                num_hidden_layers=sizes.text_layers, num_attention_heads=sizes.text_heads,
+                num_key_value_heads=sizes.text_groups,
+            )
+        },
+        lambda: qwen_vae.empty(sizes.vae, sizes.vae_widths, sizes.vae_resnets, sizes.channels, [False, True, True]),
+        sizes.resolutions,
+    )  # fmt: skip
+
+
+def adopt(family: AnimaFamily, denoiser: nn.Module) -> None:
+    """It reads nothing else from headers."""
+
+
+def input_shapes(family: AnimaFamily, denoiser: Anima) -> InputShapes:
+    """What this denoiser reads, for one image."""
+    lengths, sizes = family.text_lengths, denoiser.sizes
+    text = {name: (length, sizes.adapter.source) if name == "prompt_embeds" else (length,)
+            for name, length in lengths.items()}  # fmt: skip
+    return InputShapes(sizes.channels // 4, text)
+
+
+def write(
+    folder: Path, seed: int = 0, dtype: torch.dtype = torch.bfloat16, sizes: AnimaSizes = TINY
+) -> dict[str, Path]:
+    """Write the three files of a tiny model, in ComfyUI's layouts, and its tokenizers into a folder.
+
+    Returns paths by part: anima, text_encoder, vae (all .safetensors), tokenizer and t5_tokenizer (folders).
+    """
+    folder = Path(folder)
+    places = {"tokenizer": folder / "tokenizer", "t5_tokenizer": folder / "t5_tokenizer"}
+    words = random_tokenizers.qwen_tokenizer(places["tokenizer"])
+    target = random_tokenizers.t5_tokenizer(places["t5_tokenizer"])
+    made = random(sizes, *((WORDS, T5_WORDS) if sizes == FULL else (words, target)))
+    image = made.vae()
+    networks = {
+        "anima": ("anima_tiny", made.denoiser()),
+        "text_encoder": ("qwen_3_06b_tiny", made.encoders["text_encoder"]()),
+        "vae": ("qwen_image_vae", image.network),
+    }
+    for i, (part, (stem, network)) in enumerate(networks.items()):
+        shapes = [(name, tuple(tensor.shape)) for name, tensor in network.state_dict().items()]
+        tensors = random_networks.random_weights(shapes, seed * 10 + i, dtype)
+        if part == "vae":
+            tensors["encoder.conv_out.weight"] *= 6  # answers about as large as a trained one
+            tensors = qwen_vae_names.to_single(tensors)
+        else:
+            prefix = "net." if part == "anima" else "model."
+            tensors = {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
+        tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        places[part] = write_atomic(
+            folder / f"{stem}.safetensors", lambda file, tensors=tensors: save_file(tensors, file, {"format": "pt"})
+        )
+    return places
