@@ -56,15 +56,15 @@ def working(demo: Any, folder: Path) -> Iterator[None]:
     from library.runs import process, queue, start, stop
 
     script, prompts = "flux_train_network", folder / "prompts.txt"
-    prompts.write_text("a zorb toy --w 192 --h 192 --d 7 --s 12\na plix house --w 192 --h 192 --d 7 --s 12\n")
+    prompts.write_text("a zorb toy --w 128 --h 128 --d 7 --s 4\na plix house --w 128 --h 128 --d 7 --s 4\n")
     values = read_toml(demo.configs[script]) | {"output_dir": str(folder / "results"), "output_name": "zorb"}
-    real = {"sample_prompts": str(prompts), "sample_every_n_steps": 400, "lr_scheduler": "cosine", "save_state": True,
-            "lr_warmup_steps": 100, "max_train_steps": 8000, "save_every_n_steps": 400}  # fmt: skip
+    real = {"sample_prompts": str(prompts), "sample_every_n_steps": 100, "lr_scheduler": "cosine", "save_state": True,
+            "lr_warmup_steps": 20, "max_train_steps": 4000, "save_every_n_steps": 100}  # fmt: skip
     first = start.launch(build(config_class(script), values | real, notes=[]))
-    reach(first, 500)
+    reach(first, 60)
     stop.request(first, "after_step")
     second = start.begin(reopen.continuation(ended(first)))
-    reach(second, 1300)
+    reach(second, 220)
     queue.RUNNER[:] = [sys.executable, "-c", "pass"]  # and this process says that it works the queue off
     for name in ("plix-rank-32", "plix-rank-64"):
         queue.add(start.job(build(config_class(script), values | {"output_name": name}, notes=[])))
@@ -110,6 +110,11 @@ def lora(page: Page, demo: Any) -> None:
     page.evaluate("scrollTo(0, 0)")
 
 
+def models(page: Page, demo: Any) -> None:
+    page.locator(".find-models >> visible=true").first.click()
+    page.locator("dialog.models[open]").wait_for()
+
+
 def compiling(page: Page, demo: Any) -> None:
     page.get_by_role("button", name="Torch Compile Settings").locator("visible=true").click()
     page.locator("#finetune-compile").check()
@@ -122,44 +127,68 @@ def told(page: Page, demo: Any) -> None:
 
 
 def images(page: Page, demo: Any) -> None:
-    page.get_by_role("tab", name="LoRA", exact=True).click()
-    lora(page, demo)
-    page.get_by_role("tab", name="Data set", exact=True).click()
+    """With the settings of the LoRA tab, which was filled in before."""
     page.get_by_role("button", name="Use this tab's settings").click()
     page.wait_for_function("[...document.querySelectorAll('.images article img')].some((i) => i.naturalWidth > 0)")
+
+
+def masks(page: Page, demo: Any) -> None:
+    panel = page.locator("[data-panel=masks]")
+    panel.locator("summary").first.click()
+    panel.evaluate("e => e.scrollIntoView({ block: 'start' })")
 
 
 def nothing(page: Page, demo: Any) -> None:
     """As it is found."""
 
 
+# In this order: one window goes through all of them.
 TABS: dict[str, tuple[str, Callable[[Page, Any], None]]] = {
     "lora": ("LoRA", lora),
+    "models": ("LoRA", models),
     "dreambooth": ("DreamBooth", told),
     "finetune": ("Finetune", compiling),
+    "inversion": ("Textual inversion", nothing),
     "queue": ("Queue", nothing),
     "lab": ("Compile Lab", nothing),
     "dataset": ("Data set", images),
+    "masks": ("Data set", masks),
+    "drawing": ("Try it", nothing),
     "tools": ("LoRA tools", nothing),
 }
 
 
-def shoot(context: Any, address: str, name: str, demo: Any, to: Path) -> None:
-    """Open a tab in a fresh window, do what it is for, and keep a picture."""
+def shoot(page: Page, name: str, demo: Any, to: Path | None) -> None:
+    """Open a tab, do what it is for, and keep a picture."""
     title, prepare = TABS[name]
+    page.get_by_role("tab", name=title, exact=True).click()
+    page.evaluate("scrollTo(0, 0)")
+    prepare(page, demo)
+    page.wait_for_timeout(700)  # for what is drawn a moment later
+    if to:
+        taken = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+        to.parent.mkdir(parents=True, exist_ok=True)
+        taken.quantize(COLOURS, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(to, optimize=True)
+    page.keyboard.press("Escape")
+
+
+def through(browser: Any, address: str, demo: Any, size: str, mode: str, asked: argparse.Namespace) -> None:
+    """All pictures of one window."""
+    width, height = SIZES[size]
+    context = browser.new_context(
+        viewport={"width": width, "height": height}, color_scheme=mode, has_touch=size == "phone"
+    )
     page = context.new_page()
     page.set_default_timeout(60_000)
     page.goto(address)
     page.wait_for_selector("form.settings")
     page.wait_for_selector(".run[data-run]")
-    page.get_by_role("tab", name=title, exact=True).click()
-    page.wait_for_timeout(500)
-    prepare(page, demo)
-    page.wait_for_timeout(1500)
-    taken = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-    to.parent.mkdir(parents=True, exist_ok=True)
-    taken.quantize(COLOURS, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(to, optimize=True)
-    page.close()
+    wanted = asked.only or list(TABS)
+    before = {"dataset": ["lora"], "masks": ["lora", "dataset"]}  # what a tab shows something of
+    for name in TABS:
+        if name in wanted or any(name in before.get(other, ()) for other in wanted):
+            shoot(page, name, demo, asked.to / f"{name}-{size}-{mode}.png" if name in wanted else None)
+    context.close()
 
 
 def main() -> int:
@@ -178,14 +207,9 @@ def main() -> int:
         chromium = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, CHROMIUM)), None)
         with working(demo, folder), online(folder) as address, sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-            for size, (width, height) in SIZES.items():
+            for size in SIZES:
                 for mode in ("light", "dark"):
-                    context = browser.new_context(
-                        viewport={"width": width, "height": height}, color_scheme=mode, has_touch=size == "phone"
-                    )
-                    for name in asked.only or TABS:
-                        shoot(context, address, name, demo, asked.to / f"{name}-{size}-{mode}.png")
-                    context.close()
+                    through(browser, address, demo, size, mode, asked)
             browser.close()
     total = sum(file.stat().st_size for file in asked.to.glob("*.png"))
     print(f"{len(list(asked.to.glob('*.png')))} pictures, {total / 1e6:.2f} MB")

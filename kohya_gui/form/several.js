@@ -32,7 +32,7 @@ export function several(tab, box) {
   const about = make("p", {}, make("b", {}, say("Several values of {label}", { label: translated(label) })), " ",
     make("span", {}, "With blanks between them. Each is a training of its own in the queue, named after its value."));
   tell(tab, "plain", about, make("div", { className: "sides" }, make("div", { className: "side" }, values), go, closeButton(tab)), answer);
-  values.focus();
+  values.focus({ preventScroll: true }); // it stands in the bar below, which is always in view
 }
 
 /**
