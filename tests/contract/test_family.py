@@ -113,7 +113,8 @@ def test_a_saved_lora_loads_as_it_was_trained(demo, squares, tmp_path, script, l
     method = methods.attach(parts, family, config)
     method.restore(load_file(made.file.with_name(f"{made.file.stem}-state") / "model.safetensors"))
     method.train(False)
-    assert torch.equal(answer(family, parts), from_file)
+    # To the last bits: sums depend on how numbers lie in memory, which differs between a file's and others.
+    torch.testing.assert_close(answer(family, parts), from_file, rtol=1e-5, atol=1e-6)
     assert (from_file - base).abs().max() > 1e-3 * base.std()
 
 
@@ -137,7 +138,8 @@ def test_a_saved_model_loads_as_it_was_trained(demo, squares, tmp_path, script, 
     family, parts = loaded(start)
     method = methods.attach(parts, family, start)
     method.restore(load_file(made.file.with_name(f"{made.file.stem}-state") / "model.safetensors"))
-    assert torch.equal(answer(family, parts), from_file)
+    # To the last bits: sums depend on how numbers lie in memory, which differs between a file's and others.
+    torch.testing.assert_close(answer(family, parts), from_file, rtol=1e-5, atol=1e-6)
     assert (from_file - base).abs().max() > 1e-3 * base.std()
 
 
