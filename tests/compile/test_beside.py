@@ -15,7 +15,7 @@ from library.config.schema import build
 from library.train import beside, compile_process, compile_worker
 from library.train.beside import BesideCompiler
 from library.train.choices import Choices
-from tests.training import config_of, train
+from tests.training import PLAIN_CODE, config_of, train
 
 READY = 3  # the step before which everything is compiled
 GIVEN = {"compile": True, "compile_warmup": "beside", "max_train_steps": 5, "seed": 1, "cache_latents": True}
@@ -50,7 +50,8 @@ def from_step_on(monkeypatch):
 
 
 def test_another_process_compiles_and_the_training_finds_all_of_it(demo, squares, tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    for name, value in {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), **PLAIN_CODE}.items():
+        monkeypatch.setenv(name, value)
     values = {"compile_blocks": "single:0", "network_dropout": 0.1, "mixed_precision": "bf16", **GIVEN}
     values["max_train_steps"] = READY
     counts = []

@@ -12,6 +12,7 @@ import torch
 from library import families
 from library.config.schema import ConfigError, build
 from library.memory.quantization import fp8_matmul
+from tests.training import PLAIN_CODE
 
 VARYING, ONE = ((8, 8), (8, 16)), ((8, 8),)  # images of many sizes, whose graphs take longer to make, and of one
 
@@ -97,7 +98,9 @@ def test_a_whole_sdxl(made):
     agree(made, "sdxl_train", ("attention", "some"), VARYING)
 
 
-def test_generated_code_agrees_too(made):
+def test_generated_code_agrees_too(made, monkeypatch):
+    for name, value in PLAIN_CODE.items():
+        monkeypatch.setenv(name, value)
     only = {"compile_backend": "inductor", "compile_blocks": "single:all"}
     agree(made, "flux_train_network", ("attention", "swap"), ONE, **only)
 

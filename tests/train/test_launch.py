@@ -12,15 +12,15 @@ from library.families import config_class
 from library.runs import reader, start
 from tests import forks
 from tests.source import ROOT
-from tests.training import Outcome, config_of, free_port, ranks, runs_in, train, wait_for
+from tests.training import PLAIN_CODE, Outcome, config_of, free_port, ranks, runs_in, train, wait_for
 
 SCRIPT = "flux_train_network"
 
 
-def launch(arguments, output):
+def launch(arguments, output, **environment):
     """Run a training's command to its end; what it left in `output`. Only the launcher is forked."""
     before = runs_in(output)
-    launcher = forks.start(arguments[1:])
+    launcher = forks.start(arguments[1:], **environment)
     said = launcher.communicate()[0]
     assert launcher.returncode == 0, said
     (folder,) = runs_in(output) - before
@@ -58,7 +58,7 @@ def test_compiled_with_inductor_it_gives_the_same_losses(pressed):
     config, page = pressed
     # Code for single blocks: compile/test_pairs.py.
     flags = ["--compile", "--compile_blocks", "double:all", "--output_name", "compiled"]
-    compiled = launch([*command(page.folder / "run.toml", SCRIPT), *flags], page.file.parent)
+    compiled = launch([*command(page.folder / "run.toml", SCRIPT), *flags], page.file.parent, **PLAIN_CODE)
     told = compiled.facts["compile"]
     assert told["graphs"] == told["predicted"] == {"DoubleStreamBlock": 1}
     assert told["recompiles"] == 0 and not told["fallback"]
