@@ -98,7 +98,9 @@ def config_of(demo: Any, script: str, **values: Any) -> Any:
     quick = {"compile": False, "compile_blocks": None, "resolution": "64", "max_train_steps": 4,
              "save_precision": "float", "logging_dir": None}  # fmt: skip
     # a TOML of a relative is called <relative>_<script>
-    kind = families.config_class(script if script in families.RUNS else script.split("_", 1)[1])
+    kind = families.config_class(
+        script if script in families.RUNS else next(run for run in families.RUNS if script.endswith(f"_{run}"))
+    )
     if "t5xxl_max_token_length" in options(kind):
         quick["t5xxl_max_token_length"] = 32
     given = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}

@@ -300,7 +300,8 @@ def fields(configs: Mapping[str, type]) -> list[FormField]:
             if not (option := options(config).get(name)):
                 continue
             reason = config.pending.get(name, "")
-            face = (name, option.section, option.label, option.help, option.default, option.choices, reason)
+            looks = (option.label, option.help, option.default, option.choices, condition(option.shown_with))
+            face = (name, option.section, *looks, reason)
             known = faces.get(face, FormField(option, ()))
             idle = (family,) if name in getattr(config, "idle", {}) else ()
             faces[face] = FormField(option, (*known.families, family), (*known.idle, *idle), reason)

@@ -74,7 +74,9 @@ def section() -> str:
 def _image(name: str, label: str, about: str) -> str:
     """A field that names an image, for the families that are shown one."""
     taking = [known for known in families.every() if name in known.prompt_images]
-    shown_with = {option: values for known in taking for option, values in known.prompt_images[name].items()}
+    shown_with: dict[str, tuple[str, ...]] = {}
+    for option, values in (pair for known in taking for pair in known.prompt_images[name].items()):
+        shown_with[option] = (*shown_with.get(option, ()), *values)
     only = " ".join(f"only-{known.name}" for known in taking)
     return (
         f'<label class="image {only}"{attributes({"data-shown-with": condition(shown_with)})}><span>{label}</span>'

@@ -255,7 +255,7 @@ def _rules(dataset: DatasetConfig, source: str, config: RunConfig) -> Iterator[P
         clashes = [("cache_text_encoder_outputs", name) for name in varied_captions(config) if config.cache.text]
         clashes += [("cache_latents", name) for name in ("color_aug", "random_crop") if config.cache.latents]
         # They change the image, and what the model is shown beside it would no longer fit to it.
-        moved = ["color_aug", "random_crop", "face_crop_aug_range"]
+        moved = ["color_aug", "random_crop", "face_crop_aug_range", *["flip_aug"] * config.control_images.captioned]
         clashes += [("control_directory", name) for name in moved if subset.control_directory]
         clashes += [("conditioning_data_dir", name) for name in moved if use.guided]
         for cache, name in clashes:

@@ -21,6 +21,7 @@ class ControlUse:
 
     least: int = 0  # reference images of an item that it cannot be trained without
     most: int = 0  # reference images of an item
+    captioned: bool = False  # the text encoder is shown them, too, so that captions are encoded once, with them
     inpaints: bool = False  # the picture itself without what a mask covers, and the mask
     guided: bool = False  # the control image of each, from conditioning_data_dir, as pixels
     random_masks: int = 0  # that are drawn for an image without one; 0: each needs its own

@@ -128,7 +128,8 @@ def latents_are_good(wanted: Wanted, vae: JsonMapping | None, trust: bool = Fals
         return False
     if {key: stamp.get(key) for key in wanted.cut} != wanted.cut or not identity.same(stamp.get("vae"), vae):
         return False
-    return _same_image(wanted.image, stamp.get("image")) and _same_controls(wanted, stamp.get("controls", []))
+    same = _same_image(wanted.image, stamp.get("image"))
+    return same and _same_controls(wanted.controls, stamp.get("controls", []))
 
 
 def read_latents(wanted: Wanted) -> dict[str, np.ndarray]:
@@ -150,7 +151,7 @@ def write_latents(wanted: Wanted, arrays: Mapping[str, np.ndarray], stamp: JsonM
             array = _squares(array, cache.square) if cache.square > 1 else array[:, None] if cache.frames else array
         content[wanted.key(name)] = np.asarray(array)
     if wanted.controls:
-        stamp = {**stamp, "controls": [_control_stamp(control) for control in wanted.controls]}
+        stamp = {**stamp, "controls": control_stamps(wanted.controls)}
     facts[MADE_FROM + wanted.tail] = json.dumps({**stamp, **wanted.cut})
     if wanted.cache.architecture:
         facts |= {"architecture": wanted.cache.architecture, "format_version": FORMAT}
@@ -167,6 +168,11 @@ def image_stamp(image: str) -> list[Any]:
     return [about.st_size, about.st_mtime_ns, _hash(image)]
 
 
+def control_stamps(controls: "Iterable[ControlImage]") -> list[Any]:
+    """What tells later whether pictures beside an image are as they were."""
+    return [_control_stamp(control) for control in controls]
+
+
 # ---- text
 
 
@@ -177,8 +183,10 @@ def text_is_good(  # noqa: PLR0913 - what a cache is compared with
     stamp: JsonMapping,
     trust: bool = False,
     names: Mapping[str, str] | None = None,
+    shown: "Sequence[ControlImage]" = (),
 ) -> bool:
-    """Whether the file holds these outputs, made as `stamp` says; `sources` are files it must be younger than.
+    """Whether the file holds these outputs, made as `stamp` says of a caption and the reference images `shown` with it;
+    `sources` are files it must be younger than.
 
     `lengths` are the arrays by name, and how many tokens they must be long, where they are of tokens; `names` says what
     some of them are called in the file.
@@ -194,13 +202,19 @@ def text_is_good(  # noqa: PLR0913 - what a cache is compared with
                 return False
             made = _stamp(found, "")
             if made is None:
+                sources = [*sources, *(one.path for one in shown)]
                 return _is_younger(file, sources) and _same_options(found, options)
     except BROKEN:
         return False
     known = made.get("options")
     if not isinstance(known, dict) or any(known.get(name) != value for name, value in options.items()):
         return False
-    return made.get("caption") == stamp["caption"] and identity.same(made.get("encoders"), stamp["encoders"])
+    same = all(made.get(name) == stamp.get(name) for name in ("caption", "template"))
+    return (
+        same
+        and identity.same(made.get("encoders"), stamp["encoders"])
+        and _same_controls(shown, made.get("controls", []))
+    )
 
 
 def read_text(file: str, keys: Iterable[str], names: Mapping[str, str] | None = None) -> dict[str, np.ndarray]:
@@ -224,12 +238,13 @@ def write_text(
     cache_files.write(file, content, facts)
 
 
-def text_stamp(caption: str, encoders: JsonMapping | None, options: JsonMapping) -> JsonObject:
-    """What outputs of the text encoders depend on."""
+def text_stamp(caption: str, encoders: JsonMapping | None, options: JsonMapping, template: str = "") -> JsonObject:
+    """What outputs of the text encoders depend on, besides pictures; `template` says how these are shown."""
     return {
         "caption": hashlib.blake2b(caption.encode(), digest_size=16).hexdigest(),
         "encoders": encoders,
         "options": dict(options),
+        **({"template": template} if template else {}),
     }
 
 
@@ -303,11 +318,11 @@ def _control_stamp(control: "ControlImage") -> list[Any]:
     return [image_stamp(control.path), mask, list(control.fit.resized)]
 
 
-def _same_controls(wanted: Wanted, stamps: Any) -> bool:
+def _same_controls(controls: "Sequence[ControlImage]", stamps: Any) -> bool:
     """Whether what the model is shown beside the image is as it was."""
-    if not isinstance(stamps, list) or len(stamps) != len(wanted.controls):
+    if not isinstance(stamps, list) or len(stamps) != len(controls):
         return False
-    for control, stamp in zip(wanted.controls, stamps, strict=True):
+    for control, stamp in zip(controls, stamps, strict=True):
         if not isinstance(stamp, list) or len(stamp) != 3 or stamp[2] != list(control.fit.resized):
             return False
         own = control.mask and control.mask != control.path

@@ -23,6 +23,13 @@ def shown(control: ControlImage, interpolation: str | None, flip: bool = False) 
     return colours * (1 - paint_mask(control, view, interpolation)) if control.is_masked else colours
 
 
+def reference(control: ControlImage, interpolation: str | None) -> Image.Image:
+    """A reference image as `shown` has it, for who looks at pictures."""
+    picture = pixels.read(control.path)
+    pixels.expect_size(control.path, picture, control.size)
+    return Image.fromarray(pixels.look(picture, augment.middle(control.fit), interpolation))
+
+
 def paint_mask(control: ControlImage, view: augment.View, interpolation: str | None) -> torch.Tensor:
     """Where a model paints [H,W]: 1 where the mask is brighter than half, else 0."""
     if control.drawn is not None:

@@ -1,48 +1,28 @@
-"""Encode images and captions once, before training, and keep the results beside the images or in memory."""
+"""Encode images once, before training, and keep the results beside them or in memory; captions: text_encoding."""
 
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
-from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
-from library.data import augment, caches, control_pixels, identity, pixels
+from library.data import augment, caches, control_pixels, identity, pixels, text_encoding
 from library.data.caches import LATENT, Wanted
+from library.data.encoding_job import Arrays, EncodingJob, EncodingProcess, clean_up_after, finish, share
 from library.data.folders import some
 from library.data.threads import Report, ahead, num_workers, spread
-from library.families.base import Family, ModelComponents, TakesControls, TextCache
-from library.files import clean_up, need_space
+from library.families.base import Family, ModelComponents, TakesControls
+from library.files import need_space
 
 if TYPE_CHECKING:
     from library.data.images import Image, ImageSet
 
-Arrays = dict[str, np.ndarray]
 LOADERS = 8
-
-
-class EncodingProcess(Protocol):
-    """Where encoding happens: on which device, as which of how many processes."""
-
-    device: torch.device
-    rank: int
-    ranks: int
-
-
-@dataclass(frozen=True, slots=True)
-class EncodingJob:
-    """What every step of encoding needs to know."""
-
-    family: Family
-    parts: ModelComponents
-    config: RunConfig
-    world: EncodingProcess
-    report: Report  # is told what is going on, and how much of it is done
 
 
 @dataclass(slots=True)
@@ -67,27 +47,6 @@ class Latents:
         return found
 
 
-@dataclass(slots=True)
-class Texts:
-    """The encoded captions of a training, on disk by image or in memory by caption."""
-
-    cache: TextCache
-    memory: dict[str, Arrays] | None = None
-
-    def load(self, image: "Image") -> Arrays:
-        """What the text encoders made of the caption of an image, by the names of the cache's keys."""
-        if self.memory is not None:
-            return self.memory[image.caption]
-        file = caches.text_file(image.path, self.cache.suffix)
-        try:
-            found = caches.read_text(file, self.cache.stored, self.cache.names)
-        except caches.BROKEN as e:
-            raise caches.unreadable(file, e) from e
-        if self.cache.mask:
-            found[self.cache.mask] = np.ones(len(found[self.cache.stored[0]]), np.int64)
-        return found
-
-
 def encode(
     images: "ImageSet",
     family: Family,
@@ -107,7 +66,7 @@ def encode(
     if config.cache.latents:
         images.latents = _latents(every, work)
     if config.cache.text:
-        images.text = _texts(every, work)
+        images.text = text_encoding.texts(every, work)
     if images.validation:
         images.validation.latents, images.validation.text = images.latents, images.text
     if world.device.type == "cuda":
@@ -133,7 +92,7 @@ def _latents(every: Sequence["Image"], work: EncodingJob) -> Latents:
     if not work.config.cache.cache_latents_to_disk:
         _encode_images(mine, work, store.memory.__setitem__)
         return store
-    mine = _share(mine, lambda wanted: wanted.image, work.world)
+    mine = share(mine, lambda wanted: wanted.image, work.world)
     there = work.parts.vae is not None or "vae" in work.parts.deferred
     vae = identity.of_components(work.parts, ["vae"]) if there else None
     trust = work.config.cache.skip_cache_check
@@ -143,7 +102,7 @@ def _latents(every: Sequence["Image"], work: EncodingJob) -> Latents:
 
     found = spread(good, mine, work.report, "checking cached latents")
     todo = [wanted for wanted, is_good in zip(mine, found, strict=True) if not is_good]
-    _clean_up([wanted.file for wanted in todo])
+    clean_up_after([wanted.file for wanted in todo])
     if todo:
         sizes = (size for w in todo for name, size in w.arrays.items() if name != "alpha_mask")
         need_space(todo[0].file, sum(4 * 16 * height * width for height, width in sizes))
@@ -193,22 +152,13 @@ def _encode_images(todo: list[Wanted], work: EncodingJob, keep: Callable[[Wanted
         for pictures in ahead(_opened, batches, num_workers(LOADERS)):
             yield _encoded(pictures, work)
 
-    def finish(batch: list[tuple[Wanted, Arrays]]) -> int:
+    def kept(batch: list[tuple[Wanted, Arrays]]) -> int:
         for wanted, arrays in batch:
             keep(wanted, arrays)
         return len(batch)
 
-    _finish(finish, encoded(), "caching latents", len(todo), work.report)
+    finish(kept, encoded(), "caching latents", len(todo), work.report)
     vae.to("cpu")
-
-
-def _finish(finish: Callable, made: Iterator, phase: str, total: int, report: Report) -> None:
-    """Finish results (write them) on one thread while the next are made on this one."""
-    done = 0
-    report(phase, done, total)
-    for count in ahead(finish, made, workers=1, depth=8):
-        done += count
-        report(phase, done, total)
 
 
 def _by_size(todo: Iterable[Wanted], batch_size: int) -> Iterator[list[Wanted]]:
@@ -283,116 +233,3 @@ def _nan_advice(vae: torch.nn.Module | None) -> str:
     if vae is not None and next(vae.parameters()).dtype == torch.float16:
         return "the VAE overflows in fp16; add no_half_vae, or use bf16, or a VAE made for fp16"
     return "the image or the VAE is damaged; replace it"
-
-
-# ---- text
-
-
-def _texts(every: Sequence["Image"], work: EncodingJob) -> Texts:
-    cache = work.family.text_cache
-    if not work.config.cache.cache_text_encoder_outputs_to_disk:
-        memory: dict[str, Arrays] = {}
-        captions = dict.fromkeys(image.caption for image in every)
-        _encode_captions([(caption, [caption]) for caption in captions], work, memory.__setitem__)
-        return Texts(cache, memory)
-    store = Texts(cache)
-    names = sorted({*work.parts.encoders, *work.parts.deferred} - {"vae"})
-    encoders = identity.of_components(work.parts, names) if names else None
-    lengths = {**dict.fromkeys(cache.stored), **({} if cache.mask else work.family.text_lengths)}
-    options = {name: getattr(work.config.model, name, None) for name in cache.options}
-    images = _images_by_file(every, cache.suffix)
-
-    def stamp(image: "Image") -> JsonObject:
-        return caches.text_stamp(image.caption, encoders, options)
-
-    def good(item: tuple[str, "Image"]) -> bool:
-        file, image = item
-        sources = [image.caption_file] if image.caption_file else []
-        trust = work.config.cache.skip_cache_check
-        return caches.text_is_good(file, lengths, sources, stamp(image), trust, cache.names)
-
-    mine = _share(list(images.items()), lambda item: item[0], work.world)
-    todo: dict[str, list[str]] = {}
-    for (file, image), is_good in zip(mine, spread(good, mine, work.report, "checking cached captions"), strict=True):
-        if not is_good:
-            todo.setdefault(image.caption, []).append(file)
-
-    def write(file: str, arrays: Arrays) -> None:
-        stored = {name: arrays[name] for name in cache.stored}
-        if cache.rate:
-            stored[cache.rate] = np.array(images[file].subset.caption_dropout_rate, np.float32)
-        caches.write_text(file, stored, stamp(images[file]), cache, images[file].caption)
-
-    _clean_up([file for files in todo.values() for file in files])
-    _encode_captions(list(todo.items()), work, write)
-    return store
-
-
-def _images_by_file(every: Iterable["Image"], suffix: str) -> dict[str, "Image"]:
-    """One image for each cache file; an image with two captions cannot have both on disk."""
-    found: dict[str, Image] = {}
-    for image in every:
-        known = found.setdefault(caches.text_file(image.path, suffix), image)
-        if known.caption != image.caption:
-            raise ConfigError("{path} is used with two captions, but there is one cache file for it: "
-                "use cache_text_encoder_outputs without _to_disk", path=image.path)  # fmt: skip
-    return found
-
-
-def _encode_captions(todo: list[tuple[str, list[str]]], work: EncodingJob, keep: Callable[[str, Arrays], None]) -> None:
-    """Encode each caption once and keep it under each of its names."""
-    if not todo:
-        return
-    work.parts.read_encoders()
-    encoders = work.parts.encoders.values()
-    if not encoders:
-        raise ConfigError(
-            "{count} captions are not cached yet, and there is no text encoder: name its file", count=len(todo)
-        )
-    for encoder in encoders:
-        encoder.to(work.world.device)
-    size = getattr(work.config.cache, "text_encoder_batch_size", None) or work.config.data.train_batch_size
-
-    def encoded() -> Iterator[list[tuple[list[str], Arrays]]]:
-        for start in range(0, len(todo), size):
-            yield _encoded_captions(todo[start : start + size], work)
-
-    def finish(batch: list[tuple[list[str], Arrays]]) -> int:
-        for names, arrays in batch:
-            for name in names:
-                keep(name, arrays)
-        return len(batch)
-
-    _finish(finish, encoded(), "caching captions", len(todo), work.report)
-    for encoder in encoders:
-        encoder.to("cpu")
-
-
-def _encoded_captions(batch: list[tuple[str, list[str]]], work: EncodingJob) -> list[tuple[list[str], Arrays]]:
-    with torch.no_grad():
-        found = work.family.text(work.parts, [caption for caption, _ in batch])
-    # bfloat16 does not exist in numpy; as upstream, it becomes float32, and float16 stays.
-    arrays = {k: (v.float() if v.dtype == torch.bfloat16 else v).cpu().numpy() for k, v in found.items()}
-    for i, (caption, names) in enumerate(batch):
-        if any(value.dtype.kind == "f" and not np.isfinite(value[i]).all() for value in arrays.values()):
-            raise ConfigError("encoding the caption {caption} of {some} gave NaN: use bf16 or fp32",
-                caption=repr(caption), some=some(names))  # fmt: skip
-    made = [{key: value[i] for key, value in arrays.items()} for i in range(len(batch))]
-    if mask := work.family.text_cache.mask:  # padding is made anew for each batch
-        made = [{key: value[: int(one[mask].sum())] for key, value in one.items()} for one in made]
-    return [(names, one) for (_, names), one in zip(batch, made, strict=True)]
-
-
-# ---- inside
-
-
-def _clean_up(files: Iterable[str]) -> None:
-    """Remove caches that were being written beside these files when a process was killed."""
-    for folder in {os.path.dirname(file) for file in files}:
-        clean_up(folder, lambda name: name.endswith((".npz", ".safetensors")))
-
-
-def _share(items: list, name: Callable[[Any], str], world: EncodingProcess) -> list:
-    """The part of this process: every n-th file, and all that goes into one file together."""
-    order = {key: i for i, key in enumerate(dict.fromkeys(map(name, items)))}
-    return [item for item in items if order[name(item)] % world.ranks == world.rank]

@@ -11,7 +11,8 @@ from library.config.json_types import JsonObject
 from library.data.buckets import BucketFit, Buckets, Size
 
 if TYPE_CHECKING:
-    from library.data.encoding import Latents, Texts
+    from library.data.encoding import Latents
+    from library.data.text_encoding import Texts
 
 
 @dataclass(frozen=True, slots=True)

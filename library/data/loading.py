@@ -24,7 +24,7 @@ from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
 from library.data import augment, captions, control_pixels, pixels
-from library.data.buckets import BucketFit, crop_ltrb
+from library.data.buckets import BucketFit, Size, crop_ltrb
 from library.data.caches import LATENT
 from library.data.captions import Moment
 from library.data.length import length
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 
 # Of a batch: images, height and width of their latents, and heights and widths of those of reference images, in turn.
+Longer = Callable[[Sequence[Size]], int]  # widths and heights of reference images -> tokens
 Kind = tuple[int, ...]
 
 
@@ -145,13 +146,18 @@ class Batches:
         raise ValueError(f"there are no batches of {kind[0]} images with latents of {kind[1]} x {kind[2]}")
 
     # Why: docs/decisions/2026-11-22-one-text-length-for-a-size.md
-    def cut_text(self, length: Callable[[Collection[str]], int | None]) -> None:
-        """Let each batch say how much text a step reads: `length` of the captions of all images up to its size."""
+    def cut_text(self, length: Callable[[Collection[str]], int | None], longer: Longer = lambda sizes: 0) -> None:
+        """Let each batch say how much text a step reads: `length` of the captions of all images up to its size, and how
+        much `longer` their reference images make it, by widths and heights."""
         areas: dict[int, set[str]] = {}
+        more: dict[int, set[tuple[Size, ...]]] = {}
         for image in self.images.items:
             width, height = image.fit.bucket
-            areas.setdefault(height // LATENT * (width // LATENT), set()).add(image.caption)
+            area = height // LATENT * (width // LATENT)
+            areas.setdefault(area, set()).add(image.caption)
+            more.setdefault(area, set()).add(tuple(control.fit.bucket for control in image.controls))
         found = {area: own for area in sorted(areas) if (own := length(areas[area])) is not None}
+        found = {area: own + max(map(longer, more[area])) for area, own in found.items()}
         self.text_lengths = dict(zip(found, itertools.accumulate(found.values(), max), strict=True))
 
     def set_epoch(self, epoch: int) -> None:

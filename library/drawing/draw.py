@@ -90,7 +90,7 @@ def draw(
                 sampler = family.sampler(parts)
                 for encoder in parts.encoders.values():
                     encoder.to(world.device)
-                sampler.remember([(one.prompt, one.negative_prompt or "") for one in whole])
+                sampler.remember(map(request_of, whole))
                 for encoder in parts.encoders.values():
                     encoder.to("cpu")
             for row, prompt in enumerate(whole):

@@ -341,6 +341,26 @@ class HasControlledLayers(Protocol):
 
 
 @runtime_checkable
+class ReadsPictures(Protocol):
+    """A family whose text encoder may be shown the reference images together with the words, as its model asks."""
+
+    @property
+    def picture_template(self) -> str:
+        """How they are shown to it, in a word that caches remember; "" where it is shown none."""
+        ...
+
+    def text_with_pictures(
+        self, parts: ModelComponents, captions: Sequence[str], pictures: "Sequence[Sequence[Image.Image]]"
+    ) -> "dict[str, Tensor]":
+        """`Family.text` of captions with the pictures of each, which may be none."""
+        ...
+
+    def picture_tokens(self, parts: ModelComponents, sizes: Sequence[tuple[int, int]]) -> int:
+        """How many tokens more than `Family.train_text_length` says pictures of these widths and heights make it."""
+        ...
+
+
+@runtime_checkable
 class WritesFolders(Protocol):
     """A family where save_model_as may be diffusers or diffusers_safetensors."""
 

@@ -10,6 +10,7 @@ from library.importers.shared import (
     BLOCKS,
     ONLY,
     chooses_chroma,
+    chooses_edit,
     chooses_version,
     dotted,
     load_tables,
@@ -85,6 +86,7 @@ def _script(flat: JsonMapping) -> str:
     known = {"flux": "flux", "sdxl": "sdxl", "xl": "sdxl", "qwen_image": "qwen_image", "zimage": "zimage"}
     known |= {"anima": "anima"}
     known |= dict.fromkeys(("flux2", "flux2_klein_4b", "flux2_klein_9b"), "flux_2")
+    known |= dict.fromkeys(("qwen_image_edit", "qwen_image_edit_plus"), "qwen_image")
     family = known.get(arch, "flux" if arch in TABLES["model_types"] else "")
     if not arch:
         family = next((f for key, f in switches.items() if is_on(flat.get(key))), "")
@@ -108,6 +110,7 @@ def _model(ledger: KeyLedger) -> None:
         if ledger.get(key):
             ledger.change(key, f"chooses the script: {ledger.script}")
     chooses_version(ledger, "model.arch", words)
+    chooses_edit(ledger, "model.arch", words)
     quantized = is_on(ledger.get("model.quantize"))
     if quantized and ledger.adapters:
         kind = str(ledger.get("model.qtype") or "qfloat8").casefold().partition("|")[0]

@@ -6,7 +6,7 @@ from typing import Any
 from library.config import schema
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.schema import ConfigError
-from library.importers.ledger import KeyLedger, is_empty
+from library.importers.ledger import KeyLedger, is_empty, is_on
 from library.importers.shared import ONLY, dataset_toml, load_tables, set_by, tables, take
 
 TRAINER = "musubi-tuner"
@@ -40,6 +40,7 @@ def read(found: JsonMapping, script: str = "") -> KeyLedger:
         ledger.texts["dataset_config"], notes = dataset(data)
         ledger.notes += notes
         ledger.change("dataset_config", "the dataset format of musubi-tuner; converted to a file beside the config")
+    _old_version(ledger)
     sampling = str(found.get("timestep_sampling") or "")
     if nearest := TABLES["timestep_sampling"].get(sampling):
         said = f"{sampling} is not offered here; the nearest is timestep_sampling = {nearest}"
@@ -76,7 +77,7 @@ def family_of(found: JsonMapping, script: str) -> str:
     module, version = str(found.get("network_module") or ""), str(found.get("model_version") or "").casefold()
     if script or module in TABLES["families"]:
         return script.partition("_train")[0] or TABLES["families"][module]
-    if version in TABLES["qwen_versions"]:
+    if version in TABLES["qwen_versions"] or any(is_on(found.get(key)) for key in TABLES["old_versions"]):
         return "qwen_image"
     if version in TABLES["flux_2_versions"] or any(not is_empty(found.get(key)) for key in TABLES["flux_2_keys"]):
         return "flux_2"
@@ -86,6 +87,13 @@ def family_of(found: JsonMapping, script: str) -> str:
         raise ConfigError("this file of {trainer} is for {other} and does not say for which: say it with --script",
             trainer=TRAINER, other=TABLES["other_keys"][either])  # fmt: skip
     return "flux"
+
+
+def _old_version(ledger: KeyLedger) -> None:
+    """The older switches for one of Qwen-Image-Edit."""
+    for key, version in TABLES["old_versions"].items():
+        if ledger.family == "qwen_image" and is_on(ledger.get(key)):
+            ledger.change(key, f"model_version = {version}", {"model_version": version})
 
 
 # ---- its dataset files

@@ -7,6 +7,7 @@ from library.importers.ledger import KeyLedger, to_number
 from library.importers.shared import (
     ONLY,
     chooses_chroma,
+    chooses_edit,
     chooses_version,
     dotted,
     load_tables,
@@ -41,7 +42,8 @@ def read(found: JsonMapping, script: str = "") -> KeyLedger:
     ledger.change("training_method", f"chooses the script: {ledger.script}")
     said = f"model_type = {kind}" if kind else f"chooses the script: {ledger.script}"
     ledger.change("model_type", said, {"model_type": kind} if kind else {})
-    chooses_version(ledger, "model_type", str(ledger.get("base_model_name") or "").casefold())
+    for chooses in (chooses_version, chooses_edit):
+        chooses(ledger, "model_type", str(ledger.get("base_model_name") or "").casefold())
     if kind == "fill":
         ledger.notes.append(
             "masks: OneTrainer reads <name>-masklabel.png beside <name>; put them into a folder of their own as "

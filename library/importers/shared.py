@@ -61,6 +61,17 @@ def chooses_version(ledger: KeyLedger, key: str, words: str) -> None:
         ledger.change(key, said, {"model_version": version})
 
 
+def chooses_edit(ledger: KeyLedger, key: str, words: str) -> None:
+    """Which Qwen-Image-Edit a model is, by the words for it; the original is left to its files."""
+    if ledger.family == "qwen_image" and (found := re.search(r"edit(?:[ _-]?plus)?(?:[ _:-]*(2509|2511))?", words)):
+        version = f"edit-{found[1]}" if found[1] else "edit-2509" if "plus" in found[0] else "edit"
+        said = (
+            f"chooses the script: {ledger.script}, and model_version = {version} by the model's name, with captions "
+            "that are encoded once"
+        )
+        ledger.change(key, said, {"model_version": version, "cache_text_encoder_outputs": True})
+
+
 def tables(value: JsonValue) -> list[JsonMapping]:
     """The tables of a list; none where it is no list of tables."""
     return [table for table in value if isinstance(table, Mapping)] if isinstance(value, list) else []

@@ -1,6 +1,5 @@
 """The training, read from top to bottom."""
 
-import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from library import data, families, methods
 from library.compiler import prewarm, torch_settings
 from library.compiler.log import CompileLog
 from library.config.run_config import RunConfig
-from library.data import encoding
+from library.data import encoding, text_encoding
 from library.data.images import ImageSet
 from library.data.loading import Batch, Batches
 from library.families.base import Family, ModelComponents
@@ -66,7 +65,7 @@ def run_training(config: RunConfig, remarks: Sequence[str] = (), notes: Sequence
         encoding.encode(images, family, components, config, world, journal.phase)
         batches = Batches(images, config, seed, world.rank, world.ranks)
         clock = Clock.of(config, len(batches))
-        batches.cut_text(functools.partial(family.train_text_length, components))
+        batches.cut_text(*text_encoding.lengths(family, components))
         batches.go_to(clock.epoch, clock.in_epoch * config.steps.gradient_accumulation_steps)
         journal.plan(clock, data.summary(images), batches)
 

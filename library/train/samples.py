@@ -61,10 +61,10 @@ class SampleRunner:
             journal.phase("encoding the sample prompts")
             for encoder in self._components.encoders.values():
                 encoder.to(world.device)
-            self._sampler.remember(self._texts())
+            self._sampler.remember(self._requests())
 
-    def _texts(self) -> list[tuple[str, str]]:
-        return [(prompt.prompt, prompt.negative_prompt or "") for prompt in self._prompts]
+    def _requests(self) -> list[SampleRequest]:
+        return [request_of(prompt) for prompt in self._prompts]
 
     def _read_as(self, text: str) -> str:
         return self._config.caption_change.of_prompt(text)
@@ -121,14 +121,14 @@ class SampleRunner:
             return
         self._prompts = changed
         journal.say(f"{self._file.name} was changed: {len(changed)} sample prompts from here on")
-        if not (self._config.cache.text and self._sampler.unknown(self._texts())):
+        if not (self._config.cache.text and self._sampler.unknown(self._requests())):
             return
         # The text encoders have left the GPU for good; a few prompts are encoded on the processor.
         journal.phase("encoding the sample prompts")
         read = {name: waiting.read() for name, waiting in self._components.read_again.items()}
         self._components.encoders |= read
         try:
-            self._sampler.remember(self._texts())
+            self._sampler.remember(self._requests())
         finally:
             for name in read:
                 del self._components.encoders[name]

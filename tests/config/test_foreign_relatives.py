@@ -51,6 +51,11 @@ FILES = {
     "ai-toolkit Qwen-Image": (of_aitoolkit("qwen_image:2512", QWEN), {"network_dim": 32, "fp8_base": True}),
     "OneTrainer Chroma": (of_onetrainer("CHROMA_1"), CHROMA | {"t5xxl_max_token_length": 512}),
     "OneTrainer Fill": (of_onetrainer("FLUX_FILL_DEV_1"), {"model_type": "fill"}),
+    "musubi-tuner Qwen-Image-Edit": (of_musubi(True) | {"model_version": None, "edit_plus": True},
+                                     {"model_version": "edit-2509"}),
+    "ai-toolkit Qwen-Image-Edit": (of_aitoolkit("qwen_image_edit_plus:2511", f"{QWEN}-Edit-2511"),
+                                   {"model_version": "edit-2511", "cache_text_encoder_outputs": True}),
+    "OneTrainer Qwen-Image-Edit": (of_onetrainer("QWEN", base_model_name=f"{QWEN}-Edit"), {"model_version": "edit"}),
     "OneTrainer Qwen-Image": (of_onetrainer("QWEN"), {"network_dim": 16, "fp8_base_unet": True}),
 }  # fmt: skip
 

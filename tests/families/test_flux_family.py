@@ -243,7 +243,7 @@ def test_previews_repeat_and_leave_random_state_alone(dev, parts):
 def test_previews_work_after_the_encoders_have_left(dev, parts):
     draw = dev.sampler(parts)
     expected = draw(SampleRequest("a red circle", "blurry", 64, 64, 2, 2.0, 3.5, 1)).tobytes()
-    draw.remember([("a red circle", "blurry")])
+    draw.remember([SampleRequest("a red circle", "blurry")])
     encoders = dict(parts.encoders)
     parts.encoders.clear()
     try:

@@ -62,7 +62,10 @@ def test_a_diffusers_folder_has_all_parts(files, stored, tmp_path):
     assert torch.equal(found.denoiser.state_dict()["img_in.weight"], stored["img_in.weight"])
     (tmp_path / "model_index.json").write_text('{"_class_name": "QwenImageEditPlusPipeline"}')
     (problem,) = said(files, **whole)
-    assert "is Qwen-Image-Edit-2509, which is not trained here" in problem
+    assert "is Qwen-Image-Edit-2509: set model_version = edit-2509" in problem
+    (tmp_path / "transformer" / "config.json").write_text('{"zero_cond_t": true}')
+    (problem,) = said(files, **whole)
+    assert "is Qwen-Image-Edit-2511: set model_version = edit-2511" in problem
 
 
 @pytest.mark.parametrize("ending", ["scale_weight", "weight_scale"])
@@ -124,7 +127,7 @@ def test_what_does_not_fit_is_said_in_one_sentence_before_loading(files, others,
             {"qwen_image": saved(layered, tmp_path / "a.safetensors")},
             "is Qwen-Image-Layered, which is not trained here",
         ),
-        ({"qwen_image": saved(edit, tmp_path / "b.safetensors")}, "is Qwen-Image-Edit-2511, which is not trained here"),
+        ({"qwen_image": saved(edit, tmp_path / "b.safetensors")}, "is Qwen-Image-Edit-2511: set model_version"),
         ({"qwen_image": saved(newer, tmp_path / "c.safetensors")}, "is Qwen-Image-2.1, which is not trained here"),
         ({"qwen_image": saved(stored, tmp_path / "qwen_image_edit_bf16.safetensors")}, "Qwen-Image-Edit by its name"),
         ({"qwen_image": cut}, "was cut short"),

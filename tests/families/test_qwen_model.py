@@ -59,7 +59,7 @@ def test_the_denoiser_and_its_gradients_equal_diffusers(own, theirs, size):
     mask[0, :17], mask[1, :33] = 1, 1
     tokens, times = packing.pack(latents).requires_grad_(), torch.tensor([0.3, 0.8])
     ours.requires_grad_(True)
-    got = ours(tokens, (height, width), text * mask[..., None], mask, times)
+    got = ours(tokens, [(height, width)], text * mask[..., None], mask, times)
     got.square().mean().backward()
     by_us = {name: p.grad for name, p in ours.named_parameters()} | {"tokens": tokens.grad}
     ours.zero_grad(set_to_none=True)
@@ -85,9 +85,9 @@ def test_a_caption_is_read_alike_behind_any_padding(own):
     tokens, text = torch.randn(1, 24, 64), torch.randn(1, 20, 128)
     ones, time = torch.ones(1, 20), torch.tensor([0.4])
     with torch.no_grad():
-        plain = model(tokens, (4, 6), text, ones, time)
+        plain = model(tokens, [(4, 6)], text, ones, time)
         longer = torch.cat((text, torch.zeros(1, 44, 128)), 1)
-        padded = model(tokens, (4, 6), longer, torch.cat((ones, torch.zeros(1, 44)), 1), time)
+        padded = model(tokens, [(4, 6)], longer, torch.cat((ones, torch.zeros(1, 44)), 1), time)
     torch.testing.assert_close(plain, padded, rtol=1e-5, atol=1e-5)
 
 
@@ -105,21 +105,26 @@ def test_one_block_of_full_width_equals_diffusers():
     axes = QwenShape(64, 64, 3584, full.hidden, full.head, 4 * full.hidden, 60).axes
     assert axes == (16, 56, 56)
     rope = QwenEmbedRope(10000, list(axes), scale_rope=True)([(1, 3, 4)], torch.device("cpu"), max_txt_seq_len=5)
+    still = torch.arange(12) >= 8  # tokens of a reference image, as Qwen-Image-Edit-2511 modulates them
+    times, mask = torch.cat((temb, temb.flip(1))), torch.ones(1, 17, dtype=torch.bool)
     with torch.no_grad():
-        got = ours(img, txt, temb, table(3, 4, 5, torch.device("cpu"), axes), torch.ones(1, 17, dtype=torch.bool))
-        expected = other(img, txt, None, temb, rope)
-    torch.testing.assert_close(got[0], expected[1], rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(got[1], expected[0], rtol=1e-4, atol=1e-4)
+        pe = table([(3, 4)], 5, torch.device("cpu"), axes)
+        for given, index in (((temb, pe, mask), None), ((times, pe, mask, still), still[None].int())):
+            got = ours(img, txt, *given)
+            other.zero_cond_t = index is not None
+            expected = other(img, txt, None, given[0], rope, modulate_index=index)
+            torch.testing.assert_close(got[0], expected[1], rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(got[1], expected[0], rtol=1e-4, atol=1e-4)
 
 
 def test_tables_are_kept_by_sizes_and_bounded(own):
     model = QwenImage(own[1].denoiser.sizes)
     device = torch.device("cpu")
-    first = model.positions(4, 6, 64, device)
-    assert model.positions(4, 6, 64, device) is first
+    first = model.positions(((4, 6),), 64, device)
+    assert model.positions(((4, 6),), 64, device) is first
     for length in range(40):
-        model.positions(4, 6, length, device)
-    assert len(model._tables) == 32 and model.positions(4, 6, 64, device) is not first
+        model.positions(((4, 6),), length, device)
+    assert len(model._tables) == 32 and model.positions(((4, 6),), 64, device) is not first
 
 
 def test_the_vae_equals_diffusers_in_both_layouts(files, own, tmp_path):

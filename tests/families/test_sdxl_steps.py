@@ -298,7 +298,7 @@ def test_remembered_prompts_need_no_encoders(tiny_sdxl):
     draw = loaded.sampler(parts)
     request = SampleRequest("a cat", "bad", 64, 64, 2, 5.0, None, 5)
     before = np.asarray(draw(request))
-    draw.remember([("a cat", "bad")])
+    draw.remember([SampleRequest("a cat", "bad")])
     parts.encoders.clear()
     assert np.array_equal(before, np.asarray(draw(request)))
 

@@ -218,7 +218,7 @@ def test_only_what_the_chosen_relative_takes_is_shown(visit, served):
     )
     row = form.locator(".prompts ol > li")
     row.wait_for()
-    places = {"folder": form.locator("[data-option=control_directory]"), "clip": form.locator("[data-option=clip_l]"),
+    places = {"folder": form.locator("#lora-flux-control_directory"), "clip": form.locator("[data-option=clip_l]"),
               "image": row.locator("[data-prompt=control_image_path]"),
               "mask": row.locator("[data-prompt=control_image_mask_path]")}  # fmt: skip
     shown = lambda: {name for name, place in places.items() if place.is_visible()}  # noqa: E731
@@ -235,6 +235,10 @@ def test_only_what_the_chosen_relative_takes_is_shown(visit, served):
     seen.family("Qwen-Image")
     start.get_by_text("Defaults", exact=True).wait_for()
     assert "sd-scripts" not in start.inner_text()
+    places = {"folder": form.locator("#lora-qwen_image-control_directory"), "image": places["image"]}
+    for name, fields in {"edit-2511": {"folder", "image"}, "original": set()}.items():
+        page.evaluate("name => kohya.fill('lora', JSON.stringify({ values: { model_version: name } }))", name)
+        assert shown() == fields
 
 
 @pytest.mark.browser

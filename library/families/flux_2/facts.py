@@ -61,7 +61,7 @@ FACTS = FamilyFacts(
     graphs=2,
     compile_seconds=15,
     has_sd_scripts_defaults=False,
-    prompt_images={"control_image_path": {"vae_dtype": ("float32", "bfloat16", "")}},
+    prompt_images={"control_image_path": {"vae_dtype": ("float32", "bfloat16")}},
     hub_models=(
         hub_model("4B", 7_752_000_000, ("qwen_3_4b", 8_044_982_048)),
         hub_model("9B", 18_158_000_000, ("qwen_3_8b_fp8mixed", 8_660_000_000)),

@@ -1,6 +1,9 @@
 """Qwen-Image's files: where each of the three parts is, whether it is what it should be, and how it is read."""
 
-from collections.abc import Iterator
+import functools
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +12,15 @@ from torch import nn
 from library.config.problems import Problem
 from library.config.run_config import RunConfig
 from library.families.facts import Shapes
-from library.families.qwen_image import text_encoder
-from library.families.qwen_image.facts import FACTS, TRANSFORMER, VAE
+from library.families.qwen_image import pictures, text_encoder
+from library.families.qwen_image.facts import FACTS, INDEX, TEXT_ENCODER, VAE, options_of
 from library.families.qwen_image.model import QwenImage, QwenShape, count
 from library.families.qwen_image.options import OTHERS
+from library.families.qwen_image.variants import EDIT_2511, TRANSFORMER, VARIANTS, Variant, called
 from library.families.shared import language_model, qwen_vae, qwen_vae_names, tokenizers, weights
 from library.families.shared.denoiser_file import DenoiserFile
 from library.families.shared.one_encoder import Checkpoint
-from library.families.shared.part_files import Entries, Part, PartFiles, complete, pipeline, whole_model
+from library.families.shared.part_files import Entries, Part, PartFiles, complete, pipeline, read_entries, whole_model
 
 PARTS = {
     "denoiser": Part(
@@ -33,66 +37,105 @@ PARTS = {
     ),
     "vae": Part("vae", OTHERS["vae"], ("vae", "qwen_image_vae.safetensors"), (qwen_vae_names.MARK,)),
 }
-FILES = PartFiles(PARTS, FACTS, {"denoiser": TRANSFORMER, "vae": VAE}, "Qwen-Image or Qwen-Image-2512")
-DENOISER = DenoiserFile(
-    TRANSFORMER, "Qwen-Image", lambda shapes: QwenImage(QwenShape.of(shapes)), lambda name: "blocks." in name
+SEEING = replace(
+    PARTS["text_encoder"],
+    what="the Qwen2.5-VL text encoder with what sees pictures (qwen_2.5_vl_7b.safetensors)",
+    marker=(pictures.MARK,),
 )
-RELATIVES = {  # pipelines of diffusers -> what they are of
-    "QwenImageEditPipeline": "Qwen-Image-Edit",
-    "QwenImageEditPlusPipeline": "Qwen-Image-Edit-2509",
-    "QwenImageLayeredPipeline": "Qwen-Image-Layered",
+PIPELINES = {  # of diffusers -> the value of model_version
+    "QwenImagePipeline": "original",
+    "QwenImageEditPipeline": "edit",
+    "QwenImageEditPlusPipeline": "edit-2509",
+    "QwenImageLayeredPipeline": "layered",
 }
 
 
-def problems(config: RunConfig) -> Iterator[Problem]:
+@functools.cache
+def checkpoint_of(variant: Variant) -> Checkpoint:
+    """How the files of a relative become networks."""
+    seeing = bool(variant.template)
+    parts = PARTS | ({"text_encoder": SEEING} if seeing else {})
+    files = PartFiles(parts, FACTS, {"denoiser": (TRANSFORMER, EDIT_2511), "vae": VAE}, "Qwen-Image or Qwen-Image-Edit")
+    denoiser = DenoiserFile(
+        TRANSFORMER,
+        variant.title,
+        lambda shapes: QwenImage(QwenShape.of(shapes, variant.still_references)),
+        lambda name: "blocks." in name,
+        lambda plain: {name: (name, 0, 1) for name in plain if name != INDEX},
+    )
+    before = text_encoder.BEFORE_EDIT if seeing else text_encoder.BEFORE
+
+    def plain_shapes(entries: Entries, part: str) -> Shapes:
+        if part == "denoiser":
+            return denoiser.plain_shapes(entries)
+        known = qwen_vae_names.plain(entries) if part == "vae" else text_encoder.plain_names(entries, seeing)
+        return {plain: tuple(entries[name]["shape"]) for plain, name in known.items()}
+
+    return Checkpoint(
+        files,
+        functools.partial(problems, files, plain_shapes),
+        plain_shapes,
+        denoiser.open,
+        {"vae": qwen_vae.load, "text_encoder": functools.partial(load_text_encoder, seeing)},
+        tokenizers.QWEN_VL,
+        text_encoder.encode,
+        functools.partial(text_encoder.longest, before=before),
+    )
+
+
+def problems(files: PartFiles, plain_shapes: Callable[[Entries, str], Shapes], config: RunConfig) -> Iterator[Problem]:
     """What is missing or wrong among the three parts, from their headers, each with its option and the fix."""
 
     def of_denoiser(path: Path, shapes: Shapes) -> Iterator[Problem]:
-        yield from relative(path, config)
+        yield from another(path, config)
         yield from config.compile.beyond({"QwenImageTransformerBlock": count(shapes)})
 
-    yield from FILES.fitting(config, plain_shapes, of_denoiser, lambda own: {
+    yield from files.fitting(config, plain_shapes, of_denoiser, lambda own: {
         "text_encoder": (language_model.EMBEDDING, own.get("txt_in.weight", (0, 0))[1]),
         "vae": (qwen_vae_names.MARK, own.get("img_in.weight", (0, 0))[1] // 4),
     })  # fmt: skip
 
 
-def relative(path: Path, config: Any) -> Iterator[Problem]:
-    """Models with the same header that are trained with reference images; only the user knows what a file is."""
-    if whole := whole_model(path):
-        if title := RELATIVES.get(pipeline(whole)):
-            yield Problem("pretrained_model_name_or_path",
-                ": {path} is {title}, which is not trained here: use Qwen-Image or Qwen-Image-2512",
-                path=whole, title=title)  # fmt: skip
-    elif not config.model.model_version and "edit" in path.name.lower():
+def another(path: Path, config: Any) -> Iterator[Problem]:
+    """A model of another version than the options say. Where nothing but its name speaks, the user is asked."""
+    given, certain = config.model.model_version, version_of(path)
+    if certain == "layered":
         yield Problem("pretrained_model_name_or_path",
-            ": {path} is Qwen-Image-Edit by its name, which is not trained here: if it is Qwen-Image, "
-            "set model_version = original", path=path, also="model_version")  # fmt: skip
+            ": {path} is Qwen-Image-Layered, which is not trained here: use Qwen-Image or Qwen-Image-Edit",
+            path=path)  # fmt: skip
+    elif certain and certain != (given or "original"):
+        yield Problem("model_version",
+            ": {path} is {title}: set model_version = {version}", path=path, title=VARIANTS[certain].title,
+            version=certain, also="pretrained_model_name_or_path", fix=options_of(certain))  # fmt: skip
+    elif not given and not certain and (version := called(path)):
+        yield Problem("model_version",
+            ": {path} is {title} by its name: set model_version = {version}, or original if it is Qwen-Image",
+            path=path, title=VARIANTS[version].title, version=version, also="pretrained_model_name_or_path",
+            fix=options_of(version))  # fmt: skip
 
 
-def plain_shapes(entries: Entries, part: str) -> Shapes:
-    """Shapes by the network's own keys."""
-    if part == "denoiser":
-        return DENOISER.plain_shapes(entries)
-    known = qwen_vae_names.plain(entries) if part == "vae" else language_model.plain_names(entries)
-    return {plain: tuple(entries[name]["shape"]) for plain, name in known.items()}
+def version_of(path: Path) -> str:
+    """The value of model_version that a model's folder or header says for certain, else ""."""
+    if whole := whole_model(path):
+        found = PIPELINES.get(pipeline(whole), "")
+        return "edit-2511" if found == "edit-2509" and has_still_references(whole) else found
+    shapes = {name: tuple(entry["shape"]) for name, entry in read_entries(path).items()}
+    return "edit-2511" if FACTS.recognise(shapes) == EDIT_2511 else ""
 
 
-def load_text_encoder(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
-    """Read the language model of Qwen2.5-VL: a single file, or a folder of whatever version of transformers."""
+def has_still_references(whole: Path) -> bool:
+    """Whether the transformer's settings in a diffusers folder say so."""
+    try:
+        text = (whole / "transformer" / "config.json").read_text(encoding="utf-8")
+        return bool(json.loads(text).get("zero_cond_t"))
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def load_text_encoder(seeing: bool, path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
+    """Read Qwen2.5-VL, or its language model alone: a single file, or a folder of whatever version of transformers."""
     file = weights.read(path, mmap)
-    with complete(path, "a Qwen2.5-VL text encoder"):
-        named = language_model.plain_names(file)
-        return text_encoder.build({plain: weights.cast(file[name], dtype) for plain, name in named.items()})
-
-
-CHECKPOINT = Checkpoint(
-    FILES,
-    problems,
-    plain_shapes,
-    DENOISER.open,
-    {"vae": qwen_vae.load, "text_encoder": load_text_encoder},
-    tokenizers.QWEN_VL,
-    text_encoder.encode,
-    text_encoder.longest,
-)
+    with complete(path, TEXT_ENCODER):
+        named = text_encoder.plain_names(file, seeing)
+        tensors = {plain: weights.cast(file[name], dtype) for plain, name in named.items()}
+        return pictures.build(tensors) if seeing else text_encoder.build(tensors)

@@ -13,14 +13,20 @@ Line = tuple[str, Any, str]  # an option, its value, and what a real training wo
 
 
 def tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
-    """What a TOML of the demo says of this model; `models` are the files that random.write made."""
+    """What a TOML of the demo says of this model; `models` are the files that random.write made. {images} stands for
+    the folder of the images."""
+    edit = "edit" in models["qwen_image"].name
+    real = f"real: qwen_image_{'edit_2511_' if edit else ''}bf16.safetensors"
+    shown = ("control_directory", "{images}", "real: other images of the same names; here each is its own")
     return {
         "model": [
-            ("pretrained_model_name_or_path", str(models["qwen_image"]), "real: qwen_image_bf16.safetensors"),
+            ("pretrained_model_name_or_path", str(models["qwen_image"]), real),
+            *([("model_version", "edit-2511", "")] if edit else []),
             ("text_encoder", str(models["text_encoder"]), "real: qwen_2.5_vl_7b.safetensors"),
             ("vae", str(models["vae"]), "real: qwen_image_vae.safetensors"),
         ],
         "noise": [("timestep_sampling", "qwen_shift", "")],
+        **({"data": [shown]} if edit else {}),
     }
 
 

@@ -1,15 +1,13 @@
 """What Qwen-Image states about itself."""
 
 from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes
+from library.families.qwen_image.variants import EDIT_2511, EDITS, TRANSFORMER, VARIANTS
 
-TRANSFORMER = "a Qwen-Image transformer"
 VAE = "a Qwen-Image VAE"
 TEXT_ENCODER = "a Qwen2.5-VL text encoder"
-# Tensors that only relatives have: of other shapes inside, or trained with reference images.
-RELATIVES = {
-    "time_text_embed.addition_t_embedding.weight": "Qwen-Image-Layered",
-    "__index_timestep_zero__": "Qwen-Image-Edit-2511",
-}
+INDEX = "__index_timestep_zero__"  # an empty tensor by which ComfyUI knows Qwen-Image-Edit-2511
+# Tensors that only relatives have.
+RELATIVES = {"time_text_embed.addition_t_embedding.weight": "Qwen-Image-Layered", INDEX: EDIT_2511}
 NEWER = "txt_in.text_norm.weight"  # of a network whose other names differ as well
 
 
@@ -36,17 +34,24 @@ def recognise_part(shapes: Shapes) -> str:
     return ""
 
 
-def hub_model(title: str, name: str) -> HubModel:
+def options_of(version: str) -> dict[str, str | bool]:
+    """What training one of the Edit models needs to be told."""
+    return {"model_version": version, "cache_text_encoder_outputs": True} if version else {}
+
+
+def hub_model(title: str, name: str, version: str = "") -> HubModel:
     """One of the transformers of a repository, with the parts that all of them have."""
+    repository = f"Comfy-Org/Qwen-Image{'-Edit' if version else ''}_ComfyUI"
     places = {
         "pretrained_model_name_or_path": (f"diffusion_models/{name}", 40_861_031_488),
         "text_encoder": ("text_encoders/qwen_2.5_vl_7b", 16_584_415_576),
         "vae": ("vae/qwen_image_vae", 253_806_246),
     }
+    parts = "Comfy-Org/Qwen-Image_ComfyUI"
     return HubModel(title, tuple(
-        HubFile(option, "Comfy-Org/Qwen-Image_ComfyUI", f"split_files/{place}.safetensors", size)
-        for option, (place, size) in places.items()
-    ))  # fmt: skip
+        HubFile(option, parts if number else repository, f"split_files/{place}.safetensors", size)
+        for number, (option, (place, size)) in enumerate(places.items())
+    ), options_of(version))  # fmt: skip
 
 
 FACTS = FamilyFacts(
@@ -58,18 +63,26 @@ FACTS = FamilyFacts(
         "qwen_image_train": "library.families.qwen_image.options:QwenTrain",
     },
     family="library.families.qwen_image.family:QwenFamily",
-    pipelines=("QwenImagePipeline",),
+    pipelines=("QwenImagePipeline", "QwenImageEditPipeline", "QwenImageEditPlusPipeline"),
+    model_options={
+        EDIT_2511: options_of("edit-2511"),
+        "QwenImageEditPipeline": options_of("edit"),
+        "QwenImageEditPlusPipeline": options_of("edit-2509"),
+    },
     recognise=recognise,
     recognise_part=recognise_part,
-    base_models=(TRANSFORMER,),
+    base_models=(TRANSFORMER, EDIT_2511),
     base_model_version="qwen_image",
     architecture="Qwen-Image",
+    relatives={EDIT_2511: (VARIANTS["edit-2511"].base_model_version, VARIANTS["edit-2511"].architecture)},
     implementation="https://github.com/QwenLM/Qwen-Image",
     has_prediction_type=False,
     adapter_modules={"networks.lora_qwen_image": AdapterModule("library.families.qwen_image.network_args:QwenArgs")},
     blocks=(BlockGroup("Blocks", 60, r"_transformer_blocks_(\d+)_"),),
     lora_names="library.families.qwen_image.lora_names:NAMES",
     demo="library.families.qwen_image.demo",
+    demo_variants={"qwen_image_edit": VARIANTS["edit-2511"].title},
+    prompt_images={"control_image_path": {"model_version": EDITS}},
     trained_in_compute_dtype=True,
     saves_all_parts=False,
     most_blocks_swapped=59,
@@ -77,7 +90,11 @@ FACTS = FamilyFacts(
     graphs=1,
     compile_seconds=15,
     has_sd_scripts_defaults=False,
-    hub_models=(hub_model("Qwen-Image", "qwen_image_bf16"), hub_model("Qwen-Image 2512", "qwen_image_2512_bf16")),
+    hub_models=(
+        hub_model("Qwen-Image", "qwen_image_bf16"),
+        hub_model("Qwen-Image 2512", "qwen_image_2512_bf16"),
+        *(hub_model(VARIANTS[one].title, f"qwen_image_{one.replace('-', '_')}_bf16", one) for one in EDITS),
+    ),
     part_options={
         "text_encoder": lambda shapes: recognise_part(shapes) == TEXT_ENCODER,
         "vae": lambda shapes: recognise_part(shapes) == VAE,

@@ -1,6 +1,7 @@
 """Qwen-Image as a family: how its files become networks, captions become conditions, latents become a training step."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -9,41 +10,40 @@ from torch import Tensor, nn
 
 from library.families.base import BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
 from library.families.qwen_image import text_encoder
-from library.families.qwen_image.checkpoint import CHECKPOINT
-from library.families.qwen_image.facts import FACTS
+from library.families.qwen_image.checkpoint import checkpoint_of
+from library.families.qwen_image.facts import INDEX
 from library.families.qwen_image.options import QwenLora, QwenTrain
+from library.families.qwen_image.pictures import TOKEN, seen, seen_size, tokens_of
 from library.families.qwen_image.sampler import QwenSampler
 from library.families.shared import packing, qwen_vae
-from library.families.shared.one_encoder import OneEncoderFamily
+from library.families.shared.one_encoder import ENCODER, OneEncoderFamily
 from library.objectives import flow
 from library.objectives.base import NoisedBatch
 
 if TYPE_CHECKING:
+    from PIL import Image
+
     from library.families.base import Family
     from library.families.shared.sampler import Sampler
 
 BLOCK = "QwenImageTransformerBlock"
+TEXT_CACHE = TextCache(
+    suffix="_qi_te.safetensors",
+    keys=("vl_embed", "vl_mask"),
+    mask="vl_mask",
+    architecture="qwen_image",
+    names={"vl_embed": "varlen_vl_embed"},
+)
 
 
 class QwenFamily(OneEncoderFamily):
-    """Qwen-Image: a transformer, the language model of Qwen2.5-VL and a VAE."""
+    """Qwen-Image and its relatives: a transformer, Qwen2.5-VL and a VAE."""
 
     config: QwenLora | QwenTrain
     name = "qwen_image"
-    checkpoint = CHECKPOINT
     swapped_class = BLOCK
     block_classes = (BLOCK,)
     adapter_targets = (BLOCK,)
-    latent_cache = LatentCache(suffix="_qi.safetensors", keyed_by_size=True, architecture="qwen_image", frames=True)
-    text_cache = TextCache(
-        suffix="_qi_te.safetensors",
-        keys=("vl_embed", "vl_mask"),
-        mask="vl_mask",
-        architecture="qwen_image",
-        names={"vl_embed": "varlen_vl_embed"},
-    )
-    # The number of tokens varies: of img, txt, pe and mask.
-    block_inputs = {BLOCK: BlockInputs(streams=(0, 1), dynamic=((0, 1), (1, 1), (3, 1), (4, 1)))}
     # A third of a block is modulation, which is asked once for an image; of the rest one half is for the words.
     block_costs = {BLOCK: BlockCost("transformer_blocks", activations=30, used=0.333)}
     utilization = {False: 0.3, True: 0.42}
@@ -51,13 +51,63 @@ class QwenFamily(OneEncoderFamily):
     sample_defaults = {"negative_prompt": " ", "width": 1024, "height": 1024, "sample_steps": 25, "scale": 4.0}
     sample_multiple = 16
     validation_timesteps = (0.2, 0.4, 0.6, 0.8)
-    architecture = FACTS.architecture
-    base_model_version = FACTS.base_model_version
     text_lengths: Mapping[str, int] = MappingProxyType(
         {"vl_embed": text_encoder.LONGEST, "vl_mask": text_encoder.LONGEST}
     )
 
+    def __init__(self, config: QwenLora | QwenTrain):
+        super().__init__(config)
+        self.variant = variant = config.model.variant
+        self.checkpoint = checkpoint_of(variant)
+        self.architecture, self.base_model_version = variant.architecture, variant.base_model_version
+        self.latent_cache = LatentCache(
+            f"_{variant.short}.safetensors", keyed_by_size=True, architecture="qwen_image", frames=True
+        )
+        self.text_cache = replace(TEXT_CACHE, suffix=f"_{variant.short}_te.safetensors")
+        # The number of tokens varies: of img, txt, pe and mask, and of what says which are of reference images.
+        sizes = ((0, 1), (1, 1), (3, 1), (4, 1), *([(5, 0)] if variant.still_references else []))
+        self.block_inputs = {BLOCK: BlockInputs(streams=(0, 1), dynamic=sizes)}
+
+    @property
+    def picture_template(self) -> str:
+        """How reference images stand before a caption; "" where the text encoder sees none."""
+        return self.variant.template
+
+    def text(
+        self, parts: ModelComponents, captions: Sequence[str], encoders: tuple[str, ...] | None = None
+    ) -> dict[str, Tensor]:
+        """Captions without pictures, by the cache's keys; see OneEncoderFamily."""
+        if not self.variant.template:
+            return super().text(parts, captions, encoders)
+        if ENCODER not in (tuple(parts.encoders) if encoders is None else encoders):
+            return {}
+        return self.text_with_pictures(parts, captions, [()] * len(captions))
+
+    def text_with_pictures(
+        self, parts: ModelComponents, captions: Sequence[str], pictures: "Sequence[Sequence[Image.Image]]"
+    ) -> dict[str, Tensor]:
+        """Captions with the reference images of each -> states [B, L, C] and a mask [B, L], by the cache's keys."""
+        shown = [[seen(one, self.variant.condition_area) for one in own] for own in pictures]
+        made = text_encoder.encode_with_pictures(
+            parts.encoders[ENCODER], parts.tokenizers[ENCODER], captions, shown, self.variant.numbered
+        )
+        return dict(zip(self.text_cache.keys, made, strict=True))
+
+    def picture_tokens(self, parts: ModelComponents, sizes: Sequence[tuple[int, int]]) -> int:
+        """How much longer pictures of these sizes make what a step reads of a caption."""
+        seen_sizes = (seen_size(size, self.variant.condition_area) for size in sizes)
+        counts = [width * height // TOKEN**2 for width, height in seen_sizes]
+        return text_encoder.picture_tokens(parts.tokenizers[ENCODER], counts, self.variant.numbered)
+
+    def export(self, parts: ModelComponents) -> dict[str, Tensor]:
+        """The denoiser under the keys of a single file; with ComfyUI's mark, where it has one."""
+        return super().export(parts) | ({INDEX: torch.zeros(0)} if self.variant.still_references else {})
+
     # ---- a training step
+
+    def control_latents(self, parts: ModelComponents, pixels: Tensor) -> Tensor:
+        """Pixels [B, 3, H, W] in [-1, 1] of reference images -> their latents, as of images."""
+        return self.latents(parts, pixels)
 
     def latents(self, parts: ModelComponents, pixels: Tensor, generator: Any = None) -> Tensor:
         """Pixels [B, 3, H, W] in [-1, 1] -> normalised means, float32 [B, 16, H / 8, W / 8]. Nothing is drawn."""
@@ -77,9 +127,9 @@ class QwenFamily(OneEncoderFamily):
     ) -> Tensor:
         """The denoiser's answer in the terms of the target, float32 [B, 16, h, w]. `sizes` say nothing to it."""
         latents = noised.latents
-        size = latents.shape[-2] // 2, latents.shape[-1] // 2
-        answer = denoiser(packing.pack(latents), size, text["vl_embed"], text["vl_mask"], noised.timesteps)
-        velocity = packing.unpack(answer.float(), *size)
+        tokens, sizes_in_tokens = tokens_of(latents, controls)
+        answer = denoiser(tokens, sizes_in_tokens, text["vl_embed"], text["vl_mask"], noised.timesteps)
+        velocity = packing.unpack(answer.float(), *sizes_in_tokens[0])
         return flow.prediction(velocity, latents, noised.sigmas, self.config.noise.model_prediction_type)
 
     def sampler(self, parts: ModelComponents) -> "Sampler":

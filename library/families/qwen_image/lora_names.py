@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import ClassVar
 
-from library.families.qwen_image.facts import TRANSFORMER
+from library.families.qwen_image.variants import EDIT_2511, TRANSFORMER
 from library.families.shared.lora_names import LoraNames, Shapes, matrices
 from library.families.shared.weights import prefix_of
 
@@ -15,7 +15,7 @@ class QwenLoraNames(LoraNames):
     # FLUX.1 in diffusers shares the tree and the names in attention; it has 19 blocks there.
     marks: ClassVar[str] = r"\.(?:img|txt)_(?:mlp\.net|mod\.1)|^transformer_blocks\.(?:19|[2-9]\d)\."
     version_word: ClassVar[str] = "qwen_image"
-    mergeable: ClassVar[tuple[str, ...]] = (TRANSFORMER,)
+    mergeable: ClassVar[tuple[str, ...]] = (TRANSFORMER, EDIT_2511)
 
     def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:
         """Attention and MLP of all blocks; the modulation, which knows the timestep only, is left as it is."""

@@ -3,12 +3,11 @@
 Module paths are the keys of the files (`transformer_blocks.0.attn.to_q.weight`) and the names of LoRA modules, so
 nothing is renamed on the way in or out.
 
-Shape letters in this file: B images, S tokens (I of the image, L of the text, S = L + I), C hidden width, H heads,
-D width of one head, so that C = H * D.
+Shape letters in this file: B images, S tokens (I of the image and its reference images, L of the text, S = L + I),
+C hidden width, H heads, D width of one head, so that C = H * D.
 """
 
-import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from library.families.shared.transformer import (
     TIME_CHANNELS,
+    KeptTables,
     WeightedRMSNorm,
     finite,
     modulated,
@@ -26,7 +26,7 @@ from library.families.shared.transformer import (
     sinusoids,
 )
 
-TABLES_KEPT = 32  # RoPE tables, one per bucket and text length; 2.2 MB each at 1024 x 1024
+Size = tuple[int, int]  # height and width in tokens
 BLOCKS = "transformer_blocks"
 
 
@@ -41,9 +41,10 @@ class QwenShape:
     head: int
     mlp: int
     blocks: int
+    still_references: bool = False  # tokens of reference images are modulated as at time 0; no tensor says so
 
     @classmethod
-    def of(cls, shapes: Mapping[str, Iterable[int]]) -> "QwenShape":
+    def of(cls, shapes: Mapping[str, Iterable[int]], still_references: bool = False) -> "QwenShape":
         """Tensor shapes by plain key -> sizes. KeyError names the first key that is missing."""
         hidden, in_channels = shapes["img_in.weight"]
         return cls(
@@ -54,6 +55,7 @@ class QwenShape:
             head=tuple(shapes[f"{BLOCKS}.0.attn.norm_q.weight"])[0],
             mlp=tuple(shapes[f"{BLOCKS}.0.img_mlp.net.0.proj.weight"])[0],
             blocks=count(shapes),
+            still_references=still_references,
         )
 
     @property
@@ -135,9 +137,17 @@ class QwenImageTransformerBlock(nn.Module):
         self.txt_mod = nn.Sequential(nn.SiLU(), nn.Linear(hidden, 6 * hidden))
         self.txt_mlp = FeedForward(hidden, mlp)
 
-    def forward(self, img: Tensor, txt: Tensor, temb: Tensor, pe: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """img [B, I, C], txt [B, L, C], temb [B, C], pe [2, L + I, D / 2], mask [B, L + I] -> img, txt."""
-        i_shift1, i_scale1, i_gate1, i_shift2, i_scale2, i_gate2 = self.img_mod(temb)[:, None].chunk(6, dim=-1)
+    def forward(
+        self, img: Tensor, txt: Tensor, temb: Tensor, pe: Tensor, mask: Tensor, still: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """img [B, I, C], txt [B, L, C], temb [B, C], pe [2, L + I, D / 2], mask [B, L + I] -> img, txt.
+
+        With `still` [I], true for tokens of reference images, temb [B + 1, C] has the time of these in its last row.
+        """
+        img_mod = self.img_mod(temb)[:, None]
+        if still is not None:
+            img_mod, temb = torch.where(still[:, None], img_mod[-1:], img_mod[:-1]), temb[:-1]
+        i_shift1, i_scale1, i_gate1, i_shift2, i_scale2, i_gate2 = img_mod.chunk(6, dim=-1)
         t_shift1, t_scale1, t_gate1, t_shift2, t_scale2, t_gate2 = self.txt_mod(temb)[:, None].chunk(6, dim=-1)
 
         img_q, img_k, img_v = self.attn.image(modulated(img, i_shift1, i_scale1))
@@ -207,51 +217,55 @@ class QwenImage(nn.Module):
         self.transformer_blocks = nn.ModuleList(QwenImageTransformerBlock(*width) for _ in range(sizes.blocks))
         self.norm_out = LastNorm(sizes.hidden)
         self.proj_out = nn.Linear(sizes.hidden, sizes.out_channels)
-        self._tables: dict[tuple[int, int, int, torch.device], Tensor] = {}
+        self._tables = KeptTables()
 
-    def forward(self, img: Tensor, size: tuple[int, int], txt: Tensor, txt_mask: Tensor, timesteps: Tensor) -> Tensor:
-        """Packed latents -> the velocity, packed alike.
+    def forward(
+        self,
+        img: Tensor,
+        sizes: Sequence[Size],
+        txt: Tensor,
+        txt_mask: Tensor,
+        timesteps: Tensor,
+    ) -> Tensor:
+        """Packed latents -> the velocity, packed alike; of the image alone, without its reference images.
 
-        img [B, I, in channels], of `size` (height, width) in tokens; txt [B, L, text channels]; txt_mask [B, L], 1 or
-        true for the tokens of the caption; timesteps [B] in 0..1, float32.
+        img [B, I, in channels]: the tokens of the image, then those of each reference image, of these `sizes`; txt
+        [B, L, text channels]; txt_mask [B, L], 1 or true for the tokens of the caption; timesteps [B] in 0..1, float32.
         """
-        dtype = self.img_in.weight.dtype
+        dtype, own = self.img_in.weight.dtype, sizes[0][0] * sizes[0][1]
+        still = None
+        if self.sizes.still_references:
+            timesteps = torch.cat((timesteps, timesteps.new_zeros(1)))
+            still = torch.arange(img.shape[1], device=img.device) >= own
         temb = self.time_text_embed(timesteps)
         img = self.img_in(img.to(dtype))
         txt = self.txt_in(self.txt_norm(txt).to(dtype))
-        pe = self.positions(*size, txt.shape[1], img.device)
+        pe = self.positions(tuple(sizes), txt.shape[1], img.device)
         everywhere = torch.ones(img.shape[:2], dtype=torch.bool, device=img.device)
         mask = torch.cat((txt_mask.to(torch.bool), everywhere), dim=1)
         for block in self.transformer_blocks:
-            img, txt = block(img, txt, temb, pe, mask)
-        return self.proj_out(self.norm_out(img, temb))
+            img, txt = block(img, txt, temb, pe, mask, *([] if still is None else [still]))
+        return self.proj_out(self.norm_out(img[:, :own], temb if still is None else temb[:-1]))
 
     def as_one_graph(self) -> None:
         """Make RoPE tables anew in each call: a table that is kept would be a constant of one compiled graph."""
-        self.positions = functools.partial(table, axes=self.axes)
+        self._tables.keeps = False
 
-    def positions(self, height: int, width: int, length: int, device: torch.device) -> Tensor:
-        """The RoPE table [2, L + I, D / 2] for an image of so many tokens and a text of this length, kept by sizes."""
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return table(height, width, length, device, self.axes)  # one that is kept may go, a recording stays
-        key = (height, width, length, device)
-        found = self._tables.pop(key, None)
-        if found is None:
-            with torch.inference_mode(False):  # a table made while drawing previews must serve in training, too
-                found = table(height, width, length, device, self.axes)
-            while len(self._tables) >= TABLES_KEPT:
-                self._tables.pop(next(iter(self._tables)))
-        self._tables[key] = found
-        return found
+    def positions(self, sizes: tuple[Size, ...], length: int, device: torch.device) -> Tensor:
+        """The RoPE table [2, L + I, D / 2] for images of so many tokens and a text of this length, kept by sizes."""
+        key = (*(side for size in sizes for side in size), length)
+        return self._tables.of(key, device, lambda: table(sizes, length, device, self.axes))
 
 
-def table(height: int, width: int, length: int, device: torch.device, axes: tuple[int, int, int]) -> Tensor:
-    """Cosines and sines [2, L + I, D / 2]. Rows and columns of an image count from its middle; a text goes on behind
-    its border, on all axes alike."""
-    text = torch.arange(length, device=device) + max(height // 2, width // 2)
-    rows = torch.arange(height, device=device) - (height - height // 2)
-    columns = torch.arange(width, device=device) - (width - width // 2)
-    image = torch.stack(
-        [torch.zeros(height, width, device=device), *torch.meshgrid(rows, columns, indexing="ij")], dim=-1
-    )
-    return rope(torch.cat((text[:, None].expand(-1, 3).float(), image.flatten(0, 1).float())), axes)
+def table(sizes: Sequence[Size], length: int, device: torch.device, axes: tuple[int, int, int]) -> Tensor:
+    """Cosines and sines [2, L + I, D / 2]. Rows and columns of each image count from its middle, and its number is the
+    third axis; a text goes on behind the border of the largest, on all axes alike."""
+    text = torch.arange(length, device=device) + max(side // 2 for size in sizes for side in size)
+    ids = [text[:, None].expand(-1, 3).float()]
+    for number, (height, width) in enumerate(sizes):
+        rows = torch.arange(height, device=device) - (height - height // 2)
+        columns = torch.arange(width, device=device) - (width - width // 2)
+        frame = torch.full((height, width), number, device=device)
+        image = torch.stack([frame, *torch.meshgrid(rows, columns, indexing="ij")], dim=-1)
+        ids.append(image.flatten(0, 1).float())
+    return rope(torch.cat(ids), axes)

@@ -1,15 +1,17 @@
 """What can be set when Qwen-Image is trained."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from library import families
 from library.config import sections
-from library.config.problems import Problem
-from library.config.run_config import Rule, RunConfig
-from library.config.schema import opt, section
+from library.config.json_types import JsonMapping, JsonObject
+from library.config.problems import Problem, Text
+from library.config.run_config import ControlUse, Rule, RunConfig
+from library.config.schema import Option, opt, section, section_options
+from library.families.qwen_image.variants import EDITS, VARIANTS, Variant
 
 LINE = ((256, 0.5), (8192, 0.9))  # image tokens and mu: the shift of a size is e^mu, linear between and beyond
 
@@ -50,22 +52,74 @@ class QwenModel(sections.Model):
     )
     model_version: Literal["original", "edit", "edit-2509", "edit-2511", "layered"] | None = opt(
         None,
-        "original is Qwen-Image and Qwen-Image-2512. Empty: read from the file.",
-        advanced=True,
+        "original is Qwen-Image and Qwen-Image-2512; edit and the others are shown reference images.",
     )
+
+    @property
+    def variant(self) -> Variant:
+        """What model_version names."""
+        return VARIANTS.get(self.model_version or "original", VARIANTS["original"])
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
         """Models that see other pictures."""
         yield from sections.Model.check(self, run)
-        if self.model_version not in (None, "original"):
+        if self.model_version == "layered":
             yield Problem("model_version",
-                "= {version} is not trained here: use Qwen-Image or Qwen-Image-2512 with model_version = original",
-                version=self.model_version, fix={"model_version": "original"})  # fmt: skip
+                "= layered is not trained here: use Qwen-Image, Qwen-Image-2512 or one of the Edit models",
+                fix={"model_version": "original"})  # fmt: skip
+        if getattr(run.data, "control_directory", None) and not self.variant.control_images.most:
+            yield Problem("control_directory",
+                "is for model_version = {versions}: Qwen-Image takes no reference images",
+                versions=" / ".join(EDITS), also="model_version", fix={"control_directory": None})  # fmt: skip
+        if self.variant.template and not run.cache.text:
+            yield Problem("cache_text_encoder_outputs",
+                "must be on with model_version = {version}, whose text encoder is shown the reference images, too",
+                version=self.model_version, also="model_version",
+                fix={"cache_text_encoder_outputs": True})  # fmt: skip
 
     def missing(self, run: RunConfig) -> Iterator[Problem]:
         """A single file is the transformer alone; a diffusers folder or a repository has the other networks as well."""
         yield from sections.Model.missing(self, run)
         yield from self.missing_parts(OTHERS)
+
+
+REFERENCES = sections.reference_folder({"model_version": EDITS})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QwenData(sections.Data):
+    """The images, and what the Edit models are shown beside them."""
+
+    control_directory: str | None = REFERENCES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QwenAdapterData(sections.AdapterData):
+    """The same, when adapters learn."""
+
+    control_directory: str | None = REFERENCES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OldVersions:
+    """How musubi-tuner once named the Edit models."""
+
+    edit: bool = opt(False, "Qwen-Image-Edit.")
+    edit_plus: bool = opt(False, "Qwen-Image-Edit-2509.")
+
+
+def version(old: JsonMapping, given: Collection[str]) -> tuple[JsonObject, list[Problem]]:
+    """The model_version that old flags name, unless it is set besides."""
+    names = {"edit": "edit", "edit_plus": "edit-2509"}
+    on = [name for name in names if old.get(name)]
+    if not on:
+        return {}, []
+    if "model_version" in given:
+        why = Text("model_version is set, and counts alone")
+        return {}, [Problem(on[-1], "has no effect: {why}", why=why)]
+    return {"model_version": names[on[-1]]}, [
+        Problem(on[-1], "is read as model_version = {version}", version=names[on[-1]])
+    ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,8 +163,22 @@ class QwenCompile(sections.Compile):
     kinds: ClassVar[Mapping[str, str]] = MappingProxyType({"block": "QwenImageTransformerBlock"})
 
 
+class Versions:
+    """What the configs of both kinds of training make of model_version."""
+
+    __slots__ = ()
+    model: Any
+    old: ClassVar[Mapping[str, Option]] = section_options(OldVersions)
+    convert = staticmethod(version)
+
+    @property
+    def control_images(self) -> ControlUse:
+        """Reference images of the Edit models."""
+        return self.model.variant.control_images
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class QwenLora(sections.TransformerLora):
+class QwenLora(Versions, sections.TransformerLora):
     """LoRA and other adapters for Qwen-Image."""
 
     family: ClassVar[str] = "qwen_image"
@@ -122,6 +190,7 @@ class QwenLora(sections.TransformerLora):
     foreign: ClassVar[Mapping[str, str]] = {**sections.TransformerLora.foreign, **MUSUBI}
 
     model: QwenModel = section(QwenModel)
+    data: QwenAdapterData = section(QwenAdapterData)
     network: QwenNetwork = section(QwenNetwork)
     noise: QwenFlow = section(QwenFlow)
     memory: QwenMemory = section(QwenMemory)
@@ -129,7 +198,7 @@ class QwenLora(sections.TransformerLora):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class QwenTrain(sections.TransformerTrain):
+class QwenTrain(Versions, sections.TransformerTrain):
     """Full fine-tuning and DreamBooth for Qwen-Image."""
 
     family: ClassVar[str] = "qwen_image"
@@ -141,6 +210,7 @@ class QwenTrain(sections.TransformerTrain):
     foreign: ClassVar[Mapping[str, str]] = {**sections.TransformerTrain.foreign, **MUSUBI}
 
     model: QwenModel = section(QwenModel)
+    data: QwenData = section(QwenData)
     noise: QwenFlow = section(QwenFlow)
     memory: QwenMemory = section(QwenMemory)
     compile: QwenCompile = section(QwenCompile)

@@ -1,14 +1,15 @@
 """Qwen-Image's networks with random weights: full-size, or tiny ones in the real file formats."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from library.config.run_config import RunConfig
-from library.families.qwen_image import text_encoder
+from library.families.qwen_image import pictures, text_encoder
+from library.families.qwen_image.facts import INDEX
 from library.families.qwen_image.family import QwenFamily
 from library.families.qwen_image.model import QwenImage, QwenShape
 from library.families.shared import qwen_vae, qwen_vae_names, random_networks, random_tokenizers
@@ -34,6 +35,10 @@ class QwenSizes:
     vae_resnets: int = 1
     channels: int = 16
     resolutions: tuple[int, ...] = (64, 128)
+    vision: int = 0  # width of what sees pictures in the text encoder, a multiple of 80 (heads); 0: it has none
+    vision_mlp: int = 96
+    vision_layers: int = 2
+    still_references: bool = False  # as Qwen-Image-Edit-2511
 
 
 TINY = QwenSizes()
@@ -44,9 +49,17 @@ FULL = QwenSizes(
 )  # fmt: skip
 
 
-def model_sizes(_config: RunConfig, full: bool) -> QwenSizes:
-    """All have the same."""
-    return FULL if full else TINY
+VARIANTS = {"qwen_image_edit": replace(TINY, vision=80, still_references=True)}
+FULL_VISION = {"vision": 1280, "vision_mlp": 3420, "vision_layers": 32}
+
+
+def model_sizes(config: Any, full: bool) -> QwenSizes:
+    """The sizes of the relative that a config names."""
+    variant = config.model.variant
+    if not variant.template:
+        return FULL if full else TINY
+    sizes = replace(FULL, **FULL_VISION) if full else replace(TINY, vision=80)
+    return replace(sizes, still_references=variant.still_references)
 
 
 def random(sizes: QwenSizes = TINY, words: int = WORDS) -> RandomNetworks:
@@ -59,17 +72,21 @@ def random(sizes: QwenSizes = TINY, words: int = WORDS) -> RandomNetworks:
         head=sizes.head,
         mlp=4 * sizes.hidden,
         blocks=sizes.blocks,
+        still_references=sizes.still_references,
     )
     return RandomNetworks(
         lambda: random_networks.empty(lambda: QwenImage(shape)),
-        {
-            "text_encoder": lambda: text_encoder.empty(
-                words, sizes.text, sizes.text_mlp, sizes.text_layers, sizes.text_groups
-            )
-        },
+        {"text_encoder": lambda: _text_encoder(sizes, words)},
         lambda: qwen_vae.empty(sizes.vae, sizes.vae_widths, sizes.vae_resnets, sizes.channels, [False, True, True]),
         sizes.resolutions,
     )
+
+
+def _text_encoder(sizes: QwenSizes, words: int) -> nn.Module:
+    language = (words, sizes.text, sizes.text_mlp, sizes.text_layers, sizes.text_groups)
+    if not sizes.vision:
+        return text_encoder.empty(*language)
+    return pictures.empty(*language, sizes.vision, sizes.vision_mlp, sizes.vision_layers)
 
 
 def adopt(family: QwenFamily, denoiser: nn.Module) -> None:
@@ -78,9 +95,14 @@ def adopt(family: QwenFamily, denoiser: nn.Module) -> None:
 
 def input_shapes(family: QwenFamily, denoiser: QwenImage) -> InputShapes:
     """What this denoiser reads, for one image with a caption of usual length."""
-    length, sizes = 3 * text_encoder.STEP, denoiser.sizes
+    sizes, variant = denoiser.sizes, family.variant
+    width, height = pictures.seen_size((1024, 1024), variant.condition_area or 1)
+    shown = variant.control_images.least
+    length = (
+        3 * text_encoder.STEP + shown * width * height // pictures.TOKEN**2 // text_encoder.STEP * text_encoder.STEP
+    )
     text = {"vl_embed": (length, sizes.text_channels), "vl_mask": (length,)}
-    return InputShapes(sizes.in_channels // 4, text)
+    return InputShapes(sizes.in_channels // 4, text, references=shown)
 
 
 def write(folder: Path, seed: int = 0, dtype: torch.dtype = torch.bfloat16, sizes: QwenSizes = TINY) -> dict[str, Path]:
@@ -90,11 +112,11 @@ def write(folder: Path, seed: int = 0, dtype: torch.dtype = torch.bfloat16, size
     """
     folder = Path(folder)
     places = {"tokenizer": folder / "tokenizer"}
-    words = random_tokenizers.qwen_tokenizer(places["tokenizer"])
-    made = random(sizes, WORDS if sizes == FULL else words)
+    words = random_tokenizers.qwen_tokenizer(places["tokenizer"], sizes.vision > 0)
+    made = random(sizes, WORDS if sizes.blocks == FULL.blocks else words)
     image = made.vae()
     networks = {
-        "qwen_image": ("qwen_image_tiny", made.denoiser()),
+        "qwen_image": (f"qwen_image{'_edit_2511' if sizes.still_references else ''}_tiny", made.denoiser()),
         "text_encoder": ("qwen_2.5_vl_tiny", made.encoders["text_encoder"]()),
         "vae": ("qwen_image_vae", image.network),
     }
@@ -104,12 +126,19 @@ def write(folder: Path, seed: int = 0, dtype: torch.dtype = torch.bfloat16, size
         if part == "vae":
             tensors = qwen_vae_names.to_single(_calm(tensors))
         elif part == "text_encoder":
-            tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
+            tensors = {_single(name): tensor for name, tensor in tensors.items()}
+        elif sizes.still_references:
+            tensors[INDEX] = torch.zeros(0)
         tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
         places[part] = write_atomic(
             folder / f"{stem}.safetensors", lambda file, tensors=tensors: save_file(tensors, file, {"format": "pt"})
         )
     return places
+
+
+def _single(name: str) -> str:
+    """The name of a text encoder's tensor in a single file."""
+    return name if name.startswith(pictures.VISION) else f"model.{name.removeprefix('language.')}"
 
 
 def _calm(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

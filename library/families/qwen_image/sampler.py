@@ -1,6 +1,8 @@
 """Sample images of Qwen-Image: Euler steps along the straight path, from seeded noise to an image."""
 
+import hashlib
 import math
+from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 import torch
@@ -8,6 +10,7 @@ from torch import Tensor
 
 from library.families.base import SampleRequest
 from library.families.qwen_image.options import LINE
+from library.families.qwen_image.pictures import pixels, scaled_size, tokens_of
 from library.families.shared import packing
 from library.families.shared.qwen_vae import denormalised
 from library.families.shared.sampler import Sampler, generator_of
@@ -37,15 +40,39 @@ class QwenSampler(Sampler):
         text = self.text(request, device)
         count = len(text["vl_embed"])
         noise = torch.randn(1, model.sizes.in_channels // 4, 2 * height, 2 * width, generator=generator_of(request))
-        tokens = packing.pack(noise).to(device)
+        references = self.references(request, device)
+        shown, sizes = tokens_of(noise.to(device), references)
+        tokens, shown = shown[:, : height * width], shown[:, height * width :]
         sigmas = schedule(request.steps, height * width)
         for now, after in zip(sigmas, sigmas[1:], strict=False):
             times = torch.full((count,), now, device=device)
-            answer = model(
-                tokens.expand(count, -1, -1), (height, width), text["vl_embed"], text["vl_mask"], times
-            ).float()
+            img = torch.cat((tokens, shown), dim=1).expand(count, -1, -1)
+            answer = model(img, sizes, text["vl_embed"], text["vl_mask"], times).float()
             tokens = tokens + (after - now) * (guided(answer, request.scale) if count == 2 else answer)
         return packing.unpack(tokens, height, width)
+
+    def references(self, request: SampleRequest, device: torch.device) -> list[Tensor]:
+        """Latents of the reference images, each of its own shape at as many pixels as the preview has; so many as the
+        model takes. The VAE comes to its device for this and goes back."""
+        height, width = self.size(request)
+        found = []
+        for one in request.controls[: self.family.variant.control_images.most]:
+            with self.vae_on(device):
+                shown = pixels(one, scaled_size(one.size, height * width)).to(device)
+                found.append(self.family.control_latents(self.parts, shown))
+        return found
+
+    def encode_request(self, request: SampleRequest) -> dict[str, Tensor]:
+        """The prompts with the reference images, where the text encoder is shown these."""
+        if not self.family.variant.template:
+            return super().encode_request(request)
+        shown = request.controls[: self.family.variant.control_images.most]
+        return self.family.text_with_pictures(self.parts, [request.negative, request.prompt], [shown, shown])
+
+    def text_key(self, request: SampleRequest) -> Hashable:
+        """What decides over the text of a request: the pictures, too."""
+        shown = [hashlib.blake2b(one.tobytes()).digest() for one in request.controls if self.family.variant.template]
+        return super().text_key(request), *shown
 
     def decoder_input(self, latents: Tensor) -> Tensor:
         """Latents of the cache as the VAE takes them."""

@@ -3,8 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from library.families.qwen_image.pictures import VISION, Seen, positions
 from library.families.shared import language_model
 from library.families.shared.language_model import HEAD
 from library.families.shared.weights import assign
@@ -16,6 +18,14 @@ SYSTEM = (
     "spatial relationships of the objects and background:"
 )
 BEFORE = f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n"
+EDIT = (
+    "Describe the key features of the input image (color, shape, size, texture, objects, background), "
+    "then explain how the user's text instruction should alter or modify the image. "
+    "Generate a new image that meets the user's requirements while maintaining consistency with the original input "
+    "where appropriate."
+)
+BEFORE_EDIT = f"<|im_start|>system\n{EDIT}<|im_end|>\n<|im_start|>user\n"
+BEGIN, PICTURE, END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 BEHIND = "<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -44,16 +54,26 @@ def empty(words: int, hidden: int, mlp: int, layers: int, groups: int) -> nn.Mod
     )  # fmt: skip
 
 
-def tokens(tokenizer: Any, captions: Sequence[str]) -> tuple[list[list[int]], int]:
+def plain_names(names: Iterable[str], seeing: bool = False) -> dict[str, str]:
+    """Keys of a file -> {key of the language model: key in the file}; with what sees pictures, if that is asked for."""
+    names = list(names)
+    found = language_model.plain_names(names)
+    if seeing:
+        eyes = (name for name in names if VISION in name)
+        found |= {name[name.index(VISION) :]: name for name in eyes}
+    return found
+
+
+def tokens(tokenizer: Any, captions: Sequence[str], before: str = BEFORE) -> tuple[list[list[int]], int]:
     """Token ids of each caption in its template, cut to the longest length, and how many stand before a caption."""
-    dropped = len(tokenizer(BEFORE).input_ids)
-    texts = [f"{BEFORE}{caption}{BEHIND}" for caption in captions]
+    dropped = len(tokenizer(before).input_ids)
+    texts = [f"{before}{caption}{BEHIND}" for caption in captions]
     return tokenizer(texts, max_length=LONGEST + dropped, truncation=True).input_ids, dropped
 
 
-def longest(tokenizer: Any, captions: Iterable[str]) -> int:
+def longest(tokenizer: Any, captions: Iterable[str], before: str = BEFORE) -> int:
     """The most tokens that the denoiser reads of one of these captions, as a multiple of STEP."""
-    ids, dropped = tokens(tokenizer, list(captions))
+    ids, dropped = tokens(tokenizer, list(captions), before)
     return language_model.rounded(ids, STEP, dropped)
 
 
@@ -62,3 +82,42 @@ def encode(model: Any, tokenizer: Any, captions: Sequence[str]) -> tuple[Tensor,
     [B, L] of the tokens that are a caption's own. L is a multiple of STEP."""
     ids, dropped = tokens(tokenizer, captions)
     return language_model.encode(model, ids, STEP, dropped)
+
+
+# ---- with pictures
+
+
+def picture_words(number: int, tokens: int, numbered: bool) -> str:
+    """How a picture of so many tokens stands before a caption."""
+    return f"{f'Picture {number}: ' if numbered else ''}{BEGIN}{PICTURE * tokens}{END}"
+
+
+def picture_tokens(tokenizer: Any, shown: Sequence[int], numbered: bool) -> int:
+    """How many tokens longer pictures of so many tokens make what the denoiser reads, as a multiple of STEP."""
+    words = "".join(picture_words(number, 1, numbered) for number, _ in enumerate(shown, start=1))
+    count = len(tokenizer(words).input_ids) - len(shown) + sum(shown)
+    return -(-(count + 1) // STEP) * STEP if shown else 0  # 1: a line's end at a caption's beginning may be its own
+
+
+def encode_with_pictures(
+    model: Any, tokenizer: Any, captions: Sequence[str], shown: Sequence[Sequence[Seen]], numbered: bool
+) -> tuple[Tensor, Tensor]:
+    """`encode` with the template of the Edit models, and the pictures of each caption before it."""
+    picture, dropped = tokenizer.convert_tokens_to_ids(PICTURE), len(tokenizer(BEFORE_EDIT).input_ids)
+    every = []
+    for caption, own in zip(captions, shown, strict=True):
+        words = "".join(picture_words(n, one.tokens, numbered) for n, one in enumerate(own, start=1))
+        most = LONGEST + len(tokenizer(f"{BEFORE_EDIT}{words}").input_ids)
+        text = f"{BEFORE_EDIT}{words}{caption.replace(PICTURE, '')}{BEHIND}"
+        every.append(tokenizer(text, max_length=most, truncation=True).input_ids)
+    device = next(model.parameters()).device
+    length = dropped + language_model.rounded(every, STEP, dropped)
+    padded, mask = torch.zeros(len(every), length, dtype=torch.long), torch.zeros(len(every), length, dtype=torch.long)
+    places = torch.zeros(3, len(every), length, dtype=torch.long)
+    for row, (ids, own) in enumerate(zip(every, shown, strict=True)):
+        padded[row, : len(ids)], mask[row, dropped : len(ids)] = torch.tensor(ids), 1
+        places[:, row, : len(ids)] = positions(ids, picture, own)
+    flat = [one for own in shown for one in own]
+    mask = mask[:, dropped:].to(device)
+    states = model(padded.to(device), places.to(device), picture, flat)[:, dropped:]
+    return states * mask[..., None].to(states.dtype), mask

@@ -40,7 +40,7 @@ class OneEncoderFamily:
     """Holds the run's config. Captions may have any length: each batch is padded, with a mask."""
 
     name: ClassVar[str]
-    checkpoint: Checkpoint
+    checkpoint: Checkpoint  # of the class, or of each family object where its models differ
     swapped_class: ClassVar[str]  # of the blocks that blocks_to_swap counts
     text_cache: TextCache  # its keys are those of the states and of their mask
 

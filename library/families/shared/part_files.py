@@ -33,7 +33,7 @@ class PartFiles:
 
     parts: Mapping[str, Part]
     facts: FamilyFacts | None = None  # of the family, for `unfit`
-    # What `recognise` calls a part's files, where it says so.
+    # What `recognise` calls a part's files, where it says so: one thing, or one of several.
     words: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     instead: str = ""  # which models of the family are trained, where others have the same names
 

@@ -49,12 +49,14 @@ def clip_tokenizer(folder: Path, merges: int = 120, pad: str = "<|endoftext|>") 
     return len(vocabulary)
 
 
-def qwen_tokenizer(folder: Path, merges: int = 120) -> int:
-    """Train a byte-level tokenizer with the special tokens of conversations; returns the size of its vocabulary."""
+def qwen_tokenizer(folder: Path, seeing: bool = False, merges: int = 120) -> int:
+    """Train a byte-level tokenizer with the special tokens of conversations, and of pictures if it is `seeing`; returns
+    the size of its vocabulary."""
     words = Counter(tuple(f"\u0120{word}") for word in _words(SENTENCES))  # a blank, as bytes are written
     pairs = [_merge_best(words) for _ in range(merges)]
     plain = list(dict.fromkeys([*byte_letters(), *(a + b for a, b in pairs)]))
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    special += ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>"] if seeing else []
     folder.mkdir(parents=True, exist_ok=True)
     _write_json(folder / "vocab.json", {word: i for i, word in enumerate(plain)})
     write_atomic(folder / "merges.txt", "\n".join(["#version: 0.2", *(f"{a} {b}" for a, b in pairs)]) + "\n")

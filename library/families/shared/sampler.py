@@ -3,7 +3,7 @@
 import contextlib
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ class Sampler(ABC):
 
     def __init__(self, family: Any, parts: ModelComponents):
         self.family, self.parts = family, parts
-        self._known: dict[tuple[str, str], dict[str, Tensor]] = {}
+        self._known: dict[Hashable, dict[str, Tensor]] = {}
 
     @abstractmethod
     def latents(self, request: SampleRequest) -> Tensor:
@@ -40,21 +40,30 @@ class Sampler(ABC):
         """What the denoiser reads of each prompt."""
         return self.family.text(self.parts, prompts)
 
+    def encode_request(self, request: SampleRequest) -> dict[str, Tensor]:
+        """The same of the negative prompt and the prompt of a request."""
+        return self.encode([request.negative, request.prompt])
+
+    def text_key(self, request: SampleRequest) -> Hashable:
+        """What decides over the text of a request."""
+        return request.prompt, request.negative
+
     @property
     def denoiser(self) -> Any:
         """The network itself: a distributed wrapper would wait for the other processes."""
         return getattr(self.parts.denoiser, "module", self.parts.denoiser)
 
     @torch.no_grad()
-    def remember(self, prompts: Iterable[tuple[str, str]]) -> None:
-        """Encode pairs of prompt and negative prompt now, for when the text encoders will have left."""
-        for prompt, negative in self.unknown(prompts):
-            encoded = self.encode([negative, prompt])
-            self._known[prompt, negative] = {name: tensor.cpu() for name, tensor in encoded.items()}
+    def remember(self, requests: Iterable[SampleRequest]) -> None:
+        """Encode the prompts of these now, for when the text encoders will have left."""
+        for request in self.unknown(requests):
+            encoded = self.encode_request(request)
+            self._known[self.text_key(request)] = {name: tensor.cpu() for name, tensor in encoded.items()}
 
-    def unknown(self, prompts: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-        """Those pairs that were not encoded yet."""
-        return [pair for pair in dict.fromkeys(prompts) if pair not in self._known]
+    def unknown(self, requests: Iterable[SampleRequest]) -> list[SampleRequest]:
+        """One for each text that was not encoded yet."""
+        wanted = {self.text_key(request): request for request in requests}
+        return [request for key, request in wanted.items() if key not in self._known]
 
     @torch.no_grad()
     def __call__(self, request: SampleRequest) -> Image.Image:
@@ -70,9 +79,9 @@ class Sampler(ABC):
 
     def text(self, request: SampleRequest, device: torch.device) -> dict[str, Tensor]:
         """The text of [negative, prompt], or of the prompt alone when nothing is steered away from."""
-        known = self._known.get((request.prompt, request.negative))
+        known = self._known.get(self.text_key(request))
         if known is None:
-            known = self.encode([request.negative, request.prompt])
+            known = self.encode_request(request)
         return {name: tensor[0 if self.is_guided(request) else 1 :].to(device) for name, tensor in known.items()}
 
     def decoded(self, latents: Tensor) -> Tensor:

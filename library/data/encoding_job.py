@@ -1,0 +1,56 @@
+"""What encoding images and captions before training has in common: what it knows, and how its work is shared."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from library.config.run_config import RunConfig
+from library.data.threads import Report, ahead
+from library.families.base import Family, ModelComponents
+from library.files import clean_up
+
+Arrays = dict[str, np.ndarray]
+
+
+class EncodingProcess(Protocol):
+    """Where encoding happens: on which device, as which of how many processes."""
+
+    device: torch.device
+    rank: int
+    ranks: int
+
+
+@dataclass(frozen=True, slots=True)
+class EncodingJob:
+    """What every step of encoding needs to know."""
+
+    family: Family
+    parts: ModelComponents
+    config: RunConfig
+    world: EncodingProcess
+    report: Report  # is told what is going on, and how much of it is done
+
+
+def finish(last: Callable, made: Iterator, phase: str, total: int, report: Report) -> None:
+    """Finish results (write them) on one thread while the next are made on this one."""
+    done = 0
+    report(phase, done, total)
+    for count in ahead(last, made, workers=1, depth=8):
+        done += count
+        report(phase, done, total)
+
+
+def clean_up_after(files: Iterable[str]) -> None:
+    """Remove caches that were being written beside these files when a process was killed."""
+    for folder in {os.path.dirname(file) for file in files}:
+        clean_up(folder, lambda name: name.endswith((".npz", ".safetensors")))
+
+
+def share(items: list, name: Callable[[Any], str], world: EncodingProcess) -> list:
+    """The part of this process: every n-th file, and all that goes into one file together."""
+    order = {key: i for i, key in enumerate(dict.fromkeys(map(name, items)))}
+    return [item for item in items if order[name(item)] % world.ranks == world.rank]

@@ -1,0 +1,182 @@
+"""Encode captions once, before training, and keep the results beside the images or in memory."""
+
+import functools
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from library.config.json_types import JsonObject
+from library.config.schema import ConfigError
+from library.data import caches, control_pixels, identity
+from library.data.buckets import Size
+from library.data.encoding_job import Arrays, EncodingJob, clean_up_after, finish, share
+from library.data.folders import some
+from library.data.threads import spread
+from library.families.base import Family, ModelComponents, ReadsPictures, TextCache
+
+if TYPE_CHECKING:
+    from library.data.images import ControlImage, Image
+
+
+class Phrase(NamedTuple):
+    """A caption, and the reference images that the text encoder is shown with it."""
+
+    words: str
+    shown: "tuple[ControlImage, ...]" = ()
+    interpolation: str | None = None
+
+
+def phrase_of(image: "Image", template: str) -> Phrase:
+    """What the text encoder reads of an image; `template` says how it is shown pictures, "" that it is shown none."""
+    return Phrase(image.caption, image.controls, image.interpolation) if template else Phrase(image.caption)
+
+
+def template_of(family: Family) -> str:
+    """How a family's text encoder is shown reference images, in a word; "" where it is shown none."""
+    return family.picture_template if isinstance(family, ReadsPictures) else ""
+
+
+def lengths(
+    family: Family, parts: ModelComponents
+) -> tuple[Callable[[Collection[str]], int | None], Callable[[Sequence[Size]], int]]:
+    """How much text a step reads of captions, and how much longer reference images of these sizes make it."""
+    length = functools.partial(family.train_text_length, parts)
+    if isinstance(family, ReadsPictures) and family.picture_template:
+        return length, functools.partial(family.picture_tokens, parts)
+    return length, lambda sizes: 0
+
+
+@dataclass(slots=True)
+class Texts:
+    """The encoded captions of a training, on disk by image or in memory by phrase."""
+
+    cache: TextCache
+    template: str = ""
+    memory: dict[Phrase, Arrays] | None = None
+
+    def load(self, image: "Image") -> Arrays:
+        """What the text encoders made of the caption of an image, by the names of the cache's keys."""
+        if self.memory is not None:
+            return self.memory[phrase_of(image, self.template)]
+        file = caches.text_file(image.path, self.cache.suffix)
+        try:
+            found = caches.read_text(file, self.cache.stored, self.cache.names)
+        except caches.BROKEN as e:
+            raise caches.unreadable(file, e) from e
+        if self.cache.mask:
+            found[self.cache.mask] = np.ones(len(found[self.cache.stored[0]]), np.int64)
+        return found
+
+
+def texts(every: Sequence["Image"], work: EncodingJob) -> Texts:
+    """Encode the captions of these images that are not there yet, and say where to find all."""
+    cache, template = work.family.text_cache, template_of(work.family)
+    if not work.config.cache.cache_text_encoder_outputs_to_disk:
+        memory: dict[Phrase, Arrays] = {}
+        phrases = dict.fromkeys(phrase_of(image, template) for image in every)
+        _encode_phrases([(phrase, [phrase]) for phrase in phrases], work, memory.__setitem__)
+        return Texts(cache, template, memory)
+    store = Texts(cache, template)
+    names = sorted({*work.parts.encoders, *work.parts.deferred} - {"vae"})
+    encoders = identity.of_components(work.parts, names) if names else None
+    lengths = {**dict.fromkeys(cache.stored), **({} if cache.mask else work.family.text_lengths)}
+    options = {name: getattr(work.config.model, name, None) for name in cache.options}
+    images = _images_by_file(every, cache.suffix)
+
+    def stamp(image: "Image") -> JsonObject:
+        return caches.text_stamp(image.caption, encoders, options, template)
+
+    def good(item: tuple[str, "Image"]) -> bool:
+        file, image = item
+        sources = [image.caption_file] if image.caption_file else []
+        trust, shown = work.config.cache.skip_cache_check, phrase_of(image, template).shown
+        return caches.text_is_good(file, lengths, sources, stamp(image), trust, cache.names, shown)
+
+    mine = share(list(images.items()), lambda item: item[0], work.world)
+    todo: dict[Phrase, list[str]] = {}
+    for (file, image), is_good in zip(mine, spread(good, mine, work.report, "checking cached captions"), strict=True):
+        if not is_good:
+            todo.setdefault(phrase_of(image, template), []).append(file)
+
+    def write(file: str, arrays: Arrays) -> None:
+        stored = {name: arrays[name] for name in cache.stored}
+        if cache.rate:
+            stored[cache.rate] = np.array(images[file].subset.caption_dropout_rate, np.float32)
+        shown = phrase_of(images[file], template).shown
+        made_of = stamp(images[file]) | ({"controls": caches.control_stamps(shown)} if shown else {})
+        caches.write_text(file, stored, made_of, cache, images[file].caption)
+
+    clean_up_after([file for files in todo.values() for file in files])
+    _encode_phrases(list(todo.items()), work, write)
+    return store
+
+
+def _images_by_file(every: Iterable["Image"], suffix: str) -> dict[str, "Image"]:
+    """One image for each cache file; an image with two captions cannot have both on disk."""
+    found: dict[str, Image] = {}
+    for image in every:
+        known = found.setdefault(caches.text_file(image.path, suffix), image)
+        if known.caption != image.caption:
+            raise ConfigError("{path} is used with two captions, but there is one cache file for it: "
+                "use cache_text_encoder_outputs without _to_disk", path=image.path)  # fmt: skip
+    return found
+
+
+def _encode_phrases(
+    todo: Sequence[tuple[Phrase, Sequence[Any]]], work: EncodingJob, keep: Callable[[Any, Arrays], None]
+) -> None:
+    """Encode each phrase once and keep it under each of its names."""
+    if not todo:
+        return
+    work.parts.read_encoders()
+    encoders = work.parts.encoders.values()
+    if not encoders:
+        raise ConfigError(
+            "{count} captions are not cached yet, and there is no text encoder: name its file", count=len(todo)
+        )
+    for encoder in encoders:
+        encoder.to(work.world.device)
+    size = getattr(work.config.cache, "text_encoder_batch_size", None) or work.config.data.train_batch_size
+
+    def encoded() -> Iterator[list[tuple[Sequence[Any], Arrays]]]:
+        for start in range(0, len(todo), size):
+            yield _encoded_phrases(todo[start : start + size], work)
+
+    def kept(batch: list[tuple[Sequence[Any], Arrays]]) -> int:
+        for names, arrays in batch:
+            for name in names:
+                keep(name, arrays)
+        return len(batch)
+
+    finish(kept, encoded(), "caching captions", len(todo), work.report)
+    for encoder in encoders:
+        encoder.to("cpu")
+
+
+def _encoded_phrases(
+    batch: Sequence[tuple[Phrase, Sequence[Any]]], work: EncodingJob
+) -> list[tuple[Sequence[Any], Arrays]]:
+    with torch.no_grad():
+        found = _asked([phrase for phrase, _ in batch], work)
+    # bfloat16 does not exist in numpy; as upstream, it becomes float32, and float16 stays.
+    arrays = {k: (v.float() if v.dtype == torch.bfloat16 else v).cpu().numpy() for k, v in found.items()}
+    for i, (phrase, names) in enumerate(batch):
+        if any(value.dtype.kind == "f" and not np.isfinite(value[i]).all() for value in arrays.values()):
+            where = [name if isinstance(name, str) else phrase.words for name in names]
+            raise ConfigError("encoding the caption {caption} of {some} gave NaN: use bf16 or fp32",
+                caption=repr(phrase.words), some=some(where))  # fmt: skip
+    made = [{key: value[i] for key, value in arrays.items()} for i in range(len(batch))]
+    if mask := work.family.text_cache.mask:  # padding is made anew for each batch
+        made = [{key: value[: int(one[mask].sum())] for key, value in one.items()} for one in made]
+    return [(names, one) for (_, names), one in zip(batch, made, strict=True)]
+
+
+def _asked(phrases: list[Phrase], work: EncodingJob) -> dict[str, torch.Tensor]:
+    words = [phrase.words for phrase in phrases]
+    if not (isinstance(work.family, ReadsPictures) and work.family.picture_template):
+        return work.family.text(work.parts, words)
+    pictures = [[control_pixels.reference(one, phrase.interpolation) for one in phrase.shown] for phrase in phrases]
+    return work.family.text_with_pictures(work.parts, words, pictures)

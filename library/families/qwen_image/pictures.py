@@ -1,0 +1,186 @@
+"""Reference images as Qwen-Image-Edit is shown them: to its transformer as more tokens, to Qwen2.5-VL before the words.
+
+The text encoder's own positions count pictures in rows and columns. transformers 5 does so only where it is told which
+tokens are pictures, which diffusers does not tell it; here they are counted as the models were trained, and as
+musubi-tuner has them.
+"""
+
+import importlib
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from library.families.shared import packing, random_networks
+from library.families.shared.language_model import HEAD, THETA
+from library.families.shared.weights import assign
+
+PATCH, MERGED, FRAMES = (
+    14,
+    2,
+    2,
+)  # pixels of a patch's side; patches of a token's side; frames that a picture stands for
+TOKEN = PATCH * MERGED  # pixels of a token's side
+FEWEST, MOST = 56 * 56, 12845056  # pixels that the text encoder is shown of a picture
+MEAN, DEVIATION = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+SECTIONS = [16, 24, 24]  # pairs of a head's channels that turn with frame, row and column
+MULTIPLE = 32  # pixels that the sides of a reference image are multiples of, as the pipelines scale it
+VISION = "visual."  # what the names of the tensors that see pictures begin with
+MARK = f"{VISION}patch_embed.proj.weight"
+VISION_HEAD = 80  # width of a head there
+
+Size = tuple[int, int]
+
+
+def scaled_size(size: Size, area: int) -> Size:
+    """Width and height of as many pixels as `area`, of nearly the shape of `size`."""
+    width = math.sqrt(area * size[0] / size[1])
+    height = width * size[1] / size[0]
+    return max(MULTIPLE, round(width / MULTIPLE) * MULTIPLE), max(MULTIPLE, round(height / MULTIPLE) * MULTIPLE)
+
+
+def seen_size(size: Size, area: int) -> Size:
+    """Width and height of a picture as the text encoder takes it, that is scaled to about `area` pixels before."""
+    width, height = scaled_size(size, area)
+    sides = [round(side / TOKEN) * TOKEN for side in (width, height)]
+    if math.prod(sides) > MOST:
+        factor = math.sqrt(width * height / MOST)
+        sides = [max(TOKEN, math.floor(side / factor / TOKEN) * TOKEN) for side in (width, height)]
+    elif math.prod(sides) < FEWEST:
+        factor = math.sqrt(FEWEST / (width * height))
+        sides = [math.ceil(side * factor / TOKEN) * TOKEN for side in (width, height)]
+    return sides[0], sides[1]
+
+
+def pixels(image: Image.Image, size: Size) -> Tensor:
+    """A picture scaled to (width, height) as [1, 3, H, W] in -1..1, for the VAE."""
+    scaled = np.asarray(image.convert("RGB").resize(size, Image.Resampling.LANCZOS)).astype("float32")
+    return torch.from_numpy(scaled / 255).permute(2, 0, 1)[None] * 2 - 1
+
+
+def tokens_of(latents: Tensor, references: Sequence[Tensor]) -> tuple[Tensor, list[Size]]:
+    """Latents [B, C, 2 h, 2 w] of an image and of its reference images -> the tokens of all in turn [B, I, 4 C], and
+    height and width of each in tokens."""
+    every = [latents, *(one.to(latents).expand(len(latents), -1, -1, -1) for one in references)]
+    sizes = [(one.shape[-2] // 2, one.shape[-1] // 2) for one in every]
+    return torch.cat([packing.pack(one) for one in every], dim=1), sizes
+
+
+class Seen(NamedTuple):
+    """A picture as the text encoder takes it."""
+
+    patches: Tensor  # [rows * columns, 3 * FRAMES * PATCH * PATCH], the four of a token after each other
+    rows: int
+    columns: int
+
+    @property
+    def tokens(self) -> int:
+        """How many of the prompt's tokens it is."""
+        return self.rows * self.columns // MERGED**2
+
+
+def seen(image: Image.Image, area: int) -> Seen:
+    """A picture cut into patches, after it was scaled to about `area` pixels."""
+    first = image.convert("RGB").resize(scaled_size(image.size, area), Image.Resampling.LANCZOS)
+    scaled = np.asarray(first.resize(seen_size(image.size, area), Image.Resampling.BICUBIC)).astype("float32") / 255
+    colours = torch.from_numpy((scaled - np.array(MEAN, "float32")) / np.array(DEVIATION, "float32"))
+    rows, columns = colours.shape[0] // PATCH, colours.shape[1] // PATCH
+    cut = colours.view(rows // MERGED, MERGED, PATCH, columns // MERGED, MERGED, PATCH, 3)
+    patches = cut.permute(0, 3, 1, 4, 6, 2, 5)[..., None, :, :].expand(*(-1,) * 5, FRAMES, -1, -1)
+    return Seen(patches.reshape(rows * columns, -1), rows, columns)
+
+
+# Why: docs/decisions/2026-11-23-pictures-in-the-prompt.md
+def positions(ids: Sequence[int], picture: int, shown: Sequence[Seen]) -> Tensor:
+    """Frame, row and column of each token [3, L]: words count on all three alike, pictures from where they begin.
+
+    `ids` has the token `picture` as often as a picture has tokens.
+    """
+    found, at, now, left = [], 0, 0, iter(shown)
+    while at < len(ids):
+        if ids[at] != picture:
+            found.append(torch.full((3, 1), now))
+            at, now = at + 1, now + 1
+            continue
+        one = next(left)
+        rows, columns = one.rows // MERGED, one.columns // MERGED
+        grid = torch.meshgrid(torch.zeros(1).long(), torch.arange(rows), torch.arange(columns), indexing="ij")
+        found.append(torch.stack([axis.flatten() for axis in grid]) + now)
+        at, now = at + one.tokens, now + max(rows, columns)
+    return torch.cat(found, dim=1)
+
+
+class SeeingModel(nn.Module):
+    """Qwen2.5-VL without its last layer: what sees pictures, and the language model behind it."""
+
+    def __init__(self, language: Any, visual: Any):
+        super().__init__()
+        self.language, self.visual = language, visual
+
+    def forward(self, ids: Tensor, places: Tensor, picture: int, shown: Sequence[Seen]) -> Tensor:
+        """Token ids [B, L], positions [3, B, L], the pictures of all rows in turn -> last hidden states [B, L, C]."""
+        states = self.language.embed_tokens(ids)
+        if shown:
+            device = ids.device
+            grid = torch.tensor([(1, one.rows, one.columns) for one in shown], device=device)
+            patches = torch.cat([one.patches for one in shown]).to(device, states.dtype)
+            found = self.visual(patches, grid_thw=grid).pooler_output
+            states = states.masked_scatter((ids == picture)[..., None], found.to(states.dtype))
+        return self.language(inputs_embeds=states, position_ids=places).last_hidden_state
+
+
+def build(tensors: Mapping[str, Tensor]) -> SeeingModel:
+    """The model of the sizes of its tensors by plain name, which it takes over without a copy. KeyError names the first
+    that is missing."""
+    made = empty(**settings({name: tuple(tensor.shape) for name, tensor in tensors.items()}))
+    language = {name: tensor for name, tensor in tensors.items() if not name.startswith(VISION)}
+    visual = {name.removeprefix(VISION): tensor for name, tensor in tensors.items() if name.startswith(VISION)}
+    assign(made.language, language)
+    assign(made.visual, visual)
+    return made
+
+
+def settings(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """What `empty` needs, from shapes by plain name. KeyError names the first that is missing."""
+    words, hidden = shapes["embed_tokens.weight"]
+    width = shapes[MARK][0]
+    blocks = {name.split(".")[2] for name in shapes if name.startswith(f"{VISION}blocks.")}
+    return {
+        "words": words,
+        "hidden": hidden,
+        "mlp": shapes["layers.0.mlp.gate_proj.weight"][0],
+        "layers": len({name.split(".")[1] for name in shapes if name.startswith("layers.")}),
+        "groups": shapes["layers.0.self_attn.k_proj.weight"][0] // HEAD,
+        "vision": width,
+        "vision_mlp": shapes[f"{VISION}blocks.0.mlp.gate_proj.weight"][0],
+        "vision_layers": len(blocks),
+    }
+
+
+def empty(  # noqa: PLR0913 - what the file of one says
+    words: int, hidden: int, mlp: int, layers: int, groups: int, vision: int, vision_mlp: int, vision_layers: int
+) -> SeeingModel:
+    """A model without memory for its weights. Every eighth layer of its eyes looks at the whole picture."""
+    modeling: Any = importlib.import_module("transformers.models.qwen2_5_vl.modeling_qwen2_5_vl")
+    rope = {"rope_type": "default", "rope_theta": THETA, "mrope_section": SECTIONS}
+    text = modeling.Qwen2_5_VLTextConfig(
+        vocab_size=words, hidden_size=hidden, intermediate_size=mlp, num_hidden_layers=layers,
+        num_attention_heads=hidden // HEAD, num_key_value_heads=groups, max_position_embeddings=128000,
+        rms_norm_eps=1e-6, rope_parameters=rope, use_cache=False, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    eyes = modeling.Qwen2_5_VLVisionConfig(
+        depth=vision_layers, hidden_size=vision, intermediate_size=vision_mlp, out_hidden_size=hidden,
+        num_heads=max(vision // VISION_HEAD, 1), fullatt_block_indexes=list(range(7, vision_layers, 8)),
+        patch_size=PATCH, spatial_merge_size=MERGED, temporal_patch_size=FRAMES,
+    )  # fmt: skip
+
+    def make() -> nn.Module:
+        return SeeingModel(modeling.Qwen2_5_VLTextModel(text), modeling.Qwen2_5_VisionTransformerPretrainedModel(eyes))
+
+    made = random_networks.empty(make)
+    assert isinstance(made, SeeingModel)
+    return made
