@@ -259,9 +259,9 @@ def test_on_a_phone_every_tab_is_on_screen_and_the_keyboard_gets_there(visit, lo
     page = visit(locale=locale).page
     page.set_viewport_size({"width": 390, "height": 844})
     tabs = page.get_by_role("tab").locator("visible=true")
-    page.wait_for_function("document.querySelectorAll('[role=tab]').length >= 8")
+    page.wait_for_function("document.querySelectorAll('[role=tab]').length >= 10")
     boxes = [tab.bounding_box() for tab in tabs.all()]
-    assert len(boxes) == 8 and not page.locator(".overflow-menu button").locator("visible=true").count()
+    assert len(boxes) == 10 and not page.locator(".overflow-menu button").locator("visible=true").count()
     for box in boxes:
         assert box["x"] >= 0 and box["x"] + box["width"] <= 390 and box["width"] >= 24 and box["height"] >= 24
     tops = sorted({round(box["y"]) for box in boxes})
