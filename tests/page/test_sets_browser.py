@@ -108,12 +108,12 @@ def test_a_tabs_regularisation_and_dataset_file_are_looked_at_and_opened_alone(v
 
 def test_two_loras_are_merged_and_nothing_is_overwritten(visit, served):
     root = served[1]
-    first, second = lora(root / "first.safetensors"), lora(root / "second.safetensors", 1)
+    first, second = lora(root / "mergeable.safetensors"), lora(root / "second.safetensors", 1)
     visitor = visit()
     page = go(visitor, "LoRA tools")
     page.locator(".files .pick").click()  # with the keyboard alone: filter, take
-    page.locator(".picker[open] li", has_text="first.safetensors").wait_for()
-    page.keyboard.type("first")
+    page.locator(".picker[open] li", has_text="mergeable.safetensors").wait_for()
+    page.keyboard.type("mergeable")  # others have left files called first
     page.wait_for_function("document.querySelectorAll('.picker[open] li').length === 1")
     page.keyboard.press("Enter")
     assert page.locator("#tools-merge-loras-first").input_value() == str(first)
