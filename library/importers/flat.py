@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from library.config import schema
 from library.config.converted import OLD_BLOCKS, blocks
 from library.config.json_types import JsonMapping
-from library.config.names import ALIASES
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import of_told_kind
 from library.config.schema import options
@@ -21,6 +20,7 @@ def read(found: JsonMapping, configs: Configs, script: str = "") -> KeyLedger:
     found = schema.flat(found)
     _refuse(found)
     ledger = KeyLedger(found, script or script_of(found, configs), TRAINER, keeps_idle=True)
+    aliases = configs[ledger.script].aliases
     for key, value in found.items():
         if value is None or value == "":
             ledger.empty(key)
@@ -29,8 +29,8 @@ def read(found: JsonMapping, configs: Configs, script: str = "") -> KeyLedger:
             ledger.change(key, said, {"compile": value})
         elif key in OLD_BLOCKS and ledger.family == "flux":
             old_blocks(ledger, OLD_BLOCKS, given=ledger.get("blocks_to_swap") is not None)
-        elif key in ALIASES:
-            ledger.rename(key, ALIASES[key])
+        elif key in aliases:
+            ledger.rename(key, aliases[key])
         else:
             ledger.keep(key)
     return ledger

@@ -168,6 +168,8 @@ def _rates(ledger: KeyLedger) -> None:
 
 def _encoder_adapters(ledger: KeyLedger, learns: list[bool], rates: list[float]) -> None:
     key = "text_encoder.train"
+    if ledger.family not in ("sdxl", "flux"):  # there is one text encoder
+        learns, rates = learns[:1], rates[:1]
     if not any(learns):
         ledger.change(key, "no text encoder learns: network_train_unet_only", {"network_train_unet_only": True})
         return
