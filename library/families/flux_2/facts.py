@@ -33,7 +33,7 @@ FACTS = FamilyFacts(
     name="flux_2",
     title="FLUX.2",
     base_model=TRANSFORMER,
-    model_options={"Flux2Pipeline": {"model_version": "dev"}},
+    model_options={"Flux2Pipeline": {"model_version": "dev", "cache_text_encoder_outputs_to_disk": True}},
     scripts={
         "flux_2_train_network": "library.families.flux_2.options:Flux2Lora",
         "flux_2_train": "library.families.flux_2.options:Flux2Train",
