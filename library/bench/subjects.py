@@ -122,8 +122,7 @@ class FamilySubject:
 
     def text(self, made: TrainableModel, device: torch.device) -> dict[str, Tensor]:
         """Random text outputs in the shapes of the caches."""
-        shapes = self._module.input_shapes(made.family, made.parts.denoiser).text
-        return {name: torch.randn(self.batch, *shape, device=device) for name, shape in shapes.items()}
+        return self._module.input_shapes(made.family, made.parts.denoiser).texts(self.batch, device)
 
     def encoders(self) -> Mapping[str, Callable[[torch.device, torch.dtype], Callable[[], Any]]]:
         """The text encoders by name."""

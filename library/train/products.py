@@ -159,7 +159,7 @@ def matrix_sizes(config: RunConfig, family: Family, denoiser: nn.Module, kind: K
     autocast = torch.autocast("cpu", dtype) if dtype != torch.float32 else contextlib.nullcontext()
     with torch.no_grad(), world.inside(), autocast:
         latents, ones = torch.randn(number, reads.latent_channels, height, width), torch.ones(number)
-        text = {name: torch.randn(number, *shape) for name, shape in reads.text.items()}
+        text = reads.texts(number, latents.device)
         noised, controls = NoisedBatch(latents, ones, latents, ones, ones, ones), reads.controls(latents, tuple(sides))
         family.predict(model, noised, text, torch.ones(number, 6), controls)
     return sizes

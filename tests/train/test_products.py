@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from library import families
+from library.bench import subjects
 from library.memory.quantization import fp8_matmul, int8_matmul
 from library.train import autotune_cache, products
 from tests.training import config_of, train
@@ -107,3 +109,15 @@ def test_the_choice_is_told_with_its_numbers():
     assert products.sentence(found, "fp8", "remembered") == (
         "Matrix products, as a share of the time in 16 bits: fp8 0.81, int8 1.10; fp8 is used (remembered)."
     )
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_the_sizes_of_every_familys_matrices_are_found(family):
+    """From random text outputs in its own shapes, which a benchmark's steps are given as well."""
+    subject = subjects.FamilySubject(f"{family}_train_network", {"mixed_precision": "no"}, "tiny")
+    device, config = torch.device("cpu"), subject.config({})
+    made = subject.make(config, device)
+    answer = subject.predict(made, 64, device)(made.parts.denoiser)
+    assert answer.shape[-2:] == (8, 8) and answer.isfinite().all()
+    sizes = products.matrix_sizes(config, made.family, made.parts.denoiser, (1, 8, 8))
+    assert sizes and all(size.tokens > 1 for size in sizes)

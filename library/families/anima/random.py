@@ -96,7 +96,7 @@ def input_shapes(family: AnimaFamily, denoiser: Anima) -> InputShapes:
     lengths, sizes = family.text_lengths, denoiser.sizes
     text = {name: (length, sizes.adapter.source) if name == "prompt_embeds" else (length,)
             for name, length in lengths.items()}  # fmt: skip
-    return InputShapes(sizes.channels // 4, text)
+    return InputShapes(sizes.channels // 4, text, words={"t5_input_ids": sizes.adapter.words})
 
 
 def write(

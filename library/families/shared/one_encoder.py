@@ -35,6 +35,9 @@ class Checkpoint:
     # Tokenizer, captions -> the length of a batch of them; None where all captions are as long.
     longest: Callable[[Any, Collection[str]], int] | None
 
+    def __deepcopy__(self, memo: object) -> "Checkpoint":
+        return self  # nothing in it changes, and copies of a family share it
+
 
 class OneEncoderFamily:
     """Holds the run's config. Captions may have any length: each batch is padded, with a mask."""

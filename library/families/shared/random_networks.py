@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,6 +33,16 @@ class InputShapes:
     text: Mapping[str, tuple[int, ...]]
     inpaints: bool = False  # it reads what is around a mask, and the mask
     references: int = 0  # the reference images that it reads at least
+    words: Mapping[str, int] = field(default_factory=dict)  # text outputs that are tokens, and how many words there are
+
+    def texts(self, number: int, device: torch.device) -> dict[str, Tensor]:
+        """Random text outputs of so many captions, by their name in the caches."""
+        return {
+            name: torch.randint(self.words[name], (number, *shape), device=device)
+            if name in self.words
+            else torch.randn(number, *shape, device=device)
+            for name, shape in self.text.items()
+        }
 
     def controls(self, latents: Tensor, sides: tuple[int, ...] = ()) -> list[Tensor]:
         """Random pictures beside such latents [B, C, h, w]; `sides` are heights and widths of reference images, in
