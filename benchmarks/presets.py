@@ -37,8 +37,8 @@ ROUNDS = 5  # over all sizes that are timed
 REHEARSED = 4  # rounds before them where steps are recorded: compiling, two rehearsals and the recording
 PROFILED = {"sdxl": "lora-12gb", "flux": "lora-24gb"}  # the presets over which the compile profiles are laid
 # GiB of a model in 16 bits with one pass
-LEAST = {"sdxl": 10, "flux": 28, "chroma": 22, "kontext": 30, "fill": 28, "qwen_image": 48, "zimage": 18, "flux_2": 14,
-         "anima": 10}  # fmt: skip
+LEAST = {"sdxl": 10, "flux": 28, "chroma": 22, "kontext": 30, "fill": 28, "qwen_image": 48, "qwen_image_edit": 50,
+         "zimage": 18, "flux_2": 14, "anima": 10}  # fmt: skip
 AT_ONCE = 8  # processes that compile side by side
 CKPT = {"gradient_checkpointing": True}
 EAGER = {"compile": False, "compile_mode": "default", "cuda_graphs": "false"}
@@ -111,10 +111,16 @@ WAYS: dict[str, tuple[tuple[str, str, dict[str, Any], int], ...]] = {
     ),
     "flux_2 lora": (
         ("eager, checkpointing", "lora-16gb", {**EAGER, **CKPT, **WHOLE}, 14),
-        ("no checkpointing", "lora-32gb", {"fp8_base": False, "fp8_compute": False}, 32),
+        ("no checkpointing", "lora-24gb", {"fp8_base": False, "fp8_compute": False}, 32),
         ("fp8 products, keeps attention, recorded", "lora-12gb", PLAYED, 14),
-        ("fp8 products, half the activations", "lora-32gb", {"compile_activation_budget": 0.5}, 20),
+        ("fp8 products, half the activations", "lora-24gb", {"compile_activation_budget": 0.5}, 20),
     ),
+    "anima lora": (
+        ("eager, checkpointing", "lora-12gb", {**EAGER, **CKPT, **WHOLE}, 10),
+        ("recorded", "lora-24gb", PLAYED, 20),
+        ("fp8 products", "lora-24gb", FP8, 16),
+    ),
+    "qwen_image_edit lora": (("fp8 products, 18 blocks swapped", "lora-edit-24gb", {"blocks_to_swap": 18}, 50),),
     "zimage lora": (
         ("eager, checkpointing", "lora-24gb", {**EAGER, **CKPT, **WHOLE}, 18),
         ("no checkpointing", "lora-80gb", {"fp8_base": False, "fp8_compute": False}, 38),
@@ -171,7 +177,7 @@ def folder_of(family: str) -> str:
 def cases(family: str, only: list[str] | None, size: str) -> list[Case]:
     """The presets of a family or a relative, and what each is compared with."""
     found: list[Case] = []
-    relative = "" if folder_of(family) == family else f"-{family}"
+    relative = "" if folder_of(family) == family else f"-{family.removeprefix(folder_of(family)).lstrip('_')}"
     for kind in ("lora", "finetune"):  # DreamBooth's are those of fine-tunes
         for path in sorted((ROOT / "presets" / folder_of(family)).glob(f"{kind}{relative}-[0-9]*gb.toml")):
             if not only or path.stem in only:

@@ -27,10 +27,10 @@ from library.runs import job as jobs
           "anima": "anima/lora-12gb"}),
         (MachineFacts(23.6, (8, 9), True, True, True), {"compile": True},
          {"flux": "flux/lora-24gb", "qwen_image": "qwen_image/lora-24gb", "zimage": "zimage/lora-24gb",
-          "flux_2": "flux_2/lora-16gb", "sdxl": "sdxl/lora-24gb", "anima": "anima/lora-24gb"}),
+          "flux_2": "flux_2/lora-24gb", "sdxl": "sdxl/lora-24gb", "anima": "anima/lora-24gb"}),
         (MachineFacts(139.8, (9, 0), True, True, True), {"compile": True},
          {"flux": "flux/lora-80gb", "qwen_image": "qwen_image/lora-80gb", "zimage": "zimage/lora-80gb",
-          "flux_2": "flux_2/lora-32gb", "sdxl": "sdxl/lora-24gb", "anima": "anima/lora-24gb"}),
+          "flux_2": "flux_2/lora-24gb", "sdxl": "sdxl/lora-24gb", "anima": "anima/lora-24gb"}),
     ],
 )  # fmt: skip
 def test_advice_for_machines(found, wanted, ready):
