@@ -38,6 +38,10 @@ def tab_of(found: JsonMapping) -> str:
     for other in TABLES["other_tabs"]:
         if found.keys() & set(other["keys"]):
             what = other["title"]
+            if tab := other.get("tab"):
+                raise ConfigError(
+                    "this file of {trainer} is for {what}, whose files are not imported: use the tab {tab}; {advice}",
+                    trainer=TRAINER, what=what, tab=tab, advice=ONLY)  # fmt: skip
             raise ConfigError(
                 "this file of {trainer} is for {what}, which is not trained here: use {trainer}; {advice}",
                 trainer=TRAINER, what=what, advice=ONLY)  # fmt: skip

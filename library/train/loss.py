@@ -66,7 +66,7 @@ class LossFunction:
             predict = functools.partial(predict_padded, size, predict_all)
             predicted = predict(noised, text, batch.sizes)
             target = noised.target
-            if batch.keep_base is not None:
+            if batch.keep_base is not None and self.config.adapters:
                 base = self._without_adapters(lambda: predict(noised, text, batch.sizes))
                 target = torch.where(batch.keep_base[:, None, None, None], base, target)
         losses = objective.elementwise(predicted, target, self.config, noised)
