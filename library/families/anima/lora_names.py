@@ -26,10 +26,10 @@ class AnimaLoraNames(LoraNames):
     }
     other_prefixes: ClassVar[Mapping[str, str]] = {**LoraNames.other_prefixes, "transformer.": "denoiser"}
     trees: ClassVar[tuple[str, ...]] = ("blocks.", "llm_adapter.")
-    # Wan's blocks have the same tree, and diffusers' paths that of several others.
+    # Wan's blocks have the same tree, and diffusers' paths that of several others: FLUX.1 has its MLP's names, too.
     marks: ClassVar[str] = (
         r"^llm_adapter\.|^blocks\.\d+\.((self|cross)_attn\.(q|k|v|output)_proj|mlp\.layer[12]|adaln_)"
-        r"|^transformer_blocks\.\d+\.(attn2\.|ff\.net\.\d|norm\d\.linear_\d)"
+        r"|^transformer_blocks\.\d+\.(attn[12]\.|norm\d\.linear_\d)"
     )
     encoder_names: ClassVar[tuple[str, ...]] = ("lora_te_layers_", "text_encoders.qwen3_06b.")
     version_word: ClassVar[str] = "anima"
