@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from library.config.schema import build, read_toml
 from library.demo import files, free_name, images, lora, measured, summary
+from library.demo import main as command
 from library.families import FAMILIES, RUNS, config_class
 from library.families.shared import weights
 
@@ -249,3 +250,8 @@ def test_an_sdxl_lora_fits_diffusers(demo, tmp_path):
     matched, wrong = lora.check(tmp_path / "lora.safetensors", config_of(demo, "sdxl_train_network"))
     assert wrong == []
     assert matched == len(adapters) // 3
+
+
+def test_a_demo_without_a_family_trains_one_that_compiles_in_two_graphs(tmp_path, capsys):
+    assert command(["--no-train", "--out", str(tmp_path / "demo")]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith(": flux_train_network.toml, flux_train.toml")

@@ -17,7 +17,6 @@ from library.demo.files import Demo, prepare
 from library.runs import foreground, reader
 from library.runs.launcher import starting
 
-FAMILIES = tuple(sorted(families.FAMILIES))
 VARIANTS = tuple(name for known in families.every() for name in known.demo_variants)
 
 
@@ -25,7 +24,7 @@ VARIANTS = tuple(name for known in families.every() for name in known.demo_varia
 def main(argv: list[str] | None = None) -> int:
     """The command. Returns 0, or raises ConfigError with what went wrong."""
     asked = _arguments().parse_args(argv)
-    wanted = FAMILIES if asked.family == "both" else (asked.family,)
+    wanted = families.FAMILIES if asked.family == "all" else (asked.family,)
     demo = prepare(Path(asked.out).absolute(), wanted)
     if asked.no_train:
         print(f"Ready in {demo.folder}: {', '.join(path.name for path in demo.configs.values())}")
@@ -41,10 +40,8 @@ def _arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "kohya demo", description="Make a tiny model and images, and train a LoRA on them."
     )
-    default = FAMILIES[0]
-    parser.add_argument(
-        "--family", choices=(*FAMILIES, *VARIANTS, "both"), default=default, help=f"which model (default: {default})"
-    )
+    names, default = (*families.FAMILIES, *VARIANTS, "all"), families.SHOWN_BY_DEMO
+    parser.add_argument("--family", choices=names, default=default, help=f"which model (default: {default})")
     parser.add_argument("--out", default="demo", metavar="DIR", help="the folder for all files (default: demo)")
     parser.add_argument("--steps", type=int, metavar="N", help="number of training steps, instead of the TOML's")
     parser.add_argument("--no-compile", action="store_true", help="train once only, without torch.compile")

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from library.families.base import Family
 
 FAMILIES = ("sdxl", "flux", "flux_2", "qwen_image", "zimage", "anima")  # folders, in the order of the page
+# What a demo trains unless it is told another: two graphs, which any processor compiles within a minute.
+SHOWN_BY_DEMO = "flux"
 
 
 @functools.cache
