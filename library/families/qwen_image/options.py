@@ -52,7 +52,7 @@ class QwenModel(sections.Model):
     )
     model_version: Literal["original", "edit", "edit-2509", "edit-2511", "layered"] | None = opt(
         None,
-        "original is Qwen-Image and Qwen-Image-2512; edit and the others are shown reference images.",
+        "original is Qwen-Image and Qwen-Image-2512; edit and the others see reference images.",
     )
 
     @property
