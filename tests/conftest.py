@@ -1,21 +1,20 @@
 """What holds for every test: two cores, no network, and never a file in the user's home."""
 
 import gc
-import getpass
 import logging
 import os
 import sys
 import tempfile
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.source import SCRATCH
 
 # Rare collections of garbage: imports and PyTorch's tracing make many small objects that live, a tenth of whose time
 # they took.
 gc.set_threshold(50_000, 20, 50)
 
-SCRATCH = Path(tempfile.gettempdir()) / f"kohya-tests-{getpass.getuser()}"
 HOME = tempfile.TemporaryDirectory(prefix="kohya-home-", ignore_cleanup_errors=True)
 
 # Set before anything imports torch, gradio or a hub client, and inherited by every process that a test starts.

@@ -1,12 +1,15 @@
 """The source files of the project, and what each imports: read as text, never run."""
 
 import ast
+import getpass
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+SCRATCH = Path(tempfile.gettempdir()) / f"kohya-tests-{getpass.getuser()}"  # what tests keep from run to run
 FOLDERS = ("library", "kohya_gui", "sd-scripts")
 OURS = ("library", "kohya_gui")
 

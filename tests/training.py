@@ -25,7 +25,7 @@ from library import families
 from library.config.schema import build, options, read_toml
 from library.runs import reader
 from tests import forks
-from tests.source import ROOT
+from tests.source import ROOT, SCRATCH
 
 # What adapters and whole models have in common; words that learn have tests of their own.
 SCRIPTS = [script for script in families.RUNS if families.config_class(script).kind in ("lora", "finetune")]
@@ -36,8 +36,9 @@ FEW = {
     for script, config in ((script, families.config_class(script)()) for script in SCRIPTS)
 }
 # Where blocks are compiled to code: that without vector instructions takes a quarter less time to make. What is ours is
-# the same, whichever instructions PyTorch finds.
-PLAIN_CODE = {"ATEN_CPU_CAPABILITY": "default"}
+# the same, whichever instructions PyTorch finds. Its cache is one of its own: PyTorch finds a graph again by what it
+# computes alone, and code that was made with vector instructions cannot be compiled without them.
+PLAIN_CODE = {"ATEN_CPU_CAPABILITY": "default", "TORCHINDUCTOR_CACHE_DIR": str(SCRATCH / "inductor-plain")}
 SQUARES = ((64, 64),) * 4
 SHAPES = ((64, 64), (64, 64), (128, 64), (128, 64), (64, 128), (64, 128), (64, 128))  # three buckets, one with a rest
 # Sizes of tiny models with fewer blocks, by the names that the families have for them.

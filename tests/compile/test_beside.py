@@ -50,7 +50,7 @@ def from_step_on(monkeypatch):
 
 
 def test_another_process_compiles_and_the_training_finds_all_of_it(demo, squares, tmp_path, monkeypatch):
-    for name, value in {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), **PLAIN_CODE}.items():
+    for name, value in {**PLAIN_CODE, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}.items():
         monkeypatch.setenv(name, value)
     values = {"compile_blocks": "single:0", "network_dropout": 0.1, "mixed_precision": "bf16", **GIVEN}
     values["max_train_steps"] = READY
