@@ -10,7 +10,7 @@ from library import importers
 from library.cli import main
 from library.config.schema import ConfigError, build, options, replace
 from library.families import RUNS, config_class
-from library.importers import kohya_export
+from library.importers import kohya_export, kohya_ss
 
 CONFIGS = {script: config_class(script) for script in RUNS}
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -97,8 +97,9 @@ def test_every_field_is_one_of_the_page_and_every_flag_one_of_the_scripts():
     known = {name for config in CONFIGS.values() for name in options(config)}
     assert kohya_export.PLAIN <= PAGE_KEYS and kohya_export.TYPED <= FLAGS
     assert known >= kohya_export.PLAIN | kohya_export.TYPED
+    assert kohya_ss.SWITCHES.keys() <= PAGE_KEYS
     for script, config in CONFIGS.items():
-        if config.family not in ("sdxl", "flux"):
+        if config.family not in kohya_ss.FAMILY_SWITCHES.values():
             with pytest.raises(ConfigError, match="kohya_ss does not train"):
                 importers.export(build(config, {}), CONFIGS)
             continue
@@ -109,6 +110,7 @@ def test_every_field_is_one_of_the_page_and_every_flag_one_of_the_scripts():
         fields, lost = importers.export(build(config, {}), CONFIGS)
         assert fields.keys() <= PAGE_KEYS and not lost, script
         assert not [key for key, value in fields.items() if value is None]
+        assert [family for switch, family in kohya_ss.SWITCHES.items() if fields.get(switch)] == [config.family]
 
 
 def test_the_command_writes_json_and_never_over_a_file(tmp_path, capsys):

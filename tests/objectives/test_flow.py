@@ -27,6 +27,7 @@ def noise(**changes):
         "model_prediction_type": "sigma_scaled",
         "ip_noise_gamma": None,
         "ip_noise_gamma_random_strength": False,
+        "always_weighted": False,
     }
     given = {**defaults, **changes}
     return SimpleNamespace(**given, shift_by_size=given["timestep_sampling"] == "flux_shift")
@@ -114,7 +115,7 @@ def test_mode_scheme_maps_the_uniform_draw():
     torch.testing.assert_close(made, torch.tensor(expected), atol=1e-6, rtol=1e-6)
 
 
-def test_weights_apply_to_scaled_predictions_only():
+def test_weights_apply_to_scaled_predictions_and_to_models_that_always_weigh():
     sigmas = torch.tensor([0.1, 0.5, 1.0])
     sqrt = flow.weights(sigmas, noise(weighting_scheme="sigma_sqrt"))
     torch.testing.assert_close(sqrt, torch.tensor([100.0, 4.0, 1.0]))
@@ -125,6 +126,8 @@ def test_weights_apply_to_scaled_predictions_only():
         {"weighting_scheme": "cosmap", "model_prediction_type": "raw"},
     ):
         assert flow.weights(sigmas, noise(**changes)).tolist() == [1, 1, 1]
+    always = noise(weighting_scheme="cosmap", model_prediction_type="raw", always_weighted=True)
+    assert torch.equal(flow.weights(sigmas, always), cosmap)
 
 
 def test_prediction_types():
