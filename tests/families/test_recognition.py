@@ -2,6 +2,7 @@
 files of other families in every slot."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from library.check import preflight
 from library.config.schema import ConfigError, build, options
 from library.demo import files
 from library.families import recognition
+from library.families.anima import random as random_anima
 from library.families.shared import weights
 from tests.training import LORAS, config_of
 
@@ -45,8 +47,10 @@ UNTRAINED = {
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    """The demo with all families and relatives."""
-    return files.prepare(tmp_path_factory.mktemp("every"), demo_module.VARIANTS + families.FAMILIES)
+    """The demo with all families and relatives; of each two Qwen3s the width differs, as with the real ones."""
+    made = files.prepare(tmp_path_factory.mktemp("every"), demo_module.VARIANTS + families.FAMILIES)
+    random_anima.write(made.folder / "models/anima", sizes=replace(random_anima.TINY, text=80))
+    return made
 
 
 def slots(config):
