@@ -18,6 +18,12 @@ from library.train.choices import Choices
 from tests.training import PLAIN_CODE, config_of, train
 
 READY = 3  # the step before which everything is compiled
+# A process that is less important than others waits for minutes where tests run beside it.
+AS_IMPORTANT = """
+import os, runpy
+os.nice = lambda more: more
+runpy.run_module("library.train.compile_worker", run_name="__main__")
+"""
 GIVEN = {"compile": True, "compile_warmup": "beside", "max_train_steps": 5, "seed": 1, "cache_latents": True}
 
 
@@ -50,8 +56,11 @@ def from_step_on(monkeypatch):
 
 
 def test_another_process_compiles_and_the_training_finds_all_of_it(demo, squares, tmp_path, monkeypatch):
-    for name, value in {**PLAIN_CODE, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}.items():
+    (tmp_path / "as_important.py").write_text(AS_IMPORTANT, encoding="utf-8")
+    given = {**PLAIN_CODE, "PYTHONPATH": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    for name, value in given.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(compile_process, "WORKER", "as_important")
     values = {"compile_blocks": "single:0", "network_dropout": 0.1, "mixed_precision": "bf16", **GIVEN}
     values["max_train_steps"] = READY
     counts = []
