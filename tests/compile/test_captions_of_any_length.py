@@ -42,11 +42,11 @@ def losses_and_graphs(demo, script, folder, given, backend="aot_eager"):
 @pytest.mark.parametrize(
     ("script", "cached", "steps", "graphs"),
     [("qwen_image_train_network", True, 12, 1), ("qwen_image_train_network", False, 4, 1),
-     ("zimage_train_network", False, 12, 3), ("flux_2_train_network", True, 12, 2),
-     ("anima_train_network", False, 12, 2)],
+     ("zimage_train_network", False, 6, 3), ("flux_2_train_network", True, 6, 2),
+     ("anima_train_network", False, 6, 2)],
 )  # fmt: skip
 def test_sizes_and_lengths_are_one_graph_for_each_kind_of_block(demo, tmp_path, script, cached, steps, graphs):
-    written(tmp_path / "set" / "1_zorb toy", SIDES)
+    written(tmp_path / "set" / "1_zorb toy", SIDES[:steps])
     given = {"train_data_dir": tmp_path / "set", "max_train_steps": steps, "train_batch_size": 1, **BUCKETS}
     given |= {"cache_text_encoder_outputs": cached, "enable_bucket": True}
     # What a block of Qwen-Image gets is the same either way: its backward pass is traced once.
@@ -57,15 +57,14 @@ def test_sizes_and_lengths_are_one_graph_for_each_kind_of_block(demo, tmp_path, 
 
 
 @pytest.mark.parametrize("relative", [name for known in families.every() for name in known.demo_variants])
-def test_relatives_need_their_familys_graphs_for_twelve_sizes_and_five_lengths(tmp_path, relative):
+def test_relatives_need_their_familys_graphs_for_five_sizes_and_lengths(tmp_path, relative):
     """One for each kind of block; a reference image is of its image's size.
 
     Its blocks are those of its family, whose backward passes are traced elsewhere.
     """
     demo = files.prepare(tmp_path / "demo", (relative,))
-    sides = [(64 * width, 64 * height) for width in range(1, 7) for height in range(1, 7) if width * height <= 6]
-    written(tmp_path / "set" / "1_zorb toy", sides[:12])
-    given = {"train_data_dir": tmp_path / "set", "max_train_steps": 12, "train_batch_size": 1, "enable_bucket": True}
+    written(tmp_path / "set" / "1_zorb toy", [(64, 64), (64, 128), (128, 64), (64, 192), (192, 64)])
+    given = {"train_data_dir": tmp_path / "set", "max_train_steps": 5, "train_batch_size": 1, "enable_bucket": True}
     family = families.owner(relative)
     script = f"{relative}_{families.lora_script(family)}"
     given |= {**GRID, "cache_text_encoder_outputs": True}
