@@ -237,6 +237,24 @@ def demo(tmp_path_factory: Any) -> Any:
     return files.prepare(tmp_path_factory.getbasetemp() / "shared-demo", families.FAMILIES)
 
 
+SHORT = 64  # tokens; the captions of the tests have fewer
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_captions() -> Any:
+    """Where a test file or its conftest imports this, FLUX.2 pads captions to a few tokens.
+
+    Its 512 cannot be chosen, and took three quarters of the time of a tiny model's step. How many there are is tested
+    with the family; nothing that goes on to another process belongs into such a file.
+    """
+    from library.families.flux_2 import text_encoder
+    from library.families.flux_2.family import Flux2Family
+
+    lengths = dict.fromkeys(Flux2Family.text_lengths, SHORT)
+    with mock.patch.object(text_encoder, "LENGTH", SHORT), mock.patch.object(Flux2Family, "text_lengths", lengths):
+        yield
+
+
 # Marks a test below tests/train that counts blocks or layers: its trainings are of the demo's own models.
 several_blocks = pytest.mark.parametrize("demo", ["deep"], indirect=True)
 

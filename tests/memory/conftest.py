@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.training import shallow_unet, shapes, squares  # noqa: F401
+from tests.training import shallow_unet, shapes, short_captions, squares  # noqa: F401
 
 
 @pytest.fixture(scope="session")
