@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 
 from library.optim.fused_step import PartitionedOptimizer
 from tests import training
+from tests.training import short_captions  # noqa: F401
 
 ADAFACTOR = {"optimizer_type": "Adafactor", "optimizer_args": ["relative_step=False", "scale_parameter=False"]}
 HALF = {"full_bf16": True, "mixed_precision": "bf16"}

@@ -16,7 +16,7 @@ from library.config.schema import build, options, read_toml, values
 from library.demo import files
 from library.families import RUNS, config_class, every, facts
 from tests.packages import eight_bit, hide
-from tests.training import train
+from tests.training import short_captions, train  # noqa: F401
 
 EVERY = {preset.id: preset for preset in presets.every()}
 # One of those that differ in their first line alone: a fine-tune and DreamBooth of the same memory.

@@ -11,7 +11,7 @@ from library.outputs import paths
 from library.runs import reader
 from library.train import resume_state, stop_requests
 from library.train.step_log import StepLog
-from tests.training import SCRIPTS, config_of, listing, pictures, train
+from tests.training import SCRIPTS, config_of, listing, pictures, short_captions, train  # noqa: F401
 
 # Everything that draws random numbers, forgets or remembers.
 LIVELY = {
