@@ -87,3 +87,10 @@ def light():
         settings.SETTINGS.want([])  # which blocks that were compiled outside of a training have left
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def no_training_before():
+    """accelerate keeps the precision of a process's first training, and refuses another one in the next."""
+    if state := sys.modules.get("accelerate.state"):
+        state.AcceleratorState._reset_state(True)

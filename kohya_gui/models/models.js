@@ -20,8 +20,10 @@ class Models {
   model = make("select", { id: "models-model" });
   repository = make("input", { id: "models-repository", placeholder: "owner/name", spellcheck: false, autocomplete: "off" });
   file = make("select", { id: "models-file" });
+  // Beside its field, since what is said below is cleared whenever models or files are looked up again.
+  lookUpSaid = make("div", { className: "answer", "aria-live": "polite" });
   other = make("div", { className: "field", hidden: true },
-    make("label", { for: "models-repository" }, "Hugging Face id"), this.repository, makeButton("Look", () => this.lookUp(), { className: "look" }), this.file);
+    make("label", { for: "models-repository" }, "Hugging Face id"), this.repository, makeButton("Look", () => this.lookUp(), { className: "look" }), this.lookUpSaid, this.file);
   parts = make("div", { className: "parts" });
   folder = make("input", { id: "models-folder", spellcheck: false, autocomplete: "off" });
   room = make("p", { className: "room", role: "status" });
@@ -85,11 +87,11 @@ class Models {
    * @param {string} folder
    */
   async load(folder) {
-    const chosen = this.model.value;
     showMessage(this.said, "plain", this.known ? "" : "Looking for models on this computer");
     try {
       /** @type {Known} */
       const known = await ask("models", { tab: this.tab, family: this.family, folder });
+      const chosen = this.model.value; // also what was chosen while the answer was on its way
       this.known = known;
       showMessage(this.said, "", "");
       this.title.textContent = say("Base model: {title}", { title: known.title });
@@ -215,16 +217,20 @@ class Models {
   }
 
   async lookUp() {
+    const repository = this.repository.value;
     try {
       /** @type {{ files: { what: string, name: string, size: number }[] }} */
-      const { files } = await ask("models_hub", { repository: this.repository.value, folder: this.folder.value });
+      const { files } = await ask("models_hub", { repository, folder: this.folder.value });
+      if (repository !== this.repository.value) return; // another one is being typed
+      showMessage(this.lookUpSaid, "", "");
       this.typed = files.map((one) => ({ ...one, option: BASE }));
       this.file.replaceChildren(...files.map((one) => make("option", { value: one.what }, `${one.name} (${sizeOf(one.size)})`)));
       this.choose();
     } catch (error) {
-      [this.typed, this.plan] = [[], null];
+      if (repository !== this.repository.value) return;
+      this.typed = [];
       this.choose();
-      showMessage(this.said, "bad", messageOf(error));
+      showMessage(this.lookUpSaid, "bad", messageOf(error));
     }
   }
 
