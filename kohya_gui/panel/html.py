@@ -239,7 +239,7 @@ def usage(run: RecordedRun) -> str:
     own = {str(lane) for lane in run.facts.get("lanes") or ()}
     rows = [_gpu(gpu) for gpu in machine.GPUS.now() if not own or gpu.index in own]
     memory, disk = machine.memory(), machine.disk(run.facts.get("output_dir") or run.folder)
-    rows.append(_used("Memory", memory["used"], memory["total"], "GB"))
+    rows.append(_used("CPU memory", memory["used"], memory["total"], "GB"))
     if disk:
         rows.append(
             _used(
