@@ -56,7 +56,7 @@ def _candidates(folders: Iterable[Path]) -> Iterator[Path]:
             here = Path(folder)
             deep = len(here.relative_to(top).parts)
             inside[:] = sorted(name for name in inside if not name.startswith(".")) if deep < DEEPEST else []
-            if "model_index.json" in files:
+            if not set(recognition.INDEXES).isdisjoint(files):
                 inside[:] = []
                 yield here
                 continue

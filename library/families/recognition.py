@@ -81,17 +81,28 @@ class Recognised(NamedTuple):
     options: Mapping[str, str | bool] = MappingProxyType({})  # that training it needs
 
 
+def whole_model(path: Path) -> Path | None:
+    """The folder of a whole diffusers model, from it, its `transformer` folder or a file in that; else None."""
+    for folder in (path, path.parent, path.parent.parent):
+        if (folder / "transformer").is_dir() and index_of(folder):
+            return folder
+    return None
+
+
 def recognised(path: Path) -> Recognised:
-    """What a .safetensors file or a diffusers folder is. Only a header is read. Raises ConfigError when that is not
-    possible."""
-    if path.is_dir():
-        pipeline = index_of(path).get("_class_name")
-        if not pipeline:
-            raise ConfigError("{path} is not a diffusers model", path=path)
+    """What a .safetensors file, of one piece or several, or a diffusers folder is: a whole model, or its transformer.
+
+    Only headers are read. Raises ConfigError when that is not possible.
+    """
+    whole = whole_model(path)
+    if whole is None or whole / "transformer" not in (path, path.parent):
+        whole = path
+    if pipeline := index_of(whole).get("_class_name"):
         words = Text("a diffusers model ({pipeline})", pipeline=pipeline)
         facts = next((facts for facts in families.every() if pipeline in facts.pipelines), None)
         return Recognised(facts.name, words, facts.model_options.get(pipeline, {})) if facts else Recognised("", words)
-    facts, words = described(weights.header(path))
+    shapes = {name: shape for file in weights.files(path) for name, shape in weights.header(file).items()}
+    facts, words = described(shapes)
     if facts is None or words not in facts.base_models:
         return Recognised("", words)
     return Recognised(facts.name, words, facts.model_options.get(words, {}))

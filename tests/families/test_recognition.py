@@ -3,6 +3,7 @@ files of other families in every slot."""
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,6 +114,26 @@ def test_fp8_with_scales_is_recognised_and_read(demo, script, tmp_path):
             assert (read[name] - tensor).norm() <= 0.06 * tensor.norm(), name
 
 
+@pytest.mark.parametrize("script", [*LORAS, *RELATIVES])
+def test_a_model_in_pieces_is_recognised_and_its_index_may_be_damaged(demo, script, tmp_path):
+    path = Path(config_of(demo, script).model.pretrained_model_name_or_path)
+    tensors = load_file(path)
+    if any(name.startswith(weights.PREFIXES[:1]) for name in tensors):
+        pytest.skip("its file holds all networks, and is in one piece")
+    stem = "diffusion_pytorch_model"
+    pieces = {f"{stem}-0000{n}-of-00002.safetensors": list(tensors)[n - 1 :: 2] for n in (1, 2)}
+    for name, own in pieces.items():
+        save_file({key: tensors[key] for key in own}, tmp_path / name)
+    index = tmp_path / f"{stem}.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {key: name for name, own in pieces.items() for key in own}}))
+    for one in (tmp_path, index, *(tmp_path / name for name in pieces)):
+        assert recognition.recognised(one) == recognition.recognised(path) and said(demo, script, **{BASE: one}) == []
+    for text in ("", "[]", '{"weight_map": {}}'):
+        index.write_text(text)
+        (problem,) = said(demo, script, **{BASE: tmp_path})
+        assert problem.option == BASE and "download it again" in str(problem)
+
+
 def test_a_diffusers_folder_says_its_family_and_what_training_it_needs(tmp_path):
     for known in families.every():
         for pipeline in known.pipelines:
@@ -120,6 +141,8 @@ def test_a_diffusers_folder_says_its_family_and_what_training_it_needs(tmp_path)
             found = recognition.recognised(tmp_path)
             assert found.family == known.name and pipeline in str(found.words)
             assert dict(found.options) == dict(known.model_options.get(pipeline, {}))
+            (tmp_path / "transformer").mkdir(exist_ok=True)
+            assert recognition.recognised(tmp_path / "transformer") == found
             build(families.config_class(families.lora_script(known.name)), dict(found.options), notes=[])
 
 

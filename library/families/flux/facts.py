@@ -1,7 +1,17 @@
 """What FLUX.1 states about itself."""
 
 from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes, holds, matching
-from library.families.flux.variants import CHROMA, DEPTH, FILL, FOLDER, RADIANCE, TRANSFORMER, VARIANTS, named_by
+from library.families.flux.variants import (
+    CHROMA,
+    DEPTH,
+    FILL,
+    FOLDER,
+    IN_FOLDER,
+    RADIANCE,
+    TRANSFORMER,
+    VARIANTS,
+    named_by,
+)
 
 # Tensors whose sizes are the channels that a transformer reads and answers with, in the layouts of BFL and diffusers.
 IN_AND_OUT = (("img_in.weight", "final_layer.linear.weight"), ("x_embedder.weight", "proj_out.weight"))
@@ -71,7 +81,7 @@ FACTS = FamilyFacts(
     family="library.families.flux.family:FluxFamily",
     pipelines=("FluxPipeline", "FluxKontextPipeline", "FluxFillPipeline", "ChromaPipeline"),
     recognise=recognise,
-    base_models=(TRANSFORMER, FILL, CHROMA),
+    base_models=(TRANSFORMER, FILL, CHROMA, *IN_FOLDER),
     base_model_version="flux1",
     architecture="flux-1-dev",
     relatives={

@@ -41,6 +41,11 @@ FILL, DEPTH = "a FLUX.1 Fill transformer", "a FLUX.1 Depth or Canny transformer"
 # Why: docs/decisions/2026-11-22-variants-share-a-folder.md
 TRANSFORMER, CHROMA, RADIANCE = "a FLUX.1 transformer", "a Chroma transformer", "a Chroma Radiance transformer"
 FOLDER = " in the diffusers layout"
+IN_FOLDER = (  # whole, as catalogues of translations have them
+    "a FLUX.1 transformer in the diffusers layout",
+    "a FLUX.1 Fill transformer in the diffusers layout",
+    "a Chroma transformer in the diffusers layout",
+)
 VARIANTS = {
     "flux": Variant(
         title="FLUX.1",

@@ -11,6 +11,7 @@ from library.config.problems import ConfigError, Problem, Text
 from library.config.run_config import RunConfig
 from library.families import recognition
 from library.families.facts import FamilyFacts, Shapes
+from library.families.recognition import whole_model
 from library.families.shared import hub, weights
 
 Entries = Mapping[str, JsonMapping]  # dtype and shape by key, as a header has them
@@ -157,7 +158,7 @@ class PartFiles:
         columns it has for this denoiser."""
         for part, (name, expected) in widths.items() if "denoiser" in shapes else ():
             got = shapes[part][name][1] if name in shapes.get(part, {}) else expected
-            if got != expected:
+            if expected and got != expected:  # 0: the denoiser has no such tensor, which loading it tells
                 yield Problem(self.parts[part].option,
                     ": has {got} channels where this model expects {expected}: give {what}", got=got,
                     expected=expected, what=Text(self.parts[part].what))  # fmt: skip
@@ -169,14 +170,6 @@ class PartFiles:
             return None
         token = config.hub.huggingface_token
         return hub.unreachable(self.parts[part].option, name, lambda names: self.wanted(names, part), token)
-
-
-def whole_model(path: Path) -> Path | None:
-    """The folder of a whole diffusers model, from it, its `transformer` folder or a file in that; else None."""
-    for folder in (path, path.parent, path.parent.parent):
-        if (folder / "transformer").is_dir() and recognition.index_of(folder):
-            return folder
-    return None
 
 
 def pipeline(path: str | Path | None) -> str:

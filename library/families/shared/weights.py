@@ -62,6 +62,9 @@ def entries(path: str | Path) -> dict[str, JsonObject]:
     with path.open("rb") as file:
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+        if start.startswith(b"GGUF"):
+            raise ConfigError("{path} is a GGUF file, which is made to draw with and not to train: give the "
+                "model's .safetensors file", path=path)  # fmt: skip
         if not 2 <= length <= LARGEST_HEADER:
             raise ConfigError("{path} is not a safetensors file: give a .safetensors checkpoint", path=path)
         text = file.read(length)
@@ -262,13 +265,22 @@ def files(path: Path, variant: str | None = None) -> list[Path]:
     if path.is_dir():
         return files(_main(path, variant))
     if path.name.endswith(".index.json"):
-        shards = set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
-        return [_present(path.parent / shard) for shard in sorted(shards)]
+        return [_present(path.parent / shard) for shard in _shards(path)]
     shard = re.fullmatch(r"(.+)-\d{5}-of-(\d{5})(\.\w+)", path.name)
     if shard:
         stem, count, suffix = shard.groups()
         return [_present(path.parent / f"{stem}-{i:05d}-of-{count}{suffix}") for i in range(1, int(count) + 1)]
     return [_present(path)]
+
+
+def _shards(index: Path) -> list[str]:
+    """The files that an index names."""
+    found: set[str] = set()
+    with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
+        found = set(json.loads(_present(index).read_text(encoding="utf-8"))["weight_map"].values())
+    if not found or not all(isinstance(name, str) for name in found):
+        raise ConfigError("{path} names no files of weights: download it again", path=index)
+    return sorted(found)
 
 
 def _present(path: Path) -> Path:
