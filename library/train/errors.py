@@ -36,11 +36,20 @@ def explain_error(error: BaseException, config: RunConfig, doing: str, newest: N
             "the computer ran out of memory, RAM ({doing}): {ways}{then}", doing=doing, ways=ways, then=_go_on(newest)
         )
     if torch.distributed.is_initialized() and any(sign in str(error) for sign in GONE):
-        return ConfigError(
-            "another process of this training has ended, and none goes on without it ({doing}); its own last lines, or "
-            "the system's log, say why{then}", doing=doing, then=_go_on(newest),
-        )  # fmt: skip
+        return process_gone(doing, newest)
     return error
+
+
+class ProcessGone(ConfigError):
+    """Another process of the training has ended without a word to the others."""
+
+
+def process_gone(doing: str, newest: Newest) -> ProcessGone:
+    """The sentence about another process that has ended while this one did something."""
+    return ProcessGone(
+        "another process of this training has ended, and none goes on without it ({doing}); its own last lines, or "
+        "the system's log, say why{then}", doing=doing, then=_go_on(newest),
+    )  # fmt: skip
 
 
 class NonFiniteWatch:

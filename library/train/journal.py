@@ -18,6 +18,7 @@ from library.outputs.trackers import Trackers
 from library.runs.record import Record
 from library.train import errors
 from library.train.clock import Clock
+from library.train.siblings import Siblings
 from library.train.stop_requests import ControlRequests, Stopped
 from library.train.world import World
 
@@ -43,7 +44,8 @@ class Journal:
             self.record.note(seed=seed, hardware=world.memory.hardware(world.ranks))
         self.trackers: Trackers | None = None
         self.uploads = Uploads(config, self)
-        self.requests = ControlRequests(self.record, config.save.save_state_every_n_minutes)
+        self.siblings = Siblings(world, self.record)
+        self.requests = ControlRequests(self.record, config.save.save_state_every_n_minutes, self.siblings)
         self.doing = ""  # what goes on, for the sentence of an error: a phase, or "step 12"
         self.completed = False  # whether all steps were done: a request to stop during the last one changed nothing
         self.newest: dict[str, Path] = {}  # "file" and "state" -> what was saved last
@@ -51,6 +53,7 @@ class Journal:
 
     def __enter__(self) -> "Journal":
         self.requests.listen()
+        self.siblings.watch(self._process_gone, self.requests.stopped_early)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
@@ -58,6 +61,12 @@ class Journal:
         explained = errors.explain_error(error, self._config, self.doing, self.newest) if error else None
         if isinstance(error, Exception) and self.requests.interrupted:
             explained = Stopped()  # the interruption fell into code in C, which answered with an error of its own
+        # Of a lost process every backend tells in words of its own.
+        lost = explained is error and isinstance(error, RuntimeError) and self.siblings.gone
+        if lost or isinstance(explained, errors.ProcessGone):
+            explained = self._process_gone()
+            self.siblings.tell(explained)
+        self.siblings.leave()
         if explained is not None and explained is not error:
             explained.__cause__ = error  # whose traceback belongs into the log
         try:
@@ -73,6 +82,9 @@ class Journal:
             self.requests.forget()
         if explained is not None and explained is not error:
             raise explained from error
+
+    def _process_gone(self) -> errors.ProcessGone:
+        return errors.process_gone(self.doing, self.newest or self.siblings.newest)
 
     def begin(self, remarks: Sequence[str], notes: Sequence[str]) -> None:
         """Open trackers and uploads, and say what should be known first; `notes` are on the console already."""

@@ -19,6 +19,7 @@ import psutil
 
 from library.config import environment
 from library.runs import layout
+from library.train.siblings import Siblings
 
 ASKED = ("stop", *layout.REQUESTS, "backup")  # all that a run can be asked for while it works; the last by its clock
 
@@ -48,8 +49,8 @@ class ControlRequests:
     There, every so many `minutes` after the last state was saved, another one ("backup") is a request, too.
     """
 
-    def __init__(self, record: Any = None, minutes: float | None = None) -> None:
-        self._record = record
+    def __init__(self, record: Any = None, minutes: float | None = None, siblings: Siblings | None = None) -> None:
+        self._record, self._siblings = record, siblings
         self._every = minutes * 60 if minutes and record else math.inf
         self._next_state = math.inf
         self._signals, self._last = 0, 0.0  # how many have come, and when the newest did
@@ -101,6 +102,10 @@ class ControlRequests:
     def interrupted(self) -> bool:
         """Whether Stopped was raised wherever the main thread was."""
         return self._raised
+
+    def stopped_early(self) -> bool:
+        """Whether somebody asked for the end before the first step was done."""
+        return bool(self._how) and not self._learned
 
     def step_done(self) -> None:
         """A step is done: from now on there is something to save."""
@@ -203,6 +208,8 @@ class ControlRequests:
 
     def _interrupt(self, number: int, frame: Any) -> None:
         """In the main thread, once it gets there."""
+        if self._is_launchers(number):
+            return
         now = self._how == "now" and not self._learned
         if (now or not self._patient) and not self._ending:
             self._ending = self._raised = True
@@ -216,15 +223,19 @@ class ControlRequests:
                 elif heard[0] in self._before:
                     self._heard(heard[0])
 
+    def _is_launchers(self, number: int) -> bool:
+        """Whether a signal is that of a launcher which has lost another process: nobody asked for a stop."""
+        return number == signal.SIGTERM and self._siblings is not None and self._siblings.gone
+
     def _heard(self, number: int) -> None:
         now = time.monotonic()
-        if self._signals and now - self._last <= ONE_REQUEST:
+        if self._is_launchers(number) or (self._signals and now - self._last <= ONE_REQUEST):
             return
         self._signals, self._last = self._signals + 1, now
         if self._signals > (2 if self._patient else 1):
             self._end(number)
         self._note(WAYS[self._signals])
-        if self._patient and self._record:
+        if self._patient and self._record and not self._ending:
             after = TORCHRUN if "TORCHELASTIC_RUN_ID" in os.environ else ""
             self._record.say(SECOND if self._signals == 2 else FIRST + after)
         if self._signals == 2:

@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import faulthandler
 import gc
 import os
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from library.memory.quantization import fp8_storage
 from library.train.step_metrics import MemoryWatch
 
 T = TypeVar("T")
+CLOSING = 20  # seconds after a failure in which a process of several has to end
 
 
 class World:
@@ -51,6 +53,8 @@ class World:
 
     def __exit__(self, *error: object) -> None:
         if self.ranks > 1 and torch.distributed.is_initialized():
+            if error[0]:  # what was sent may never be answered, and to end waits for it, as the others do for this end
+                faulthandler.dump_traceback_later(CLOSING, exit=True)
             torch.distributed.destroy_process_group()
 
     @property

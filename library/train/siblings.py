@@ -1,0 +1,122 @@
+"""What becomes of a process of a training when another one of it is gone.
+
+Some backends answer with an error, as gloo does; others let the rest wait for the lost one without an end, as NCCL
+does, in code that no exception reaches. So a thread looks, whatever the backend is.
+"""
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from library.config.problems import ConfigError
+from library.runs import layout, process, reader, resume
+from library.runs.record import Record
+from library.train.world import World
+
+PERIOD = 0.5  # seconds between two looks
+GRACE = 10.0  # seconds in which a process may end by itself; torchrun kills it after 30
+CLOSING = 2.0  # seconds that a killed process may still be seen after its connections have closed
+
+
+class Siblings:
+    """The other processes of a training on this machine, and the end of this one where one of them is gone."""
+
+    def __init__(self, world: World, record: Record | None) -> None:
+        """Every process has to make one. `record` is the run's record, in the process that writes one."""
+        folder = str(record.folder.absolute()) if record else ""
+        known = world.gather({**process.identity(), "run": folder})
+        self._record, self._rank, self._run = record, world.rank, Path(known[0]["run"])
+        # Who is not seen although it has just answered is elsewhere, whatever its machine calls itself.
+        self._pids = {rank: one["pid"] for rank, one in enumerate(known) if rank != world.rank and process.alive(one)}
+        self._left = threading.Event()
+        self._busy = False
+
+    @property
+    def gone(self) -> bool:
+        """Whether one of them has ended while this process still had to do with it."""
+        return not self._left.is_set() and not all(map(process.exists, self._pids.values()))
+
+    @property
+    def newest(self) -> dict[str, Path]:
+        """The state that the run has saved last by its record, which the first process writes; empty for none."""
+        state = resume.newest_state(reader.RecordedRun(self._run, layout.load(self._run / layout.RUN)))
+        return {"state": state} if state and state.is_dir() else {}
+
+    def watch(self, why: Callable[[], ConfigError], stopped: Callable[[], bool]) -> None:
+        """Until `leave`: end this process where another is gone and this one does not end by itself.
+
+        `why` makes the sentence about it; `stopped` says whether it is only a stop before the first step.
+        """
+        if self._pids:
+            given = why, stopped
+            threading.Thread(target=self._watch, args=given, name="other processes", daemon=True).start()
+
+    def leave(self) -> None:
+        """Nothing more is done together: the others may end before this one."""
+        self._left.set()
+
+    @contextlib.contextmanager
+    def not_needed(self) -> Iterator[None]:
+        """Within the context nobody is waited for, so it is let come to its end."""
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._busy = False
+
+    def tell(self, error: ConfigError) -> None:
+        """Say that a process is gone, where that is the one that says everything: once, and in the run's record."""
+        if self._record or not self._is_first_gone():
+            return
+        before = [pid for rank, pid in self._pids.items() if rank < self._rank]
+        facts = layout.load(self._run / layout.RUN)
+        if any(map(process.exists, before)) or facts.get("state") in layout.FINAL:
+            return
+        if facts and 0 in self._pids:
+            more = {"state": "failed", "error": str(error), "ended": time.time(), "phase": None}
+            with contextlib.suppress(OSError, ConfigError):
+                layout.store(self._run / layout.RUN, facts | more)
+        _say(error)
+
+    def _is_first_gone(self) -> bool:
+        """Whether the first process does not live on this machine, or ends within a moment."""
+        end = time.monotonic() + CLOSING
+        while process.exists(self._pids.get(0)):
+            if time.monotonic() > end:
+                return False
+            time.sleep(PERIOD / 10)
+        return True
+
+    def _watch(self, why: Callable[[], ConfigError], stopped: Callable[[], bool]) -> None:
+        since: float | None = None
+        while not self._left.wait(PERIOD):
+            now = time.monotonic()
+            since = (since or now) if self.gone and not self._busy else None
+            if since and now - since >= GRACE:
+                self._end(why(), stopped())
+
+    def _end(self, error: ConfigError, stopped: bool) -> None:
+        """Without waiting for the main thread, which hangs. What is saved is whole, as files get their names last."""
+        last = threading.Thread(target=self._last_words, args=(error, stopped), daemon=True)
+        last.start()
+        last.join(CLOSING)
+        os._exit(1)
+
+    def _last_words(self, error: ConfigError, stopped: bool) -> None:
+        if stopped:
+            if self._record:
+                self._record.finish("stopped")
+        elif self._record:
+            self._record.finish("failed", str(error))
+            _say(error)
+        else:
+            self.tell(error)
+
+
+def _say(error: ConfigError) -> None:
+    with contextlib.suppress(OSError):
+        print(f"error: {error}\n", end="", file=sys.stderr, flush=True)

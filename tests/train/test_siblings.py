@@ -1,0 +1,84 @@
+"""What the first process does when another one of its training is gone, and when it must not mind."""
+
+import signal
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from library.runs import process, reader
+from library.runs.record import Record
+from library.train import siblings
+from library.train.errors import process_gone
+from library.train.siblings import Siblings
+from library.train.stop_requests import ControlRequests
+
+
+@pytest.fixture
+def first(tmp_path, monkeypatch):
+    """The first of two processes, whose main thread hangs from now on, the other one, and how the first has ended."""
+    monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(siblings, "GRACE", 0.0)
+    monkeypatch.setattr(siblings, "PERIOD", 0.01)
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    ended = threading.Event()
+    world: Any = SimpleNamespace(rank=0, gather=lambda own: [own, process.identity(other.pid)])
+    record = Record.start({}, "flux_train_network", tmp_path / "out", "m")
+    found = Siblings(world, record)
+    monkeypatch.setattr(siblings.os, "_exit", lambda code: (found.leave(), ended.set()))
+    yield SimpleNamespace(siblings=found, other=other, ended=ended, record=record)
+    other.kill()
+    found.leave()
+    record.finish("finished")
+
+
+def watch(first, stopped=False):
+    first.siblings.watch(lambda: process_gone("step 7", {}), lambda: stopped)
+
+
+def test_it_ends_with_one_sentence_though_its_main_thread_hangs(first, capsys):
+    watch(first)
+    assert not first.siblings.gone
+    first.other.kill()
+    assert first.ended.wait(60)
+    run = reader.at(first.record.folder)
+    assert run.state == "failed" and str(run.error).startswith("another process of this training has ended")
+    assert capsys.readouterr().err.splitlines() == [f"error: {run.error}"]
+
+
+def test_what_it_does_alone_comes_to_its_end(first):
+    with first.siblings.not_needed():
+        watch(first)
+        first.other.kill()
+        first.other.wait()
+        assert first.siblings.gone and not first.ended.wait(0.2)
+    assert first.ended.wait(60)
+
+
+def test_where_nothing_more_is_done_together_the_other_may_end(first):
+    watch(first)
+    first.siblings.leave()
+    first.other.kill()
+    first.other.wait()
+    assert not first.siblings.gone and not first.ended.wait(0.2)
+
+
+def test_a_stop_before_the_first_step_is_no_failure(first, capsys):
+    watch(first, stopped=True)
+    first.other.kill()
+    assert first.ended.wait(60)
+    assert reader.at(first.record.folder).state == "stopped" and not capsys.readouterr().err
+
+
+def test_the_signal_of_a_launcher_that_has_lost_a_process_is_no_wish_to_stop(first):
+    requests = ControlRequests(first.record, siblings=first.siblings)
+    first.other.kill()
+    first.other.wait()
+    requests._interrupt(signal.SIGTERM, None)
+    requests._heard(signal.SIGTERM)
+    assert not requests.asked()
+    requests._heard(signal.SIGINT)  # somebody's own
+    assert requests.asked()
