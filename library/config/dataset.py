@@ -257,7 +257,6 @@ def _rules(dataset: DatasetConfig, source: str, config: RunConfig) -> Iterator[P
         # They change the image, and what the model is shown beside it would no longer fit to it.
         moved = ["color_aug", "random_crop", "face_crop_aug_range", *["flip_aug"] * config.control_images.captioned]
         clashes += [("control_directory", name) for name in moved if subset.control_directory]
-        clashes += [("conditioning_data_dir", name) for name in moved if use.guided]
         for cache, name in clashes:
             if getattr(subset, name):
                 yield _wrong(place, name, "cannot be used with {cache}: switch one of them off", cache=cache)

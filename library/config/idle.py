@@ -161,7 +161,8 @@ BESIDE: tuple[Rule, ...] = (
 )  # fmt: skip
 
 WORDS: tuple[Rule, ...] = (
-    ("shuffle_caption caption_tag_dropout_rate caption_prefix caption_suffix enable_wildcard token_warmup_step",
+    ("shuffle_caption caption_tag_dropout_rate caption_prefix caption_suffix enable_wildcard token_warmup_step "
+     "secondary_separator",
      lambda c: not c.caption_change.sentences, "ready sentences take the place of captions"),
     ("init_word", lambda c: not c.embedding.weights, "weights says where to begin"),
 )  # fmt: skip

@@ -58,6 +58,8 @@ class RunConfig(Protocol):
     kind: ClassVar[str]
     told_by: ClassVar[str]
     adapters: ClassVar[bool]
+    can_be_left_out: ClassVar[bool]
+    usual_rate: ClassVar[str]
     file_kind: ClassVar[tuple[str, str]]
     grid: ClassVar[int]
     drops_cached_captions: ClassVar[bool]  # whether captions that are cached can be left out by chance

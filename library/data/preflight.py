@@ -184,8 +184,9 @@ def _about_options(config: RunConfig, found: Survey) -> Iterator[Problem]:
         yield about_images(
             "network_multiplier in the dataset config has no effect: adapters are trained at their full strength"
         )
-    if not config.adapters and any((one.custom_attributes or {}).get("diff_output_preservation") for one in subsets):
-        why = ": diff_output_preservation has no effect: only a LoRA can be left out to ask the base model"
+    preserved = any((one.custom_attributes or {}).get("diff_output_preservation") for one in subsets)
+    if preserved and not config.can_be_left_out:
+        why = ": diff_output_preservation has no effect: only a LoRA or LLLite can be left out to ask the base model"
         yield Problem("custom_attributes", why)
     phrase = getattr(config.metadata, "metadata_trigger_phrase", None)
     if phrase and images and not any(phrase.lower() in image.caption.lower() for image in images):

@@ -6,9 +6,9 @@ from typing import Any
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError, changed, flat, options, values
-from library.config.sections import AdapterRun
+from library.config.sections import AdapterRun, EmbeddingRun
 from library.config.values import join, to_float
-from library.importers import kohya_adapters, kohya_launch, kohya_ss
+from library.importers import kohya_adapters, kohya_flags, kohya_launch, kohya_ss
 from library.importers.ledger import Configs, Imported, settle
 from library.importers.shared import load_tables
 
@@ -29,9 +29,11 @@ GROUPS = (
     ("noise_offset", "multires_noise_iterations", "noise_offset_random_strength", "adaptive_noise_scale",
      "multires_noise_discount"),
     ("train_data_dir", "in_json"),
+    ("use_object_template", "use_style_template"),
 )  # fmt: skip
 
-KINDS = ("lora", "finetune")
+KINDS = ("lora", "finetune", "textual-inversion")
+OF_WORDS = ("token_string", "init_word", "num_vectors_per_token", "weights")
 
 
 def export(
@@ -55,7 +57,7 @@ def export(
     tab = _tab(config, base)
     made, lost = _fields(config, tab, prompts)
     given = set(values(config))
-    typed = {name: v for name, v in flat(changed(config)).items() if name in TYPED and name not in made}
+    typed = {name: v for name, v in flat(changed(config)).items() if name in _typed(tab) and name not in made}
     fields: Fields = dict(base or {})
     if base is None:
         fields |= _switches(config, tab)
@@ -79,17 +81,19 @@ def _differing(config: RunConfig, before: Imported, prompts: str) -> set[str]:
 def _tab(config: RunConfig, base: JsonMapping | None) -> str:
     if base is not None:
         tab = kohya_ss.tab_of(base)
-        if (tab == "lora") != config.adapters:
+        if _tab(config, None) != tab and {tab, config.kind} & {"lora", "textual-inversion"}:
             raise ConfigError("the base is a file of the tab {titles}, which is not for {title}",
                 titles=kohya_ss.TITLES[tab], title=config.title)  # fmt: skip
         return tab
-    return (
-        "lora" if config.adapters else "finetune" if config.data.in_json or config.family == "anima" else "dreambooth"
-    )
+    if config.kind != "finetune":
+        return config.kind
+    return "finetune" if config.data.in_json or config.family == "anima" else "dreambooth"
 
 
 def _switches(config: RunConfig, tab: str) -> Fields:
     sdxl = "sdxl_checkbox" if tab == "finetune" else "sdxl"
+    if tab == "textual-inversion":
+        return {"sdxl": True, "v2": False}
     off = dict.fromkeys([*kohya_ss.SWITCHES, "v2"], False)
     del off["sdxl" if tab == "finetune" else "sdxl_checkbox"]
     return off | {
@@ -111,21 +115,25 @@ def _fields(config: RunConfig, tab: str, prompts: str) -> tuple[dict[str, Fields
         _rates(config, tab), _warmup(config), {"xformers": "sdpa"}, {"optimizer": config.optim.optimizer},
         {"max_train_steps": config.steps.max_train_steps, "max_train_epochs": config.steps.max_train_epochs or 0},
         _noise(config, made) if tab == "lora" else {}, _folders(config) if tab == "finetune" else {},
+        _template(config) if isinstance(config, EmbeddingRun) else {},
     ]  # fmt: skip
     for members, fields in zip(GROUPS, groups, strict=True):
         for name in members:
             if fields and name in known:
                 made[name] = fields
+    if isinstance(config, EmbeddingRun) and config.save.save_model_as != "safetensors":
+        made["save_model_as"] = {"save_model_as": "ckpt"}  # what pt is called there
     if prompts:
         made["sample_prompts"] = {"sample_prompts": prompts.rstrip("\n")}
-    homeless = flat(changed(config)).keys() - made.keys() - TYPED
+    homeless = flat(changed(config)).keys() - made.keys() - _typed(tab)
     lost += [f"{name} has no place in kohya_ss; it is left out" for name in sorted(homeless)]
     return made, lost
 
 
 def _keys(family: str, tab: str) -> dict[str, str]:
     """Option -> the field of the page that is it."""
-    keys = {name: name for name in PLAIN}
+    keys = {name: name for name in PLAIN - _typed(tab)}
+    keys |= {name: name for name in OF_WORDS} if tab == "textual-inversion" else {}
     for key, option in (TABLES["renamed"]["any"] | TABLES["renamed"][family]).items():
         old = key == "lora_network_weights" or key.endswith("disable_mmap_load_safetensors")
         if not old and not (tab == "lora" and key in ("flux1_clip_l", "flux1_t5xxl")):
@@ -171,7 +179,7 @@ def _rates(config: RunConfig, tab: str) -> Fields:
             fields |= {"text_encoder_lr": 0, "t5xxl_lr": 0}
         elif config.network.network_train_text_encoder_only:
             fields |= {"unet_lr": 0}
-    elif config.family == "sdxl":
+    elif config.family == "sdxl" and config.kind == "finetune":
         learns = getattr(config.steps, "train_text_encoder", False)
         given = {name: getattr(optim, name) for name in ("learning_rate_te1", "learning_rate_te2")}
         fields |= {key: (rate if value is None else value) * learns for key, value in given.items()}
@@ -193,6 +201,17 @@ def _noise(config: RunConfig, made: Mapping[str, Fields]) -> Fields:
     return fields | {"noise_offset_type": "Multires" if noise.multires_noise_iterations else "Original"}
 
 
+def _typed(tab: str) -> frozenset[str]:
+    """Options that are typed into the box for additional parameters in a tab, where they have no field."""
+    return TYPED | frozenset(TABLES["no_field_of_textual_inversion"]) if tab == "textual-inversion" else TYPED
+
+
+def _template(config: EmbeddingRun) -> Fields:
+    """What stands in the place of captions."""
+    chosen = (name for name, option in kohya_ss.TEMPLATES.items() if getattr(config.embedding, option))
+    return {"template": next(chosen, "caption")}
+
+
 def _folders(config: RunConfig) -> Fields:
     fields: Fields = {"image_folder": config.data.train_data_dir or ""}
     if path := config.data.in_json:
@@ -205,7 +224,7 @@ def _folders(config: RunConfig) -> Fields:
 def _type(fields: Fields, names: set[str], typed: JsonMapping, config: RunConfig) -> None:
     """Write the box for additional parameters: flags of it that changed give way to fields, or to new values."""
     known = options(type(config))
-    old = kohya_ss.flags(str(fields.get("additional_parameters") or ""))
+    old = kohya_flags.flags(str(fields.get("additional_parameters") or ""))
     kept = {name: items for name, items in old.items() if name not in names}
     new = {name: _tokens(known[name], value) for name, value in typed.items() if name in names}
     if kept != old or new:

@@ -1,17 +1,19 @@
-"""The JSON files of kohya_ss's page: LoRA, DreamBooth and Finetune, of its main line and of forks with compile keys."""
+"""The JSON files of kohya_ss's page: LoRA, DreamBooth, Finetune, Textual Inversion; also of forks with compile keys."""
 
 from collections.abc import Callable
 
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.schema import ConfigError
-from library.config.values import split
-from library.importers import flat, kohya_adapters, kohya_launch
+from library.importers import flat, kohya_adapters, kohya_flags, kohya_launch
 from library.importers.ledger import KeyLedger, is_empty, is_on, to_number
 from library.importers.shared import ONLY, chooses_chroma, load_tables, set_by
 
 TRAINER = "kohya_ss"
 TABLES = load_tables("kohya_ss")
-TITLES = {"lora": "LoRA", "dreambooth": "DreamBooth", "finetune": "Finetune"}
+TITLES = {"lora": "LoRA", "dreambooth": "DreamBooth", "finetune": "Finetune", "textual-inversion": "Textual Inversion"}
+ENDINGS = {"lora": "train_network", "textual-inversion": "train_textual_inversion"}  # of scripts, where not "train"
+DROPS_ZEROS = ("lora", "textual-inversion")
+TEMPLATES = {"object template": "use_object_template", "style template": "use_style_template"}
 FAMILY_SWITCHES = {
     "sdxl": "sdxl",
     "sdxl_checkbox": "sdxl",
@@ -31,20 +33,17 @@ def fits(found: JsonMapping) -> bool:
 
 
 def tab_of(found: JsonMapping) -> str:
-    """The tab that wrote a file, which it does not say itself: "lora", "dreambooth" or "finetune".
+    """The tab that wrote a file, which it does not say itself: a key of TITLES.
 
     Raises ConfigError for the files of tabs for something else.
     """
     for other in TABLES["other_tabs"]:
         if found.keys() & set(other["keys"]):
-            what = other["title"]
-            if tab := other.get("tab"):
-                raise ConfigError(
-                    "this file of {trainer} is for {what}, whose files are not imported: use the tab {tab}; {advice}",
-                    trainer=TRAINER, what=what, tab=tab, advice=ONLY)  # fmt: skip
             raise ConfigError(
                 "this file of {trainer} is for {what}, which is not trained here: use {trainer}; {advice}",
-                trainer=TRAINER, what=what, advice=ONLY)  # fmt: skip
+                trainer=TRAINER, what=other["title"], advice=ONLY)  # fmt: skip
+    if found.keys() & set(TABLES["only_textual_inversion"]):
+        return "textual-inversion"
     if {"LoRA_type", "network_dim", "unet_lr"} & found.keys():
         return "lora"
     if {"image_folder", "train_dir"} & found.keys():
@@ -60,10 +59,11 @@ def tab_title(found: JsonMapping) -> str:
 
 def script_of(found: JsonMapping) -> str:
     """The script that a file is for. Raises ConfigError for models that are not trained here."""
-    lora = tab_of(found) == "lora"
-    order = ["sdxl", "flux", "SD3"] if lora else ["sdxl", "SD3", "flux"]
+    tab = tab_of(found)
+    order = ["sdxl", "flux", "SD3"] if tab == "lora" else ["sdxl", "SD3", "flux"]
     order.append("anima")
     on = {model for switch, model in SWITCHES.items() if is_on(found.get(switch))}
+    on &= {"sdxl"} if tab == "textual-inversion" else on  # the other switches are no fields of that tab
     family = next((model for model in [*order, *OTHER_SWITCHES.values()] if model in on), "")
     if not family and str(found.get("LoRA_type", "")).startswith("Flux1"):
         family = "flux"
@@ -74,7 +74,7 @@ def script_of(found: JsonMapping) -> str:
             "this file of {trainer} is for {title}{none}, which is not trained here: use {trainer}, or import it with "
             "--script sdxl_train_network (or another one) to use its settings for SDXL or FLUX.1", trainer=TRAINER,
             title=title, none=none)  # fmt: skip
-    return f"{family}_train_network" if lora else f"{family}_train"
+    return f"{family}_{ENDINGS.get(tab, 'train')}"
 
 
 def read(found: JsonMapping, script: str = "") -> KeyLedger:
@@ -99,7 +99,7 @@ def read(found: JsonMapping, script: str = "") -> KeyLedger:
         ledger.explain("is set by model_type", "apply_t5_attn_mask", "guidance_scale")
         if ledger.values.pop("clip_l", None):
             ledger.ignore("clip_l", "there is no CLIP-L in Chroma")
-    _additional(ledger)
+    kohya_flags.read(ledger)
     return ledger
 
 
@@ -272,9 +272,9 @@ def _files(ledger: KeyLedger, tab: str) -> None:
     kind = str(ledger.get("save_model_as") or "")
     if kind == "same as source model":
         ledger.empty("save_model_as")
-    elif tab == "lora" and kind and kind not in ("safetensors", "ckpt"):
+    elif tab in DROPS_ZEROS and kind and kind not in ("safetensors", "ckpt", "pt"):
         ledger.change(
-            "save_model_as", f"adapters are not saved as {kind}; safetensors", {"save_model_as": "safetensors"}
+            "save_model_as", f"what learns is not saved as {kind}; safetensors", {"save_model_as": "safetensors"}
         )
     prompts = ledger.get("sample_prompts")
     if not isinstance(prompts, str):
@@ -308,6 +308,13 @@ def _folders(ledger: KeyLedger, tab: str) -> None:
             ledger.ignore(key, f"in_json is {used}" if key == other else "there is no train_dir")
 
 
+def _word(ledger: KeyLedger, tab: str) -> None:
+    """What stands in the place of captions, which is one field on kohya_ss's page."""
+    if tab == "textual-inversion" and (option := TEMPLATES.get(str(ledger.get("template")))):
+        ledger.change("template", f"becomes {option}", {option: True})
+    ledger.empty("template")
+
+
 def _adapter(ledger: KeyLedger, tab: str) -> None:
     if tab == "lora":
         kohya_adapters.read(ledger)
@@ -319,8 +326,8 @@ def _adapter(ledger: KeyLedger, tab: str) -> None:
 
 
 PARTS: tuple[Callable[[KeyLedger, str], None], ...] = (
-    _switches, _length, _warmup, _rates, _old_names, _attention, _noise, _precision, _files, _folders, _adapter,
-    kohya_launch.read,
+    _switches, _length, _warmup, _rates, _old_names, _attention, _noise, _precision, _files, _folders, _word,
+    _adapter, kohya_launch.read,
 )  # fmt: skip
 
 
@@ -331,7 +338,9 @@ def _plain(ledger: KeyLedger, key: str, tab: str) -> None:
     """A key that is an option, is one under another name, or means nothing here."""
     value = ledger.source[key]
     renamed = TABLES["renamed"][ledger.family].get(key) or TABLES["renamed"]["any"].get(key)
-    if is_empty(value) or (key in TABLES["zero_is_unset"] and to_number(value) == 0):
+    # Once the page wrote False into files for empty fields of these.
+    empty = is_empty(value) or value == "False" and key.startswith(("huggingface_", "metadata_", "resume_from_"))
+    if empty or (key in TABLES["zero_is_unset"] and to_number(value) == 0):
         ledger.empty(key)
     elif reason := _reason(ledger, key, tab):
         ledger.ignore(key, reason)
@@ -339,7 +348,7 @@ def _plain(ledger: KeyLedger, key: str, tab: str) -> None:
         ledger.empty(key)
     elif renamed:
         ledger.rename(key, renamed)
-    elif tab == "lora" and key in TABLES["zero_was_dropped"] and to_number(value) == 0:
+    elif tab in DROPS_ZEROS and key in TABLES["zero_was_dropped"] and to_number(value) == 0:
         ledger.change(key, "0 is kept as written; kohya_ss drops it and trains with the script's default", {key: value})
     elif key == "persistent_data_loader_workers":
         ledger.keep(key, is_on(value))
@@ -355,44 +364,10 @@ def _reason(ledger: KeyLedger, key: str, tab: str) -> str:
         return reason
     if ledger.family not in ("flux", "anima") and key in ("blocks_to_swap", "flux_fused_backward_pass"):
         return "kohya_ss has it for FLUX.1 only"
+    if tab == "textual-inversion" and key in TABLES["never_for_textual_inversion"]:
+        return "kohya_ss never passes it on in this tab"
     if ledger.family == "flux" and key in TABLES["never_for_flux"]:
         return "in kohya_ss it is a setting for other models, which a FLUX.1 script never gets"
     others = {"sdxl_": "sdxl", "flux1_": "flux", "anima_": "anima"}
     owner = next((family for start, family in others.items() if key.startswith(start)), ledger.family)
     return "" if owner == ledger.family else f"it is for {TITLED[owner]}"
-
-
-def _additional(ledger: KeyLedger) -> None:
-    """What was typed as further flags, which win over all fields."""
-    text = ledger.get("additional_parameters")
-    if not isinstance(text, str):
-        ledger.empty("additional_parameters")
-        return
-    found = flags(text)
-    if "torch_compile" in found:
-        found.pop("torch_compile")
-        backend = ledger.get("dynamo_backend")
-        found["compile"] = []
-        if backend and str(backend).casefold() != "no":
-            found.setdefault("compile_backend", [str(backend)])
-    values = {name: (items if len(items) > 1 else items[0]) if items else True for name, items in found.items()}
-    if not values:
-        ledger.ignore("additional_parameters", "there is no --flag in it")
-        return
-    ledger.change("additional_parameters", f"flags that became options: {', '.join(values)}")
-    for name, value in values.items():
-        # Each flag has a line of its own, so that one that means nothing here is named.
-        ledger.source = {**ledger.source, f"additional_parameters --{name}": value}
-        ledger.rename(f"additional_parameters --{name}", name, value)
-
-
-def flags(text: str) -> dict[str, list[str]]:
-    """Cut `--seed 5 --network_args a=1 b=2` into flags, each with what follows it."""
-    found: dict[str, list[str]] = {}
-    for token in split(text):
-        if token.startswith("--"):
-            name, given, value = token[2:].partition("=")
-            found[name] = [value] if given else []
-        elif found:
-            found[next(reversed(found))].append(token)
-    return found

@@ -101,6 +101,6 @@ def advice(config: RunConfig) -> tuple[Text, JsonObject]:
     other = nearest(name)
     if not spec_of(name).finds_rate or spec_of(other).finds_rate:
         return Text("set optimizer_type = {other}", other=other), other_optimizer(config, other)
-    rate = "1e-4" if config.adapters else "1e-5"
+    rate = config.usual_rate
     advice = Text("set optimizer_type = {other} and learning_rate = {rate}", other=other, rate=rate)
     return advice, other_optimizer(config, other, float(rate))

@@ -9,7 +9,7 @@ from typing import Any
 
 from library import packages
 from library.config.fixes import other_optimizer
-from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.methods import TrainingMethod
@@ -146,7 +146,7 @@ def still(config: RunConfig) -> Iterator[Problem]:
         return
     rates = _rates_of_adapters(config) if isinstance(config, AdapterRun) else _rates_of_models(config)
     if rates and not any(rates.values()):
-        usual = "1e-4" if config.adapters else "1e-5"
+        usual = config.usual_rate
         template, fix = "is 0, so nothing would be trained: {usual} is usual", {"learning_rate": float(usual)}
         option = next(iter(rates))
         yield Problem(option, template, usual=usual, fix=fix if option == "learning_rate" else {})
@@ -195,9 +195,8 @@ def notes(config: RunConfig) -> Iterator[Problem]:
     rates = _rates_of_adapters(config) if isinstance(config, AdapterRun) else _rates_of_models(config)
     for option, rate in (rates or {"learning_rate": config.optim.learning_rate}).items():
         if rate > (most if name in USUAL_RATES else HIGH_FOR_ANY):
-            usual = Text("1e-4 for LoRA" if config.adapters else "1e-5 for a whole model")
             yield Problem(option, "{rate} is very high for {name} and may end in NaN; {usual} is usual",
-                rate=rate, name=name, usual=usual)  # fmt: skip
+                rate=rate, name=name, usual=config.usual_rate)  # fmt: skip
     if is_schedule_free(config) and config.optim.lr_scheduler != "constant":
         yield Problem("lr_scheduler", "has no effect: {name} needs no schedule", name=name)
     steps, warm = config.steps, config.optim.lr_warmup_steps

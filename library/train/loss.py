@@ -1,7 +1,6 @@
 """The loss of a batch: noise it, predict, compare."""
 
 import contextlib
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
@@ -59,15 +58,17 @@ class LossFunction:
             compiled = self.config.compile.compile and not self.compile_log.fallback
             size = batch.full if compiled else len(batch)
 
-            def predict_all(noised: NoisedBatch, text: dict[str, Tensor], sizes: Tensor) -> Tensor:
-                shown = [filled(rows, len(sizes)) for rows in controls]
-                return family.predict(components.denoiser, noised, text, sizes, shown)
+            def predict(controls: Sequence[Tensor]) -> Tensor:
+                def predict_all(noised: NoisedBatch, text: dict[str, Tensor], sizes: Tensor) -> Tensor:
+                    shown = [filled(rows, len(sizes)) for rows in controls]
+                    return family.predict(components.denoiser, noised, text, sizes, shown)
 
-            predict = functools.partial(predict_padded, size, predict_all)
-            predicted = predict(noised, text, batch.sizes)
+                return predict_padded(size, predict_all, noised, text, batch.sizes)
+
+            predicted = predict(controls)
             target = noised.target
-            if batch.keep_base is not None and self.config.adapters:
-                base = self._without_adapters(lambda: predict(noised, text, batch.sizes))
+            if batch.keep_base is not None and self.config.can_be_left_out:
+                base = self._base_answer(predict, controls)
                 target = torch.where(batch.keep_base[:, None, None, None], base, target)
         losses = objective.elementwise(predicted, target, self.config, noised)
         return objective.reduce(losses, noised.weight, batch.weights, batch.mask)
@@ -104,15 +105,17 @@ class LossFunction:
             text |= {name: fitted(text[name], length) for name in cut}
         return text
 
-    def _without_adapters(self, predict: Callable[[], Tensor]) -> Tensor:
+    def _base_answer(self, predict: Callable[[Sequence[Tensor]], Tensor], controls: Sequence[Tensor]) -> Tensor:
         """The base model's own answer, for images that shall not change it (diff_output_preservation).
 
         Gradients stay on, and their graph is thrown away: a compiled block would need another graph without them.
         """
-        method: Any = self.method  # adapters: the options allow it for nothing else
+        if self.config.control_images.guided:  # what follows a control image does nothing without one
+            return predict(()).detach()
+        method: Any = self.method  # adapters: the kind of run says that they can be left out
         method.set_multiplier(0.0)
         try:
-            return predict().detach()
+            return predict(controls).detach()
         finally:
             method.set_multiplier(1.0)
 

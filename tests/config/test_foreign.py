@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,7 @@ def test_the_report_names_every_key_once():
         ({"flux1_checkbox": True, "LoRA_type": "Flux1"}, "flux_train_network"),
         ({"flux1_checkbox": True, "max_resolution": "1"}, "flux_train"),
         ({"LoRA_type": "Flux1"}, "flux_train_network"),
+        ({"sdxl": True, "token_string": "zorb"}, "sdxl_train_textual_inversion"),
     ],
 )
 def test_the_script_is_found_as_kohya_ss_chooses_it(keys, script):
@@ -131,7 +133,7 @@ def test_the_script_is_found_as_kohya_ss_chooses_it(keys, script):
         ({"LoRA_type": "Standard"}, "Stable Diffusion 1.5"),
         ({"v2": True, "max_resolution": "1", "optimizer": "x"}, "Stable Diffusion 2"),
         ({"sd3_checkbox": True}, "SD3"),
-        ({"sdxl": True, "num_vectors_per_token": 1}, "Textual Inversion"),
+        ({"num_vectors_per_token": 1, "flux1_checkbox": True}, "Stable Diffusion 1.5"),
     ],
 )
 def test_models_that_are_not_trained_here_are_refused_by_name(keys, words):
@@ -423,3 +425,46 @@ def test_an_imported_config_is_the_same_when_it_is_read_again(tmp_path):
     path.write_text(to_toml(made.config), encoding="utf-8")
     assert build(type(made.config), read_toml(path), notes=[]) == made.config
     assert importers.load(path, CONFIGS, "flux_train_network").config == made.config
+
+
+# What kohya_ss' tab for textual inversion writes besides what its other tabs have, all of them.
+WORD = {"sdxl": True, "token_string": "zorb", "init_word": "*", "num_vectors_per_token": 8, "weights": "w.safetensors"}
+OF_WORDS = re.findall(r"\w+", """
+    adaptive_noise_scale additional_parameters async_upload bucket_no_upscale bucket_reso_steps cache_latents
+    cache_latents_to_disk caption_dropout_every_n_epochs caption_dropout_rate caption_extension clip_skip color_aug
+    dataset_config disable_mmap_load_safetensors dynamo_backend dynamo_mode dynamo_use_dynamic dynamo_use_fullgraph
+    enable_bucket epoch extra_accelerate_launch_args flip_aug full_fp16 gpu_ids gradient_accumulation_steps
+    gradient_checkpointing huber_c huber_scale huber_schedule huggingface_path_in_repo huggingface_repo_id
+    huggingface_repo_type huggingface_repo_visibility huggingface_token ip_noise_gamma ip_noise_gamma_random_strength
+    keep_tokens learning_rate log_config log_tracker_config log_tracker_name log_with logging_dir loss_type
+    lr_scheduler lr_scheduler_args lr_scheduler_num_cycles lr_scheduler_power lr_scheduler_type lr_warmup
+    lr_warmup_steps main_process_port max_bucket_reso max_data_loader_n_workers max_resolution max_timestep
+    max_token_length max_train_epochs max_train_steps mem_eff_attn metadata_author metadata_description
+    metadata_license metadata_tags metadata_title min_bucket_reso min_snr_gamma min_timestep mixed_precision model_list
+    multi_gpu multires_noise_discount multires_noise_iterations no_token_padding noise_offset
+    noise_offset_random_strength noise_offset_type num_cpu_threads_per_process num_machines num_processes optimizer
+    optimizer_args output_dir output_name persistent_data_loader_workers pretrained_model_name_or_path
+    prior_loss_weight random_crop reg_data_dir resume resume_from_huggingface sample_every_n_epochs
+    sample_every_n_steps sample_prompts sample_sampler save_as_bool save_every_n_epochs save_every_n_steps
+    save_last_n_epochs save_last_n_epochs_state save_last_n_steps save_last_n_steps_state save_model_as save_precision
+    save_state save_state_on_train_end save_state_to_huggingface scale_v_pred_loss_like_noise_pred sdxl_no_half_vae
+    seed shuffle_caption skip_cache_check stop_text_encoder_training template train_batch_size train_data_dir
+    v2 v_parameterization v_pred_like_loss vae vae_batch_size wandb_api_key wandb_run_name xformers
+""")  # fmt: skip
+
+
+def test_a_file_for_a_word_arrives_whole():
+    """Each key has a fate, and those that reached the script there are options here."""
+    rows = {row["key"]: row for row in ROWS}
+    for key in OF_WORDS:
+        value = sample(rows[key]) if key in rows else "x"
+        made = importers.read({**WORD, key: value}, CONFIGS)
+        found = fate(made, key)
+        assert found.kind in ("kept", "empty", "renamed", "changed") or len(found.text) > 3, (key, found)
+        assert "supported by this trainer" not in found.text and "it is for" not in found.text, (key, found)
+    made = importers.read({**WORD, "template": "object template", "caption_dropout_rate": 0.5}, CONFIGS)
+    words = made.config.embedding
+    assert (words.token_string, words.init_word, words.num_vectors_per_token) == ("zorb", "*", 8)
+    assert words.use_object_template and not words.use_style_template and words.weights == "w.safetensors"
+    assert made.config.captions.caption_dropout_rate == 0 and "never passes" in fate(made, "caption_dropout_rate").text
+    assert importers.read({"sdxl": True, "token_string": "zorb"}, CONFIGS).config.embedding.init_word == "*"

@@ -15,6 +15,7 @@ from library.importers import kohya_export, kohya_ss
 CONFIGS = {script: config_class(script) for script in RUNS}
 GOLDEN = Path(__file__).parents[1] / "golden"
 PAGE_KEYS = {row["key"] for row in csv.DictReader((GOLDEN / "gui_keys.csv").open(encoding="utf-8"))}
+PAGE_KEYS |= {"token_string", "init_word", "num_vectors_per_token", "weights", "template"}  # of a tab without a table
 FLAGS = {
     line.split(",")[0].strip('"').removeprefix("--")
     for line in (GOLDEN / "sd_scripts_flags.csv").read_text("utf-8").splitlines()
@@ -43,6 +44,11 @@ BASES = {
         "flux1_checkbox": True, "image_folder": "C:\\i", "train_dir": "C:\\d", "use_latent_files": "No",
         "caption_metadata_filename": "m.json", "flux1_clip_l": "c", "dataset_repeats": "40",
         "flux_fused_backward_pass": True, "optimizer": "Adafactor",
+    },
+    "sdxl word": {
+        "sdxl": True, "token_string": "zorb", "init_word": "cat", "num_vectors_per_token": 8, "weights": "w.pt",
+        "template": "style template", "save_model_as": "ckpt", "max_train_steps": 100, "caption_dropout_rate": 0.05,
+        "additional_parameters": "--max_grad_norm 0.5", "noise_offset_type": "Original", "huggingface_repo_id": "False",
     },
 }  # fmt: skip
 

@@ -260,11 +260,13 @@ def test_lines_of_captions_that_nothing_reads_are_counted_and_may_be_used(tmp_pa
     assert not any("several lines" in line for line in data.warnings(make.config(tmp_path, enable_wildcard=True), 32))
 
 
-@pytest.mark.parametrize("script", ["sdxl_train_network", "sdxl_train"])
+@pytest.mark.parametrize("script", ["sdxl_train_network", "sdxl_train", "sdxl_train_textual_inversion"])
 def test_keeping_the_base_models_answer_is_for_adapters(tmp_path, script):
     folder = make.folder(tmp_path, "10_cat")
     file = tmp_path / "images.toml"
     file.write_text(f"[[datasets]]\n[[datasets.subsets]]\nimage_dir = '{folder.as_posix()}'\n"
                     "custom_attributes.diff_output_preservation = true\n", encoding="utf-8")  # fmt: skip
     told = list(data.warnings(make.config(None, script, dataset_config=str(file)), 32))
-    assert [("diff_output_preservation has no effect" in text) for text in told] == [True] * (script == "sdxl_train")
+    assert [("diff_output_preservation has no effect" in text) for text in told] == [True] * (
+        script != "sdxl_train_network"
+    )

@@ -193,3 +193,18 @@ def test_rules_of_the_options_and_the_script_that_a_file_is_for(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text(to_toml(build(kind, {"cond_emb_dim": 32, "network_dim": 64})), encoding="utf-8")
     assert script_of(path) == SCRIPT
+
+
+def test_images_may_keep_the_base_models_answer(config, folders, tmp_path):
+    """Trained on these alone, a network that changes nothing yet learns nothing; and one that does is drawn back."""
+    toml = tmp_path / "d.toml"
+    (folder,) = folders[0].iterdir()
+    text = f"[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = '{folder}'\n"
+    text += f"conditioning_data_dir = '{folders[1]}'\ncustom_attributes.diff_output_preservation = true\n"
+    toml.write_text(text, encoding="utf-8")
+    given = {"dataset_config": toml, "train_data_dir": None, "conditioning_data_dir": None, "max_train_steps": 2}
+    plain = train(config(tmp_path / "plain", **given))
+    assert plain.losses == [0.0, 0.0]
+    changed = tmp_path / "changed.safetensors"
+    save_file({name: torch.ones_like(tensor) * 0.05 for name, tensor in plain.tensors().items()}, changed)
+    assert train(config(tmp_path / "back", **given, network_weights=changed)).losses[0] > 0

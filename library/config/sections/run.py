@@ -29,6 +29,8 @@ class Run:
     kind: ClassVar[str]  # what learns, in one word: presets are named after it
     told_by: ClassVar[str] = ""  # an option, or the beginning of several, that tells a file of this kind from others
     adapters: ClassVar[bool]  # what learns is small and has a file of its own, and the model stays as it is
+    can_be_left_out: ClassVar[bool] = False  # whether a pass can do without what learns, and the base model answers
+    usual_rate: ClassVar[str]  # a learning rate to begin with, as a person writes it
     file_kind: ClassVar[tuple[str, str]]  # what modelspec calls such a file, and what it adds to the architecture
     grid: ClassVar[int]  # bucket_reso_steps must be a multiple of this many pixels
     drops_cached_captions: ClassVar[bool] = False  # whether captions that are cached can be left out by chance

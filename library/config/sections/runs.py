@@ -32,6 +32,8 @@ class AdapterRun(Run):
     kind: ClassVar[str] = "lora"
     told_by: ClassVar[str] = "network_"
     adapters: ClassVar[bool] = True
+    can_be_left_out: ClassVar[bool] = True
+    usual_rate: ClassVar[str] = "1e-4"
     file_kind: ClassVar[tuple[str, str]] = ("LoRA", "/lora")
 
     model: Model = section(Model)
@@ -61,6 +63,7 @@ class FullRun(Run):
 
     kind: ClassVar[str] = "finetune"
     adapters: ClassVar[bool] = False
+    usual_rate: ClassVar[str] = "1e-5"
     file_kind: ClassVar[tuple[str, str]] = ("Checkpoint", "")
 
     model: Model = section(Model)
@@ -89,6 +92,7 @@ class EmbeddingRun(Run):
     kind: ClassVar[str] = "textual-inversion"
     told_by: ClassVar[str] = "token_string"
     adapters: ClassVar[bool] = True
+    usual_rate: ClassVar[str] = "5e-4"
     file_kind: ClassVar[tuple[str, str]] = ("TextualInversion", "/textual-inversion")
 
     model: Model = section(Model)
@@ -123,6 +127,8 @@ class ControlRun(Run):
     kind: ClassVar[str] = "lllite"
     told_by: ClassVar[str] = "cond_emb_dim"
     adapters: ClassVar[bool] = True
+    can_be_left_out: ClassVar[bool] = True
+    usual_rate: ClassVar[str] = "2e-4"
     file_kind: ClassVar[tuple[str, str]] = ("LoRA", "/control-net-lllite")
     retired: ClassVar[Mapping[str, str]] = {k: v for k, v in RETIRED.items() if k != "conditioning_data_dir"}
 

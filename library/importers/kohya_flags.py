@@ -1,0 +1,40 @@
+"""The box for additional parameters of kohya_ss's page: flags that win over its fields."""
+
+from library.config.values import split
+from library.importers.ledger import KeyLedger
+
+
+def read(ledger: KeyLedger) -> None:
+    """What was typed as further flags, which win over all fields."""
+    text = ledger.get("additional_parameters")
+    if not isinstance(text, str):
+        ledger.empty("additional_parameters")
+        return
+    found = flags(text)
+    if "torch_compile" in found:
+        found.pop("torch_compile")
+        backend = ledger.get("dynamo_backend")
+        found["compile"] = []
+        if backend and str(backend).casefold() != "no":
+            found.setdefault("compile_backend", [str(backend)])
+    values = {name: (items if len(items) > 1 else items[0]) if items else True for name, items in found.items()}
+    if not values:
+        ledger.ignore("additional_parameters", "there is no --flag in it")
+        return
+    ledger.change("additional_parameters", f"flags that became options: {', '.join(values)}")
+    for name, value in values.items():
+        # Each flag has a line of its own, so that one that means nothing here is named.
+        ledger.source = {**ledger.source, f"additional_parameters --{name}": value}
+        ledger.rename(f"additional_parameters --{name}", name, value)
+
+
+def flags(text: str) -> dict[str, list[str]]:
+    """Cut `--seed 5 --network_args a=1 b=2` into flags, each with what follows it."""
+    found: dict[str, list[str]] = {}
+    for token in split(text):
+        if token.startswith("--"):
+            name, given, value = token[2:].partition("=")
+            found[name] = [value] if given else []
+        elif found:
+            found[next(reversed(found))].append(token)
+    return found
