@@ -1,4 +1,5 @@
-"""docs/speed.svg and the table of presets in README.md, made of docs/measured/*.json: `python -m benchmarks.figure`.
+"""docs/speed.svg and the tables of presets in README.md and docs/presets.md, made of docs/measured/*.json and the
+presets: `python -m benchmarks.figure`.
 
 A file of measurements is `{"machine": {...}, "rows": [...]}`. The machine names `gpu`, `processor`, `cores`, `torch`
 and may have a `note` on how to read its figures. A row has `family` (the name of its folder), `method` (lora, finetune,
@@ -18,6 +19,7 @@ from library import families
 ROOT = Path(__file__).resolve().parent.parent
 FIGURE = ROOT / "docs" / "speed.svg"
 README = ROOT / "README.md"
+PRESETS = ROOT / "docs" / "presets.md"
 TABLE = re.compile(r"(<!-- presets -->\n).*?(<!-- /presets -->)", re.DOTALL)
 TITLES = {facts.name: facts.title for facts in families.every()}
 METHODS = {"lora": "LoRA", "finetune": "fine-tune", "dreambooth": "DreamBooth"}
@@ -29,13 +31,14 @@ Measured = dict[str, Any]
 
 
 def main() -> None:
-    """Write both."""
+    """Write all three."""
     from library.files import write_atomic
 
     every = measured()
     write_atomic(FIGURE, figure(newest(every)))
-    write_atomic(README, with_table(README.read_text(encoding="utf-8"), every))
-    print(f"wrote {FIGURE} and the table of presets in {README}")
+    for page, lines in ((README, overview(every)), (PRESETS, table(every))):
+        write_atomic(page, with_table(page.read_text(encoding="utf-8"), lines))
+    print(f"wrote {FIGURE} and the tables of presets in {README} and {PRESETS}")
 
 
 def measured(folder: Path = ROOT / "docs" / "measured") -> list[Measured]:
@@ -139,16 +142,49 @@ def _style() -> str:
     )
 
 
-def with_table(text: str, every: list[Measured]) -> str:
-    """The text with its table of presets made anew."""
-    lines = ["| preset | GPU memory | what it sets | measured |", "|---|---|---|---|"]
-    for path in sorted((ROOT / "presets").glob("*/*.toml"), key=_order):
-        if path.parent.name in TITLES:
-            _, _, details = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ").partition(": ")
-            name, size = f"{path.parent.name}/{path.stem}", _gigabytes(path)
-            sets, _, figures = details.removesuffix(".").partition("; ")
-            lines.append(f"| `{name}` | {size} GB | {sets} | {_result(name, size, every) or figures} |")
+def with_table(text: str, lines: list[str]) -> str:
+    """The text of a page with the lines of its table made anew."""
     return TABLE.sub(lambda found: found[1] + "\n".join(lines) + "\n" + found[2], text)
+
+
+def overview(every: list[Measured]) -> list[str]:
+    """A row for each model and kind of training, with the seconds per step of its preset for each size of GPU.
+
+    DreamBooth's presets are left out: they hold the settings of the fine-tunes'.
+    """
+    cells: dict[str, dict[int, str]] = {}
+    for path in _presets():
+        title = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ").partition(":")[0].rpartition(" on ")[0]
+        if path.stem.startswith("dreambooth"):
+            continue
+        size = _gigabytes(path)
+        found = _measurement(f"{path.parent.name}/{path.stem}", every)
+        times = ""
+        if found and (theirs := _theirs(*found, size)):
+            times = f" ({theirs / found[1]['s_it']:.1f} x)"
+        cells.setdefault(title, {})[size] = f"{found[1]['s_it']:.2f} s{times}" if found else "yes"
+    sizes = sorted({size for row in cells.values() for size in row})
+    lines = [f"| | {' | '.join(f'{size} GB' for size in sizes)} |", f"|---|{'---|' * len(sizes)}"]
+    return lines + [f"| {title} | {' | '.join(row.get(size, '') for size in sizes)} |" for title, row in cells.items()]
+
+
+def table(every: list[Measured]) -> list[str]:
+    """A row for each preset: its GPU, what it sets, and what was measured with it."""
+    lines = ["| preset | GPU memory | what it sets | measured |", "|---|---|---|---|"]
+    for path in _presets():
+        _, _, details = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ").partition(": ")
+        name, size = f"{path.parent.name}/{path.stem}", _gigabytes(path)
+        sets, _, figures = details.removesuffix(".").partition("; ")
+        lines.append(f"| `{name}` | {size} GB | {sets} | {_result(name, size, every) or figures} |")
+    return lines
+
+
+def _presets() -> list[Path]:
+    """Presets of all families: SDXL first, then by family, adapters first, then by kind and memory."""
+    found = [path for path in (ROOT / "presets").glob("*/*.toml") if path.parent.name in TITLES]
+    order = list(TITLES)
+    return sorted(found, key=lambda path: (order.index(path.parent.name), not path.stem.startswith("lora"),
+                                           path.stem.rpartition("-")[0], _gigabytes(path)))  # fmt: skip
 
 
 def _gigabytes(path: Path) -> int:
@@ -160,27 +196,29 @@ def _gigabytes(path: Path) -> int:
     return int(found[1])
 
 
-def _order(path: Path) -> tuple[bool, bool, str, int]:
-    """SDXL first, adapters first, then by kind and memory."""
-    kind = path.stem.partition("-")[0]
-    memory = _gigabytes(path) if path.parent.name in TITLES else 0
-    return path.parent.name != "sdxl", kind != "lora", kind, memory
-
-
-def _result(name: str, size: int, every: list[Measured]) -> str:
-    """The newest measurement of a preset, beside the fastest of sd-scripts that fits into as much memory there; empty
-    where there is none, and the first line of the preset has to say so.
+def _measurement(name: str, every: list[Measured]) -> tuple[Measured, Measured] | None:
+    """The newest measurement of a preset: its file and its row.
 
     DreamBooth's presets hold the settings of the fine-tunes', so that one measurement is of both.
     """
     name = name.replace("/dreambooth-", "/finetune-")
-    of_preset = ((one, row) for one in every for row in one["rows"] if row.get("preset") == name)
-    one, row = next(of_preset, (None, None))
-    if one is None or row is None:
-        return ""
+    return next(((one, row) for one in every for row in one["rows"] if row.get("preset") == name), None)
+
+
+def _theirs(one: Measured, row: Measured, size: int) -> float | None:
+    """Seconds per step of the fastest run of sd-scripts there that fits into as much memory."""
     like = [r for r in one["rows"] if all(r[key] == row[key] for key in ("family", "method", "batch"))]
-    theirs = [r["s_it"] for r in like if r["trainer"] == "sd-scripts" and r["gpu_gib"] <= size]
-    beside = f" (sd-scripts: {min(theirs):.3g} s)" if theirs else ""
+    return min((r["s_it"] for r in like if r["trainer"] == "sd-scripts" and r["gpu_gib"] <= size), default=None)
+
+
+def _result(name: str, size: int, every: list[Measured]) -> str:
+    """What was measured with a preset, beside sd-scripts; empty where nothing was, and the first line of the preset has
+    to say so."""
+    if not (found := _measurement(name, every)):
+        return ""
+    one, row = found
+    theirs = _theirs(one, row, size)
+    beside = f" (sd-scripts: {theirs:.3g} s)" if theirs else ""
     compiling = f", {row['compile_s']:.0f} s of compiling" if row.get("compile_s") else ""
     return (
         f"{row['s_it']:.3g} s per step{beside}, batch size {row['batch']}, {row['gpu_gib']:.1f} GiB{compiling}, "

@@ -38,6 +38,11 @@ def test_the_commands_in_the_readme_exist():
         assert re.search(rf"^\s+[\w |]*\b{command}\b[\w |-]*\)", known, re.MULTILINE), command
 
 
+def test_the_readme_names_every_script():
+    text = (source.ROOT / "README.md").read_text(encoding="utf-8")
+    assert [one.stem for one in (source.ROOT / "sd-scripts").glob("*.py") if f"`{one.stem}`" not in text] == []
+
+
 def test_each_decision_is_found_from_the_line_that_it_explains_and_leads_to_it():
     """Dated files, named in a comment beside the code, which they name in turn; and all in the list."""
     folder = source.ROOT / "docs" / "decisions"

@@ -1,4 +1,4 @@
-"""The figure and the table of presets in the README are those that the measurements make."""
+"""The figure and the tables of presets are those that the measurements make."""
 
 import re
 from xml.etree import ElementTree
@@ -22,11 +22,23 @@ def test_both_are_up_to_date_with_the_measurements_and_presets():
     every = figure.measured()
     again = "run: python -m benchmarks.figure"
     assert figure.FIGURE.read_text(encoding="utf-8") == figure.figure(figure.newest(every)), again
-    page = figure.README.read_text(encoding="utf-8")
-    assert page == figure.with_table(page, every), again
-    table = figure.TABLE.search(page)
-    assert table and all("s per step" in row or "not measured" in row for row in table[0].splitlines()[3:-1])
-    assert page.count("\n| `") >= len(list((figure.ROOT / "presets").glob("[fs]*/*.toml")))
+    for path, lines in ((figure.README, figure.overview(every)), (figure.PRESETS, figure.table(every))):
+        page = path.read_text(encoding="utf-8")
+        assert figure.TABLE.search(page) and page == figure.with_table(page, lines), again
+    rows = figure.table(every)[2:]
+    assert all("s per step" in row or "not measured" in row for row in rows)
+    assert len(rows) == len(
+        [path for path in (figure.ROOT / "presets").glob("*/*.toml") if path.parent.name != "compile"]
+    )
+
+
+def test_the_overview_has_a_column_for_each_size_and_names_what_was_gained():
+    head, _, *rows = figure.overview(figure.measured())
+    assert [int(cell.split()[0]) for cell in head.strip("| ").split("|")] == sorted(
+        {figure._gigabytes(path) for path in figure._presets()}
+    )
+    known = {row.split("|")[1].strip(): row for row in rows}
+    assert " x)" in known["SDXL LoRA"] and not any("DreamBooth" in title for title in known)
 
 
 def test_a_bar_shows_how_long_the_gpu_was_busy():
