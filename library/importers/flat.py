@@ -18,7 +18,7 @@ TRAINER = "sd-scripts"
 def read(found: JsonMapping, configs: Configs, script: str = "") -> KeyLedger:
     """Every key of a flat file -> our values, and what became of it."""
     found = schema.flat(found)
-    _refuse(found)
+    _refuse(found, configs, script)
     ledger = KeyLedger(found, script or script_of(found, configs), TRAINER, keeps_idle=True)
     aliases = configs[ledger.script].aliases
     for key, value in found.items():
@@ -50,22 +50,23 @@ def old_blocks(ledger: KeyLedger, keys: Iterable[str], given: bool) -> None:
             ledger.ignore(key, said if key in old else "; ".join(problems))
 
 
-def _refuse(found: JsonMapping) -> None:
+def _refuse(found: JsonMapping, configs: Configs, script: str) -> None:
+    """Raise ConfigError for what is no training, or one of a model that is not trained here."""
     tables = load_tables("sd_scripts")
     other = next((what for key, what in tables["other_keys"].items() if not is_empty(found.get(key))), "")
     if other := other or tables["other_modules"].get(str(found.get("network_module") or "")):
         raise ConfigError("this file of {trainer} is for {other}, which is not trained here: use {trainer}; {advice}",
             trainer=TRAINER, other=other, advice=ONLY)  # fmt: skip
+    names = {name for config in configs.values() for name in (*options(config), *config.aliases, *config.foreign)}
+    if names.isdisjoint(found) and (found or not script):
+        near = next((f"{name}{hint}" for name in found if (hint := did_you_mean(name, names))), "")
+        raise ConfigError("no setting of any training is in this file" + (f": {near}" if near else ""))
 
 
 def script_of(found: JsonMapping, configs: Configs) -> str:
     """The script whose options most of the names are. Raises ConfigError when that does not decide."""
     fit = {script: len(found.keys() & options(config).keys()) for script, config in configs.items()}
     best = max(fit.values(), default=0)
-    if not best:
-        names = {name for config in configs.values() for name in options(config)}
-        near = next((f"{name}{hint}" for name in found if (hint := did_you_mean(name, names))), "")
-        raise ConfigError("no setting of any training is in this file" + (f": {near}" if near else ""))
     fitting = [script for script, count in fit.items() if count == best]
     if len(fitting) > 1:
         # FLUX.1 never goes without its own files, so a file without a word of them is for SDXL.

@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
@@ -152,7 +153,7 @@ class Imported:
     def account(self) -> JsonObject:
         """The whole account for programs."""
         fates = [{"key": fate.key, "became": fate.kind, "text": fate.text} for fate in self.fates]
-        settings = {name: list(v) if isinstance(v, tuple) else v for name, v in flat(changed(self.config)).items()}
+        settings = {name: _plain(value) for name, value in flat(changed(self.config)).items()}
         remarks = {"notes": list(self.notes), "problems": list(self.problems), "files": dict(self.texts)}
         return {"trainer": self.trainer, "script": self.config.script, "settings": settings, "keys": fates, **remarks}
 
@@ -277,6 +278,13 @@ def _grouped(fates: Iterable[Fate]) -> list[tuple[str, str]]:
     for fate in fates:
         groups.setdefault(fate.text, []).append(fate.key)
     return [(reason, ", ".join(keys)) for reason, keys in groups.items()]
+
+
+def _plain(value: Any) -> Any:
+    """A value of an option as JSON has it."""
+    if isinstance(value, tuple):
+        return list(value)
+    return str(value) if isinstance(value, Path) else value
 
 
 def _block(title: str, count: int, lines: Iterable[str]) -> str:

@@ -73,6 +73,12 @@ def test_what_is_no_file_of_settings_is_said_in_a_sentence(tmp_path, capsys, nam
     assert main.main(["import", str(tmp_path / "gone.json")]) == 1
 
 
+def test_a_named_script_makes_no_settings_of_a_list_of_images(tmp_path, capsys):
+    (tmp_path / "meta.json").write_text('{"cats/1.png": {"caption": "a cat"}}', encoding="utf-8")
+    assert main.main(["import", str(tmp_path / "meta.json"), "--script", "sdxl_train_network"]) == 1
+    assert "no setting of any training is in this file" in capsys.readouterr().err
+
+
 def test_where_nothing_can_be_written_is_said_in_a_sentence(lora, tmp_path, capsys):
     (tmp_path / "taken").write_text("")
     assert main.main(["import", str(lora), "-o", str(tmp_path / "taken" / "run.toml")]) == 1
@@ -99,7 +105,7 @@ def test_a_flat_toml_of_sd_scripts(tmp_path, capsys):
     path = tmp_path / "old.toml"
     path.write_text(
         'ae = "a"\nnetwork_dim = 4\nclip_skip = 2\nskip_latents_validity_check = true\nsplit_mode = true\n'
-        'deepspeed = false\ntorch_compile = true\nepoch = 3\nwandb_api_key = "canary"\ncaption_dropout_rate = 5\n',
+        'dataset_config = "data.toml"\ndeepspeed = false\ntorch_compile = true\nepoch = 3\nwandb_api_key = "canary"\ncaption_dropout_rate = 5\n',
         encoding="utf-8",
     )
     assert main.main(["import", str(path)]) == 0
@@ -108,3 +114,5 @@ def test_a_flat_toml_of_sd_scripts(tmp_path, capsys):
     assert "flux_train_network" in printed.out and "clip_skip = 2" in printed.out
     assert "canary" not in printed.out + printed.err and "blocks_to_swap" in printed.err
     assert "at most 1.0" in printed.err
+    assert main.main(["import", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["settings"]["dataset_config"] == "data.toml"
