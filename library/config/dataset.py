@@ -18,7 +18,7 @@ from library.config.sections.inputs import resolution_rules, varied_captions
 from library.config.values import quoted
 
 Layers = tuple[JsonMapping, ...]
-Interpolation = Literal["lanczos", "nearest", "bilinear", "linear", "bicubic", "cubic", "area"]
+Interpolation = Literal["lanczos", "nearest", "bilinear", "linear", "bicubic", "cubic", "area", "box"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,7 +14,8 @@ from library.config.problems import Problem
 from library.config.schema import ConfigError
 from library.data.augment import View
 
-NEAREST, BILINEAR, CUBIC, AREA = 0, 1, 2, 3  # OpenCV's numbers, so that looking one up does not load it
+# OpenCV's numbers, so that looking one up does not load it. Nearest is the exact kind, as in sd-scripts.
+BILINEAR, CUBIC, AREA, NEAREST = 1, 2, 3, 6
 RESIZE = {"nearest": NEAREST, "bilinear": BILINEAR, "linear": BILINEAR, "bicubic": CUBIC, "cubic": CUBIC, "area": AREA}
 PLUGINS = {".avif": "pillow_avif", ".jxl": "pillow_jxl"}
 ALWAYS: tuple[str, ...] = (".png", ".jpg", ".jpeg", ".webp", ".bmp")

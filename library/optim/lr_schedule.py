@@ -90,9 +90,22 @@ def _needs(name: str, config: RunConfig, own: JsonObject) -> Iterator[Problem]:
         yield Problem("lr_scheduler",
             "cosine_with_min_lr needs lr_scheduler_min_lr_ratio: 0.1 ends at a tenth of the rate",
             fix={"lr_scheduler_min_lr_ratio": 0.1})  # fmt: skip
-    if name == "piecewise_constant" and "step_rules" not in own:
+    if name == "piecewise_constant" and not _are_rules(own.get("step_rules")):
         yield Problem("lr_scheduler",
             "piecewise_constant needs lr_scheduler_args, like step_rules='1:100,0.1' (0.1 from step 100)")  # fmt: skip
+
+
+def _are_rules(text: Any) -> bool:
+    """Whether text says how the rate changes: factor:step pairs, and the factor after the last of these steps."""
+    *pairs, last = str(text).split(",")
+    try:
+        for pair in pairs:
+            factor, step = pair.split(":")
+            int(step), float(factor)
+        float(last)
+    except ValueError:
+        return False
+    return True
 
 
 def _custom_problems(config: RunConfig, own: JsonObject) -> Iterator[Problem]:

@@ -105,7 +105,8 @@ def test_a_flat_toml_of_sd_scripts(tmp_path, capsys):
     path = tmp_path / "old.toml"
     path.write_text(
         'ae = "a"\nnetwork_dim = 4\nclip_skip = 2\nskip_latents_validity_check = true\nsplit_mode = true\n'
-        'dataset_config = "data.toml"\ndeepspeed = false\ntorch_compile = true\nepoch = 3\nwandb_api_key = "canary"\ncaption_dropout_rate = 5\n',
+        'dataset_config = "data.toml"\n'
+        'deepspeed = false\ntorch_compile = true\nepoch = 3\nwandb_api_key = "canary"\ncaption_dropout_rate = 5\n',
         encoding="utf-8",
     )
     assert main.main(["import", str(path)]) == 0

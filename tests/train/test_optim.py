@@ -89,6 +89,7 @@ def test_all_that_is_wrong_is_said_at_once(monkeypatch):
         ({"lr_scheduler": "cosine", "lr_scheduler_args": ["power=2"]}, "cosine has no argument power"),
         ({"lr_scheduler": "cosine_with_min_lr"}, "needs lr_scheduler_min_lr_ratio"),
         ({"lr_scheduler": "piecewise_constant"}, "step_rules"),
+        ({"lr_scheduler": "piecewise_constant", "lr_scheduler_args": ["step_rules='5:1,9:0.5,0.1'"]}, "step_rules"),
         ({"lr_scheduler": "adafactor"}, "goes with optimizer_type Adafactor"),
         ({"lr_scheduler_type": "OneCycel"}, "has no OneCycel (did you mean OneCycleLR?)"),
         ({"optimizer_type": "Adafactor", "optimizer_args": ["warmup_init=True", "relative_step=False"]}, ""),
