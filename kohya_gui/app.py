@@ -13,6 +13,7 @@ from kohya_gui.dataset.images import DatasetTab
 from kohya_gui.dataset.masks import MaskEditing
 from kohya_gui.drawing.drawing import DrawingTab
 from kohya_gui.form.api import FormApi
+from kohya_gui.form.buttons import Forms, TrainingTabs
 from kohya_gui.form.caches import CacheApi
 from kohya_gui.form.form import visibility
 from kohya_gui.form.print_command import CommandPrinter
@@ -51,15 +52,18 @@ TITLE = "Kohya Trainer"
 class Page(gr.Blocks):
     """The page, and what its own scripts may ask the server."""
 
-    def __init__(self, **how: Any) -> None:
-        self.service = JsonApi()
+    def __init__(self, training: TrainingTabs, **how: Any) -> None:
+        self.service, self.training = JsonApi(), training
+        self.service.add(training.answers, training.shows)
         super().__init__(**how)
 
 
 def build(roots: Sequence[Path] = ()) -> Page:
     """The page. `roots` are the folders below which files may be listed, read and written."""
+    training = TrainingTabs({tab.id: TrainingTab(tab, roots or paths.roots()) for tab in TABS})
+    forms = Forms(training.tabs)
     how: JsonObject = {"analytics_enabled": False, "fill_width": True, "delete_cache": (3600, 3600)}
-    with without_apps(), Page(title=TITLE, **how) as page:
+    with without_apps(), Page(training, title=TITLE, **how) as page:
         about = Text("LoRA and fine-tuning for {families}", families=families.titles())
         gr.HTML(
             f"<header><h1>{TITLE}</h1><p{data(about)}>{about}</p>"
@@ -69,11 +73,9 @@ def build(roots: Sequence[Path] = ()) -> Page:
         )
         with gr.Row(elem_id="page", equal_height=False):
             with gr.Column(scale=3, min_width=0, elem_id="work"), gr.Tabs(overflow_behavior="wrap"):
-                training: dict[str, TrainingTab] = {}
                 for tab in TABS:
                     with gr.Tab(tab.title, id=tab.id):
-                        training[tab.id] = TrainingTab(tab, roots or paths.roots())
-                forms = {name: tab.form for name, tab in training.items()}
+                        training.place(tab.id)
                 with gr.Tab("Queue", id="queue"):
                     QueueTab()
                 with gr.Tab("Compile Lab", id="lab"):
@@ -101,7 +103,7 @@ def build(roots: Sequence[Path] = ()) -> Page:
     page.service.add(AllowedFolders(roots).answers)
     page.service.here_only.add("allow")
     page.service.add(FormApi(forms, {tab.id: tab.kind for tab in TABS}, roots or paths.roots()).answers)
-    page.service.add(SeveralValues(training).answers)
+    page.service.add(SeveralValues(training.tabs).answers)
     page.service.add(CacheApi(forms, roots or paths.roots()).answers)
     page.service.add(ModelsApi(forms, roots or paths.roots()).answers)
     page.service.add(drawing.answers, drawing.shows)
@@ -128,11 +130,9 @@ def application(page: Page, access: JsonObject, root_path: str = "") -> Any:
     page._queue.sleep_when_free = 0.02
     used = preloads.needed(sorted({block.get_block_name() for block in page.blocks.values()}))
     lines, sheets, styles = preloads.head(used)
-    shown = TensorboardProxy(
-        Assets(
-            GZipMiddleware(ScriptTags(inner, lines, sheets), minimum_size=2000, compresslevel=4), scripts.FILES | styles
-        )
-    )
+    tagged = ScriptTags(inner, page.training.ahead() + lines, sheets)
+    packed = GZipMiddleware(tagged, minimum_size=2000, compresslevel=4)
+    shown = TensorboardProxy(Assets(packed, scripts.FILES | styles))
     return Protected(AuthGate(Routes(shown, prefix_of(root_path)), **access))
 
 

@@ -1,7 +1,7 @@
 // The page's script: every tab, and what Gradio's handlers call of them.
 import { mount as mountImages } from "./dataset/images.js";
 import { mount as mountDrawing } from "./drawing/drawing.js";
-import { base, download, fill, mount as mountForm, read, rest } from "./form/page.js";
+import { mountTraining } from "./form/tab.js";
 import "./form/adapter.js";
 import "./form/datasets.js";
 import "./form/gpus.js";
@@ -17,9 +17,10 @@ import "./panel/first_steps.js";
 import { pickedRun } from "./panel/monitor.js";
 import { mount as mountQueue } from "./panel/queue.js";
 import "./server/allowed_folders.js";
+import "./server/tabs.js";
 import { mount as mountCommands } from "./tools/commands.js";
 
 // Gradio takes its handlers as text, which runs outside of every module: this is the one name that it finds them under.
 Object.assign(window, {
-  kohya: { base, download, fill, mountCommands, mountDrawing, mountForm, mountImages, mountLab, mountQueue, pickedRun, read, rest },
+  kohya: { mountCommands, mountDrawing, mountImages, mountLab, mountQueue, mountTraining, pickedRun },
 });

@@ -1,7 +1,7 @@
 // Around the form: what is wrong or idle while one types, presets, undo, fixes, keys of other services.
 import { say } from "../i18n/sentences.js";
 import { inEnglish, translated } from "../i18n/words.js";
-import { all, around, hit, isField, make, one, pieces, setValue } from "../server/elements.js";
+import { all, around, hit, make, one, pieces, setValue } from "../server/elements.js";
 import { ask, wait } from "../server/http.js";
 import { pick } from "../server/picker.js";
 import { makeCaches } from "./caches.js";
@@ -200,8 +200,7 @@ export async function showImages(tab) {
  * @param {HTMLElement} training
  */
 function saveAs(training) {
-  const path = training.querySelector(".path textarea, .path input");
-  if (!isField(path)) return;
+  const path = one(training, ".begin .path", HTMLInputElement);
   const chosen = () => setTimeout(() => one(training, ".begin button.save").click(), 50);
   path.addEventListener("change", chosen, { once: true });
   pick(path, "new", ".toml");

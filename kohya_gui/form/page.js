@@ -376,11 +376,9 @@ export function mount(element) {
 
 /**
  * Hand a text that the server made to the user as a file.
- * @param {string} sent
+ * @param {{ name: string, text: string }} file
  */
-export function download(sent) {
-  if (!sent) return;
-  const { name, text } = JSON.parse(sent);
+export function download({ name, text }) {
   saveFile(new Blob([text], { type: name.endsWith(".json") ? "application/json" : "application/toml" }), name);
 }
 

@@ -2,15 +2,15 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.check import isolated
 from library.config.idle import idle
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, Problem, Text
 from library.config.problems import read as read_problem
 from library.config.schema import options
 from library.runs import queue, start
@@ -34,26 +34,32 @@ class SeveralValues:
     def several(self, sent: ApiRequest) -> JsonObject:
         """Check the form with each of these values of an option, and add a training for each to the queue.
 
-        All that a start is checked for is checked with the first one; the others, which differ from it in one value, as
-        a form is. Nothing is added where one of them is wrong.
+        Each is checked for all that a start is checked for. Nothing is added where one of them is wrong.
         """
         tab = self.tabs.get(sent.text("tab"))
         if tab is None:
             raise ConfigError("there is no such tab: load the page again")
-        name, said = sent.text("option"), sent.text("sent")
-        forms = [_with(said, name, value) for value in _values(sent.text("values"))]
-        configs = [self._config(tab, form, name) for form in forms]
+        name, said, typed = sent.text("option"), sent.text("sent"), _values(sent.text("values"))
+        forms = [_with(said, name, value) for value in typed]
+        read = [tab.read(form) for form in forms]
+        given, first, notes = read[0]
+        if name not in options(type(first.config)):
+            raise ConfigError("{name} is no setting of this form: load the page again", name=name)
+        readings = [reading for _, reading, _ in read]
+        _refuse(name, typed, [reading.problems for reading in readings])
+        if why := idle(first.config).get(name):
+            raise ConfigError("{name} has no effect here, whatever its value: {why}", name=name, why=why)
         if _same(tab, forms, name):
             raise ConfigError("two of the values are the same: leave one out")
-        given, _, notes, report = tab.checked(forms[0])
-        if found := isolated.problems(report):
-            raise ConfigError(*(read_problem(one) for one in found))
-        if isolated.uncaptioned(report) and not given.anyway:
+        reports = isolated.check_all([replace(reading, notes=[]) for reading in readings], given.launch)
+        _refuse(name, typed, [[read_problem(one) for one in isolated.problems(report)] for report in reports])
+        if isolated.uncaptioned(reports[0]) and not given.anyway:
             raise ConfigError(
                 "no image has a caption: write some in the Data set tab, or press Add to queue once and say that it "
                 "is meant"
             )
-        added = [queue.add(start.job(config, **tab.launch_of(config, given.launch))) for config in configs]
+        added = [queue.add(start.job(reading.config, **tab.launch_of(reading.config, given.launch)))
+                 for reading in readings]  # fmt: skip
         names = ", ".join(entry.name for entry in added)
         paused = queue.read().paused or queue.read().halted
         text = "{count} trainings are in the queue: {names}."
@@ -61,17 +67,16 @@ class SeveralValues:
             text = "{count} trainings are in the queue, which is paused: press Continue in the Queue tab. {names}."
         return {"said": Text(text, count=len(added), names=names), "notes": notes}
 
-    def _config(self, tab: Any, form: str, name: str) -> Any:
-        """The config of a form, in which the option has to count."""
-        given = tab.form.parse_submission(form)
-        if name not in options(tab.form.configs[given.family]):
-            raise ConfigError("{name} is no setting of this form: load the page again", name=name)
-        reading = paths.allowed(tab.form.reading(given), tab.roots)
-        if reading.problems:
-            raise ConfigError(*reading.problems)
-        if why := idle(reading.config).get(name):
-            raise ConfigError("{name} has no effect here, whatever its value: {why}", name=name, why=why)
-        return reading.config
+
+def _refuse(name: str, typed: Sequence[str], found: Sequence[Sequence[Problem]]) -> None:
+    """Raise ConfigError with the problems of each value; those that all of them have are said once."""
+    every = {str(problem) for problem in found[0]}.intersection(*({str(one) for one in others} for others in found))
+    shared = [problem for problem in found[0] if str(problem) in every]
+    own = [Text("With {name} = {value}: {problem}", name=name, value=value, problem=problem)
+           for value, problems in zip(typed, found, strict=True)
+           for problem in problems if str(problem) not in every]  # fmt: skip
+    if shared or own:
+        raise ConfigError(*shared, *own)
 
 
 def _values(text: str) -> list[str]:

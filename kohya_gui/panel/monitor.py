@@ -5,7 +5,6 @@ from typing import Any
 
 import gradio as gr
 
-from kohya_gui.form.tab import QUICK
 from kohya_gui.panel import actions, charts, html, samples
 from library.config.json_types import JsonObject
 from library.config.problems import Text
@@ -16,6 +15,8 @@ KEPT = 30  # runs to choose from
 # On a phone the panel is one line until it is opened.
 UNFOLD = '<button type="button" class="unfold" aria-expanded="false" aria-label="Details of the run"></button>'
 SECONDS = 1.0
+# Nothing of an event is queued or overlaid: each answers within some milliseconds.
+QUICK: JsonObject = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
 
 
 class RunPanel:

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +25,26 @@ def check(reading: Reading[Any], launch: JsonMapping) -> Report:
 
     A check that breaks says so, and keeps nobody from training.
     """
-    config = reading.config
-    given = {"script": config.script, "values": sent(config), "problems": [one.as_json() for one in reading.problems],
-             "wrong": sorted(reading.wrong)}  # fmt: skip
+    return check_all([reading], launch)[0]
+
+
+def check_all(readings: Sequence[Reading[Any]], launch: JsonMapping) -> list[Report]:
+    """The reports on several forms, from one process."""
+    given = [{"script": reading.config.script, "values": sent(reading.config), "wrong": sorted(reading.wrong),
+              "problems": [one.as_json() for one in reading.problems]} for reading in readings]  # fmt: skip
     asked = [sys.executable, "-m", "library.check"]
     try:
         done = subprocess.run(asked, input=json.dumps(given), capture_output=True, encoding="utf-8", errors="replace",
                               check=False, timeout=PATIENCE, env=environment(launch))  # fmt: skip
     except subprocess.TimeoutExpired:
-        return failed(f"the check took more than {PATIENCE:.0f} s and was given up", reading)
+        why = f"the check took more than {PATIENCE:.0f} s and was given up"
+        return [failed(why, reading) for reading in readings]
     try:
-        return dict(json.loads(done.stdout.strip().splitlines()[-1]))
+        return [dict(found) for found in json.loads(done.stdout.strip().splitlines()[-1])]
     except (ValueError, IndexError):
         said = done.stderr.strip().splitlines()
         why = said[-1] if said else f"it ended with code {done.returncode}"
-        return failed(f"the check itself failed: {why}", reading)
+        return [failed(f"the check itself failed: {why}", reading) for reading in readings]
 
 
 def sent(config: RunConfig) -> JsonObject:

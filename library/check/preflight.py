@@ -142,7 +142,9 @@ def judged(
         remarks += [] if failed["network"] else methods.notes(config)
         remarks += [] if failed["optimizer"] else optimizers.notes(config)
         path = config.sample.sample_prompts
-        remarks += [] if failed["samples"] or not path else prompts.notes(path, config.control_images)
+        remarks += (
+            [] if failed["samples"] or not path else prompts.notes(path, config.control_images, config.shifts_samples)
+        )
         remarks += idle.remarks(config, [*remarks, *schema.notes(config)])
     return found, [remark for remark in problems_of(remarks) if wrong.isdisjoint(remark.options)]
 

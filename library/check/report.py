@@ -108,14 +108,17 @@ def report(config: RunConfig, reading: Reading[Any] | None = None) -> Report:
 
 
 def asked() -> None:
-    """Print the report on what is asked for on stdin, as JSON both; see `library.check.isolated`."""
-    given = json.load(sys.stdin)
+    """Print the reports on what is asked for on stdin, as JSON both; see `library.check.isolated`."""
+    print(json.dumps([_asked(given) for given in json.load(sys.stdin)]))
+
+
+def _asked(given: JsonObject) -> JsonObject:
     cls = config_class(given["script"])
     read = {name: options(cls)[name].read(value) for name, value in given["values"].items()}
     config = draft(cls, read)
     known = [read_problem(one) for one in given["problems"]]
     made = Reading(config, known, [], frozenset(given["wrong"]))
-    print(json.dumps(report(config, made).as_json()))
+    return report(config, made).as_json()
 
 
 def _place(finding: Finding) -> tuple[int, int]:

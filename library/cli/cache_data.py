@@ -14,7 +14,8 @@ from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
 from library.config.schema import Reading
 from library.runs import foreground, gpu_slots, keys
-from library.runs.job_work import joined
+from library.runs.job_work import ahead_of, joined
+from library.runs.lanes import free_lanes
 from library.runs.launcher import starting
 
 SCRIPTS = {"latents": "tools/cache_latents", "text": "tools/cache_text_encoder_outputs"}
@@ -32,13 +33,14 @@ USAGE = """kohya cache {kind} RUN.toml [options]
 kohya cache {kind} --{family} --train_data_dir FOLDER --pretrained_model_name_or_path MODEL [options]
 
 Encodes all {what} and keeps the results beside the images, as a training with
-{option} does, in which they are not made again. Stopped, it goes on where it was.
+{option} does, in which they are not made again. Stopped, it goes on where it was. Waits while a training uses the GPUs.
 Options are those of the training script and of the launcher: --num_processes 2 --gpu_ids 0,1 uses two GPUs,
 each for its share. {families} say for which family it is where no TOML does."""
 
 
 def start(kind: str, argv: list[str]) -> int:
-    """Look at the options here, then cache in processes of their own; the exit code of the launcher."""
+    """Look at the options here, then cache in processes of their own, on GPUs that no training uses; the exit code of
+    the launcher."""
     if argv and argv[0].lower().endswith(".toml"):
         argv = ["--config_file", *argv]
     how, flags, wrong = split_launch(argv)
@@ -49,8 +51,12 @@ def start(kind: str, argv: list[str]) -> int:
     if problems := [*wrong, *gpu_slots.problems(how)]:
         return complain("\n".join(problems), MISUSED)
     path, flags = split_file(flags)
-    arguments, variables = starting(path or "", SCRIPTS[kind], **how)
-    return foreground.run([*(arguments if path else arguments[:-2]), *flags], variables | keys.environment())
+    work = ahead_of("cache")
+    with work, free_lanes(how, work.wait) as own:
+        arguments, variables = starting(path or "", SCRIPTS[kind], **gpu_slots.launch_options(how, own))
+        variables |= keys.environment() | gpu_slots.environment(own)
+        work.hand_on()
+        return foreground.run([*(arguments if path else arguments[:-2]), *flags], variables)
 
 
 def main(kind: str, argv: list[str]) -> int:

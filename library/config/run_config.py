@@ -63,6 +63,7 @@ class RunConfig(Protocol):
     file_kind: ClassVar[tuple[str, str]]
     grid: ClassVar[int]
     drops_cached_captions: ClassVar[bool]  # whether captions that are cached can be left out by chance
+    shifts_samples: ClassVar[bool]  # whether a prompt can say how far the sigmas of its sample are shifted
     idle: ClassVar[Mapping[str, str]]
     idle_rules: ClassVar[tuple[Rule, ...]]
     aliases: ClassVar[Mapping[str, str]]

@@ -1,10 +1,8 @@
 """`kohya sample`: pictures of a base model with LoRA files, side by side, on a GPU that no training uses."""
 
 import argparse
-import contextlib
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,14 +16,14 @@ from library.drawing import plan
 from library.families.recognition import recognised
 from library.outputs import prompts as prompt_files
 from library.outputs.prompts import Prompt
-from library.runs import gpu_slots, reader
-from library.runs.job_work import JobRecord, joined
+from library.runs import gpu_slots
+from library.runs.job_work import joined
+from library.runs.lanes import free_lanes
 
 if TYPE_CHECKING:
     from library.drawing.draw import Sheet
 
 DONE = 0
-WAITING = 1.0  # seconds between two looks whether the GPU is free
 BASE = "pretrained_model_name_or_path"
 
 
@@ -38,7 +36,8 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
     prompts = prompts_of(asked)
     plan.check_size(len(columns), prompts)
     config = config_of(asked.config, dict(pair(text) for text in asked.set), script_of)
-    with joined("sample") as work, lanes(asked.cpu, work):
+    with joined("sample") as work, free_lanes({"cpu": asked.cpu}, work.wait) as own:
+        os.environ.update(gpu_slots.environment(own))
         draw = families.load("library.drawing.draw:draw")  # with torch, which looks once for the GPUs that it may use
 
         def store(sheet: "Sheet") -> None:
@@ -128,25 +127,3 @@ def config_of(path: Path, given: JsonMapping, script_of: Callable[[Path], str]) 
             raise ConfigError("{path} is {words}, and no base model to draw with", path=path, words=found.words)
         family, values = found.family, {BASE: str(path), **found.options}
     return build(families.config_class(families.lora_script(family)), plan.kept(family, {**values, **given}), notes=[])
-
-
-@contextlib.contextmanager
-def lanes(cpu: bool, work: JobRecord) -> Iterator[None]:
-    """A GPU that nobody uses, for this process alone; waits for one."""
-    with contextlib.ExitStack() as stack:
-        told = False
-        while True:
-            with gpu_slots.choosing():
-                active = [run for run in reader.runs() if run.active and run.is_here]
-                own = gpu_slots.choose({"cpu": cpu}, gpu_slots.free(run.facts for run in active))
-                if own:
-                    stack.enter_context(gpu_slots.holding(own))
-                    break
-            names = ", ".join(run.id for run in active) or "another drawing"
-            work.phase(f"waiting for {names}")
-            if not told and not work.folder:
-                print(f"waiting for {names}", flush=True)
-            told = True
-            time.sleep(WAITING)
-        os.environ.update(gpu_slots.environment(own))
-        yield

@@ -34,10 +34,10 @@ class Prompt:
     control_image_path: tuple[str, ...] | None = None  # reference images, or the picture in which something is painted
     control_image_mask_path: str | None = None  # where it is: bright
     controlnet_image: str | None = None  # the control image of a network that follows one
-    # For other models of sd-scripts: read, and without effect on SDXL and FLUX.1.
+    flow_shift: float | None = None  # of the sigmas, for models that are drawn with the same one at any size
+    # For other models of sd-scripts: read, and without effect here.
     cfg_trunc_ratio: float | None = None
     renorm_cfg: float | None = None
-    flow_shift: str | None = None
 
 
 def _steps(digits: str) -> int:
@@ -66,14 +66,15 @@ LETTERS: dict[str, tuple[str, re.Pattern[str], Callable[[str], Any]]] = {
     "cn": ("controlnet_image", TEXT, str),
     "ctr": ("cfg_trunc_ratio", TEXT, float),
     "rcfg": ("renorm_cfg", TEXT, float),
-    "fs": ("flow_shift", TEXT, str),
+    "fs": ("flow_shift", DECIMAL, float),
 }
-OTHER_MODELS = ("cfg_trunc_ratio", "renorm_cfg", "flow_shift")
+OTHER_MODELS = ("cfg_trunc_ratio", "renorm_cfg")
 IGNORED = {*OTHER_MODELS, "enum"}
 KINDS: dict[str, Callable[[Any], Any]] = {
     **{"prompt": str, "negative_prompt": str, "sample_sampler": str},
     **{"control_image_path": _paths, "control_image_mask_path": str, "controlnet_image": str},
     **{"width": int, "height": int, "seed": int, "sample_steps": int, "scale": float, "guidance_scale": float},
+    "flow_shift": float,
 }
 LARGEST = 8192  # pixels of a side
 SAMPLERS = tuple(section_options(Sample)["sample_sampler"].choices)
@@ -113,16 +114,16 @@ def absent(path: str | Path, use: ControlUse = NO_CONTROLS) -> Iterator[Problem]
                     name=Path(path).name, image=name)  # fmt: skip
 
 
-def notes(path: str | Path, use: ControlUse = NO_CONTROLS) -> list[Problem]:
+def notes(path: str | Path, use: ControlUse = NO_CONTROLS, shifts: bool = False) -> list[Problem]:
     """Options on the lines of a readable .txt file that will not do what they say, a sentence each; `use` says what
-    images the model is shown."""
+    images the model is shown, `shifts` whether a prompt may shift the sigmas."""
     path = Path(path)
     if path.suffix.lower() in (".toml", ".json"):
         return []
     return [Problem("sample_prompts", ": {name}, line {number}: --{letter} {why}", name=path.name,
         number=number, letter=option, why=why)
         for number, line in prompt_lines(path.read_text(encoding="utf-8-sig"))
-        for option in line.split(" --")[1:] if (why := _why_idle(option, use))]  # fmt: skip
+        for option in line.split(" --")[1:] if (why := _why_idle(option, use, shifts))]  # fmt: skip
 
 
 def parse_line(line: str) -> Prompt:
@@ -153,13 +154,13 @@ def option_of(piece: str) -> tuple[str, Any] | None:
         return None
 
 
-def _why_idle(piece: str, use: ControlUse) -> str:
+def _why_idle(piece: str, use: ControlUse, shifts: bool) -> str:
     """Why an option of a line does not do what it says; "" where it does."""
     if read := option_of(piece):
         if read[0] == "sample_sampler" and read[1] not in SAMPLERS:
             return f"is no known sampler, and {SAMPLERS[0]} is used; known are {', '.join(SAMPLERS)}"
         shown = {"control_image_path": use.most or use.inpaints, "control_image_mask_path": use.inpaints}
-        shown["controlnet_image"] = use.guided
+        shown |= {"controlnet_image": use.guided, "flow_shift": shifts}
         return "" if shown.get(read[0], read[0] not in OTHER_MODELS) else "has no effect; it is for other models"
     letter = piece.partition(" ")[0].lower()
     if letter not in LETTERS:

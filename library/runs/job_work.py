@@ -25,6 +25,7 @@ class JobRecord:
         self._facts: JsonObject = {}
         self._end = {"state": "finished", "error": ""}
         self._usual: Any = None  # what a polite kill does otherwise
+        self._is_handed_on = False
 
     def __enter__(self) -> "JobRecord":
         if threading.current_thread() is threading.main_thread():
@@ -35,7 +36,8 @@ class JobRecord:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._write(**(_end_by(error) if error else self._end), ended=time.time(), doing=None)
+        if not self._is_handed_on:
+            self._write(**(_end_by(error) if error else self._end), ended=time.time(), doing=None)
         if self._usual is not None:
             signal.signal(signal.SIGTERM, self._usual)
 
@@ -49,10 +51,21 @@ class JobRecord:
         if (self.folder / STOP).exists():
             raise KeyboardInterrupt
 
+    def wait(self, text: str) -> None:
+        """What the work waits for; a shell hears it once."""
+        if not self.folder and self._said[0] != text:
+            print(text, flush=True)
+            self._said = text, 0.0
+        self.phase(text)
+
     def store(self, result: JsonMapping) -> None:
         """Keep the result, whole or as far as it is known."""
         if self.folder:
             layout.store(self.folder / RESULT, result)
+
+    def hand_on(self) -> None:
+        """From now on another process does the work, and says how it ends."""
+        self._is_handed_on = True
 
     def fail(self) -> None:
         """The command has said that it did not work: its job has failed, without an error."""
@@ -70,6 +83,12 @@ def joined(kind: str) -> JobRecord:
     A polite kill ends it as Ctrl+C does, so that what was done so far is kept and put in order.
     """
     given = os.environ.pop(FOLDER, None)  # not for the processes that this one starts
+    return JobRecord(kind, Path(given) if given else None)
+
+
+def ahead_of(kind: str) -> JobRecord:
+    """The work of a command that starts another process to do it, which joins it: until then this one may wait."""
+    given = os.environ.get(FOLDER)
     return JobRecord(kind, Path(given) if given else None)
 
 

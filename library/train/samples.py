@@ -163,6 +163,7 @@ def request_of(prompt: Prompt) -> SampleRequest:
     """What a sampler is asked for by a prompt with its defaults filled in; its images are read."""
     filled: dict[str, Any] = {"width": prompt.width, "height": prompt.height, "steps": prompt.sample_steps}
     filled |= {"scale": prompt.scale, "guidance": prompt.guidance_scale, "seed": prompt.seed}
+    filled["shift"] = prompt.flow_shift or None  # 0 would end the drawing at its first step
     filled["controls"] = tuple(Image.fromarray(pixels.read(path)) for path in prompt.control_image_path or ())
     mask = prompt.control_image_mask_path
     filled["mask"] = Image.fromarray(pixels.read_mask(mask)) if mask else None

@@ -1,7 +1,6 @@
 """Drawing: columns of strengths and files with one seed, exact sums, waiting for the GPU, and files that do not fit."""
 
 import json
-import os
 import threading
 import time
 from pathlib import Path
@@ -20,7 +19,7 @@ from library.drawing.draw import draw
 from library.methods import lora
 from library.methods.applied import AppliedLoras
 from library.outputs.prompts import Prompt
-from library.runs import gpu_slots, layout, process, reader, start
+from library.runs import gpu_slots, lanes, layout, process, reader, start
 from library.runs import job as jobs
 from library.tools import names
 from tests.training import shallow  # noqa: F401
@@ -200,9 +199,7 @@ def test_the_shell_draws_and_says_what_is_wrong(given, shallow, tmp_path, capsys
 
 def test_it_waits_until_no_training_has_the_lane(given, monkeypatch, tmp_path):
     given(SCRIPTS[0])
-    monkeypatch.setattr(shell, "WAITING", 0.02)
-    for name in gpu_slots.environment("0"):
-        monkeypatch.setenv(name, "before")  # which is put back
+    monkeypatch.setattr(lanes, "WAITING", 0.02)
     monkeypatch.setattr(gpu_slots, "lanes", lambda: ("0",))
     training = reader.RecordedRun(tmp_path / "zorb", {"id": "zorb", "state": "running", "lanes": ["0"]})
     monkeypatch.setattr(type(training), "active", property(lambda self: self in busy))
@@ -210,14 +207,13 @@ def test_it_waits_until_no_training_has_the_lane(given, monkeypatch, tmp_path):
     busy = [training]
     monkeypatch.setattr(reader, "runs", lambda: [training])
     told = []
-    work = type("Work", (), {"folder": "x", "phase": lambda self, text: told.append(text)})()
     threading.Timer(0.3, busy.clear).start()
     began = time.monotonic()
-    with shell.lanes(False, work):
+    with lanes.free_lanes({}, told.append) as own:
         assert time.monotonic() - began > 0.2 and set(told) == {"waiting for zorb"}
-        assert os.environ[gpu_slots.VISIBLE] == "0" and gpu_slots.held() == {"0"}
+        assert own == ("0",) and gpu_slots.held() == {"0"}
         assert "0" not in gpu_slots.free([])
-        with pytest.raises(ConfigError, match="The GPU draws pictures"):  # so no training gets it meanwhile
+        with pytest.raises(ConfigError, match="or makes a cache"):  # so no training gets it meanwhile
             start.begin(start.TrainingJob("x", "x", "x", str(tmp_path / "o"), ""))
     assert gpu_slots.held() == set()
     layout.store(gpu_slots._holders() / "1.json", {**process.identity(), "process_start": 1.0, "lanes": ["0"]})

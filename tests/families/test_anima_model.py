@@ -196,9 +196,12 @@ def test_captions_are_encoded_as_the_pipeline_does(own, pipeline, theirs, captio
     torch.testing.assert_close(context, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("scale", "steps"), [(4.0, 3), (1.0, 2)])
-def test_a_preview_equals_the_pipelines_picture(own, pipeline, scale, steps):
-    request = SampleRequest(CAPTIONS[1], "blurry", width=96, height=64, steps=steps, scale=scale, seed=5)
+@pytest.mark.parametrize(("scale", "steps", "shift"), [(4.0, 3, None), (1.0, 2, 1.5)])
+def test_a_preview_equals_the_pipelines_picture(own, pipeline, scale, steps, shift):
+    from diffusers import FlowMatchEulerDiscreteScheduler
+
+    request = SampleRequest(CAPTIONS[1], "blurry", width=96, height=64, steps=steps, scale=scale, seed=5, shift=shift)
+    pipeline.update_components(scheduler=FlowMatchEulerDiscreteScheduler(shift=shift or 3.0))
     pipeline.guider.guidance_scale = scale
     with torch.no_grad():
         drawn = own[0].sampler(own[1])

@@ -1,5 +1,6 @@
 """The page on a free port, a stand-in for the training, and a real Chromium to look with."""
 
+import json
 import os
 import shutil
 import sys
@@ -10,6 +11,7 @@ from urllib.parse import urljoin
 
 import pytest
 
+from kohya_gui.server import scripts
 from tests.training import demo  # noqa: F401
 
 # The last list of features counts, so those of Playwright's that matter stand here, too. The suggestions of the address
@@ -32,6 +34,7 @@ start.starting = lambda path, script, **how: ([sys.executable, {stand_in!r}, "--
 worker.PERIOD = 0.1
 sys.exit(worker.main())
 """
+FORM = f"import('.{scripts.ADDRESS}').then(({{ modules }}) => modules['form/page.js'])"
 SIZE = {"width": 1440, "height": 900}
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
 
@@ -84,6 +87,7 @@ def stand_ins(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(STAND_IN.parents[2]))
     told = lambda reading, launch: {"findings": isolated.known(reading), "fit": None}  # noqa: E731
     monkeypatch.setattr(isolated, "check", told)
+    monkeypatch.setattr(isolated, "check_all", lambda readings, launch: [told(one, launch) for one in readings])
     monkeypatch.setattr(paths, "_outside", lambda config, roots: [])  # nowhere is outside of the roots
 
 
@@ -133,6 +137,15 @@ class Visit:
         form = self.page.locator("form.settings:visible")
         for name, value in values.items():
             form.locator(f"[data-option={name}]:visible").fill(str(value))
+
+    def held(self, tab="lora"):
+        """What the form of a tab would send; asking for it changes nothing on the page."""
+        return self.page.evaluate(f"tab => {FORM}.then(({{ held, formOf }}) => held(formOf(tab)))", tab)
+
+    def put(self, **values):
+        """Put values into the LoRA form as a config that is loaded does."""
+        sent = json.dumps({"values": values})
+        self.page.evaluate(f"sent => {FORM}.then(({{ fill }}) => fill('lora', sent))", sent)
 
     def said(self):
         """What the page says beside its buttons, when it has said something new."""

@@ -1,6 +1,7 @@
 """The texts that the page may show, as they stand in its sources and in those of the rules that it tells of."""
 
 import ast
+import json
 import re
 from collections.abc import Iterator, Mapping
 from html.parser import HTMLParser
@@ -105,18 +106,21 @@ class Words(HTMLParser):
 
 def of_page(config: Mapping[str, Any]) -> Iterator[str]:
     """Every text of a page that needs a translation, from Gradio's description of it; templates where there are."""
-    import json
-
     for component in config["components"]:
         props = component["props"]
         kind = component["type"]
         shown = [props.get(name) for name in ("label", "placeholder")] if kind not in ("html", "row", "column") else []
         shown += [props.get("value")] if kind in ("button", "uploadbutton") else []
-        if kind == "html" and isinstance(props.get("value"), str):
-            words = Words(props["value"])
-            made = {one["text"]: one["template"] for texts in words.made for one in json.loads(texts)}
-            shown += [made.get(text, text) for text in words.found]
         yield from (text for text in shown if isinstance(text, str) and needs_one(text))
+        if kind == "html" and isinstance(props.get("value"), str):
+            yield from of_markup(props["value"])
+
+
+def of_markup(markup: str) -> Iterator[str]:
+    """Every text of a piece of HTML that needs a translation; templates where there are."""
+    words = Words(markup)
+    made = {one["text"]: one["template"] for texts in words.made for one in json.loads(texts)}
+    yield from filter(needs_one, (made.get(text, text) for text in words.found))
 
 
 def sentences(path: Path) -> Iterator[str]:

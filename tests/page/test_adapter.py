@@ -164,7 +164,7 @@ def test_fields_and_text_stay_in_step(visit, monkeypatch):
     kind.select_option("networks.lora_flux")
     page.wait_for_function("document.querySelector('#lora-form .adapter [data-argument=split_qkv]')")
     values = {"network_args": "img_attn_dim=4 train_single_block_indices=0-1", "network_module": ""}
-    page.evaluate("values => kohya.fill('lora', JSON.stringify({ values }))", values)  # as a saved config does
+    seen.put(**values)
     page.wait_for_function("document.querySelector('.adapter [data-argument=img_attn_dim]').value === '4'")
     page.wait_for_function("document.querySelectorAll('.adapter [data-group=\"1\"] [aria-pressed=true]').length === 2")
     single.get_by_role("button", name="0", exact=True).focus()

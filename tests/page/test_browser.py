@@ -188,8 +188,7 @@ def test_a_config_goes_through_download_and_upload(visit, tmp_path):
     other.page.locator("input[type=file]").locator("nth=0").set_input_files(tmp_path / "cat.toml")
     other.until("Loaded cat.toml")
     assert other.page.locator("#lora-network_dim").input_value() == "24"
-    sent = other.page.evaluate("window.kohya.read('lora')")
-    config = build(config_class("sdxl_train_network"), json.loads(sent)["values"])
+    config = build(config_class("sdxl_train_network"), other.held()["values"])
     assert flat(changed(config)) == read_toml(tmp_path / "cat.toml")
 
 

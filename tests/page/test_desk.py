@@ -37,7 +37,7 @@ def test_what_is_told_while_one_types(visit, demo, served):
     assert not page.locator(".reset:visible").count()
     # What describes the data in detail stands for the folder and the size.
     for given, required in (("set.toml", 0), ("", 2)):
-        page.evaluate("given => kohya.fill('lora', JSON.stringify({ values: { dataset_config: given } }))", given)
+        visitor.put(dataset_config=given)
         asked = page.locator(".required > :is(#lora-train_data_dir, #lora-resolution)[aria-required=true]")
         assert asked.count() == required
     # Search leads to a field that is folded away and rare, and marks it.

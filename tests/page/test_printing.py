@@ -138,8 +138,7 @@ def test_quotes_of_windows_keep_a_path_in_one_piece(monkeypatch):
 
 
 def on_screen(visitor):
-    sent = json.loads(visitor.page.evaluate("window.kohya.read('lora')"))
-    return build(config_class("sdxl_train_network"), sent["values"], notes=[])
+    return build(config_class("sdxl_train_network"), visitor.held()["values"], notes=[])
 
 
 def printed_for(visitor):

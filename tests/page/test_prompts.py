@@ -213,9 +213,7 @@ def test_only_what_the_chosen_relative_takes_is_shown(visit, served):
         page.get_by_role("button", name=name, exact=True).locator("visible=true").click()
     start = form.locator(".start")
     start.get_by_text("sd-scripts' defaults").wait_for()
-    page.evaluate(
-        "file => kohya.fill('lora', JSON.stringify({ values: { sample_prompts: file } }))", str(served[1] / "shown.txt")
-    )
+    seen.put(sample_prompts=str(served[1] / "shown.txt"))
     row = form.locator(".prompts ol > li")
     row.wait_for()
     places = {"folder": form.locator("#lora-flux-control_directory"), "clip": form.locator("[data-option=clip_l]"),
@@ -226,18 +224,18 @@ def test_only_what_the_chosen_relative_takes_is_shown(visit, served):
     expected = {"flux": {"clip"}, "kontext": {"folder", "clip", "image"}, "fill": {"clip", "image", "mask"},
                 "chroma": set()}  # fmt: skip
     for name, fields in expected.items():
-        page.evaluate("name => kohya.fill('lora', JSON.stringify({ values: { model_type: name } }))", name)
+        seen.put(model_type=name)
         assert kind.input_value() == name and shown() == fields
     seen.fill(output_name="zorb")  # any change
     assert shown() == set()
-    page.evaluate("() => kohya.fill('lora', JSON.stringify({ values: { control_directory: '/second' } }))")
+    seen.put(control_directory="/second")
     assert shown() == {"folder"}, "what is filled in can be seen, and taken out"
     seen.family("Qwen-Image")
     start.get_by_text("Defaults", exact=True).wait_for()
     assert "sd-scripts" not in start.inner_text()
     places = {"folder": form.locator("#lora-qwen_image-control_directory"), "image": places["image"]}
     for name, fields in {"edit-2511": {"folder", "image"}, "original": set()}.items():
-        page.evaluate("name => kohya.fill('lora', JSON.stringify({ values: { model_version: name } }))", name)
+        seen.put(model_version=name)
         assert shown() == fields
 
 
@@ -290,7 +288,7 @@ def test_what_a_line_says_beside_its_fields_stays_and_removing_the_last_row_draw
     page = seen.page
     form = page.locator("#lora-form")
     box = form.locator(".prompts")
-    page.evaluate("file => kohya.fill('lora', JSON.stringify({ values: { sample_prompts: file } }))", str(file))
+    seen.put(sample_prompts=str(file))
     page.get_by_role("button", name="Sample images", exact=True).locator("visible=true").click()
     box.get_by_label("Seed").fill("5")
     seen.until("Saved in", ".prompts .file")

@@ -2,12 +2,13 @@
 
 import json
 
-import gradio as gr
 import pytest
 
 from kohya_gui.form.several import SeveralValues
 from kohya_gui.form.tab import TABS, TrainingTab
 from kohya_gui.server.json_api import ApiRequest
+from library.check import isolated
+from library.config.problems import Problem
 from library.config.schema import ConfigError, read_toml
 from library.runs import queue
 from tests.page.test_browser import FAINT, SMALL
@@ -40,8 +41,22 @@ def test_each_value_is_a_training_of_its_own_in_the_queue(visit, tmp_path):
 
 @pytest.fixture(scope="module")
 def tabs(tmp_path_factory):
-    with gr.Blocks():
-        return {"lora": TrainingTab(TABS[0], [tmp_path_factory.getbasetemp()])}
+    return {"lora": TrainingTab(TABS[0], [tmp_path_factory.getbasetemp()])}
+
+
+def test_every_value_is_checked_and_the_wrong_one_is_named(tabs, monkeypatch, tmp_path):
+    monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
+    wrong = isolated.finding(Problem("network_dim", "is too large for it"), "network", "bad")
+    shared = isolated.finding(Problem("train_data_dir", "has no images"), "images", "bad")
+    reports = [{"findings": [shared]}, {"findings": [wrong, shared]}]
+    monkeypatch.setattr(isolated, "check_all", lambda readings, launch: reports)
+    paths = dict.fromkeys(("pretrained_model_name_or_path", "train_data_dir", "output_dir"), str(tmp_path))
+    sent = json.dumps({"family": "sdxl", "values": READY | paths, "launch": {}})
+    asked = ApiRequest({"tab": "lora", "sent": sent, "option": "network_dim", "values": "8 9000"})
+    with pytest.raises(ConfigError) as error:
+        SeveralValues(tabs).several(asked)
+    said = ["train_data_dir has no images", "With network_dim = 9000: network_dim is too large for it"]
+    assert str(error.value).splitlines() == said and queue.read().waiting == []
 
 
 @pytest.mark.parametrize(

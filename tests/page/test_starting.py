@@ -7,7 +7,6 @@ import pytest
 from kohya_gui.form import presets, start_preset
 from kohya_gui.form.start_preset import Card
 from kohya_gui.form.tab import TABS
-from kohya_gui.server import scripts
 from library.check import isolated
 from library.config import idle
 from library.config.schema import build, changed, flat
@@ -121,15 +120,9 @@ def test_what_a_preset_sets_is_no_remark_once_its_switch_is_off_and_what_was_typ
 # ---- in a browser
 
 
-def submitted(page, tab):
-    """What the form of a tab would send; asking for it changes nothing on the page."""
-    form = f"import('.{scripts.ADDRESS}').then(({{ modules }}) => modules['form/page.js'])"
-    return page.evaluate(f"{form}.then(({{ held, formOf }}) => held(formOf('{tab}')))")
-
-
-def held(page, tab):
+def held(visitor, tab):
     """What the form would send, as a config of what differs from the defaults."""
-    sent = submitted(page, tab.id)
+    sent = visitor.held(tab.id)
     config = build(tab.configs[sent["family"]], sent["values"], notes=[])
     return flat(changed(config))
 
@@ -155,14 +148,14 @@ def test_each_tab_opens_on_its_start_one_click_is_the_defaults_and_one_more_the_
             name, expected = begins(tab, family)
             line = page.locator(".start:visible")
             assert line.locator("b").inner_text() == name
-            assert held(page, tab) == expected
+            assert held(visitor, tab) == expected
             assert not page.locator(".changed:visible, .fold i:not(:empty)").count()
             line.get_by_role("button", name="sd-scripts' defaults").click()
             line.locator("b", has_text="sd-scripts' defaults").wait_for()
-            assert held(page, tab) == {}
+            assert held(visitor, tab) == {}
             line.get_by_role("button", name=name).click()
             line.locator("b", has_text=name).wait_for()
-            assert held(page, tab) == expected
+            assert held(visitor, tab) == expected
 
 
 @pytest.mark.browser
@@ -174,22 +167,22 @@ def test_another_family_brings_its_start_and_what_was_typed_stays(visit):
     visitor.fill(learning_rate="0.0003", train_data_dir="/images")
     visitor.family("FLUX.1")
     typed = {"learning_rate": 0.0003, "train_data_dir": "/images"}
-    assert held(page, lora) == {**flux, **typed}
-    assert set(submitted(page, "lora")["typed"]) == set(typed)
+    assert held(visitor, lora) == {**flux, **typed}
+    assert set(visitor.held()["typed"]) == set(typed)
     assert page.locator(".changed:visible [data-option]").count() == 2
     visitor.open()  # the edited form outlives the page, and so does what it began with
-    assert held(page, lora) == {**flux, **typed}
+    assert held(visitor, lora) == {**flux, **typed}
     page.locator(".field:has(#lora-learning_rate) .reset").click()  # back to the start, and not to 2e-6
-    assert held(page, lora) == {**flux, "train_data_dir": "/images"}
+    assert held(visitor, lora) == {**flux, "train_data_dir": "/images"}
     visitor.family("SDXL")
-    assert held(page, lora) == {**sdxl, "train_data_dir": "/images"}
+    assert held(visitor, lora) == {**sdxl, "train_data_dir": "/images"}
     visitor.fill(output_name="mine", max_train_steps="7")
     page.get_by_role("button", name="sd-scripts' defaults").locator("visible=true").click()
     visitor.until("Paths and names are kept")
-    assert held(page, lora) == {"train_data_dir": "/images", "output_name": "mine"}
+    assert held(visitor, lora) == {"train_data_dir": "/images", "output_name": "mine"}
     page.locator(".message .undo").click()
     visitor.until("The form is as it was before.")
-    assert held(page, lora) == {**sdxl, "train_data_dir": "/images", "output_name": "mine", "max_train_steps": 7}
+    assert held(visitor, lora) == {**sdxl, "train_data_dir": "/images", "output_name": "mine", "max_train_steps": 7}
     assert page.locator(".start:visible b").inner_text() == begins(lora, "sdxl")[0]
 
 
@@ -201,6 +194,6 @@ def test_a_loaded_file_is_what_it_says_and_marks_what_it_sets(visit, served):
     page.get_by_placeholder("Config file").locator("visible=true").fill(str(served[1] / "short.toml"))
     visitor.click("Load config")
     visitor.until("Loaded short.toml for SDXL (2 settings differ from the defaults)")
-    assert held(page, lora) == {"network_dim": 24, "learning_rate": 0.0005}  # nothing of the start is left
+    assert held(visitor, lora) == {"network_dim": 24, "learning_rate": 0.0005}  # nothing of the start is left
     assert page.locator(".start:visible b").inner_text() == "short.toml"
     assert page.locator(".changed:visible [data-option]").count() == 2

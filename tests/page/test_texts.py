@@ -33,7 +33,7 @@ PREFLIGHT = ("library/outputs/paths.py", "library/optim/optimizers.py", "library
              "library/downloads/hub.py")  # fmt: skip
 FORMS = ("adapter", "adapter_size", "compare", "compile_summary",
          "form", "api", "messages", "paths", "presets", "probe", "start_preset", "tab",
-         "search", "live", "page", "models", "print_command", "sections", "elements")  # fmt: skip
+         "search", "live", "page", "buttons", "models", "print_command", "sections", "elements")  # fmt: skip
 # What a translator keeps: options, values that are numbers or code, files.
 CODE = re.compile(r"(?<![\w{])(?:\w+(?:_\w+)+|\d+(?:\.\d+)?(?:e-\d+)?|\w+=\w+|<\w+>|\.\w+)(?![\w}])")
 
@@ -60,7 +60,9 @@ def page():
     """The texts of the page as it is opened."""
     from kohya_gui.app import build
 
-    return list(page_texts.of_page(build().config))
+    made = build()
+    tabs = [text for tab in made.training.tabs.values() for text in page_texts.of_markup(tab.markup)]
+    return [*page_texts.of_page(made.config), *tabs]
 
 
 def of_presets():

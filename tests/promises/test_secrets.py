@@ -8,7 +8,6 @@ import sys
 import zipfile
 from pathlib import Path
 
-import gradio as gr
 import pytest
 
 from kohya_gui.form import tab as training
@@ -46,8 +45,7 @@ def tab(tmp_path, monkeypatch):
         start, "starting", lambda path, script, **how: ([sys.executable, "-c", TRAINING, str(path)], {})
     )
     monkeypatch.setattr(isolated, "check", lambda config, launch: {"findings": [], "fit": None})
-    with gr.Blocks():
-        return training.TrainingTab(training.TABS[0], [tmp_path])
+    return training.TrainingTab(training.TABS[0], [tmp_path])
 
 
 @pytest.fixture
@@ -73,7 +71,7 @@ def places(folder, but):
 
 def test_no_secret_leaves_its_place(tab, sent, tmp_path, monkeypatch):
     said = [tab.on_print(sent, ""), tab.on_save(sent, f"{tmp_path}/cat.toml", ""), tab.on_download(sent),
-            tab.on_export(sent, {}), tab.on_check(sent)]  # fmt: skip
+            tab.on_export(sent, "{}"), tab.on_check(sent)]  # fmt: skip
     assert (tmp_path / "cat.toml").is_file()
     monkeypatch.setattr(queue, "RUNNER", [sys.executable, "-c", "pass"])
     said += [tab.on_queue(sent), tab.on_train(sent)]

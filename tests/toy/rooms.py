@@ -30,7 +30,7 @@ def test_the_page_opens_with_its_form():
     from kohya_gui.form.tab import FAMILIES
 
     assert FAMILIES["toy"] == "Toy" and ".only-toy" in visibility(FAMILIES)
-    markup = "".join(str(block.value) for block in build().blocks.values() if hasattr(block, "value"))
+    markup = build().training.tabs["lora"].markup
     assert 'name="family" value="toy"' in markup and "Toy" in markup
 
 

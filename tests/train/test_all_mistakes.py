@@ -235,17 +235,10 @@ def test_the_script_itself_names_them_all(world):
 
 
 def test_the_page_names_them_all(world, monkeypatch):
-    from kohya_gui.form.form import SettingsForm
-    from kohya_gui.form.tab import FAMILIES, TABS, TrainingTab
+    from kohya_gui.form.tab import TABS, TrainingTab
     from library.config.schema import flat, load_toml
 
-    lora = TABS[0]
-    tab = TrainingTab.__new__(TrainingTab)  # without the widgets
-    tab.tab, tab.roots, tab.form = (
-        lora,
-        [world[0].parents[1], ROOT],
-        SettingsForm("lora", FAMILIES, lora.configs, lora.basics),
-    )
+    tab = TrainingTab(TABS[0], [world[0].parents[1], ROOT])
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     kinds = [*FEW, "processes by name"]
     flags, launch, words = line(world, kinds)

@@ -119,7 +119,7 @@ def test_everything_is_looked_at_within_seconds(config, tmp_path):
 
 def test_a_check_loads_no_compiler_where_none_is_asked_for(config):
     given = {name: str(value) for name, value in flat(changed(config)).items()}
-    asked = json.dumps({"script": config.script, "values": given, "problems": [], "wrong": []})
+    asked = json.dumps([{"script": config.script, "values": given, "problems": [], "wrong": []}])
     heavy = {"torch", "torch._dynamo", "torch._inductor", "transformers", "diffusers"}
     code = f"import sys\nfrom library.check import report\nreport.asked()\nprint(*{heavy} & set(sys.modules))"
     done = command([sys.executable, "-c", code], input=asked)

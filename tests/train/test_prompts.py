@@ -32,7 +32,7 @@ def said(prompt):
         ("a --w many --w  64 --w\t64 --w64 --q 4", {"prompt": "a"}),
         ("a --l 7.5.2 --g .5x", {"prompt": "a", "guidance_scale": 0.5}),
         ("a --l -1 --g 1e5", {"prompt": "a", "guidance_scale": 1.0}),
-        ("a --fs 3 --ctr 0.5 --rcfg x", {"prompt": "a", "flow_shift": "3", "cfg_trunc_ratio": 0.5}),
+        ("a --fs 3 --ctr 0.5 --rcfg x", {"prompt": "a", "flow_shift": 3.0, "cfg_trunc_ratio": 0.5}),
         ("a -- b", {"prompt": "a"}),
         ("a  --n  ugly ", {"prompt": "a ", "negative_prompt": " ugly "}),
         ("a --n --w 64", {"prompt": "a", "width": 64}),
@@ -70,6 +70,7 @@ def test_options_without_effect_are_named(tmp_path):
     expected = [("line 3", "--w many"), ("line 3", "--d -1"), ("line 3", "--fs 3"), ("line 4", "-- d")]
     expected.append(("line 4", "ddim"))
     assert len(notes) == 5 and all(a in n and b in n for (a, b), n in zip(expected, notes, strict=True)), notes
+    assert len(prompts.notes(tmp_path / "p.txt", shifts=True)) == 4  # of a family that --fs works for
     assert prompts.notes(write(tmp_path, "p.json", '["a --w many"]')) == []
 
 

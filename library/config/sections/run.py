@@ -34,6 +34,7 @@ class Run:
     file_kind: ClassVar[tuple[str, str]]  # what modelspec calls such a file, and what it adds to the architecture
     grid: ClassVar[int]  # bucket_reso_steps must be a multiple of this many pixels
     drops_cached_captions: ClassVar[bool] = False  # whether captions that are cached can be left out by chance
+    shifts_samples: ClassVar[bool] = False  # whether a prompt can say how far the sigmas of its sample are shifted
     idle: ClassVar[Mapping[str, str]] = {}  # options that sd-scripts knows but that do nothing here -> why
     idle_rules: ClassVar[tuple[Rule, ...]] = ()  # the same for options of the family's own, as the others are set
 

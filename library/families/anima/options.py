@@ -178,6 +178,7 @@ class AnimaLora(sections.TransformerLora):
     title: ClassVar[str] = "Anima LoRA"
     script_with = staticmethod(families.script_with)
     drops_cached_captions: ClassVar[bool] = True
+    shifts_samples: ClassVar[bool] = True
     idle: ClassVar[Mapping[str, str]] = IDLE
     idle_rules: ClassVar[tuple[Rule, ...]] = IDLE_RULES
     aliases: ClassVar[Mapping[str, str]] = {**sections.TransformerLora.aliases, **ALIASES}
@@ -204,6 +205,7 @@ class AnimaTrain(sections.TransformerTrain):
     title: ClassVar[str] = "Anima fine-tune"
     script_with = staticmethod(families.script_with)
     drops_cached_captions: ClassVar[bool] = True
+    shifts_samples: ClassVar[bool] = True
     idle: ClassVar[Mapping[str, str]] = IDLE
     idle_rules: ClassVar[tuple[Rule, ...]] = IDLE_RULES
     aliases: ClassVar[Mapping[str, str]] = {**sections.TransformerTrain.aliases, **ALIASES}

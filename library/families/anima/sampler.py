@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from library.families.anima.family import AnimaFamily
 
 SIDE = 16  # pixels of one token
-SHIFT = 3.0  # of the sigmas, at any size of image
+SHIFT = 3.0  # of the sigmas, at any size of image, unless the prompt names another
 
 
 class AnimaSampler(Sampler):
@@ -35,7 +35,7 @@ class AnimaSampler(Sampler):
         count = len(text[0])
         noise = torch.randn(1, model.sizes.channels // 4, 2 * height, 2 * width, generator=generator_of(request))
         latents = noise.to(device)
-        sigmas = schedule(request.steps)
+        sigmas = schedule(request.steps, request.shift or SHIFT)
         for now, after in zip(sigmas, sigmas[1:], strict=False):
             times = torch.full((count,), now, device=device)
             tokens = packing.pack(latents).expand(count, -1, -1)
@@ -50,6 +50,6 @@ class AnimaSampler(Sampler):
         return qwen_vae.denormalised(latents)
 
 
-def schedule(steps: int) -> list[float]:
+def schedule(steps: int, shift: float = SHIFT) -> list[float]:
     """The steps + 1 sigmas of a sampling run, from 1 to 0."""
-    return flow.shifted(torch.linspace(1, 0, steps + 1, dtype=torch.float64), SHIFT).tolist()
+    return flow.shifted(torch.linspace(1, 0, steps + 1, dtype=torch.float64), shift).tolist()

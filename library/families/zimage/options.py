@@ -103,6 +103,7 @@ class ZImageLora(sections.TransformerLora):
     script: ClassVar[str] = "zimage_train_network"
     title: ClassVar[str] = "Z-Image LoRA"
     script_with = staticmethod(families.script_with)
+    shifts_samples: ClassVar[bool] = True
     idle: ClassVar[Mapping[str, str]] = IDLE
     idle_rules: ClassVar[tuple[Rule, ...]] = IDLE_RULES
     foreign: ClassVar[Mapping[str, str]] = {**sections.TransformerLora.foreign, **MUSUBI}
@@ -122,6 +123,7 @@ class ZImageTrain(sections.TransformerTrain):
     script: ClassVar[str] = "zimage_train"
     title: ClassVar[str] = "Z-Image fine-tune"
     script_with = staticmethod(families.script_with)
+    shifts_samples: ClassVar[bool] = True
     idle: ClassVar[Mapping[str, str]] = IDLE
     idle_rules: ClassVar[tuple[Rule, ...]] = IDLE_RULES
     foreign: ClassVar[Mapping[str, str]] = {

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from library.families.zimage.family import ZImageFamily
 
 SIDE = 16  # pixels of one token
-SHIFT = 3.0  # of the sigmas, at any size of image
+SHIFT = 3.0  # of the sigmas, at any size of image, unless the prompt names another
 
 
 class ZImageSampler(Sampler):
@@ -36,7 +36,7 @@ class ZImageSampler(Sampler):
         count = len(text["llm_embed"])
         noise = torch.randn(1, model.sizes.in_channels // 4, 2 * height, 2 * width, generator=generator_of(request))
         tokens = pack_channels_last(noise).to(device)
-        sigmas = schedule(request.steps)
+        sigmas = schedule(request.steps, request.shift or SHIFT)
         for now, after in zip(sigmas, sigmas[1:], strict=False):
             times = torch.full((count,), 1 - now, device=device)
             shown = tokens.expand(count, -1, -1)
@@ -52,7 +52,7 @@ class ZImageSampler(Sampler):
         return latents
 
 
-def schedule(steps: int) -> list[float]:
+def schedule(steps: int, shift: float = SHIFT) -> list[float]:
     """The steps + 1 sigmas of a sampling run, from 1 to 0."""
     line = torch.linspace(1, 1 / steps, steps, dtype=torch.float64)
-    return [*flow.shifted(line, SHIFT).tolist(), 0.0]
+    return [*flow.shifted(line, shift).tolist(), 0.0]

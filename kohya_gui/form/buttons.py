@@ -1,0 +1,79 @@
+"""The training tabs as a browser asks for them: what is in each, and what its buttons do."""
+
+import secrets
+from collections.abc import Iterator, Mapping
+from html import escape
+from urllib.parse import urlencode
+
+import gradio as gr
+from starlette.responses import Response
+
+from kohya_gui.form.form import SettingsForm
+from kohya_gui.form.tab import TrainingTab
+from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler
+from library.config.json_types import JsonObject
+from library.config.problems import ConfigError
+
+
+# Why: docs/decisions/2026-11-23-tabs-come-when-opened.md
+class TrainingTabs:
+    """Answers for all training tabs. What is in a tab stays the same while the page's server runs, so browsers keep it;
+    `mark` tells it from what another server had at the same address."""
+
+    def __init__(self, tabs: Mapping[str, TrainingTab]) -> None:
+        """`tabs` by name, the one that is shown first in front."""
+        self.tabs, self.mark = tabs, secrets.token_hex(4)
+
+    @property
+    def answers(self) -> dict[str, Handler]:
+        """What scripts may ask."""
+        return {"press": self.press}
+
+    @property
+    def shows(self) -> dict[str, PictureHandler]:
+        """What may be looked at."""
+        return {"form": self.show}
+
+    def place(self, tab: str) -> None:
+        """Where a tab will be. Made inside `gr.Blocks`."""
+        others = " ".join(name for name in self.tabs if name != tab)
+        made = f'<div class="training" data-tab="{tab}" data-mark="{self.mark}" data-others="{others}"></div>'
+        gr.HTML(made, js_on_load="window.kohya.mountTraining(element)", apply_default_css=False)
+
+    def ahead(self) -> str:
+        """A line for the page's head: what is shown first is asked for before anything else."""
+        query = urlencode({"tab": next(iter(self.tabs)), "of": self.mark})
+        return f'<link rel="preload" as="fetch" crossorigin href="./own/form?{escape(query)}">'
+
+    def press(self, asked: ApiRequest) -> JsonObject:
+        """Do what a button of a tab does."""
+        return self._tab(asked.text("tab")).press(asked)
+
+    def show(self, query: Mapping[str, str]) -> Response:
+        """What is in a tab."""
+        headers = {"cache-control": "private, max-age=31536000, immutable"}
+        return Response(self._tab(query.get("tab", "")).markup, media_type="text/html", headers=headers)
+
+    def _tab(self, name: str) -> TrainingTab:
+        if name not in self.tabs:
+            raise ConfigError("there is no such tab: load the page again")
+        return self.tabs[name]
+
+
+class Forms(Mapping[str, SettingsForm]):
+    """The forms of the training tabs by name, each made when it is first used."""
+
+    def __init__(self, tabs: Mapping[str, TrainingTab]) -> None:
+        self.tabs = tabs
+
+    def __getitem__(self, name: str) -> SettingsForm:
+        return self.tabs[name].form
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tabs)
+
+    def __len__(self) -> int:
+        return len(self.tabs)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.tabs

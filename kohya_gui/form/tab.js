@@ -1,0 +1,123 @@
+// A training tab: what is in it comes when it is opened, and its buttons ask the server.
+import { around, hit, one, showMessage } from "../server/elements.js";
+import { address, ask } from "../server/http.js";
+import { tellError } from "./messages.js";
+import { base, download, fill, mount, read, rest } from "./page.js";
+
+/** @typedef {{ message?: string, fill?: string, path?: string, opened?: string, file?: { name: string, text: string } }} Said what is not there stays as it is */
+
+const CHECKS = ["train", "later", "check"]; // what takes seconds; what is wrong with the form itself is said before
+const LARGEST = 1_000_000; // bytes of a config that is sent from this computer
+
+/** @type {Record<string, Promise<string>>} what is in each tab, once it was asked for */
+const contents = {};
+
+/**
+ * What is in a tab, as HTML.
+ * @param {string} tab
+ * @param {string} mark of what the server has there
+ */
+function contentOf(tab, mark) {
+  contents[tab] ??= fetch(address("form", { tab, of: mark })).then((answer) => {
+    if (!answer.ok) throw new Error(answer.statusText);
+    return answer.text();
+  });
+  contents[tab].catch(() => delete contents[tab]);
+  return contents[tab];
+}
+
+/**
+ * A training tab has come onto the page: put into it what it has, and what its form held before a reload.
+ * @param {Element} element
+ */
+export async function mountTraining(element) {
+  const place = one(element, ".training"), { tab = "", mark = "" } = place.dataset;
+  try {
+    place.innerHTML = await contentOf(tab, mark);
+  } catch {
+    showMessage(place, "bad", "The page's server does not answer: is it still running?");
+    return;
+  }
+  mount(place);
+  setTimeout(() => fetchOthers(place), 1500);
+}
+
+/**
+ * Ask for what is in the other tabs while nothing else happens, so that each opens at once.
+ * @param {HTMLElement} place of the tab that is open
+ */
+async function fetchOthers({ dataset: { others = "", mark = "" } }) {
+  for (const tab of others.split(" ").filter(Boolean)) await contentOf(tab, mark).catch(() => {});
+}
+
+/** @type {Set<string>} what was asked for and is not answered yet: pressing a button again does not ask twice */
+const asked = new Set();
+
+/**
+ * Do what a button does.
+ * @param {HTMLElement} training
+ * @param {string} act
+ * @param {Record<string, unknown>} [more] to send besides
+ */
+async function press(training, act, more = {}) {
+  const { tab = "" } = training.dataset, doing = `${tab} ${act}`;
+  if (asked.has(doing)) return;
+  asked.add(doing);
+  const path = one(training, ".begin .path", HTMLInputElement), isCheck = CHECKS.includes(act);
+  const sent = read(tab, isCheck ? "Checking the settings" : "");
+  const question = { tab, act, sent, path: path.value, opened: training.dataset.opened ?? "", base: base(tab), ...more };
+  try {
+    if (isCheck) show(training, await ask("press", { ...question, act: "first" }));
+    show(training, await ask("press", question));
+  } catch (error) {
+    tellError(tab, error);
+  }
+  asked.delete(doing);
+  if (isCheck) rest(tab);
+}
+
+/**
+ * @param {HTMLElement} training
+ * @param {Said} said
+ */
+function show(training, said) {
+  const { tab = "" } = training.dataset;
+  if (said.message !== undefined) one(training, ".bar > .said").innerHTML = said.message;
+  if (said.path !== undefined) one(training, ".begin .path", HTMLInputElement).value = said.path;
+  if (said.opened !== undefined) training.dataset.opened = said.opened;
+  if (said.fill) fill(tab, said.fill);
+  if (said.file) download(said.file);
+}
+
+/**
+ * Send a config that was chosen on this computer.
+ * @param {HTMLInputElement} input
+ */
+async function upload(input) {
+  const training = around(input, ".training"), { tab = "" } = training.dataset, [file] = input.files ?? [];
+  if (!file) return;
+  try {
+    if (file.size > LARGEST) throw new Error("This file is larger than any config: choose a TOML, JSON or YAML file.");
+    const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
+    await press(training, "upload", { name: file.name, text });
+  } catch (error) {
+    tellError(tab, error instanceof TypeError ? new Error("This is not a text file in UTF-8: save it with that encoding.") : error);
+  }
+  input.value = ""; // or the same file could not be chosen again
+}
+
+document.addEventListener("click", (event) => {
+  const button = hit(event, "button[data-press]");
+  if (!button) return;
+  const training = around(button, ".training"), act = button.dataset.press ?? "";
+  if (act === "upload") one(training, "input.upload").click();
+  else void press(training, act);
+});
+document.addEventListener("change", (event) => {
+  const input = hit(event, "input.upload", HTMLInputElement);
+  if (input) void upload(input);
+});
+document.addEventListener("keydown", (event) => {
+  const path = event.key === "Enter" && !event.isComposing && hit(event, ".begin .path");
+  if (path) void press(around(path, ".training"), "load");
+});

@@ -1,0 +1,27 @@
+"""GPUs for a process that is no training: it waits until nobody uses them, and nobody else gets them meanwhile."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+
+from library.config.json_types import JsonMapping
+from library.runs import gpu_slots, reader
+
+WAITING = 1.0  # seconds between two looks whether they are free
+
+
+@contextlib.contextmanager
+def free_lanes(how: JsonMapping, tell: Callable[[str], None]) -> Iterator[tuple[str, ...]]:
+    """The lanes for a process with these launch options, for it alone; meanwhile `tell` hears for whom it waits."""
+    with contextlib.ExitStack() as stack:
+        while True:
+            with gpu_slots.choosing():
+                active = [run for run in reader.runs() if run.active and run.is_here]
+                own = gpu_slots.choose(how, gpu_slots.free(run.facts for run in active))
+                if own:
+                    stack.enter_context(gpu_slots.holding(own))
+                    break
+            names = ", ".join(run.id for run in active) or "a drawing or a cache that is being made"
+            tell(f"waiting for {names}")
+            time.sleep(WAITING)
+        yield own
