@@ -1,6 +1,7 @@
 """LoRA files in memory: modules with their two matrices, whatever the names in the file are."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,14 +18,14 @@ from library.tools.storage import Metadata
 
 MLP = 4  # the MLP of fused layers is so many times as wide as its stream
 FOLDED = "kohya_folded_alpha"  # metadata: the alphas of a file whose format has none
-OTHER_KINDS = {
+OTHER_KINDS = {  # by a pattern in keys
     "dora_scale": "DoRA",
     "lora_magnitude_vector": "DoRA",
     "hada_": "LoHa",
     "lokr_": "LoKr",
     "lora_mid": "LoCon with CP decomposition",
-    "oft_": "OFT",
-    ".diff": "full differences",
+    r"\.oft_": "OFT",
+    r"\.diff(_b)?$": "full differences",
 }
 
 
@@ -131,7 +132,7 @@ def grouped(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     for key in tensors:
         parts = names.split(key)
         if parts is None:
-            kind = next((kind for mark, kind in OTHER_KINDS.items() if mark in key), "no LoRA")
+            kind = other_kind(key) or "no LoRA"
             raise ConfigError(
                 "{key} belongs to {kind}, not to a plain LoRA, and only those are handled", key=key, kind=kind
             )
@@ -147,6 +148,11 @@ def grouped(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     if not found:
         raise ConfigError("there is no LoRA in this file")
     return found
+
+
+def other_kind(key: str) -> str:
+    """Which kind of adapter a key belongs to that is none of a plain LoRA, "" for none that is known."""
+    return next((kind for mark, kind in OTHER_KINDS.items() if re.search(mark, key)), "")
 
 
 def style_of(found: Iterable[str]) -> str:

@@ -64,6 +64,11 @@ def verify(lora: str | Path, base: str | Path | None = None, *, report: Report =
     except ConfigError as e:
         found.problems.append(str(e))
         return found
+    plain = any({DOWN, UP} & parts.keys() for parts in groups.values())
+    if not plain and (key := next(filter(adapters.other_kind, unknown), "")):
+        kind = adapters.other_kind(key)
+        found.problems.append(f"{key} belongs to {kind}, not to a plain LoRA, and only those are handled")
+        return found
     if unknown:
         found.problems.append(f"{_some(unknown)}: no part of a plain LoRA, so most programs leave it out")
     if not groups:

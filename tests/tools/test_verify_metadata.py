@@ -75,6 +75,8 @@ def test_files_that_are_something_else(bases, lora_files, tmp_path):
     zero = {key: torch.zeros_like(t) if "lora_up" in key else t for key, t in load_file(file).items()}
     save_file(zero, tmp_path / "zero.safetensors")
     extra = {**load_file(file), f"{NAME}.dora_scale": torch.ones(1)}
+    loha = tmp_path / "loha.safetensors"
+    save_file({f"{NAME}.hada_w1_a": torch.ones(4, 2), f"{NAME}.alpha": torch.tensor(1.0)}, loha)
     save_file(extra, tmp_path / "extra.safetensors")
     names = {key.replace("input_blocks_4_1", "input_blocks_4_7"): t for key, t in load_file(file).items()}
     save_file(names, tmp_path / "names.safetensors")
@@ -93,6 +95,7 @@ def test_files_that_are_something_else(bases, lora_files, tmp_path):
         (tmp_path / "none.safetensors", None, "no such file"),
         (tmp_path / "zero.safetensors", None, "every module is dead"),
         (tmp_path / "extra.safetensors", None, "no part of a plain LoRA"),
+        (loha, None, "belongs to LoHa, not to a plain LoRA"),
         (tmp_path / "names.safetensors", base, "are not in"),
         (lora_files["flux"][0], base, "is a model of sdxl"),
         (base, None, "no LoRA in this file"),
