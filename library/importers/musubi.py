@@ -27,7 +27,7 @@ def read(found: JsonMapping, script: str = "") -> KeyLedger:
     module = str(found.get("network_module") or "")
     other = next((model for key, model in TABLES["other_keys"].items() if not is_empty(found.get(key))), "")
     family = family_of(found, script)
-    known = module in ("", "networks.lora_flux") or module.startswith("lycoris")
+    known = module in ("", "networks.lora_flux", *TABLES["lycoris"]) or module.startswith("lycoris")
     other = "" if script or family != "flux" else other or TABLES["modules"].get(module) or ("" if known else module)
     if other:
         raise ConfigError("this file of {trainer} is for {other}, which is not trained here: use {trainer}; {advice}",
@@ -41,6 +41,7 @@ def read(found: JsonMapping, script: str = "") -> KeyLedger:
         ledger.notes += notes
         ledger.change("dataset_config", "the dataset format of musubi-tuner; converted to a file beside the config")
     _old_version(ledger)
+    _lycoris(ledger, module)
     sampling = str(found.get("timestep_sampling") or "")
     if nearest := TABLES["timestep_sampling"].get(sampling):
         said = f"{sampling} is not offered here; the nearest is timestep_sampling = {nearest}"
@@ -59,7 +60,13 @@ def read(found: JsonMapping, script: str = "") -> KeyLedger:
             set_by(ledger, option, f"not in the file; {TRAINER} uses {value}", {option: value})
     always = TABLES["always"] | ({"network_train_unet_only": True} if lora else {})
     set_by(ledger, "cache_latents", f"{TRAINER} always trains from caches on disk, and no text encoder", always)
-    if family == "flux":  # its only script for FLUX.1 trains Kontext, which has the header of dev
+    _own_ways(ledger, module)
+    return ledger
+
+
+def _own_ways(ledger: KeyLedger, module: str) -> None:
+    """What it trains of a model where nothing is said: which model, and which of its layers."""
+    if ledger.family == "flux":  # its only script for FLUX.1 trains Kontext, which has the header of dev
         set_by(ledger, "model_type", f"{TRAINER} trains FLUX.1 Kontext", {"model_type": "kontext"})
         arguments = ledger.values.get("network_args") or ()
         if module == "networks.lora_flux" and not any(one.startswith("exclude_patterns=") for one in arguments):
@@ -69,7 +76,6 @@ def read(found: JsonMapping, script: str = "") -> KeyLedger:
         arguments = [*(ledger.values.get("network_args") or ()), "train_modulation=True"]
         said = f"{TRAINER} trains the modulation of all blocks as well"
         set_by(ledger, "network_args", said, {"network_args": arguments})
-    return ledger
 
 
 def family_of(found: JsonMapping, script: str) -> str:
@@ -87,6 +93,21 @@ def family_of(found: JsonMapping, script: str) -> str:
         raise ConfigError("this file of {trainer} is for {other} and does not say for which: say it with --script",
             trainer=TRAINER, other=TABLES["other_keys"][either])  # fmt: skip
     return "flux"
+
+
+def _lycoris(ledger: KeyLedger, module: str) -> None:
+    """Its own LoHa and LoKr are LyCORIS' here, which chooses layers in another way."""
+    if module not in TABLES["lycoris"]:
+        return
+    given = [str(one) for one in ledger.get("network_args") or ()]
+    arguments = [one for one in given if one.partition("=")[0].strip() in TABLES["lycoris_arguments"]]
+    left_out = [one.partition("=")[0] for one in given if one not in arguments]
+    made = [f"algo={TABLES['lycoris'][module]}", *arguments]
+    made += ["bypass_mode=True"] if is_on(ledger.get("fp8_base")) else []
+    said = f"{module} is lycoris.kohya with {' '.join(made)} here, whose layers are those of its preset"
+    ledger.change("network_module", said, {"network_module": "lycoris.kohya"})
+    about = f"{', '.join(left_out)}: not an argument of lycoris.kohya" if left_out else "those of lycoris.kohya"
+    set_by(ledger, "network_args", about, {"network_args": made})
 
 
 def _old_version(ledger: KeyLedger) -> None:

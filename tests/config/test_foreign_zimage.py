@@ -97,3 +97,14 @@ def test_the_kind_of_model_is_said_by_the_module_or_by_keys_of_its_own():
 def test_turbo_is_known_by_its_name_where_a_file_is_imported(model, version):
     made = importers.read({**ONETRAINER, "base_model_name": model}, CONFIGS)
     assert made.config.model.model_version == version
+
+
+@pytest.mark.parametrize(("module", "algo"), [("networks.loha", "loha"), ("networks.lokr", "lokr")])
+def test_other_kinds_of_adapters_of_musubi_are_those_of_lycoris(module, algo):
+    found = tomllib.loads(MUSUBI) | {"network_module": module, "network_args": ["rank_dropout=0.1", "factor=8"]}
+    made = importers.read(found, CONFIGS)
+    network = made.config.network.module, made.config.network.network_args
+    assert isinstance(made.config, CONFIGS["zimage_train_network"]) and not made.problems
+    assert network == ("lycoris.kohya", (f"algo={algo}", "rank_dropout=0.1", "factor=8", "bypass_mode=True"))
+    kontext = {"dit": "k.safetensors", "text_encoder1": "t5.safetensors", "network_module": module, "network_dim": 8}
+    assert importers.read(kontext, CONFIGS).config.network.network_args == (f"algo={algo}",)
