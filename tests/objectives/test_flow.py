@@ -8,7 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from library.config.schema import ConfigError
+from library import families
+from library.config.idle import idle
+from library.config.schema import ConfigError, build, options
 from library.objectives import flow
 
 VECTORS = Path(__file__).parent.parent / "golden" / "sd_scripts_vectors.json"
@@ -197,3 +199,19 @@ def test_nothing_makes_the_host_wait_for_the_device(sampling):
                 torch.zeros(2, 16, 8, 8), options, loss(loss_type="huber", huber_schedule="exponential"), None
             )
             flow.prediction(made.latents, made.latents, made.sigmas, "sigma_scaled")
+
+
+@pytest.mark.parametrize("script", [run for run in families.RUNS
+                                    if "weighting_scheme" in options(families.config_class(run))])  # fmt: skip
+def test_a_weighting_scheme_that_changes_nothing_is_said_to(script):
+    sigmas, third, cls = torch.tensor([0.2, 0.7]), torch.tensor(1 / 3), families.config_class(script)
+    kinds = options(cls)["model_prediction_type"].choices
+    for scheme in ("sigma_sqrt", "logit_normal", "mode", "cosmap"):
+        for sampling in ("sigma", "shift"):
+            for kind in kinds:
+                given = {"weighting_scheme": scheme, "timestep_sampling": sampling, "model_prediction_type": kind}
+                config = build(cls, given, notes=[])
+                drawn = flow.density(config.noise, lambda: third, lambda: third)
+                chooses = sampling == "sigma" and bool(drawn != third)
+                weighs = bool((flow.weights(sigmas, config.noise) != 1).any())
+                assert ("weighting_scheme" in idle(config)) == (not chooses and not weighs), given

@@ -37,8 +37,14 @@ FLOW_RULES: tuple[Rule, ...] = (
     ("discrete_flow_shift", lambda c: c.noise.timestep_sampling in ("shift", "sigma"),
      "timestep_sampling is neither shift nor sigma"),
     ("weighting_scheme", lambda c: c.noise.timestep_sampling == "sigma"
-     or c.noise.model_prediction_type == "sigma_scaled",
+     or c.noise.model_prediction_type == "sigma_scaled" or c.noise.always_weighted,
      "neither timestep_sampling is sigma nor model_prediction_type sigma_scaled"),
+    ("weighting_scheme", lambda c: c.noise.timestep_sampling == "sigma"
+     or c.noise.weighting_scheme not in ("logit_normal", "mode"),
+     "logit_normal and mode choose timesteps where timestep_sampling is sigma"),
+    ("weighting_scheme", lambda c: c.noise.model_prediction_type == "sigma_scaled" or c.noise.always_weighted
+     or c.noise.weighting_scheme not in ("sigma_sqrt", "cosmap"),
+     "sigma_sqrt and cosmap weigh losses where model_prediction_type is sigma_scaled"),
     ("logit_mean logit_std mode_scale", lambda c: c.noise.timestep_sampling == "sigma",
      "timestep_sampling is not sigma"),
     ("logit_mean logit_std", lambda c: c.noise.weighting_scheme == "logit_normal",
