@@ -347,7 +347,7 @@ async function remove() {
 
 const undo = () => change("images_undo", {}, (found) => {
   const left = say("{files} had been changed since and were left: {names}", { files: count(found.lefts, "file"), names: found.left.join(", ") });
-  return `${say("Taken back: {change}.", { change: found.undone })}${found.lefts ? `\n${left}` : ""}`;
+  return `${say("Undone: {change}.", { change: found.undone })}${found.lefts ? `\n${left}` : ""}`;
 });
 
 /** @type {Tab} */

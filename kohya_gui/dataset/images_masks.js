@@ -63,7 +63,7 @@ function tell(found) {
   part(".masks-of").textContent = say("{count} of {images} images have a mask in {folder}.", { count: found.count, images: found.images, folder: found.folder });
   const undo = part("[data-do=unmask]", HTMLButtonElement);
   undo.disabled = !found.past;
-  undo.title = found.past ? say("Take back: {change}", { change: found.past }) : "Nothing to take back";
+  undo.title = found.past ? say("Undo: {change}", { change: found.past }) : "Nothing to undo";
 }
 
 async function changed() {
@@ -75,7 +75,7 @@ async function changed() {
 async function undo() {
   const found = await tab.attempt(() => ask("masks_undo", question()));
   if (!found) return;
-  tab.notify("good", say("Taken back: {change}.", { change: found.undone }));
+  tab.notify("good", say("Undone: {change}.", { change: found.undone }));
   await changed();
 }
 

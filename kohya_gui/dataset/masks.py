@@ -68,7 +68,7 @@ class MaskEditing:
         changes.changeable(album)
         masks = self._folder(album)
         if not masks.is_dir():
-            raise ConfigError("there is nothing to take back")
+            raise ConfigError("there is nothing to undo")
         return {"undone": trash.undo(masks).title, **self.look(sent)}
 
     def _folder(self, album: Album) -> Path:

@@ -22,7 +22,7 @@ from kohya_gui.server import picker
 from library import families
 from library.config.command import Launch
 from library.config.json_types import JsonMapping
-from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import ConfigError, Problem, Text, either
 from library.config.run_config import RunConfig
 from library.config.schema import (
     Layer,
@@ -104,7 +104,7 @@ class SettingsForm:
             raise ConfigError("This is not what the form sends: load the page again") from None
         if given.family not in self.configs:
             raise ConfigError(
-                "{family} is no family: choose {configs}", family=repr(given.family), configs=" or ".join(self.configs)
+                "{family} is no family: choose {configs}", family=repr(given.family), configs=either(self.configs)
             )
         return given
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kohya_gui.server.allowed_folders import outside_roots
-from library.config.problems import ConfigError, Problem
+from library.config.problems import ConfigError, Problem, either
 from library.config.run_config import RunConfig
 from library.config.schema import Reading, draft, options, values
 from library.config.values import strip_pasted
@@ -88,7 +88,7 @@ def file(text: Any, allowed: Sequence[Path], endings: Iterable[str], what: str =
     path, endings = inside(text, allowed, what), tuple(endings)
     if path.suffix.lower() not in endings:
         template = ": {name} must end in {endings}"
-        raise ConfigError(Problem(what, template, name=path.name or text, endings=" or ".join(endings)))
+        raise ConfigError(Problem(what, template, name=path.name or text, endings=either(endings)))
     return path
 
 

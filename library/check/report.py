@@ -159,7 +159,7 @@ def _batched(config: RunConfig, images: ImageSet | None) -> RunConfig:
 def _facts(config: RunConfig, images: ImageSet | None, gpu: str, memory: float | None) -> Iterator[Finding]:
     model = model_stats(config)
     if model.counted:
-        many = f"{model.denoiser / 1e9:.2f} billion" if model.denoiser > 1e8 else f"{model.denoiser:,}"
+        many = f"{model.denoiser / 1e9:.2f}B" if model.denoiser > 1e8 else f"{model.denoiser:,}"
         yield Finding(
             "model", "ok", Text("{title}: {many} parameters in the image model", title=config.title, many=many)
         )

@@ -10,7 +10,7 @@ from library.cli import train_script
 from library.cli.launch import script_of, split_file, split_launch
 from library.cli.main import DONE, MISUSED, complain
 from library.config import environment
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, either
 from library.config.run_config import RunConfig
 from library.config.schema import Reading
 from library.runs import foreground, gpu_slots, keys
@@ -103,7 +103,7 @@ def read_options(kind: str, argv: list[str]) -> Reading[RunConfig]:
     elif named:
         script = families.lora_script(named[0])
     else:
-        every = " or ".join(f"--{family}" for family in families.FAMILIES)
+        every = either([f"--{family}" for family in families.FAMILIES])
         raise ConfigError("write for which family: {every}, or name a TOML with --config_file", every=every)
     reading = train_script.read(families.config_class(script), [*flags, *FORCED[kind]])
     if reading.problems:

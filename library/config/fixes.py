@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from library.config.json_types import JsonObject
-from library.config.problems import Problem
+from library.config.problems import Problem, together
 from library.config.run_config import RunConfig
 from library.config.schema import defaults
 
@@ -13,7 +13,7 @@ COMMON_ARGUMENTS = ("weight_decay", "betas", "eps")  # of optimizers, which mean
 
 def exclusive(config: RunConfig, first: str, *others: str) -> Problem:
     """The problem of options that exclude each other; its fix switches the second off."""
-    return Problem(first, "and {others} exclude each other: choose one", others=" and ".join(others), also=others,
+    return Problem(first, "and {others} exclude each other: choose one", others=together(others), also=others,
                    fix=defaults(config, others[0]))  # fmt: skip
 
 

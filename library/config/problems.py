@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from library.config.json_types import JsonMapping, JsonObject
 
-__all__ = ["FLAG", "ConfigError", "Problem", "Text", "counted", "listed", "problems_of", "read"]
+__all__ = ["FLAG", "ConfigError", "Problem", "Text", "counted", "either", "listed", "problems_of", "read", "together"]
 FLAG = "--"  # the place of an option of a command line
 FACTS = ("also", "fix", "place", "topic", "code")  # of a problem, besides its option and its text
 
@@ -111,6 +111,18 @@ def listed(texts: Sequence[str], between: str = ", ") -> Text:
     return Text(template, **{f"part{at}": text for at, text in enumerate(texts)})
 
 
+def either(names: Iterable[str]) -> str:
+    """Names as a choice of one: "a", "a or b", "a, b or c"."""
+    *first, last = names
+    return Text("{first} or {last}", first=", ".join(first), last=last) if first else last
+
+
+def together(names: Iterable[str]) -> str:
+    """Names that belong together: "a", "a and b", "a, b and c"."""
+    *first, last = names
+    return Text("{first} and {last}", first=", ".join(first), last=last) if first else last
+
+
 def read(sent: JsonMapping) -> Problem:
     """What `Problem.as_json` wrote -> the problem."""
     return Problem(**{name: sent[name] for name in ("option", "template", *FACTS)}, **_arguments(sent))
@@ -131,6 +143,11 @@ class ConfigError(ValueError):
         """Problems, or one template with its arguments."""
         self.problems = [Problem("", problems[0], **arguments)] if arguments else [*problems_of(problems)]
         super().__init__("\n".join(self.problems))
+
+    @property
+    def said(self) -> str:
+        """What it says: where it is one problem that, which can be translated."""
+        return self.problems[0] if len(self.problems) == 1 else str(self)
 
 
 def problems_of(texts: Iterable[str]) -> Iterator[Problem]:

@@ -180,7 +180,7 @@ def undo(root: str | Path, report: Report | None = None) -> Undone:
     with lock(root):
         last = next((past for past in _all(root) if past.state != UNDONE), None)
         if last is None:
-            raise ConfigError("there is nothing to take back")
+            raise ConfigError("there is nothing to undo")
         about = _about(last.folder)
         if last.state == OPEN and process.alive(about):
             raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=repr(last.title))
@@ -268,7 +268,7 @@ def _take_back(root: Path, folder: Path, report: Report | None = None) -> tuple[
     step = partial(_take_back_one, root, folder)
     only_texts = all("write" in line for line in lines) and len({str(line["write"]) for line in lines}) == len(lines)
     # Texts of different files do not depend on each other; moves do.
-    done = spread(step, lines, report, "taking back") if only_texts else list(map(step, lines))
+    done = spread(step, lines, report, "undoing") if only_texts else list(map(step, lines))
     left = [str(next(iter(line.values()), "")) for line, one in zip(lines, done, strict=True) if one is None]
     _remove_empty(root, lines)
     _sweep(root, lines)

@@ -20,7 +20,7 @@ class BackgroundTask:
     def __init__(self, work: Callable[[Report], JsonObject]) -> None:
         self.id, self.phase, self.done, self.total = secrets.token_hex(8), "", 0, 0
         self.result: JsonObject | None = None
-        self.error = ""
+        self.error: str = ""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(work,), name=f"work {self.id}", daemon=True)
         self._thread.start()
@@ -40,7 +40,7 @@ class BackgroundTask:
         except Cancelled:
             self.error = "Stopped."
         except ConfigError as error:
-            self.error = str(error)
+            self.error = error.said
         except OSError as error:
             self.error = f"{error.filename or 'A file'}: {error.strerror or error}"
         except Exception as error:

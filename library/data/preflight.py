@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from PIL import Image as Pillow
 
-from library.config.problems import Problem, Text, counted
+from library.config.problems import Problem, Text, counted, either
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun, EmbeddingRun
 from library.data import augment, finding
@@ -112,7 +112,7 @@ def _without_captions(images: list[Image]) -> Iterator[Problem]:
     bare = [i for i in learned if not i.caption.strip() or (not i.caption_file and i.caption == i.subset.class_tokens)]
     if not learned or len(bare) < len(learned):
         return
-    endings = " or ".join(sorted({image.subset.caption_extension for image in learned}))
+    endings = either(sorted({image.subset.caption_extension for image in learned}))
     words = sorted({image.subset.class_tokens or "" for image in learned})
     named = some([f"'{name}'" for name in words if name])
     instead = Text("all are trained without words")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, either
 from library.downloads import hub
 from library.files import need_space, write_atomic
 
@@ -62,7 +62,7 @@ def find(text: str, kind: FolderFiles, into: Path, report: hub.Report) -> Path:
         raise ConfigError(hub.licence(text))
     files = kind.chosen(list(found.files.values()))
     if not files:
-        names = " or ".join(re.sub(r"\\(.)", r"\1", pattern).replace("d+", "N") for pattern in kind.weights)
+        names = either([re.sub(r"\\(.)", r"\1", pattern).replace("d+", "N") for pattern in kind.weights])
         raise ConfigError("{name} has no {names}: other weights may hold code and are not downloaded", name=text,
             names=names)  # fmt: skip
     places = [hub.place(into, file, kind.endings) for file in files]

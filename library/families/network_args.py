@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from library import families
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import ConfigError, Problem, Text, together
 from library.config.schema import Layer, opt, read_section, section_options
 from library.config.sections import AdapterRun
 from library.config.values import quoted
@@ -127,7 +127,7 @@ def problems(config: AdapterRun) -> Iterator[Problem]:
     if cls is None:
         if others := [known for known in families.every() if module in known.adapter_modules]:
             own = next(iter(families.facts(config.family).adapter_modules))
-            others = " and ".join(known.title for known in others)
+            others = together([known.title for known in others])
             yield Problem("network_module", "{module} is for {others}; for {title} write {own} or leave it empty",
                 module=module, others=others, title=config.title, own=own, fix={"network_module": None})  # fmt: skip
         elif module.startswith("networks."):

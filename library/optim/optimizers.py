@@ -9,7 +9,7 @@ from typing import Any
 
 from library import packages
 from library.config.fixes import other_optimizer
-from library.config.problems import ConfigError, Problem
+from library.config.problems import ConfigError, Problem, together
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.methods import TrainingMethod
@@ -129,7 +129,7 @@ def _rates(config: RunConfig, rates: Mapping[str, float | None]) -> Problem | No
     """The problem where rates differ and the optimizer has one for all: it would stop at its first step."""
     if not spec_of(config).one_rate or len({rate for rate in rates.values() if rate}) < 2:
         return None
-    given = " and ".join(f"{name} {rate}" for name, rate in rates.items())
+    given = together([f"{name} {rate}" for name, rate in rates.items()])
     fix = {
         "unet_lr": None,
         "text_encoder_lr": (),

@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from library.config import problems
 from library.config.command import ROOT
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.schema import ConfigError
@@ -67,8 +68,9 @@ class BackgroundJob:
 
     @property
     def error(self) -> str:
-        """Why it failed, when it did."""
-        return str(self.facts.get("error") or "")
+        """Why it failed, when it did; as a problem where it was one, which can be translated."""
+        text = str(self.facts.get("error") or "")
+        return problems.read(self.facts["problem"]) if text and "problem" in self.facts else text
 
     @property
     def doing(self) -> JsonMapping:

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.problems import Problem
 from library.config.schema import ConfigError
 from library.runs import layout, process
 from library.runs.job import FOLDER, JOB, RESULT, STOP, new
@@ -105,7 +106,8 @@ def _end_by(error: BaseException) -> JsonObject:
     message = next(
         (text for kind, text in known.items() if isinstance(error, kind)), f"{type(error).__name__}: {error}"
     )
-    return {"state": "failed", "error": message}
+    made = error.said if isinstance(error, ConfigError) else None
+    return {"state": "failed", "error": message} | ({"problem": made.as_json()} if isinstance(made, Problem) else {})
 
 
 def _interrupt(*_: Any) -> None:

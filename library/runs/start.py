@@ -12,7 +12,7 @@ from typing import Any
 
 from library.config.command import launch_options
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import Problem
+from library.config.problems import Problem, together
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError, options, to_toml
 from library.files import write_atomic
@@ -63,7 +63,7 @@ def begin(asked: TrainingJob) -> str:
         if not own and not active:
             raise ConfigError("The GPU draws pictures or makes a cache: wait until that has ended, or stop it there.")
         if not own:
-            names = " and ".join(run.id for run in active)
+            names = together([run.id for run in active])
             template = "{runs} is still {state}: stop it, or wait until it has ended, or add this one to the queue."
             if len(active) > 1:
                 template = (

@@ -56,7 +56,7 @@ def test_many_steps_are_taken_back_in_turn(root):
     assert [past.title for past in history(root)] == ["other name", "gone", "words"]
     for title, before in (("other name", two), ("gone", one), ("words", start)):
         assert undo(root).title == title and tree(root) == before
-    with pytest.raises(ConfigError, match="nothing to take back"):
+    with pytest.raises(ConfigError, match="nothing to undo"):
         undo(root)
     assert history(root) == []
 

@@ -52,7 +52,7 @@ def test_masks_are_shown_kept_and_taken_back(editing, data):  # noqa: F811
     shown = np.asarray(Image.open(io.BytesIO(masks.show(one).body)).convert("RGBA"))
     assert shown[0, 0].tolist() == [220, 30, 60, 191]
     assert masks.undo(ApiRequest(asked))["count"] == 0
-    with pytest.raises(ConfigError, match="nothing to take back"):
+    with pytest.raises(ConfigError, match="nothing to undo"):
         masks.undo(ApiRequest(asked))
 
 
@@ -145,7 +145,7 @@ def test_masks_are_made_by_a_model_shown_and_painted_with_the_mouse(visit, serve
     assert mask[32, 19] == 0 and mask[32, 38] == 255  # left out; and the stroke that was undone
     for title in ("Mask of 0", "Masks by half"):
         visitor.click("Undo last masks")
-        visitor.until(f"Taken back: {title}.", ".images")
+        visitor.until(f"Undone: {title}.", ".images")
     visitor.until("0 of 2 images have a mask", ".images")
     assert tree(place) == {} and tree(served[1] / "masked") == start
 

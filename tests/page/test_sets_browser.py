@@ -65,7 +65,7 @@ def test_look_edit_replace_and_undo(visit, images):
     cards.first.wait_for()
     for title in ("Replaced", "Caption of"):
         page.locator(".sieve [data-do=undo]").click()
-        visitor.until(f"Taken back: {title}")
+        visitor.until(f"Undone: {title}")
     page.locator(".sieve [data-do=undo]:disabled").wait_for()
     assert tree(images) == start
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from library.config.fixes import exclusive, other_optimizer
-from library.config.problems import Problem
+from library.config.problems import Problem, together
 from library.config.reading import count, steps_or_share
 from library.config.run_config import RunConfig
 from library.config.schema import opt
@@ -277,7 +277,7 @@ class Optim:
         if sum(chosen.values()) > 1:
             names = [name for name, on in chosen.items() if on]
             yield Problem(names[0], "and {others} both choose an optimizer: keep optimizer_type only",
-                others=" and ".join(names[1:]), also=names)  # fmt: skip
+                others=together(names[1:]), also=names)  # fmt: skip
         if self.optimizer.rpartition(".")[2].lower() == "automagic":
             yield Problem("optimizer_type", "Automagic is a part of ai-toolkit and in no package: "
                 "set optimizer_type = ProdigyPlusScheduleFree and learning_rate = 1, which finds its rate as well",

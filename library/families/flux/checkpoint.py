@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from library.config.problems import Problem, Text
+from library.config.problems import Problem, Text, either
 from library.config.run_config import RunConfig
 from library.families import recognition
 from library.families.facts import Shapes
@@ -92,16 +92,18 @@ def unfit(path: Path, entries: Entries, part: str, about: Part) -> str | None:
     shapes = plain_shapes(entries)
     of, found = recognition.described({name: tuple(entry["shape"]) for name, entry in entries.items()})
     if found == "a LoRA file":
-        use = ": give it as --network_weights" if part == "denoiser" else ""
-        return Text("{path} is a LoRA file, not a model{use}; expected {what}", path=path, use=use, what=about.what)
+        template = "{path} is a LoRA file, not a model; expected {what}"
+        if part == "denoiser":
+            template = "{path} is a LoRA file, not a model: give it as --network_weights; expected {what}"
+        return Text(template, path=path, what=about.what)
     ours = of is FACTS and all(found != later for *_, later in LATER)
     fits = ours if part == "denoiser" else found in (KINDS[part], UNKNOWN)
     if not fits or not any(name.endswith(about.marker) for name in shapes):
         other = of if part == "denoiser" and of is not FACTS else None
-        trainer = f"; train it with {' or '.join(other.scripts)}" if other else ""
-        return Text(
-            "{path} is {found}{trainer}; expected {what}", path=path, found=found, trainer=trainer, what=about.what
-        )
+        if other:
+            return Text("{path} is {found}; train it with {scripts}; expected {what}",
+                path=path, found=found, scripts=either(other.scripts), what=about.what)  # fmt: skip
+        return Text("{path} is {found}; expected {what}", path=path, found=found, what=about.what)
     if problem := weights.stored_oddly(path, entries, scaled=True):
         return problem
     return unusual(path, shapes) if part == "denoiser" else None
@@ -128,7 +130,7 @@ def unusual(path: Path, shapes: Shapes) -> str | None:
             "{path} takes {takes} channels (Depth, Canny), which is not trained here: use one that takes {inputs}",
             path=path,
             takes=sizes.in_channels,
-            inputs=" or ".join(map(str, sorted(inputs))),
+            inputs=either([str(one) for one in sorted(inputs)]),
         )
     return None
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, Text, either
 from library.families import recognition
 from library.families.base import WeightPlacement
 from library.families.sdxl import keys
@@ -121,7 +121,7 @@ def absent(path: Path, shapes: Mapping[str, tuple[int, ...]], vae: str | None = 
             "{path} is {found}: train it with {scripts}, or choose an SDXL checkpoint",
             path=path,
             found=found,
-            scripts=" or ".join(of.scripts),
+            scripts=either(of.scripts),
         )
     if found == UNET_ALONE:
         return Text(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import ConfigError, Problem, Text, either
 from library.config.run_config import RunConfig
 from library.families import recognition
 from library.families.facts import FamilyFacts, Shapes
@@ -137,8 +137,10 @@ class PartFiles:
         about = self.parts[part]
         of, found = recognition.described({name: tuple(entry["shape"]) for name, entry in entries.items()})
         if found == "a LoRA file":
-            use = ": give it as --network_weights" if part == "denoiser" else ""
-            return Text("{path} is a LoRA file, not a model{use}; expected {what}", path=path, use=use, what=about.what)
+            template = "{path} is a LoRA file, not a model; expected {what}"
+            if part == "denoiser":
+                template = "{path} is a LoRA file, not a model: give it as --network_weights; expected {what}"
+            return Text(template, path=path, what=about.what)
         wanted = self.words.get(part, found)
         if found in ((wanted,) if isinstance(wanted, str) else wanted) and any(
             name.endswith(about.marker) for name in shapes
@@ -148,10 +150,10 @@ class PartFiles:
             return Text("{path} is {found}, which is not trained here: use {instead}",
                 path=path, found=found, instead=self.instead)  # fmt: skip
         other = of if part == "denoiser" and of is not self.facts else None
-        trainer = f"; train it with {' or '.join(other.scripts)}" if other else ""
-        return Text(
-            "{path} is {found}{trainer}; expected {what}", path=path, found=found, trainer=trainer, what=about.what
-        )
+        if other:
+            return Text("{path} is {found}; train it with {scripts}; expected {what}",
+                path=path, found=found, scripts=either(other.scripts), what=about.what)  # fmt: skip
+        return Text("{path} is {found}; expected {what}", path=path, found=found, what=about.what)
 
     def mismatched(self, shapes: Mapping[str, Shapes], widths: Mapping[str, tuple[str, int]]) -> Iterator[Problem]:
         """Parts that are each in order but do not belong together: `widths` has a tensor of a part, and how many

@@ -9,7 +9,7 @@ from typing import Any
 
 import huggingface_hub
 
-from library.config.problems import ConfigError, Problem
+from library.config.problems import ConfigError, Problem, together
 from library.families.shared import hub
 from library.files import write_atomic
 
@@ -102,7 +102,7 @@ def named(folder: str, name: str, option: str) -> Path:
     if not holds(Path(folder), kind(name)):
         raise ConfigError(Problem(option,
             ": {folder} does not hold the tokenizer {name}: copy its files there ({stored})",
-            folder=folder, name=name, stored=" and ".join(STORED[kind(name)][0])))  # fmt: skip
+            folder=folder, name=name, stored=together(STORED[kind(name)][0])))  # fmt: skip
     return Path(folder)
 
 
@@ -129,7 +129,7 @@ def download(name: str, token: str | None, looked: list[Path]) -> Path:
             "the tokenizer {name} is on this machine neither in its folders ({places_tried}) nor "
             "in the Hugging Face cache, and could not be downloaded ({reason}): go online once, "
             "or copy its files ({stored}) into {where}", name=name, places_tried=places_tried,
-            reason=reason[0], stored=" and ".join(STORED[kind(name)][0]), where=where) from e  # fmt: skip
+            reason=reason[0], stored=together(STORED[kind(name)][0]), where=where) from e  # fmt: skip
     if not holds(folder, kind(name)):
         raise ConfigError(
             "the repository {name} has no tokenizer of the expected kind ({kind})", name=name, kind=kind(name)

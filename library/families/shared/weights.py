@@ -71,8 +71,10 @@ def entries(path: str | Path) -> dict[str, JsonObject]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as e:
-        why = "was cut short: download it again" if len(text) < length else "is not a safetensors file"
-        raise ConfigError("{path} {why}", path=path, why=why) from e
+        template = "{path} is not a safetensors file: give a .safetensors checkpoint"
+        if len(text) < length:
+            template = "{path} was cut short: download it again"
+        raise ConfigError(template, path=path) from e
     if not isinstance(found, dict):
         raise ConfigError("{path} is not a safetensors file: its header is no table", path=path)
     found.pop("__metadata__", None)
