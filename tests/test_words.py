@@ -169,7 +169,7 @@ def test_the_catalogues_use_the_words_of_the_glossary(language, column):
     for row in glossary():
         word, translated = row[0], row[column]
         # Not as a part of a name, such as compile_mode, a file or Torch Compile; "compile" alone is also an option.
-        plain = re.compile(rf"(?<![\w.\-]){re.escape(word)}(e?s)?(?![\w=.\-])", re.IGNORECASE)
+        plain = re.compile(rf"(?<![\w.\-]){re.escape(word)}(e?s)?(?![\w=\-]|\.\w)", re.IGNORECASE)
         for english, said in table(language).items():
             text = re.sub(r"\{\w*\}|<\w+>|\w*_\w+|Torch Compile|Weights & Biases", "", english)
             if plain.search(text) and translated not in said and word.lower() not in said.lower():

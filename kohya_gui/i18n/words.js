@@ -47,13 +47,19 @@ function line(template) {
 }
 
 /**
+ * A list without words of its own, with the signs between its parts that Chinese and Japanese have.
+ * @param {string} template
+ */
+const signs = (template) => (language === "en" ? template : template.replaceAll(", ", "、").replaceAll("; ", "；"));
+
+/**
  * A sentence with all that is put into it, and the option's name that a problem begins with.
  * @param {Sentence} sentence
  * @returns {string}
  */
 function filled({ text, template, arguments: given, option = "", place = "" }) {
   const isSigns = !/\p{L}/u.test(template.replace(/\{\w+\}/g, ""));
-  const other = isSigns ? template : line(template.replace(/^:\s*/, ""));
+  const other = isSigns ? signs(template) : line(template.replace(/^:\s*/, ""));
   if (other === null) return text;
   const said = other.replace(/\{(\w+)\}/g, (as, name) => {
     const value = given[name] ?? as;

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import Problem, Text
+from library.config.problems import Problem, Text, together
 from library.config.schema import opt, section_options
 
 SPLIT = 18  # blocks, as sd-scripts reads split_mode
@@ -31,14 +31,14 @@ def blocks(old: JsonMapping, given: bool) -> tuple[JsonObject, list[Problem]]:
     on = [name for name in OLD_BLOCKS if old.get(name)]
     if not on:
         return {}, []
-    names, many = "".join(f"and {name} " for name in on[1:]), len(on) > 1
+    names, many = together(on[1:]), len(on) > 1
     if given:
-        template = "{names}have no effect: {why}" if many else "has no effect: {why}"
+        template = "and {names} have no effect: {why}" if many else "has no effect: {why}"
         return {}, [Problem(on[0], template, names=names, why=Text("blocks_to_swap is set, and counts alone"))]
     halves = (old.get("single_blocks_to_swap") or 0) // 2
     number = SPLIT if old.get("split_mode") else (old.get("double_blocks_to_swap") or 0) + halves
     if not number:
         why = Text("one single block is less than one of blocks_to_swap")
         return {}, [Problem(on[0], "has no effect: {why}", why=why)]
-    template = "{names}are read as blocks_to_swap = {number}" if many else "is read as blocks_to_swap = {number}"
+    template = "and {names} are read as blocks_to_swap = {number}" if many else "is read as blocks_to_swap = {number}"
     return {"blocks_to_swap": number}, [Problem(on[0], template, names=names, number=number)]

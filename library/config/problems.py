@@ -113,13 +113,13 @@ def listed(texts: Sequence[str], between: str = ", ") -> Text:
 
 def either(names: Iterable[str]) -> str:
     """Names as a choice of one: "a", "a or b", "a, b or c"."""
-    *first, last = names
+    *first, last = [*names] or [""]
     return Text("{first} or {last}", first=", ".join(first), last=last) if first else last
 
 
 def together(names: Iterable[str]) -> str:
     """Names that belong together: "a", "a and b", "a, b and c"."""
-    *first, last = names
+    *first, last = [*names] or [""]
     return Text("{first} and {last}", first=", ".join(first), last=last) if first else last
 
 

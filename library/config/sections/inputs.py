@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from library.config.fixes import bucket_limits
-from library.config.problems import Problem, Text
+from library.config.problems import Problem, Text, together
 from library.config.reading import LARGEST, count, extension, pair, positive_pair, resolution, token_length
 from library.config.run_config import RunConfig
 from library.config.schema import defaults, opt
@@ -255,8 +255,10 @@ class Data:
         """What a dataset config replaces."""
         ignored = [name for name in ("train_data_dir", "reg_data_dir", "in_json") if getattr(self, name)]
         if self.dataset_config and ignored:
-            yield Problem(ignored[0], "{others}not used: dataset_config describes the data",
-                others="".join(f"and {name} " for name in ignored[1:]), also=ignored[1:])  # fmt: skip
+            template = "is not used: dataset_config describes the data"
+            if ignored[1:]:
+                template = "and {others} are not used: dataset_config describes the data"
+            yield Problem(ignored[0], template, others=together(ignored[1:]), also=ignored[1:])
 
     def missing(self, run: RunConfig) -> Iterator[Problem]:
         """A training needs images and a size."""
