@@ -17,6 +17,7 @@ from library.config.run_config import RunConfig
 from library.config.schema import changed
 
 WORKER = "library.train.compile_worker"
+KILLED = "its process was killed (signal {number}), as systems do where memory (RAM) is short"
 THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 
 
@@ -72,12 +73,15 @@ class CompileProcess:
             process.stdin.write(f"{job}\n")
             process.stdin.flush()
             for line in process.stdout:
-                last = line.strip() or last
-                self.compiled += line.startswith('{"compiled"')
+                if line.startswith('{"compiled"'):
+                    self.compiled += 1
+                else:
+                    last = line.strip() or last
         except (OSError, ValueError) as error:  # it has ended meanwhile
             last = last or str(error)
         if code := process.wait():
-            self.failure = f"{last[:200]} (code {code})"
+            by_itself = f"{last[:200] or 'its process ended without a word'} (code {code})"
+            self.failure = KILLED.format(number=-code) if code < 0 else by_itself
 
     @property
     def running(self) -> bool:

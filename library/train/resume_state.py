@@ -51,6 +51,8 @@ OTHER_OPTIMIZER = Problem("resume",
 
 # Sections that decide where files go and how fast it is, but no number.
 ELSEWHERE = ("save", "sample", "validation", "metadata", "hub", "log", "compile", "memory", "distributed", "cache")
+# Of those, what changes the last digits of numbers.
+ROUNDING = ("compile", "compile_from_step", "cuda_allow_tf32", "attention_kernel", "fsdp")
 # Of the others: what says where to start, how data is read, or is part of what the data themselves are compared by.
 NO_MATTER = (
     *("resume", "resume_from_huggingface", "initial_epoch", "initial_step", "skip_until_initial_step", "seed"),
@@ -113,6 +115,7 @@ def collect(training: "Training") -> State | None:
     facts = {"version": VERSION, **clock.state(), "seed": training.generators.seed}
     facts |= {"losses": training.step_log.meter.state(), "batches": training.batches.state_dict()}
     facts |= {"settings": deciding_options(training.config, clock.total), "choices": asdict(training.choices)}
+    facts["computed_by"] = computed_by(world.device)
     return State(tensors, values, facts)
 
 
@@ -170,6 +173,7 @@ def _compare(facts: JsonMapping, training: "Training", data: str) -> None:
     if given is not None and given != facts["seed"]:
         found.append(f"the seed stays {facts['seed']}, {given} is not used")
     found += [data] * bool(data)
+    found += differences(facts.get("computed_by", {}), computed_by(training.world.device))
     if found:
         training.journal.warn(f"resume: the training continues, but not bit-exactly: {'; '.join(found)}")
 
@@ -354,7 +358,7 @@ def deciding_options(config: RunConfig, total_steps: int) -> JsonObject:
     """The options that decide numbers, as JSON knows them; of files and folders the name, as they may move."""
     found = {}
     for name, option in options(type(config)).items():
-        if option.section in ELSEWHERE or name in NO_MATTER:
+        if (option.section in ELSEWHERE and name not in ROUNDING) or name in NO_MATTER:
             continue
         value = getattr(getattr(config, option.section), name)
         is_path = option.hints.get("kind") in ("file", "folder")
@@ -363,6 +367,12 @@ def deciding_options(config: RunConfig, total_steps: int) -> JsonObject:
     if config.optim.lr_scheduler not in FLAT or isinstance(config.optim.lr_warmup_steps, float):
         found["number of steps"] = total_steps
     return json.loads(json.dumps(found, default=str))
+
+
+def computed_by(device: torch.device) -> dict[str, str]:
+    """What rounds in a way of its own: the kind of device, and PyTorch."""
+    kind = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return {"the device": kind, "torch": torch.__version__}
 
 
 def differences(known: JsonMapping, now: JsonMapping) -> Iterator[str]:

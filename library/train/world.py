@@ -19,7 +19,7 @@ from library.memory.quantization import fp8_storage
 from library.train.step_metrics import MemoryWatch
 
 T = TypeVar("T")
-CLOSING = 20  # seconds after a failure in which a process of several has to end
+CLOSING = 15  # seconds after a failure in which a process of several has to end
 
 
 class World:

@@ -11,7 +11,7 @@ import torch
 from library import families
 from library.compiler import block_calls, cudagraph, torch_private
 from library.compiler.block_calls import BlockCall, NotDescribed
-from library.config.schema import build
+from library.config.schema import ConfigError, build
 from library.train import beside, compile_process, compile_worker
 from library.train.beside import BesideCompiler
 from library.train.choices import Choices
@@ -117,6 +117,24 @@ def test_where_nothing_is_compiled_in_time_the_run_is_an_eager_one(demo, squares
     eager = train(config_of(demo, "flux_train_network", output_dir=tmp_path / "two", **given | {"compile": False}))
     assert done.losses == eager.losses and not done.events("takeover") and not done.events("compile")
     assert not kept[0].running
+    if sys.platform != "win32":
+        assert "its process was killed (signal 9)" in kept[0].failure
+
+
+def test_the_process_is_less_important_to_the_system_than_the_training(monkeypatch, tmp_path):
+    """By itself, and on Windows by who starts it."""
+    nicer: list[Any] = []
+    monkeypatch.setattr(sys, "stdin", io.StringIO('{"device": "cpu", "script": "no such script"}'))
+    monkeypatch.setattr(compile_worker, "_end_with_input", lambda: None)
+    monkeypatch.setattr(compile_worker.os, "nice", nicer.append, raising=False)
+    with pytest.raises(ConfigError):
+        compile_worker.main()
+    assert nicer == [10]
+    monkeypatch.setattr(compile_process.subprocess, "BELOW_NORMAL_PRIORITY_CLASS", 0x4000, raising=False)
+    monkeypatch.setattr(compile_process.subprocess, "Popen", lambda *_, **how: nicer.append(how) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        compile_process.CompileProcess({})
+    assert nicer[1]["creationflags"] == 0x4000
 
 
 def test_the_process_ends_with_its_input(monkeypatch):

@@ -179,7 +179,10 @@ CHANGES = [
         {"learning_rate": 1e-5, "lr_scheduler": "cosine"},
         ["learning_rate was 0.005 and is 1e-05", "is cosine"],
     ),
-    ({"seed": 7}, ["the seed stays 42, 7 is not used"]),
+    (
+        {"seed": 7, "compile": True, "compile_from_step": "100"},
+        ["the seed stays 42, 7 is not used", "compile was false and is true; compile_from_step was not set and is 100"],
+    ),
     ({"optimizer_args": ["weight_decay=0.1"]}, ["optimizer_args was not set and is weight_decay=0.1"]),
     ({"gradient_accumulation_steps": 2}, ["gradient_accumulation_steps was 1 and is 2"]),
 ]
@@ -194,12 +197,14 @@ def test_what_prevents_an_exact_resume_is_told(run, after_four, change, words):
     assert [event["step"] for event in part.events("step")] == list(range(5, 9))
 
 
-def test_other_pictures_are_told_and_epochs_still_end(run, after_four, tmp_path):
-    """Fewer batches an epoch than were done of it."""
+def test_other_pictures_are_told_and_epochs_still_end(run, after_four, tmp_path, monkeypatch):
+    """Fewer batches an epoch than were done of it. So is another machine."""
+    monkeypatch.setattr(resume_state, "computed_by", lambda device: {"the device": "NVIDIA H200"})
     few = pictures(tmp_path / "few", ((64, 64),) * 4, repeats=1)
     part = run(resume=after_four, train_data_dir=few, max_train_steps=9)
     (warning,) = [event["text"] for event in part.events("warning") if event["text"].startswith("resume")]
     assert "the images or captions and the batch sizes or buckets differ" in warning
+    assert "the device was cpu and is NVIDIA H200" in warning
     assert [event["epoch"] for event in part.events("step")] == [2, 2, 3, 3, 4]
 
 
