@@ -362,6 +362,10 @@ def _still_same_image(file: CacheFile, wanted: Wanted, tail: str) -> bool:
 
 def unreadable(file: str | Path, error: Exception) -> ConfigError:
     """The sentence for a cache that cannot be read when it is needed."""
+    if isinstance(error, FileNotFoundError):
+        return ConfigError(
+            "{file} is missing: it was there when the training started; start again, it will be made again", file=file
+        )
     return ConfigError(
         "{file} cannot be read ({error}): delete it and start again, it will be made again", file=file, error=error
     )

@@ -6,6 +6,7 @@ import importlib.metadata
 import logging
 import os
 import platform
+import sys
 import threading
 import time
 import traceback
@@ -286,6 +287,18 @@ def hardware() -> JsonObject:
     return {"system": platform.platform(), "cpus": os.cpu_count(), "memory_gb": round(memory, 1)}
 
 
+class _LogFile(logging.FileHandler):
+    """A disk that is full costs lines of the log, but no word about that for each of them, and ends nothing."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - of the standard library
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            super().close()
+
+
 class _Lines(logging.Formatter):
     def __init__(self, hidden: Secrets) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S")
@@ -296,7 +309,7 @@ class _Lines(logging.Formatter):
 
 
 def _follow_logging(path: Path, hidden: Secrets) -> logging.FileHandler:
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = _LogFile(path, encoding="utf-8")
     handler.setFormatter(_Lines(hidden))
     logging.getLogger().addHandler(handler)
     return handler

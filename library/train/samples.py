@@ -1,6 +1,7 @@
 """Sample images during training: the same prompts and seeds again and again, so that progress can be seen."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -93,19 +94,37 @@ class SampleRunner:
         vae: Any = self._components.vae  # which is kept where samples are wanted
         home = vae.device
         vae.to(world.device)
+        drawn: dict[int, Path] = {}
+        problem = ""
         networks = [self._components.denoiser, vae, *self._components.encoders.values()]
         try:
             with evaluation_mode(networks, training):
                 for number, prompt in enumerate(self._prompts):
                     # Processes with parts of one model draw each image together.
                     if training.method.shards or number % world.ranks == world.rank:
-                        self._draw_one(number, prompt, training)
+                        try:
+                            self._draw_one(number, prompt, training, drawn)
+                        except ConfigError as error:  # a full disk, a control image that is gone: no step needs it
+                            problem = str(error)
                     journal.phase("drawing samples", number + 1, len(self._prompts))
         except WorkCancelled:
             journal.say("The samples are not drawn to the end, as the training ends now.")
         finally:
             vae.to(home)
-        world.wait_for_everyone()
+        self._tell(world.gather((drawn, problem)), training)
+
+    def _tell(self, found: Sequence[tuple[dict[int, Path], str]], training: Training) -> None:
+        """Tell in the first process what the others have drawn, and what any could not."""
+        world, journal = training.world, training.journal
+        if not world.main:
+            return
+        for rank, (drawn, problem) in enumerate(found):
+            if problem:
+                journal.warn(f"sample_prompts: a sample is left out ({problem}); the training goes on")
+            for number, path in drawn.items():
+                if rank != world.rank and path.is_file():  # another machine may keep its own
+                    with Image.open(path) as image:
+                        journal.sampled(training.clock.step, number, path, image, self._prompts[number])
 
     def _read_again(self, world: World, journal: Journal) -> None:
         """Draw what the prompt file holds now, if it was changed since it was read; one process reads it for all."""
@@ -133,7 +152,7 @@ class SampleRunner:
             for name in read:
                 del self._components.encoders[name]
 
-    def _draw_one(self, number: int, prompt: Prompt, training: Training) -> None:
+    def _draw_one(self, number: int, prompt: Prompt, training: Training, drawn: dict[int, Path]) -> None:
         request = request_of(prompt)
         if self._config.control_images.guided and prompt.controlnet_image:
             request = replace(request, guide=Image.fromarray(pixels.read(prompt.controlnet_image)))
@@ -143,6 +162,7 @@ class SampleRunner:
         if training.method.shards and not training.world.main:
             return
         write_atomic(path, image.save)
+        drawn[number] = path
         training.journal.sampled(training.clock.step, number, path, image, prompt)
 
     def _path(self, number: int, prompt: Prompt, clock: Clock) -> Path:

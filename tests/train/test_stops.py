@@ -218,9 +218,11 @@ def test_a_slow_save_is_waited_for_and_never_killed(demo, squares, tmp_path, mon
     assert resume_state.read_progress(tmp_path / "out" / "m-state")["current_step"] == run.facts["step"]
 
 
-def test_two_processes_stop_now(demo, squares, tmp_path):
+def test_two_processes_draw_and_stop_now(demo, squares, tmp_path):
+    (tmp_path / "prompts.txt").write_text("one --w 64 --h 64 --s 1 --d 1\ntwo --w 64 --h 64 --s 1 --d 2\n")
     config = config_of(demo, LORA, train_data_dir=squares, output_dir=tmp_path / "out", output_name="m",
-                       max_train_steps=100000, gradient_accumulation_steps=2)  # fmt: skip
+                       max_train_steps=100000, gradient_accumulation_steps=2,
+                       sample_prompts=tmp_path / "prompts.txt", sample_at_first=True)  # fmt: skip
     (tmp_path / "run.toml").write_text(to_toml(config), encoding="utf-8")
     script = [str(ROOT / "sd-scripts" / f"{LORA}.py"), "--config_file", str(tmp_path / "run.toml")]
     started = ranks(script)
@@ -235,3 +237,5 @@ def test_two_processes_stop_now(demo, squares, tmp_path):
             process.kill()
     assert [process.returncode for process in started] == [0, 0] and reader.at(run.folder).state == "stopped", words
     assert resume_state.problems(tmp_path / "out" / "m-state") == []
+    drawn = [event for event in reader.events(run.folder)[0] if event["kind"] == "sample"]
+    assert [(event["number"], event["prompt"]) for event in drawn] == [(0, "one"), (1, "two")]

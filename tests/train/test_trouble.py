@@ -2,6 +2,7 @@
 
 import errno
 import io
+import logging
 import os
 import shutil
 import subprocess
@@ -15,10 +16,10 @@ from safetensors.torch import load_file
 from library.cli import train_script
 from library.config.schema import ConfigError, to_toml
 from library.families import config_class
-from library.runs import layout, reader
+from library.runs import layout, reader, record
 from library.runs.record import Record
 from library.tools.storage import FilePlan
-from library.train import errors, resume_state
+from library.train import errors, resume_state, samples
 from library.train.loss import LossFunction
 from tests.training import config_of, fresh, listing, runs_in, train
 
@@ -266,6 +267,14 @@ class Closed(io.StringIO):
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full")
+def test_a_log_without_room_is_no_error(capsys):
+    log = record._LogFile("/dev/full", encoding="utf-8")
+    log.emit(logging.makeLogRecord({"msg": "a line"}))
+    log.close()
+    assert not capsys.readouterr().err
+
+
 def test_a_console_that_was_closed_does_not_end_a_training(config, monkeypatch):
     monkeypatch.setattr(sys, "stdout", Closed())
     outcome = train(config())
@@ -276,8 +285,11 @@ def test_a_console_that_was_closed_does_not_end_a_training(config, monkeypatch):
 # ---- the record
 
 
-def test_the_record_is_complete(config, tmp_path):
-    (tmp_path / "prompts.txt").write_text("zorb --w 64 --h 64 --s 1 --d 3\n")
+def test_the_record_is_complete(config, tmp_path, monkeypatch):
+    """Also where a sample cannot be written, which ends nothing."""
+    (tmp_path / "prompts.txt").write_text("zorb --w 64 --h 64 --s 1 --d 3\nfull --w 64 --h 64 --s 1 --d 3\n")
+    write = samples.write_atomic
+    monkeypatch.setattr(samples, "write_atomic", lambda path, save: write(path, full if "_01_" in path.name else save))
     outcome = train(
         config(max_train_steps=4, compile=True, compile_backend="aot_eager", save_last_n_steps=100,
                sample_prompts=tmp_path / "prompts.txt", sample_every_n_steps=4, sample_at_first=True, seed=3)
@@ -297,7 +309,9 @@ def test_the_record_is_complete(config, tmp_path):
     }  # fmt: skip
     assert saved["m.safetensors"]["bytes"] == outcome.file.stat().st_size
     assert saved["m-state"]["bytes"] == sum(f.stat().st_size for f in (tmp_path / "out" / "m-state").iterdir())
-    assert [event["step"] for event in outcome.events("sample")] == [0, 4]
+    assert [(event["step"], event["number"]) for event in outcome.events("sample")] == [(0, 0), (4, 0)]
+    left_out = [event["text"] for event in outcome.events("warning") if "sample is left out" in event["text"]]
+    assert len(left_out) == 2 and all("the disk is full: cannot write" in text for text in left_out)
     lines = outcome.events("step")
     assert {"step", "epoch", "loss", "avr_loss", "lr", "grad_norm", "memory_gb"} <= lines[0].keys()
     assert listing(tmp_path / "out" / "sample")
