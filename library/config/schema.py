@@ -339,7 +339,9 @@ def load_toml(path: str | Path) -> JsonObject:
             raise ConfigError(
                 "{path} is not a TOML file; convert it: kohya import {path} -o run.toml", path=path
             ) from None
-        hint = Text("; in double quotes write \\\\ for \\, or use single quotes") if "escape" in str(e) else ""
+        # A \U, as in C:\Users, is called a hex value that is wrong.
+        is_escape = any(word in str(e) for word in ("escape", "hex value"))
+        hint = Text("; in double quotes write \\\\ for \\, or use single quotes") if is_escape else ""
         raise ConfigError("{path} is not valid TOML: {why}{hint}", path=path, why=e, hint=hint) from None
 
 

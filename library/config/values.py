@@ -135,6 +135,9 @@ class Option:
     def _one(self, value: Any) -> Any:
         if self.kind in ("file", "folder"):
             value = expand_home(value)
+            if isinstance(value, str) and re.search(r"[\x00-\x1f]", value):  # "D:\train" of a TOML holds a tab
+                template = "has a sign that no path has, {value}: in double quotes write \\\\ for \\"
+                raise ConfigError(template, value=quoted(value))
         try:
             value = (self.hints.get("parse") or CONVERT[self.type])(value)
         except ConfigError:

@@ -21,7 +21,7 @@ def read(ledger: KeyLedger) -> None:
     if not values:
         ledger.ignore("additional_parameters", "there is no --flag in it")
         return
-    ledger.change("additional_parameters", f"flags that became options: {', '.join(values)}")
+    ledger.change("additional_parameters", f"its flags stand by themselves: {', '.join(values)}")
     for name, value in values.items():
         # Each flag has a line of its own, so that one that means nothing here is named.
         ledger.source = {**ledger.source, f"additional_parameters --{name}": value}

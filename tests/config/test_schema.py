@@ -254,6 +254,7 @@ def test_toml_may_be_flat_or_in_tables(tmp_path):
     [
         (b"a = \n", "is not valid TOML"),
         (b'a = "C:\\xl"\n', "in double quotes write \\\\ for \\"),
+        (b'a = "C:\\Users"\n', "in double quotes write \\\\ for \\"),
         (b"\xff\xfe\x00", "is not a text file in UTF-8"),
         (None, "does not exist"),
     ],

@@ -17,6 +17,8 @@ def test_pasted_paths_lose_what_is_around_them(monkeypatch, tmp_path):
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
     for pasted in (' "C:\\my cats\\x" ', "'C:\\my cats\\x'\n", "\u202aC:\\my cats\\x", "\u201cC:\\my cats\\x\u201d"):
         assert read("train_data_dir", pasted) == "C:\\my cats\\x"
+    with pytest.raises(ConfigError, match="write"):  # of a TOML in which "C:\train" stands
+        read("train_data_dir", "C:\train")
     assert read("output_dir", '""') is None and read("output_dir", " \t") is None
     assert read("output_dir", '/a/"b"') == '/a/"b"' and read("output_dir", "~somebody/x") == "~somebody/x"
     assert read("pretrained_model_name_or_path", "black-forest-labs/FLUX.1-dev ") == "black-forest-labs/FLUX.1-dev"
