@@ -97,15 +97,12 @@ def _needs(name: str, config: RunConfig, own: JsonObject) -> Iterator[Problem]:
 
 def _are_rules(text: Any) -> bool:
     """Whether text says how the rate changes: factor:step pairs, and the factor after the last of these steps."""
-    *pairs, last = str(text).split(",")
+    *pairs, last = (part.split(":") for part in str(text).split(","))
     try:
-        for pair in pairs:
-            factor, step = pair.split(":")
-            int(step), float(factor)
-        float(last)
+        numbers = [(float(factor), int(step)) for factor, step in pairs]
+        return bool(numbers) and len(last) == 1 and float(last[0]) >= 0
     except ValueError:
         return False
-    return True
 
 
 def _custom_problems(config: RunConfig, own: JsonObject) -> Iterator[Problem]:

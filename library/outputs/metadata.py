@@ -25,8 +25,8 @@ from library.families.base import Family
 # ss_ keys that are options of the same name; one that this kind of run does not have is left out.
 OPTIONS = (
     *("learning_rate", "text_encoder_lr", "unet_lr", "gradient_checkpointing", "gradient_accumulation_steps"),
-    *("max_train_steps", "lr_warmup_steps", "lr_scheduler", "network_dim", "network_alpha"),
-    *("network_dropout", "mixed_precision", "full_fp16", "v2", "clip_skip", "max_token_length", "seed", "lowram"),
+    *("lr_warmup_steps", "lr_scheduler", "network_dim", "network_alpha"),
+    *("network_dropout", "mixed_precision", "full_fp16", "v2", "clip_skip", "max_token_length", "lowram"),
     *("noise_offset", "multires_noise_iterations", "multires_noise_discount", "adaptive_noise_scale"),
     *("zero_terminal_snr", "training_comment", "max_grad_norm", "caption_dropout_rate"),
     *("caption_dropout_every_n_epochs", "caption_tag_dropout_rate", "face_crop_aug_range", "prior_loss_weight"),
@@ -61,8 +61,11 @@ class MetadataBuilder:
             Hashes(_bases(config)) if isinstance(config, AdapterRun) and not config.network.no_metadata else None
         )
 
-    def of_file(self, epoch: int, step: int) -> dict[str, str]:
-        """The metadata of a file that is saved now. The first call may wait for the hashes."""
+    def of_file(self, epoch: int, step: int, seed: int | None) -> dict[str, str]:
+        """The metadata of a file that is saved now. The first call may wait for the hashes.
+
+        `seed` is the one that the run uses: drawn, where none is set, or that of a resumed state.
+        """
         spec = modelspec(self._config, self._family.architecture)
         if not isinstance(config := self._config, AdapterRun):
             return spec
@@ -75,7 +78,7 @@ class MetadataBuilder:
         if self._hashes is None:
             return _texts({key: facts[key] for key in LEAST if key in facts}) | spec
         facts |= self._hashes.result()
-        facts |= {"training_finished_at": time.time(), "steps": step, "epoch": epoch}
+        facts |= {"training_finished_at": time.time(), "steps": step, "epoch": epoch, "seed": seed}
         return _texts(facts) | spec
 
 
@@ -154,7 +157,8 @@ def modelspec(config: RunConfig, architecture: str) -> dict[str, str]:
 def _options(config: RunConfig) -> JsonObject:
     known = values(config)
     out = {key: known[key] for key in OPTIONS if key in known}
-    out["text_encoder_lr"] = list(known["text_encoder_lr"]) or None
+    rates = list(known["text_encoder_lr"])
+    out["text_encoder_lr"] = rates if len(rates) > 1 else next(iter(rates), None)
     if out["lr_scheduler"] and config.optim.lr_scheduler_type:
         out["lr_scheduler"] = config.optim.lr_scheduler_type
     return out | {

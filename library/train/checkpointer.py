@@ -28,6 +28,7 @@ class Checkpointer:
         if world.main:
             total = config.data.train_batch_size * config.steps.gradient_accumulation_steps * world.ranks
             stats = dataset_stats(images, config, len(training.batches), clock.epochs, total)
+            stats["max_train_steps"] = clock.total  # which epochs may have decided
             self._metadata = MetadataBuilder(config, training.family, stats, optimizers.describe(config))
 
     def when_due(self) -> None:
@@ -110,7 +111,8 @@ class Checkpointer:
     def _write(self, path: Path) -> None:
         clock, method = self._training.clock, self._training.method
         progress = clock.epoch, clock.step
-        paths.result(path, method, self._config, self._metadata.of_file(*progress), progress)
+        about = self._metadata.of_file(*progress, self._training.generators.seed)
+        paths.result(path, method, self._config, about, progress)
 
         def expected() -> verify.Shapes:
             self._shapes = self._shapes or verify.expected(method)

@@ -50,7 +50,8 @@ def made(config, figured=None, architecture="flux-1-dev"):
     version = families.facts(config.family).base_model_version
     family = SimpleNamespace(architecture=architecture, base_model_version=version)
     figured = dataset_stats(images(), config, 4, 3, 2) if figured is None else figured
-    return MetadataBuilder(config, family, figured, "torch.optim.adamw.AdamW(weight_decay=0.1)").of_file(2, 30)
+    figured["max_train_steps"] = 90
+    return MetadataBuilder(config, family, figured, "torch.optim.adamw.AdamW(weight_decay=0.1)").of_file(2, 30, 7)
 
 
 def config(cls=FluxLora, **values):

@@ -157,8 +157,10 @@ def test_epochs_decide_over_steps(run):
     assert [event["epoch"] for event in by_epochs.events("step")] == [1] * 4 + [2] * 4
     by_steps = run("flux_train_network", max_train_epochs=None, max_train_steps=8)
     assert by_steps.losses == by_epochs.losses
-    accumulated = run("flux_train_network", max_train_epochs=2, gradient_accumulation_steps=3)
+    accumulated = run("flux_train_network", max_train_epochs=2, gradient_accumulation_steps=3, seed=None)
     assert len(accumulated.losses) == 4  # each epoch ends with a step, if with fewer batches
+    about = metadata(accumulated.file)
+    assert about["ss_max_train_steps"] == "4" and int(about["ss_seed"]) == accumulated.facts["seed"]
 
 
 # ---- what is written, and when
