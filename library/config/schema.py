@@ -336,11 +336,9 @@ def load_toml(path: str | Path) -> JsonObject:
         return tomllib.loads(read_text(path))
     except tomllib.TOMLDecodeError as e:
         if Path(path).suffix.lower() in (".json", ".yaml", ".yml"):
-            raise ConfigError(
-                "{path} is not a TOML file; convert it: kohya import {path} -o run.toml", path=path
-            ) from None
-        # A \U, as in C:\Users, is called a hex value that is wrong.
-        is_escape = any(word in str(e) for word in ("escape", "hex value"))
+            advice = "{path} is not a TOML file; convert it: kohya import {path} -o run.toml"
+            raise ConfigError(advice, path=path) from None
+        is_escape = "escape" in str(e) or "hex value" in str(e)  # what the \U of C:\Users is called
         hint = Text("; in double quotes write \\\\ for \\, or use single quotes") if is_escape else ""
         raise ConfigError("{path} is not valid TOML: {why}{hint}", path=path, why=e, hint=hint) from None
 
