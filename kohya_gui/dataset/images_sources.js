@@ -126,8 +126,8 @@ export function show({ places, count: training, kinds, fixed, problems }) {
   if (training.regularisation) also.push(say("{images} for regularisation, seen as often as the others.", { images: count(training.regularisation, "image") }));
   const both = training.validation - kinds.held;
   if (training.validation) also.push(say("{images} used for validation.", { images: count(training.validation, "image") }));
-  if (both) also.push(say(both === 1 ? "{count} of them is learned from as well, as the share does not come out even."
-    : "{count} of them are learned from as well, as the share does not come out even.", { count: both.toLocaleString("en") }));
+  if (both) also.push(say(both === 1 ? "{count} of them is trained as well, as the share is no whole number of images."
+    : "{count} of them are trained as well, as the share is no whole number of images.", { count: both.toLocaleString("en") }));
   if (training.world > 1) also.push(say("{count} processes share the batches.", { count: training.world }));
   if (fixed) also.push(say("{why} to change them.", { why: fixed }));
   part(".also").replaceChildren(...also.map((text) => make("span", {}, text, " ")));

@@ -111,7 +111,7 @@ class DrawingTab:
             found = jobs.find(query.get("job")).result["files"]
             path = paths.present(found[int(query["row"])][int(query["column"])], self.roots, samples.IMAGES)
         except (KeyError, ValueError, IndexError, TypeError):
-            raise ConfigError("There is no such picture.") from None
+            raise ConfigError("There is no such image.") from None
         small = query.get("small")
         body = samples.thumbnail(path, path.stat().st_mtime_ns) if small else samples.whole(path)
         kind = "image/jpeg" if small else mimetypes.guess_type(path.name)[0]

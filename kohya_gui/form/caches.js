@@ -23,6 +23,6 @@ export async function makeCaches(tab, kind) {
  */
 function show(tab, id) {
   const list = make("div", { className: "jobs" });
-  tell(tab, "plain", make("p", {}, "A training finds these caches made. It goes on when this page is closed."), list, closeButton(tab));
+  tell(tab, "plain", make("p", {}, "A training uses these caches as they are. Caching continues when this page is closed."), list, closeButton(tab));
   void watcher(list, "caching", () => {})(id);
 }

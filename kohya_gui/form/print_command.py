@@ -95,9 +95,9 @@ def surroundings(config: RunConfig) -> list[Text]:
     """What a shell must have that Train brings along: the folder that paths start from, and tokens."""
     known = options(type(config))
     found = [name for name, value in values(config).items() if _is_relative(known[name].kind, value)]
-    template = "Run it in {folder}: {options} starts there."
+    template = "Run it in {folder}: the path of {options} is relative to it."
     if len(found) > 1:
-        template = "Run it in {folder}: {options} start there."
+        template = "Run it in {folder}: the paths of {options} are relative to it."
     notes = [Text(template, folder=Path.cwd(), options=", ".join(found))] if found else []
     used = {
         "wandb_api_key": config.log.log_with in ("wandb", "all"),

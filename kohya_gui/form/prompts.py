@@ -57,8 +57,8 @@ def section() -> str:
     numbers += "".join(_image(*image) for image in IMAGES)
     return (
         '<div class="prompts wide"><h4>Sample prompts</h4>'
-        "<p>One image is drawn of each, again and again, so that progress can be seen. Changes count from the next time"
-        " on, also for a training that works already.</p>"
+        "<p>One image is generated of each, again and again, to show the progress. Changes take effect from the next"
+        " time, also in a training that is running.</p>"
         '<ol></ol><template><li><textarea data-prompt="prompt" rows="2" aria-label="Prompt"'
         ' placeholder="What to draw"></textarea><textarea data-prompt="negative_prompt" rows="1"'
         ' aria-label="Negative prompt" placeholder="What to leave out"></textarea>'

@@ -24,7 +24,7 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
         "Training",
         (
             ("network", "Adapter", "Type, rank and alpha of the LoRA or other adapter."),
-            ("embedding", "New word", "The word that learns: where it begins, and in which sentences it is learned."),
+            ("embedding", "New word", "The new word: its starting values, and the sentences that it is trained in."),
             ("control", "Control network", "The small network that learns to follow control images."),
             ("optim", "Optimizer", "Optimizer, learning rate and scheduler."),
             ("steps", "Steps", "Number of steps or epochs, seed and resuming."),

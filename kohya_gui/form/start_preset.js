@@ -11,7 +11,7 @@ onSettled((where) => {
   const others = [best, defaults].filter((other) => other && other.id !== start.id);
   line.replaceChildren(
     make("span", {}, "Start:"), " ", make("b", {}, make("span", { className: start.id ? "" : "own" }, start.title)), " ",
-    make("small", {}, start.id ? (start.why ?? "") : "Marked is what differs from the defaults."),
+    make("small", {}, start.id ? (start.why ?? "") : "What differs from the defaults is marked."),
     ...(start.notes ?? []).map((note) => make("small", {}, note)),
     ...others.map(({ id, title }) => make("button", { type: "button", "data-preset": id }, make("span", {}, title))),
     start.id && start.id !== defaults.id ? make("small", { className: "with" }, pieces(start.text ?? "")) : "");

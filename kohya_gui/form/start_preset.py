@@ -63,7 +63,7 @@ def applied(preset: presets.Preset, config: type, now: JsonMapping, notes: list[
     made = presets.apply(preset, config, now, notes)
     if not made.compile.compile or card():
         return made
-    notes.append("Other than in the preset, compiling is off: this processor would compile for minutes.")
+    notes.append("Compiling is off, unlike in the preset: on this processor it would take minutes.")
     known = options(config)
     kept = {name: value for name, value in flat(changed(made)).items()
             if not presets.is_of_compiling(known[name]) and name not in PRODUCTS}  # fmt: skip

@@ -108,7 +108,7 @@ class RunActions:
         what, run = sent.text("act"), _run(sent.text("run"))
         if what in layout.STOPS[1:]:
             if what == "kill" and not stop.hangs(run):
-                raise ConfigError("It was heard of within the last minutes: let it save and stop.")
+                raise ConfigError("It has reported within the last minutes: let it save and stop.")
             if not sent.flag("sure") and (question := _question(run, what)):
                 return {"ask": question}
             stop.request(run.id, what)

@@ -70,7 +70,7 @@ def waiting(found: Queue) -> str:
         template = "Next in the queue: {name}, and {more} more" if len(names) > 1 else "Next in the queue: {name}"
         said = Text(template, name=names[0], more=len(names) - 1)
         return f'<p class="next"{data(said)}>{html.escape(said)}</p>'
-    why = "The queue is halted since the computer or its process ended. {trainings} left."
+    why = "The queue is halted, as the computer or its process ended. {trainings} left."
     if found.paused:
         why = "The queue is paused. {trainings} left." if found.paused == BY_USER else PAUSED
     said = Text(why, trainings=counted(len(names), "training"), why=found.paused)
@@ -140,7 +140,7 @@ def _silent(progress: RunProgress, now: float) -> float:
 def _doing(run: RecordedRun, progress: RunProgress, now: float) -> tuple[str, str, int, int]:
     """What goes on in words, what is left, and how much of how much is done (0 of 0 where that is not known)."""
     if run.facts.get("lost"):  # what was read of it before is not true any more
-        return "How far it is cannot be seen", "", 0, 0
+        return "Its progress is not known", "", 0, 0
     step, total = number(progress.last.get("step")), number(run.facts.get("total_steps"))
     phase = progress.phase if run.active else None
     if phase and str(phase.get("name")).startswith("compiling "):

@@ -87,7 +87,7 @@ function show(where, found) {
 /** @param {Listing} found */
 function summary({ entries, waiting, paused, halted, gpus }) {
   if (!entries.length) return translated("The queue is empty. Fill in a form and press Add to queue: trainings run one after the other, also while this page is closed.");
-  if (halted) return say("The queue is halted since the computer or its process ended. {trainings} left.", { trainings: count(waiting, "training") });
+  if (halted) return say("The queue is halted, as the computer or its process ended. {trainings} left.", { trainings: count(waiting, "training") });
   if (paused) return paused === "by you" ? "Paused: nothing new is started." : say("Paused: nothing new is started. {why}", { why: paused });
   if (!waiting) return translated("The queue is empty.");
   const trainings = count(waiting, "training");

@@ -70,7 +70,7 @@ def show(query: Mapping[str, str]) -> Response:
         run = reader.run(str(query.get("run") or ""))
         path = file_of(run, int(query.get("sample") or ""))
     except (KeyError, ValueError, IndexError):
-        raise ConfigError("There is no such picture.") from None
+        raise ConfigError("There is no such image.") from None
     changed = path.stat().st_mtime_ns
     body = thumbnail(path, changed) if query.get("small") else whole(path)
     kind = "image/jpeg" if query.get("small") else mimetypes.guess_type(path.name)[0]
@@ -110,11 +110,11 @@ def whole(path: Path) -> bytes:
 def _opened(path: Path) -> Any:
     try:
         if path.stat().st_size > MOST_BYTES:
-            raise ConfigError("This picture is too large to be shown.")
+            raise ConfigError("This image is too large to be shown.")
         picture = Image.open(path, formats=("PNG", "JPEG", "WEBP"))
     except (OSError, ValueError, Image.DecompressionBombError):
-        raise ConfigError("This picture cannot be read.") from None
+        raise ConfigError("This image cannot be read.") from None
     if picture.width * picture.height > MOST_PIXELS:
         picture.close()
-        raise ConfigError("This picture is too large to be shown.")
+        raise ConfigError("This image is too large to be shown.")
     return picture

@@ -329,7 +329,7 @@ def _machine(config: RunConfig) -> Iterator[Problem]:
             "fsdp = true to shard a full fine-tune (FSDP2)")  # fmt: skip
     if shards_asked() == 2 and os.environ.get("FSDP_OFFLOAD_PARAMS", "").lower() in SWITCHED_ON:
         yield Problem("fsdp",
-            ": accelerate is told to offload shards to the host (fsdp_offload_params), which is not supported: "
+            ": accelerate is told to offload shards to CPU memory (fsdp_offload_params), which is not supported: "
             "set it to false in `accelerate config`")  # fmt: skip
     if processes() > 1 and config.memory.blocks_to_swap and not config.adapters and not config.optim.stepped_early:
         yield Problem("blocks_to_swap",

@@ -27,17 +27,17 @@ OTHER_SCRIPTS = ("-m", "-h", "--module", "--no_python", "--help")  # what is sta
 class Launch:
     """How `accelerate launch` starts a training: on which devices, in how many processes."""
 
-    num_processes: int = opt(1, "processes, one per GPU", min=1)
+    num_processes: int = opt(1, "processes, one per GPU", label="Number of processes", min=1)
     gpu_ids: str | None = opt(None, "which GPUs, by number (0,1); all when not set", label="GPUs")
     cpu: bool = opt(False, "train on the processor even where there is a GPU", label="On the CPU")
-    num_machines: int = opt(1, "machines that train together", min=1, advanced=True)
+    num_machines: int = opt(1, "machines that train together", label="Number of machines", min=1, advanced=True)
     machine_rank: int | None = opt(None, "number of this machine, from 0", min=0, advanced=True)
-    main_process_ip: str | None = opt(None, "address of the first machine", advanced=True)
+    main_process_ip: str | None = opt(None, "address of the first machine", label="Main process IP", advanced=True)
     main_process_port: int | None = opt(
         None, "port for the processes to meet at", parse=count, max=65535, advanced=True
     )
     num_cpu_threads_per_process: int | None = opt(
-        None, "processor threads of each process", parse=count, max=MANY, advanced=True
+        None, "processor threads of each process", label="CPU threads per process", parse=count, max=MANY, advanced=True
     )
     mixed_precision: Literal["no", "fp16", "bf16"] = opt(
         "no", "for the launcher only; the training uses the value of the config"

@@ -34,7 +34,7 @@ class LycorisArgs:
                     {"preset": "attn-only"}),
     )  # fmt: skip
     convolution_presets: ClassVar[tuple[LayerPreset, ...]] = (
-        LayerPreset("Convolution blocks only", "Texture and line, without what attention knows of the subject.",
+        LayerPreset("Convolution blocks only", "Texture and lines, without attention, which learns the subject.",
                     {"preset": "unet-convblock-only"}),
     )  # fmt: skip
 
@@ -63,7 +63,7 @@ class LycorisArgs:
     block_size: int | None = opt(None, "ranks that DyLoRA trains together; the rank is a multiple of it", min=1)
     train_norm: bool = opt(False, "learn the norms as well", label="Norms learn as well", advanced=True)
     train_on_input: bool = opt(False, "iA3: scale inputs instead of outputs", label="Scale inputs")
-    constraint: float | None = opt(None, "OFT: how far a layer may turn; not set: as far as it likes")
+    constraint: float | None = opt(None, "OFT: how far a layer may turn; not set: no limit")
     constrain: float | None = opt(None, "old name of constraint")
     rescaled: bool = opt(False, "OFT with a learned scale", label="Learned scale")
     dora_wd: bool = opt(False, "DoRA: learn magnitude and direction apart", label="DoRA")

@@ -30,7 +30,7 @@ JOB, RESULT, STOP = "job.json", "result.json", "stop"
 FOLDER = "KOHYA_JOB_DIR"  # in the environment: the folder of the job that this process is
 KEPT = 12  # folders of each kind that are kept; a trace can have a hundred megabytes
 PATIENCE = 20.0  # seconds that a process may take until its launcher is on record
-GONE = "It ended without a word."
+GONE = "It ended without a message."
 
 
 # Why: docs/decisions/2026-11-20-background-jobs-talk-through-files.md

@@ -51,7 +51,7 @@ def test_the_long_first_step_is_not_a_mystery(tmp_path):
 @pytest.mark.parametrize(("paused", "worker", "words"), [
     ("by you", {}, "The queue is paused. 2 trainings left."),
     ("fox has failed.", {}, "The queue is paused: fox has failed. 2 trainings left."),
-    ("", {}, "The queue is halted since the computer or its process ended. 2 trainings left."),
+    ("", {}, "The queue is halted, as the computer or its process ended. 2 trainings left."),
     ("", process.identity(), "Next in the queue: a&lt;b, and 1 more"),
 ])  # fmt: skip
 def test_a_line_says_how_the_queue_stands(paused, worker, words):

@@ -238,8 +238,8 @@ class Compile:
                 "compile_blocks")  # fmt: skip
         if memory.blocks_to_swap:
             yield _wide(
-                "= model cannot be used with blocks_to_swap, which moves weights between blocks, which one graph "
-                "cannot do: use compile_scope = blocks", "blocks_to_swap")  # fmt: skip
+                "= model cannot be used with blocks_to_swap, as one graph of all blocks cannot move weights between "
+                "them: use compile_scope = blocks", "blocks_to_swap")  # fmt: skip
         elif memory.checkpointing:
             yield _wide(
                 "= model cannot be used with gradient_checkpointing, which PyTorch cannot put in it: "

@@ -44,7 +44,7 @@ class Control:
     network_dropout: float | None = opt(
         None, "The share of the network dropped in each step. 0.1 helps against overfitting.", min=0.0, max=1.0
     )
-    network_weights: str | None = opt(None, "A LLLite file to continue from.", label="Continue from", kind="file")
+    network_weights: str | None = opt(None, "An LLLite file to continue from.", label="Continue from", kind="file")
 
     def missing(self, run: RunConfig) -> Iterator[Problem]:
         """Both sizes, which have no default upstream either."""

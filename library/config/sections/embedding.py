@@ -38,7 +38,7 @@ class Embedding:
         None, "The new word that stands for your subject in captions and prompts.", label="New word"
     )
     init_word: str | None = opt(
-        None, "A known word that is near in meaning, to begin from. Empty: a random beginning.", label="Begin from"
+        None, "A known word of similar meaning to start from. Empty: random values.", label="Begin from"
     )
     num_vectors_per_token: int = opt(
         1, "How many vectors the word has. 1 to 8 are usual; more learn more detail.", label="Vectors", min=1, max=75

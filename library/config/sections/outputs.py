@@ -89,7 +89,7 @@ class EmbeddingSave(Save):
     """The same, for embedding files."""
 
     save_model_as: Literal["safetensors", "ckpt", "pt"] = opt(
-        "pt", "The file format. safetensors files cannot contain code, and say what they are.", label="File format"
+        "pt", "The file format. safetensors files cannot contain code, and carry metadata.", label="File format"
     )
 
 
