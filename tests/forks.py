@@ -1,10 +1,11 @@
 """Processes of trainings, forked from one that has loaded PyTorch: what takes seconds at each start is done once.
 
-Started as a program of its own, which trains nothing itself, as PyTorch allows no backward pass after a fork then. Each
-line that it reads is a process to start, and is answered with its id; how it ended is written beside its output.
+Started as a program of its own, which trains nothing itself, as PyTorch allows no backward pass after a fork then. All
+workers of a run of the tests share it. Each line that it reads is a process to start, and is answered with its id; how
+it ended is written beside its output. It ends when nobody is connected any more.
 """
 
-import atexit
+import contextlib
 import functools
 import gc
 import json
@@ -12,6 +13,7 @@ import os
 import runpy
 import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,7 +21,11 @@ import time
 import traceback
 from pathlib import Path
 
-from tests.source import ROOT
+from filelock import FileLock
+
+from tests.source import ROOT, SCRATCH
+
+STARTED = []  # so that nobody warns of a program that is still there when its object has gone
 
 
 class Forked:
@@ -31,9 +37,8 @@ class Forked:
         self._out, self._code = Path(folder, "out"), Path(folder, "code")
         job = {"arguments": arguments, "environment": environment, "out": str(self._out), "code": str(self._code)}
         server = _server()
-        server.stdin.write(json.dumps(job) + "\n")
-        server.stdin.flush()
-        self.pid, self.returncode = int(server.stdout.readline()), None
+        server.sendall(json.dumps(job).encode() + b"\n")
+        self.pid, self.returncode = int(_line(server)), None
 
     def poll(self):
         if self.returncode is None and self._code.is_file():
@@ -74,13 +79,43 @@ def start(arguments, **environment):
 
 @functools.cache
 def _server():
-    pipe = subprocess.PIPE
-    server = subprocess.Popen([sys.executable, "-m", "tests.forks"], cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
-    atexit.register(server.communicate)  # ends it, as there is nothing more to read
-    return server
+    """The connection to the program that forks; it is started by who needs it first, and again should it end then."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))[:8]  # the address of a socket has to be short
+    address = SCRATCH / f"forks-{run}"
+    SCRATCH.mkdir(parents=True, exist_ok=True)
+    with FileLock(SCRATCH / "forks.lock"):
+        while not (connection := _connected(address)):
+            address.unlink(missing_ok=True)
+            command = [sys.executable, "-m", "tests.forks", str(address)]
+            how = {"cwd": ROOT, "stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
+            STARTED.append(subprocess.Popen(command, **how))
+            assert STARTED[-1].stdout.readline(), "the program that forks did not start"
+    return connection
 
 
-def serve():
+def _connected(address):
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(str(address))
+    except OSError:
+        connection.close()
+        return None
+    return connection if _line(connection) else None  # it greets, unless it is about to end
+
+
+def _line(connection):
+    """What the other side says; nothing where it has gone."""
+    said = b""
+    with contextlib.suppress(ConnectionError):
+        while not said.endswith(b"\n"):
+            if not (part := connection.recv(2**16)):
+                return b""
+            said += part
+        return said
+    return b""
+
+
+def serve(address):
     gc.disable()
     import torch
     import torch._dynamo  # noqa: F401
@@ -103,23 +138,40 @@ def serve():
         families.family_for(families.config_class(name)())
     gc.freeze()  # the processes do not copy what they only look at
     gc.enable()
-    running = {}
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(address)
+        door.listen()
+        print("ready", flush=True)
+        running = work(door)
+        os.unlink(address)
+    for pid in running:
+        os.kill(pid, signal.SIGKILL)
+
+
+def work(door):
+    """Start processes until nobody is connected any more; those that run still."""
+    running, clients = {}, []
     while True:
         while running and (ended := os.waitpid(-1, os.WNOHANG))[0]:
             code = running.pop(ended[0])
             code.with_suffix(".new").write_text(str(os.waitstatus_to_exitcode(ended[1])))
             code.with_suffix(".new").rename(code)
-        if not select.select([0], [], [], 0.02)[0]:
-            continue
-        if not (line := sys.stdin.readline()):
-            break
-        job = json.loads(line)
-        if not (pid := os.fork()):
-            os._exit(be(job["arguments"], job["environment"], job["out"]))
-        running[pid] = Path(job["code"])
-        print(pid, flush=True)
-    for pid in running:
-        os.kill(pid, signal.SIGKILL)
+        for ready in select.select([door, *clients], [], [], 0.02 if running else None)[0]:
+            if ready is door:
+                clients.append(door.accept()[0])
+                clients[-1].sendall(b"ready\n")
+            elif line := _line(ready):
+                job = json.loads(line)
+                if not (pid := os.fork()):
+                    for inherited in (door, *clients):
+                        inherited.close()
+                    os._exit(be(job["arguments"], job["environment"], job["out"]))
+                running[pid] = Path(job["code"])
+                ready.sendall(f"{pid}\n".encode())
+            else:
+                clients.remove(ready)
+                if not clients:
+                    return running
 
 
 def be(arguments, environment, out):
@@ -152,4 +204,4 @@ def be(arguments, environment, out):
 
 
 if __name__ == "__main__":
-    serve()
+    serve(sys.argv[1])
