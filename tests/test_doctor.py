@@ -12,6 +12,7 @@ from library.config import environment
 from library.doctor import hardware, places
 from library.doctor import report as doctor
 from library.families import config_class
+from tests.training import PLAIN_CODE
 
 READY = [
     "--pretrained_model_name_or_path=x",
@@ -73,7 +74,9 @@ def test_another_version_than_the_tested_one_is_a_hint(monkeypatch):
 
 
 @pytest.mark.slow
-def test_compiling_is_really_tried():
+def test_compiling_is_really_tried(monkeypatch):
+    for name, value in PLAIN_CODE.items():
+        monkeypatch.setenv(name, value)
     finding = hardware.compile_on("cpu")
     if finding.verdict == "hint":
         pytest.skip(f"no working compiler here: {finding.text}")

@@ -136,6 +136,7 @@ def _encode_once() -> None:
 
     with without_optional("diffusers"):
         from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
+        from diffusers.models.autoencoders.autoencoder_kl_flux2 import AutoencoderKLFlux2
         from diffusers.models.autoencoders.autoencoder_kl_qwenimage import AutoencoderKLQwenImage
 
     # network -> the modules in it, where its weights lie and how often they changed, digest
@@ -151,7 +152,7 @@ def _encode_once() -> None:
         if before != now:
             found = hashlib.sha256(repr([self.config, self.encoder, self.quant_conv]).encode())
             for value in self.state_dict().values():
-                found.update(value.contiguous().view(torch.uint8).numpy())
+                found.update(value.reshape(-1).contiguous().view(torch.uint8).numpy())
             digest = found.digest()
             digests[self] = inner, now, digest
         autocast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
@@ -162,7 +163,7 @@ def _encode_once() -> None:
             ENCODED[key] = encode(self, x).clone()
         return ENCODED[key].clone()
 
-    for network in (AutoencoderKL, AutoencoderKLQwenImage):
+    for network in (AutoencoderKL, AutoencoderKLFlux2, AutoencoderKLQwenImage):
         network._encode = functools.partialmethod(remembered, encode=network._encode)
 
 

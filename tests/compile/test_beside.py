@@ -89,7 +89,7 @@ def test_another_process_compiles_and_the_training_finds_all_of_it(demo, squares
 
 def test_a_run_resumed_after_the_takeover_is_equal_bit_for_bit(demo, squares, tmp_path, monkeypatch):
     monkeypatch.setattr(beside, "CompileProcess", Ready)
-    values = {"compile_backend": "aot_eager", "network_dropout": 0.2, "save_state": True, **GIVEN}
+    values = {"compile_backend": "eager", "network_dropout": 0.2, "save_state": True, **GIVEN}
     values |= {"compile_blocks": "double:0,single:0", "save_every_n_steps": 1, "train_data_dir": squares}
 
     def run(name, **changes):

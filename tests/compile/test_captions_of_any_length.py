@@ -6,7 +6,6 @@ import pytest
 from PIL import Image
 
 from library import families
-from library.config.run_config import ControlUse
 from library.config.schema import options
 from library.demo import files
 from tests.training import config_of, train
@@ -29,7 +28,7 @@ def written(folder, sides):
         (folder / f"{number:02}.txt").write_text("red " * WORDS[number % len(WORDS)], encoding="utf-8")
 
 
-def losses_and_graphs(demo, script, folder, given, backend="aot_eager"):
+def losses_and_graphs(demo, script, folder, given, backend):
     """The losses of a training without compiling and with it, and what the second says of its graphs."""
     eager = train(config_of(demo, script, output_dir=folder / "eager", **given))
     made = {"compile": True, "compile_backend": backend, "compile_fullgraph": True}
@@ -73,6 +72,6 @@ def test_relatives_need_their_familys_graphs_for_five_sizes_and_lengths(tmp_path
     shown = config_of(demo, script).control_images
     given |= {"control_directory": tmp_path / "set" / "1_zorb toy"} if shown.least else {}
     given |= {"random_masks": 2} if shown.inpaints else {}
-    told = losses_and_graphs(demo, script, tmp_path, given, "eager" if shown != ControlUse() else "aot_eager")
+    told = losses_and_graphs(demo, script, tmp_path, given, "eager")
     assert told["graphs"] == told["predicted"] and told["recompiles"] == 0
     assert told["num_graphs"] == families.facts(family).graphs

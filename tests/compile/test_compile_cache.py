@@ -17,6 +17,7 @@ from library.compiler.log import CompileLog
 from library.config.schema import ConfigError, build
 from library.families import config_class
 from library.memory import checkpointing
+from tests.training import PLAIN_CODE
 
 
 def test_the_environment_wins_then_the_option_then_the_users_cache(tmp_path, monkeypatch):
@@ -143,6 +144,7 @@ def test_code_that_is_damaged_is_made_anew(tmp_path, monkeypatch, forget):
     """PyTorch takes it as it is, and would fail at every start."""
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", PLAIN_CODE["ATEN_CPU_CAPABILITY"])
     (torn := tmp_path / "triton" / "0" / "kernel" / "kernel.json").parent.mkdir(parents=True)
     torn.touch()
     for _ in range(2):

@@ -157,27 +157,34 @@ def test_a_model_that_is_not_trained_is_named_in_a_sentence(demo, script, tmp_pa
             assert problem.option == BASE and name in str(problem) and "\n" not in str(problem)
 
 
-@pytest.mark.parametrize("script", [*LORAS, *RELATIVES])
-def test_a_file_of_another_model_is_named_in_every_slot(demo, script, tmp_path):
+@pytest.fixture(scope="module")
+def every_file(demo, tmp_path_factory):
+    """The files of all models, and what is in them: path -> names and shapes."""
+    folder = tmp_path_factory.mktemp("others")
     others = {str(path): weights.header(path) for one in [*LORAS, *RELATIVES]
               for path in slots(config_of(demo, one)).values()}  # fmt: skip
-    config = config_of(demo, script)
     for path in list(others):  # the VAE of video models, in the layout of diffusers
         if recognition.describe(others[path]) == "a Qwen-Image VAE":
             from library.families.shared import qwen_vae_names
 
             tensors = load_file(path)
             named = {plain: tensors[name] for plain, name in qwen_vae_names.plain(tensors).items()}
-            save_file(named, tmp_path / "wan_vae.safetensors")
-            others[str(tmp_path / "wan_vae.safetensors")] = {name: tuple(t.shape) for name, t in named.items()}
+            save_file(named, folder / "wan_vae.safetensors")
+            others[str(folder / "wan_vae.safetensors")] = {name: tuple(t.shape) for name, t in named.items()}
     qwen3 = {"model.embed_tokens.weight": (2, 2), "model.layers.0.self_attn.q_norm.weight": (2,),
              "model.layers.0.self_attn.q_proj.weight": (2, 2)}  # fmt: skip
-    others[str(made(qwen3, tmp_path / "qwen3.safetensors"))] = qwen3
+    others[str(made(qwen3, folder / "qwen3.safetensors"))] = qwen3
+    return others
+
+
+@pytest.mark.parametrize("script", [*LORAS, *RELATIVES])
+def test_a_file_of_another_model_is_named_in_every_slot(demo, every_file, script, tmp_path):
+    config = config_of(demo, script)
     cut = tmp_path / "cut.safetensors"
     wrong = []
     for option, own in slots(config).items():
         header = weights.header(own)
-        for path, shapes in others.items():
+        for path, shapes in every_file.items():
             words = recognition.describe(shapes)
             # Another layout of it; a text encoder that can do more; a model that only its option tells apart.
             same = shapes == header or (

@@ -300,7 +300,7 @@ def test_a_whole_training_resumes_exactly(name, demo, squares, tmp_path):
         given = {"train_data_dir": squares, "output_dir": tmp_path / folder, "output_name": "m", "max_train_steps": 4,
                  "optimizer_type": name, "learning_rate": 1.0 if spec_of(name).finds_rate else 1e-3,
                  "max_grad_norm": 0.0, "seed": 3, "save_every_n_steps": 2, "save_state": True}  # fmt: skip
-        return train(config_of(demo, "sdxl_train_network", **given | values))
+        return train(config_of(demo, "flux_train_network", **given | values))
 
     whole = run("whole")
     state = next((tmp_path / "whole").glob("m-step*2-state"))

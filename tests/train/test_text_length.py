@@ -87,7 +87,7 @@ def test_a_dozen_sizes_and_lengths_need_the_graphs_of_one_length(run, read, tmp_
     folder = described(tmp_path / "set", SIDES, (5, 70, 12, 9, 61, 130, 3, 8, 4, 220, 62, 100))
     eager = {"script": "flux_train", "max_train_steps": 12, "t5xxl_train_length": "longest", **BUCKETS}
     losses = run(folder, **eager).losses
-    for blocks, dynamic in ((None, "auto"), ("single:all", "false")):  # which is a graph for each size
+    for blocks, dynamic in (("double:all", "auto"), ("single:all", "false")):  # which is a graph for each size
         read.clear()
         compiled = eager | {"compile": True, "compile_backend": "eager", "compile_dynamic": dynamic}
         cut = run(folder, **compiled, compile_blocks=blocks)
