@@ -107,8 +107,8 @@ def test_what_a_shell_lacks_is_said_and_tokens_are_not_printed(config, monkeypat
     secret = replace(config, wandb_api_key="a-secret-key", log_with="wandb", train_data_dir="images")
     said = print_command.printed(secret, "", {}, ["a note"], [tmp_path.resolve()])
     assert "a-secret-key" not in said and "Set WANDB_API_KEY in that shell" in said and "a note" in said
-    assert "train_data_dir starts there" in said
-    assert "starts there" not in print_command.printed(config, "", {}, [], [tmp_path.resolve()])
+    assert "the path of train_data_dir is relative to it" in said
+    assert "relative to it" not in print_command.printed(config, "", {}, [], [tmp_path.resolve()])
 
 
 def test_the_button_writes_configs_only_and_only_new_files_below_the_roots(config, root, tmp_path):

@@ -236,7 +236,7 @@ def test_closed_browsers_a_killed_page_and_a_power_cut(chromium, page, tmp_path)
     for pid in (queue.read().worker["pid"], reader.run(run_id).facts["pid"]):  # a power cut ends all of it at once
         os.kill(pid, 9)
     assert visitor.state("interrupted") == run_id
-    visitor.until("The queue is halted since", ".next")
+    visitor.until("The queue is halted, as", ".next")
     assert queue.state_of(queue.read().waiting[0])[0] == "waiting"
     visitor.page.locator(".next").get_by_role("button", name="Continue").click()
     assert visitor.state("running") != run_id

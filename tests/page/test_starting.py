@@ -100,7 +100,7 @@ def test_where_no_gpu_is_found_the_start_does_not_compile_and_says_so(monkeypatc
 
     text, notes, config = opened(None)
     assert text and not re.search("compiled|CUDA graphs|per step", text)
-    assert [note for note in notes if "compiling is off" in note] and "compile" not in changed(config)
+    assert [note for note in notes if "Compiling is off" in note] and "compile" not in changed(config)
     assert list(idle.remarks(config, [])) == []  # and nothing of compiling is left to be remarked on
     text, notes, config = opened(Card("Card", 24.0))
     assert "compiled" in text and not notes and config.compile.compile and config.compile.compile_fallback
