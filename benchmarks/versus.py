@@ -126,6 +126,7 @@ def run(program: Program, case: Case, work: Path, limit: float) -> Row:
     else:
         toml = versus_files.write_toml(case, work, work / "inputs")
         command += [str(toml), "--train_data_dir", str(images)]
+        command += ["--control_directory", str(images)] if case.shown else []
     steps = int(case.options["max_train_steps"])
     environment = program.environment(work, case.title)
     log = place / f"{name}.log"

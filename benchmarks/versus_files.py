@@ -30,7 +30,7 @@ T5_CONFIG = {"tokenizer_class": "T5Tokenizer", "model_max_length": 512, "extra_i
 class Case:
     """One training that every program does."""
 
-    family: str
+    family: str  # or a relative of one, by its name in the demo
     kind: str  # lora or full
     name: str
     options: dict[str, Any]  # of its TOML, besides the folders
@@ -39,7 +39,14 @@ class Case:
     @property
     def script(self) -> str:
         """The file that does it, by its name in sd-scripts."""
-        return f"{self.family}_train" + ("_network" if self.kind == "lora" else "")
+        from library import families
+
+        return f"{families.owner(self.family)}_train" + ("_network" if self.kind == "lora" else "")
+
+    @property
+    def shown(self) -> bool:
+        """Whether its model is shown another image beside each: here the image itself."""
+        return bool(family_of(self.family).config.control_images.least)
 
     @property
     def title(self) -> str:
@@ -105,6 +112,7 @@ def write_musubi(case: Case, folder: Path, inputs: Path, images: Path) -> Path:
     general = {"resolution": [int(width), int(height)]}
     general |= {theirs: options[ours] for ours, theirs in MUSUBI_DATA.items()}
     sets = [{"image_directory": place.as_posix(), "num_repeats": int(place.name.partition("_")[0])}
+            | ({"control_directory": place.as_posix()} if case.shown else {})
             for place in sorted(images.iterdir()) if place.is_dir()]  # fmt: skip
     tables = ["[general]", *(f"{name} = {json.dumps(value)}" for name, value in general.items())]
     for one in sets:
@@ -132,28 +140,34 @@ def make(inputs: Path, families: set[str], tiny: bool) -> None:
 
 def model_file(inputs: Path, family: str, part: str) -> Path:
     """Where the TOML expects a file of a family's model; `part` is the family's name for the base model itself."""
+    from library import families
+
     table = tomllib.loads(CASES.read_text(encoding="utf-8"))["family"][family]
-    option = "pretrained_model_name_or_path" if part == family else part
+    option = "pretrained_model_name_or_path" if part in (family, families.owner(family)) else part
     return Path(table.get(option, f"{{models}}/{part}.safetensors").format(models=inputs / "models"))
 
 
 def make_model(inputs: Path, family: str, tiny: bool) -> None:
     """The files of a family's model, under the names that the TOML has, its tokenizers, and caches in musubi-tuner's
     format where the family has such."""
-    from library.families import random_module
+    from library.families import owner, random_module
 
-    module, place = random_module(family), inputs / "models" / f"{family}-written"
-    sizes = replace(module.TINY, **TINY_DEPTHS.get(family, {})) if tiny else module.FULL
+    module, place = random_module(owner(family)), inputs / "models" / f"{family}-written"
+    if family != owner(family):
+        sizes = module.model_sizes(family_of(family).config, not tiny)
+    else:
+        sizes = replace(module.TINY, **TINY_DEPTHS.get(family, {})) if tiny else module.FULL
     if cached := has_musubi_caches(family):
         write_caches(inputs / "images", family, sizes)
     one = {field.name: 1 for field in fields(sizes) if field.name in ONE_BLOCK}
     written = module.write(place, sizes=replace(sizes, **one) if cached and not tiny else sizes)
     files = written if isinstance(written, dict) else {family: written}
+    base = owner(family)
     for part, path in files.items():
         if Path(path).is_file():
             target = model_file(inputs, family, part)
             target.parent.mkdir(parents=True, exist_ok=True)
-            if part == family and cached and not tiny:
+            if part == base and cached and not tiny:
                 repeat_blocks(Path(path), target, sizes)
             else:
                 shutil.move(path, target)
@@ -172,16 +186,26 @@ def make_model(inputs: Path, family: str, tiny: bool) -> None:
 # ---- of families with musubi-tuner's caches
 
 # What there is one of in the file that a full-size model is made of; the text encoder never runs.
-ONE_BLOCK = ("blocks", "double_blocks", "single_blocks", "text_layers")
+ONE_BLOCK = ("blocks", "double_blocks", "single_blocks", "text_layers", "vision_layers")
 BLOCK = re.compile(r"(.*\bblocks\.|\w+_blocks\.|layers\.)0(\..*)")
 CAPTION_TOKENS = (90, 180)  # at least and at most
 
 
+def family_of(family: str) -> Any:
+    """A family, or a relative of one, as the TOML has its model."""
+    from library import families
+    from library.config.schema import build, options
+
+    kind = families.config_class(families.lora_script(families.owner(family)))
+    known = tomllib.loads(CASES.read_text(encoding="utf-8"))
+    every = known["all"] | known["family"][family] | known["kind"]["lora"]
+    given = {name: value for name, value in every.items() if name in options(kind)}
+    return families.family_for(build(kind, given, notes=[]))
+
+
 def has_musubi_caches(family: str) -> bool:
     """Whether the caches of a family are in musubi-tuner's format."""
-    from library import families
-
-    return bool(families.family_for(families.config_class(f"{family}_train_network")()).latent_cache.architecture)
+    return bool(family_of(family).latent_cache.architecture)
 
 
 def repeat_blocks(small: Path, large: Path, sizes: Any) -> None:
@@ -213,7 +237,8 @@ def repeat_blocks(small: Path, large: Path, sizes: Any) -> None:
 
 
 def write_caches(pictures: Path, family: str, sizes: Any) -> None:
-    """Random latents and captions beside each picture, of its own size, as musubi-tuner's caches."""
+    """Random latents and captions beside each picture, of its own size, as musubi-tuner's caches. A reference image is
+    the picture itself."""
     import numpy as np
     import torch
     from PIL import Image
@@ -221,8 +246,8 @@ def write_caches(pictures: Path, family: str, sizes: Any) -> None:
     from library import families
     from library.data import cache_files, caches
 
-    about = families.family_for(families.config_class(f"{family}_train_network")())
-    latents, text, module = about.latent_cache, about.text_cache, families.random_module(family)
+    about = family_of(family)
+    latents, text, module = about.latent_cache, about.text_cache, families.random_module(families.owner(family))
     with torch.device("meta"):
         outputs = module.input_shapes(about, module.random(sizes).denoiser()).text
     rng = np.random.default_rng(0)
@@ -232,10 +257,12 @@ def write_caches(pictures: Path, family: str, sizes: Any) -> None:
         side = latents.square
         high, wide = height // caches.LATENT // side, width // caches.LATENT // side
         shape = (sizes.channels * side**2, *((1,) if latents.frames else ()), high, wide)
-        name = f"latents_{'' if side > 1 else '1x'}{high}x{wide}"
+        shown = about.config.control_images.least
+        size_word = f"{'' if side > 1 else '1x'}{high}x{wide}"
+        kept = [f"latents_{size_word}", *(f"latents_control_{number}_{size_word}" for number in range(shown))]
         file = caches.latents_file(str(picture), (width, height), latents.suffix)
         size = {"width": str(width), "height": str(height)}
-        cache_files.write(file, {name: rng.standard_normal(shape, np.float32)}, facts | size)
+        cache_files.write(file, {name: rng.standard_normal(shape, np.float32) for name in kept}, facts | size)
         caption = picture.with_suffix(".txt").read_text(encoding="utf-8").strip()
         length = int(rng.integers(*CAPTION_TOKENS))
         arrays = {text.names.get(key, key): rng.standard_normal((length if text.mask else outputs[key][0],

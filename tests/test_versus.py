@@ -72,10 +72,12 @@ def inputs(tmp_path):
 
 def test_every_case_is_a_config_of_this_trainer_without_a_remark():
     found = [case for tiny in (False, True) for case in versus_files.cases(tiny, 60)]
-    assert {(case.family, case.kind) for case in found} == {(f, k) for f in families.FAMILIES for k in ("lora", "full")}
+    every = {"qwen_image_edit", *families.FAMILIES}
+    assert {(case.family, case.kind) for case in found} == {(f, k) for f in every for k in ("lora", "full")}
     for case in found:
         notes: list[str] = []
-        build(families.config_class(case.script), case.options, notes=notes)
+        shown = {"control_directory": "images"} if case.shown else {}
+        build(families.config_class(case.script), case.options | shown, notes=notes)
         assert [note for note in notes if "no effect" in note] == [], case.title
 
 
@@ -118,13 +120,17 @@ assert data["general"] == {"enable_bucket": True, "batch_size": 1}
 for one in data["datasets"]:
     folder = Path(one["image_directory"])
     assert one["num_repeats"] > 0 and len(list(folder.glob("*.png"))) == 6
-    text = sorted(folder.glob("*_qi_te.safetensors"))
-    latents = sorted(folder.glob("*_qi.safetensors"))
+    edits = config.get("model_version") == "edit-2511"
+    kind = "qie" if edits else "qi"
+    assert one.get("control_directory", "") == (one["image_directory"] if edits else "")
+    text = sorted(folder.glob(f"*_{kind}_te.safetensors"))
+    latents = sorted(folder.glob(f"*_{kind}.safetensors"))
     for latent_file, text_file in zip(latents, text, strict=True):
-        (name, array), = load_file(latent_file).items()
-        _, _, height, width = array.shape
-        assert name == f"latents_1x{height}x{width}_float32"
-        assert latent_file.name == f"{text_file.name[:2]}_{8 * width:04d}x{8 * height:04d}_qi.safetensors"
+        arrays = load_file(latent_file)
+        _, _, height, width = next(iter(arrays.values())).shape
+        size = f"1x{height}x{width}_float32"
+        assert set(arrays) == {f"latents_{size}", *([f"latents_control_0_{size}"] if edits else [])}
+        assert latent_file.name == f"{text_file.name[:2]}_{8 * width:04d}x{8 * height:04d}_{kind}.safetensors"
         (name, array), = load_file(text_file).items()
         assert name == "varlen_vl_embed_float32" and array.ndim == 2
 assert Path(config.pop("dit")).is_file() and config["weighting_scheme"] == "none" and "resolution" not in config
@@ -132,19 +138,18 @@ save_file({"a": np.ones(1)}, Path(given["--output_dir"]) / (given["--output_name
 """
 
 
-def test_musubi_tuner_gets_the_case_in_its_own_files_and_the_caches_with_it(tmp_path):
+@pytest.mark.parametrize("family", ["qwen_image", "qwen_image_edit"])
+def test_musubi_tuner_gets_the_case_in_its_own_files_and_the_caches_with_it(tmp_path, family):
     folder = tmp_path / "musubi"
     (folder / "src" / "musubi_tuner").mkdir(parents=True)
     (folder / "src" / "musubi_tuner" / "parser.py").write_text('add("--gradient_checkpointing")')
     (folder / "qwen_image_train_network.py").write_text(MUSUBI)
-    versus_files.make(tmp_path / "inputs", {"qwen_image"}, tiny=True)
+    versus_files.make(tmp_path / "inputs", {family}, tiny=True)
     rival = Program.parse(f"musubi={folder}")
     every = {case.title: case for case in versus_files.cases(True, 6)}
-    row = versus.run(rival, every["qwen_image lora checkpointing"], tmp_path, 60)
+    row = versus.run(rival, every[f"{family} lora checkpointing"], tmp_path, 60)
     assert "failed" not in row and list(row["file"]["tensors"]) == ["a"]
-    assert (
-        versus.run(rival, every["qwen_image lora compiled_checkpointing"], tmp_path, 60)["failed"] == "has no compile"
-    )
+    assert versus.run(rival, every[f"{family} lora compiled_checkpointing"], tmp_path, 60)["failed"] == "has no compile"
 
 
 def test_a_model_of_one_block_of_each_kind_becomes_one_of_many(tmp_path):
