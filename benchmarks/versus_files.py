@@ -144,7 +144,9 @@ def model_file(inputs: Path, family: str, part: str) -> Path:
 
     table = tomllib.loads(CASES.read_text(encoding="utf-8"))["family"][family]
     option = "pretrained_model_name_or_path" if part in (family, families.owner(family)) else part
-    return Path(table.get(option, f"{{models}}/{part}.safetensors").format(models=inputs / "models"))
+    named = next((value for value in table.values() if str(value).endswith(f"/{part}.safetensors")), "")
+    place = table.get(option) or named or f"{{models}}/{part}.safetensors"
+    return Path(place.format(models=inputs / "models"))
 
 
 def make_model(inputs: Path, family: str, tiny: bool) -> None:
@@ -171,10 +173,11 @@ def make_model(inputs: Path, family: str, tiny: bool) -> None:
                 repeat_blocks(Path(path), target, sizes)
             else:
                 shutil.move(path, target)
-    folders = [place / name for name in ("tokenizer", "tokenizer_2") if (place / name).is_dir()]
-    if len(folders) == 1:
-        beside = model_file(inputs, family, "text_encoder").with_name("tokenizer")
-        shutil.copytree(folders[0], beside, dirs_exist_ok=True)
+    folders = [place / name for name in ("tokenizer", "t5_tokenizer", "tokenizer_2") if (place / name).is_dir()]
+    if place / "tokenizer_2" not in folders:
+        for folder in folders:
+            beside = model_file(inputs, family, "text_encoder").with_name(folder.name)
+            shutil.copytree(folder, beside, dirs_exist_ok=True)
         return
     for folder, name in zip(folders, (TOKENIZERS[0], TOKENIZERS[2 if "t5xxl" in files else 1]), strict=True):
         shutil.copytree(folder, inputs / "tokenizers" / name, dirs_exist_ok=True)
