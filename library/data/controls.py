@@ -30,6 +30,11 @@ def mask_of(result: "Survey", subset: SubsetConfig, image: Image) -> str:
     stem = os.path.splitext(os.path.basename(image.path))[0]
     name = next((stem + suffix for suffix in ALWAYS if stem + suffix in here.images), None)
     guided = result.control_use.guided
+    if name is None and not os.path.isdir(subset.conditioning_data_dir):
+        result.problems.append(Problem("conditioning_data_dir",
+            ": {path} does not exist: name the folder of masks or control images",
+            path=subset.conditioning_data_dir, topic="images"))  # fmt: skip
+        return ""
     if name is None:
         result.problems.append(about_images(
             "{path} has no control image: there is no {stem}.png in {conditioning_data_dir}" if guided else
@@ -125,6 +130,9 @@ def _wrong_number(subset: SubsetConfig, image: Image, number: int, use: ControlU
     if number > use.most:
         template = "{path} has {number} reference images, and this model takes {most} at most: remove the others"
         return about_images(template, path=image.path, number=number, most=use.most)
+    if subset.control_directory and not os.path.isdir(subset.control_directory):
+        return Problem("control_directory", ": {path} does not exist: name the folder of reference images",
+            path=subset.control_directory, topic="images")  # fmt: skip
     if subset.control_directory:
         template = "{path} has no reference image: there is no {stem}.png in {folder}"
         return about_images(template, path=image.path, stem=stem, folder=subset.control_directory)

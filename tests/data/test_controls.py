@@ -121,6 +121,9 @@ def test_what_is_missing_is_said_before_anything_is_loaded(pairs, use):
     crops = "cannot be used with control_directory: switch one of them off"
     use(least=1, most=2)
     assert crops in sentences(toml(pairs, "color_aug = true"))
+    (pairs / "second").rename(pairs / "gone")
+    said = sentences(toml(pairs))
+    assert "second does not exist: name the folder of reference images" in said and "has no reference" not in said
 
 
 def test_batches_have_one_size_of_references_and_sizes_count_them(pairs):
