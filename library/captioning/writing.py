@@ -80,6 +80,9 @@ def to_do(folder: Path, choices: CaptioningOptions) -> tuple[list[tuple[Path, Pa
         for listing in listings(folder, choices.depth)
         for name in listing.images
     ]
+    if not found and choices.depth == 0:
+        raise ConfigError("there are no images in {folder}; --recursive takes those in the folders inside it, too",
+            folder=folder)  # fmt: skip
     if not found:
         raise ConfigError("there are no images in {folder}, nor in the folders inside it", folder=folder)
     wanted = found if choices.existing != SKIP else [(image, file) for image, file in found if not _read(file)]

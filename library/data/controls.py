@@ -9,7 +9,7 @@ from library.config.dataset import SubsetConfig
 from library.config.problems import Problem
 from library.config.run_config import ControlUse
 from library.data.buckets import BucketFit, Buckets, Size
-from library.data.folders import about_images
+from library.data.folders import Listing, about_images
 from library.data.images import ControlImage, Image
 from library.data.pixels import ALWAYS, header_size
 
@@ -23,10 +23,10 @@ NUMBERED = re.compile(r"(.+)_(\d+)")
 
 def mask_of(result: "Survey", subset: SubsetConfig, image: Image) -> str:
     """The mask of an image, or its control image: the file of the same name, up to its suffix, in
-    conditioning_data_dir; "" without one."""
+    conditioning_data_dir or its folder of the name that the image's has; "" without one."""
     if not subset.conditioning_data_dir:
         return ""
-    here = result.files(subset.conditioning_data_dir)
+    here = _like_the_images(result, subset.conditioning_data_dir, image)
     stem = os.path.splitext(os.path.basename(image.path))[0]
     name = next((stem + suffix for suffix in ALWAYS if stem + suffix in here.images), None)
     guided = result.control_use.guided
@@ -39,7 +39,7 @@ def mask_of(result: "Survey", subset: SubsetConfig, image: Image) -> str:
         result.problems.append(about_images(
             "{path} has no control image: there is no {stem}.png in {conditioning_data_dir}" if guided else
             "{path} has no mask: there is no {stem}.png in {conditioning_data_dir}", path=image.path,
-            stem=stem, conditioning_data_dir=subset.conditioning_data_dir))  # fmt: skip
+            stem=stem, conditioning_data_dir=here.folder))  # fmt: skip
         return ""
     if (size := _size(result, here.path(name))) != image.size:
         wanted = f"{image.size[0]}x{image.size[1]}"
@@ -103,16 +103,11 @@ def control_fit(subset: SubsetConfig, size: Size, bucket: Size) -> BucketFit | N
 
 
 def _beside(result: "Survey", subset: SubsetConfig, image: Image) -> tuple[str, ...]:
-    """The files in control_directory that are called like the image: <name>.png, or <name>_0.png, <name>_1.png.
-
-    Where a folder in it is called like that of the image, they are there.
-    """
+    """The files in control_directory that are called like the image: <name>.png, or <name>_0.png, <name>_1.png."""
     if not subset.control_directory:
         return ()
-    folder, name = os.path.split(image.path)
-    here, stem = result.files(subset.control_directory), os.path.splitext(name)[0]
-    if os.path.basename(folder) in here.folders:
-        here = result.files(os.path.join(subset.control_directory, os.path.basename(folder)))
+    here = _like_the_images(result, subset.control_directory, image)
+    stem = os.path.splitext(os.path.basename(image.path))[0]
     known = result.control_names.get(here.folder)
     if known is None:
         known = result.control_names[here.folder] = {}
@@ -123,6 +118,12 @@ def _beside(result: "Survey", subset: SubsetConfig, image: Image) -> tuple[str, 
                 known.setdefault(f"{parts[1]}_", []).append((int(parts[2]), name))
     found = known.get(stem, [])[:1] or sorted(known.get(f"{stem}_", []))
     return tuple(here.path(name) for _, name in found)
+
+
+def _like_the_images(result: "Survey", directory: str, image: Image) -> Listing:
+    """The files of a folder beside the images; where a folder in it is called like that of the image, its files."""
+    here, name = result.files(directory), os.path.basename(os.path.dirname(image.path))
+    return result.files(os.path.join(directory, name)) if name in here.folders else here
 
 
 def _wrong_number(subset: SubsetConfig, image: Image, number: int, use: ControlUse) -> Problem:

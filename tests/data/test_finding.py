@@ -231,6 +231,11 @@ def test_masks_belong_to_images_by_name(tmp_path):
     assert [os.path.basename(image.mask_file) for image in images.items] == ["00.png", "01.jpg"]
 
 
+def test_masks_may_lie_in_a_folder_of_the_name_that_the_images_have(tmp_path):
+    images = data.scan(masked(tmp_path, {"x/00.png": (64, 64), "x/01.png": (96, 64), "00.png": (8, 8)}))
+    assert [image.mask_file for image in images.items] == [str(tmp_path / "masks" / "x" / f"0{n}.png") for n in (0, 1)]
+
+
 @pytest.mark.parametrize("masks", [{"00.png": (64, 64)}, {"00.png": (64, 64), "01.png": (64, 64)}])
 def test_missing_masks_and_masks_of_another_size_are_named(tmp_path, masks):
     with pytest.raises(ConfigError, match=r"01\.png"):
