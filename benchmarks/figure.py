@@ -22,7 +22,8 @@ README = ROOT / "README.md"
 PRESETS = ROOT / "docs" / "presets.md"
 TABLE = re.compile(r"(<!-- presets -->\n).*?(<!-- /presets -->)", re.DOTALL)
 TITLES = {facts.name: facts.title for facts in families.every()}
-METHODS = {"lora": "LoRA", "finetune": "fine-tune", "dreambooth": "DreamBooth"}
+METHODS = {"lora": "LoRA", "finetune": "fine-tune", "dreambooth": "DreamBooth", "lllite": "LLLite",
+           "textual-inversion": "textual inversion"}  # fmt: skip
 WIDE, BAR, LINE = 480, 12, 40  # units of the picture; a phone shows about 360 of them
 LIGHT = {"ground": "#ffffff", "ink": "#1f2328", "quiet": "#59636e", "theirs": "#8c959f", "ours": "#2da44e"}
 DARK = {"ground": "#0d1117", "ink": "#f0f6fc", "quiet": "#9198a1", "theirs": "#6e7681", "ours": "#3fb950"}

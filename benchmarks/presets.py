@@ -35,6 +35,7 @@ DESKTOP = 0.7  # GiB of a user's GPU that the desktop and the browser take
 GIB = 2**30
 ROUNDS = 5  # over all sizes that are timed
 REHEARSED = 4  # rounds before them where steps are recorded: compiling, two rehearsals and the recording
+KINDS = ("lora", "finetune", "textual-inversion", "lllite")  # DreamBooth's presets are those of fine-tunes
 PROFILED = {"sdxl": "lora-12gb", "flux": "lora-24gb"}  # the presets over which the compile profiles are laid
 # GiB of a model in 16 bits with one pass
 LEAST = {"sdxl": 10, "flux": 28, "chroma": 22, "kontext": 30, "fill": 28, "qwen_image": 48, "qwen_image_edit": 50,
@@ -140,7 +141,7 @@ class Case:
     """One thing to measure."""
 
     family: str
-    kind: str  # lora or finetune
+    kind: str  # one of KINDS
     name: str
     values: dict[str, Any]
     cap: float | None = None  # GiB of the GPU that a preset promises to be enough
@@ -151,7 +152,10 @@ class Case:
 
     @property
     def script(self) -> str:
-        return f"{folder_of(self.family)}_train" + ("_network" if self.kind == "lora" else "")
+        from library import families
+
+        scripts = families.facts(folder_of(self.family)).scripts
+        return next(script for script in scripts if families.config_class(script).kind == self.kind)
 
     @property
     def title(self) -> str:
@@ -178,14 +182,14 @@ def cases(family: str, only: list[str] | None, size: str) -> list[Case]:
     """The presets of a family or a relative, and what each is compared with."""
     found: list[Case] = []
     relative = "" if folder_of(family) == family else f"-{family.removeprefix(folder_of(family)).lstrip('_')}"
-    for kind in ("lora", "finetune"):  # DreamBooth's are those of fine-tunes
+    for kind in KINDS:
         for path in sorted((ROOT / "presets" / folder_of(family)).glob(f"{kind}{relative}-[0-9]*gb.toml")):
             if not only or path.stem in only:
                 cap = float(path.stem.rpartition("-")[2].removesuffix("gb"))
                 room = int(min(max(cap, LEAST[family]), 64))
                 found.append(Case(family, kind, path.stem, flat(path), cap, room, size))
     known = {case.name for case in found}
-    for kind in ("lora", "finetune"):
+    for kind in KINDS:
         for name, base, changes, room in WAYS.get(f"{family} {kind}", ()):
             if base in known:
                 values = {**flat(ROOT / "presets" / folder_of(family) / f"{base}.toml"), **changes}

@@ -115,7 +115,7 @@ async function fillEpochs() {
   }
   if (files.length > 1) part("#draw-compare", HTMLSelectElement).value = "files";
   settle();
-  showMessage(part(".said-of"), files.length ? "" : "bad", files.length ? "" : "This run has saved no LoRA file yet.");
+  showMessage(part(".said-of"), files.length ? "" : "bad", files.length ? "" : "This run has saved no file yet.");
 }
 
 async function begin() {

@@ -1,4 +1,4 @@
-"""The tab Try it: pictures with LoRA files at chosen strengths, side by side; samples of runs in the same way."""
+"""The tab Try it: pictures with LoRAs, embeddings and LLLite side by side; samples of runs in the same way."""
 
 import mimetypes
 import time
@@ -29,6 +29,8 @@ from library.runs import job as jobs
 from library.runs import layout, reader
 
 KIND = "sample"
+LEARNED = (".safetensors", ".pt", ".ckpt")  # endings of files that can be drawn with
+GUIDE = "controlnet_image"
 LISTED = 20  # runs, and as many drawings as jobs are kept
 FOLDER = ("kohya", "drawings")  # below the first root, unless another folder is chosen
 TAB, RUN, JOB = "tab:", "run:", "job:"  # what begins the name of a choice
@@ -64,11 +66,11 @@ class DrawingTab:
         return {"models": [*forms, *listed], "sheets": [*drawn, *sampled]}
 
     def of_run(self, sent: ApiRequest) -> JsonObject:
-        """The LoRA files that a run has saved, in their order, and the prompts that it draws."""
+        """The files that a run has saved, in their order, and the prompts that it draws."""
         run = _run(sent.text("run"))
         events = reader.progress(run.folder).update().events
         files = dict.fromkeys(_absolute(run, event) for event in events.get("saved", ()))
-        kept = [str(path) for path in files if path.suffix == ".safetensors" and path.is_file()]
+        kept = [str(path) for path in files if path.suffix in LEARNED and path.is_file()]
         asked = dict.fromkeys(str(event.get("prompt") or "") for event in events.get("sample", ()))
         return {"files": kept, "prompts": [one for one in asked if one]}
 
@@ -76,10 +78,12 @@ class DrawingTab:
         """Start a drawing. What can be wrong with the form is said before."""
         if busy := next((job for job in jobs.every(KIND) if job.active), None):
             raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=busy.id)
-        config, loras = self._config(sent), [self._lora(line) for line in sent.texts("loras") if line.strip()]
+        (config, word), loras = self._config(sent), [self._lora(line) for line in sent.texts("loras") if line.strip()]
         compare, strengths = sent.text("compare"), _numbers(sent.text("strengths", "1"))
         if compare not in plan.COMPARE:
             raise ConfigError("There is no such choice: load the page again.")
+        if guide := sent.values("fields").get(GUIDE):
+            paths.present(guide, self.roots, samples.IMAGES, "Control image")
         lines = _lines(sent)
         columns = plan.columns(compare, loras, strengths)
         plan.check_size(len(columns), [prompts.parse_line(line) for line in lines])
@@ -89,7 +93,8 @@ class DrawingTab:
         write_atomic(place / "prompts.txt", "\n".join(lines) + "\n")
         words = [KIND, str(place / f"{config.script}.toml"), f"--prompts={place / 'prompts.txt'}", f"--out={folder}",
                  f"--compare={compare}", f"--strengths={', '.join(f'{one:g}' for one in strengths)}",
-                 *(f"--lora={path}={strength:g}" for path, strength in loras)]  # fmt: skip
+                 *(f"--lora={path}={strength:g}" for path, strength in loras),
+                 *[f"--word={word}"] * bool(word)]  # fmt: skip
         return {"job": job_status(jobs.start(KIND, words, place))}
 
     def sheet(self, sent: ApiRequest) -> JsonObject:
@@ -117,8 +122,8 @@ class DrawingTab:
         kind = "image/jpeg" if small else mimetypes.guess_type(path.name)[0]
         return Response(body, media_type=kind or "application/octet-stream", headers=samples.KEPT)
 
-    def _config(self, sent: ApiRequest) -> RunConfig:
-        """What of a form or a run's config a drawing needs."""
+    def _config(self, sent: ApiRequest) -> tuple[RunConfig, str]:
+        """What of a form or a run's config a drawing needs, and the word that it teaches."""
         name = sent.text("model")
         if name.startswith(RUN):
             run = _run(name.removeprefix(RUN))
@@ -137,11 +142,11 @@ class DrawingTab:
             raise ConfigError("The form of {titles} names no base model: fill that in first.",
                 titles=self.titles.get(name.removeprefix(TAB), name))  # fmt: skip
         paths.allow(config, self.roots)
-        return config
+        return config, str(values.get("token_string") or "")
 
     def _lora(self, line: str) -> tuple[Path, float]:
         path, _, number = line.rpartition("=")
-        return paths.present(path, self.roots, (".safetensors",), "LoRA files"), _number(number)
+        return paths.present(path, self.roots, LEARNED, "LoRA files"), _number(number)
 
     def _markup(self) -> str:
         numbers = "".join(
@@ -151,7 +156,8 @@ class DrawingTab:
         )
         return (Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
                 .replace("[numbers]", numbers)
-                .replace("[row]", lora_row("draw-lora"))
+                .replace("[row]", lora_row("draw-lora", "learned", "File"))
+                .replace("[browse-guide]", picker.button(GUIDE, "Control image", "file"))
                 .replace("[browse]", picker.button("folder", "Folder for pictures", "folder"))
                 .replace("[folder]", escape(str(self.roots[0].joinpath(*FOLDER)))))  # fmt: skip
 
@@ -193,7 +199,7 @@ def _cell(show: str, query: JsonObject) -> JsonObject:
 def _lines(sent: ApiRequest) -> list[str]:
     """The prompts as lines of a prompt file, each with the fields that are for all."""
     fields = sent.values("fields")
-    known = {"negative_prompt", *(name for name, *_ in NUMBERS)}
+    known = {"negative_prompt", GUIDE, *(name for name, *_ in NUMBERS)}
     if fields.keys() - known or not all(isinstance(value, str) for value in fields.values()):
         raise ConfigError("This is not what the page sends: load it again")
     fields = {name: " ".join(value.split()) for name, value in fields.items() if value.strip()}

@@ -40,10 +40,12 @@ IMAGES = (
     ),
     ("control_image_mask_path", "Mask", "A file: what is bright in it is painted."),
 )
+# The same of what learns to follow an image.
+GUIDE = "controlnet_image", "Control image", "A file that is followed. Empty: the plain model draws."
 
 
-def section() -> str:
-    """What comes first in the section of sample images; prompts.js fills it."""
+def section(guided: bool = False) -> str:
+    """What comes first in the section of sample images; prompts.js fills it. `guided`: what learns follows an image."""
     numbers = "".join(
         f'<label><span>{label}</span><input data-prompt="{name}" inputmode="decimal" spellcheck="false"'
         f' autocomplete="off" title="{escape(about)}"></label>'
@@ -55,6 +57,7 @@ def section() -> str:
         "</select></label>"
     )
     numbers += "".join(_image(*image) for image in IMAGES)
+    numbers += _file_field(*GUIDE) if guided else ""
     return (
         '<div class="prompts wide"><h4>Sample prompts</h4>'
         "<p>One image is generated of each, again and again, to show the progress. Changes take effect from the next"
@@ -78,8 +81,13 @@ def _image(name: str, label: str, about: str) -> str:
     for option, values in (pair for known in taking for pair in known.prompt_images[name].items()):
         shown_with[option] = (*shown_with.get(option, ()), *values)
     only = " ".join(f"only-{known.name}" for known in taking)
+    return _file_field(name, label, about, f" {only}", attributes({"data-shown-with": condition(shown_with)}))
+
+
+def _file_field(name: str, label: str, about: str, only: str = "", shown: str = "") -> str:
+    """A field that names an image: `only` are further classes of it, `shown` an attribute that says when it shows."""
     return (
-        f'<label class="image {only}"{attributes({"data-shown-with": condition(shown_with)})}><span>{label}</span>'
+        f'<label class="image{only}"{shown}><span>{label}</span>'
         f'<input data-prompt="{name}" spellcheck="false" autocomplete="off" title="{escape(about)}">'
         f"{picker.button(name, label, 'file')}</label>"
     )

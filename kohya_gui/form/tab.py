@@ -100,7 +100,7 @@ class TrainingTab:
         """The form, which reads and fills."""
         extra = {
             "compile": compile_summary.section(),
-            "sample": prompts.section(),
+            "sample": prompts.section(any(config().control_images.guided for config in self.tab.configs.values())),
             "images": datasets.section(self.tab.configs),
             "basics": gpus.CHOOSER,
             "network": adapter.section(),

@@ -164,10 +164,10 @@ def _field(start: str, field: CommandField) -> str:
 WIDE = ("file", "folder", "model", "new", "files", "lines")
 
 
-def lora_row(element: str) -> str:
-    """A LoRA file and its weight, the first of a list that grows."""
+def lora_row(element: str, name: str = "lora", label: str = "LoRA file") -> str:
+    """A LoRA file, or one that `name` and `label` are of, and its weight, the first of a list that grows."""
     return (
-        f'<div class="file"><input id="{element}-first" aria-label="LoRA file" spellcheck="false" autocomplete="off">'
-        + picker.button("lora", "LoRA file", "file")
+        f'<div class="file"><input id="{element}-first" aria-label="{label}" spellcheck="false" autocomplete="off">'
+        + picker.button(name, label, "file")
         + '<input class="weight" aria-label="Weight" value="1" size="4"></div>'
     )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from library.bench.subjects import FACTOR, FamilySubject, Subject, TrainableModel
+from library.bench.subjects import FACTOR, FamilySubject, LearnedText, Subject, TrainableModel
 from library.compiler.log import CompileLog
 from library.compiler.torch_private import FakeTensor
 from library.config.run_config import RunConfig
@@ -99,7 +99,8 @@ class Stage:
         self.made, self.ranks, self.rank = made, 1, 0
         self.averager: gradients.GradientAverager | None = None  # where several processes take the same steps
         self.compile_log = log = CompileLog()
-        prepared = prepare_denoiser(made.parts.denoiser, made.family, config, device, _latents(sides), log=log)
+        text_learns = isinstance(made.method, LearnedText)
+        prepared = prepare_denoiser(made.parts.denoiser, made.family, config, device, _latents(sides), text_learns, log)
         self.not_compiled = log.fallback = prepared.not_compiled
         self.optimizer = optimizers.optimizer(made.method, config)
         if config.optim.stepped_early:
@@ -138,6 +139,7 @@ class Stage:
             text=subject.text(self.made, self.device),
             controls=tuple(shown[:1] if inpaints else shown),
             paint=shown[1] if inpaints else None,
+            is_guided=subject.config({}).control_images.guided,
         )
         made, generators = self.made, StepGenerators(0, self.device, 0)
         compute_loss = LossFunction(

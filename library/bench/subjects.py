@@ -14,9 +14,11 @@ from library.compiler.prewarm import prewarm_inductor
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError, build, options, read_toml
+from library.config.sections import EmbeddingRun
 from library.families.base import ModelComponents
 from library.families.shared import t5
 from library.memory.quantization import fp8_storage
+from library.methods.beside import BesideModel
 from library.objectives.base import NoisedBatch
 
 FACTOR = 8  # pixels of an image for each of its latents
@@ -31,6 +33,18 @@ class TrainableModel:
     parts: ModelComponents
     family: Any
     method: Any
+
+
+class LearnedText(BesideModel):
+    """Stands for a word that learns: what text encoders, which are measured by themselves, say of captions with it."""
+
+    def __init__(self, config: RunConfig, texts: Mapping[str, Tensor]) -> None:
+        super().__init__(config, "embedding", (), "learning_rate is 0")
+        self.texts = {name: nn.Parameter(text) for name, text in texts.items()}
+
+    def named(self) -> dict[str, nn.Parameter]:
+        """All that gradients come to."""
+        return self.texts
 
 
 class Subject(Protocol):
@@ -99,6 +113,10 @@ class FamilySubject:
             else:
                 parts = family.load(dtype, fp8_storage.compute_type(config))
                 parts.encoders, parts.vae = {}, None
+        if isinstance(config, EmbeddingRun):
+            parts.denoiser.requires_grad_(False)
+            texts = self._module.input_shapes(family, parts.denoiser).texts(self.batch, device)
+            return TrainableModel(parts, family, LearnedText(config, texts))
         return TrainableModel(parts, family, methods.attach(parts, family, config))
 
     def predict(self, made: TrainableModel, resolution: int, device: torch.device) -> Callable[[nn.Module], Tensor]:
@@ -117,11 +135,16 @@ class FamilySubject:
         return torch.randn(self.batch, channels, height // FACTOR, width // FACTOR, device=device)
 
     def shown(self, made: TrainableModel, latents: Tensor) -> list[Tensor]:
-        """Random pictures as the model is shown them beside such latents: latents, of a mask pixels."""
+        """Random pictures as the model is shown them beside such latents: latents, or pixels of what is read so."""
+        if self.config({}).control_images.guided:
+            number, _, height, width = latents.shape
+            return [torch.rand(number, 3, height * FACTOR, width * FACTOR, device=latents.device) * 2 - 1]
         return self._module.input_shapes(made.family, made.parts.denoiser).controls(latents)
 
     def text(self, made: TrainableModel, device: torch.device) -> dict[str, Tensor]:
         """Random text outputs in the shapes of the caches."""
+        if isinstance(made.method, LearnedText):
+            return {name: text.to(device) for name, text in made.method.texts.items()}
         return self._module.input_shapes(made.family, made.parts.denoiser).texts(self.batch, device)
 
     def encoders(self) -> Mapping[str, Callable[[torch.device, torch.dtype], Callable[[], Any]]]:
@@ -174,9 +197,11 @@ def usual(script: str) -> JsonObject:
         "optimizer_type": "AdamW", "learning_rate": 1e-4, "train_batch_size": 1,
         "network_module": next(iter(families.facts(cls.family).adapter_modules)),
         "network_dim": 16, "network_alpha": 16, "network_train_unet_only": True,
-        "clip_l": PATH, "t5xxl": PATH, "ae": PATH,
+        "clip_l": PATH, "t5xxl": PATH, "ae": PATH, "token_string": "zorb", "cond_emb_dim": 32,
     }  # fmt: skip
     known = options(cls)
+    if issubclass(cls, EmbeddingRun):
+        del given["cache_text_encoder_outputs"]  # captions with the word are read in each step
     return {name: value for name, value in given.items() if name in known}
 
 

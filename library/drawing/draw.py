@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -12,13 +12,15 @@ from library import families
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
+from library.data import pixels
 from library.drawing import plan
 from library.drawing.plan import Column
+from library.families.base import SampleRequest
 from library.files import write_atomic
 from library.memory.placement import placement
 from library.memory.prepare import prepare_denoiser, prepare_encoders
 from library.memory.quantization import fp8_storage
-from library.methods.applied import AppliedLoras
+from library.methods.applied_files import AppliedFiles
 from library.outputs import prompts as prompt_files
 from library.outputs.prompts import Prompt
 from library.train.samples import request_of
@@ -46,16 +48,18 @@ class Sheet:
                 "grid": self.grid}  # fmt: skip
 
 
-def draw(
+def draw(  # noqa: PLR0913 - what is drawn with what, and who is told of it
     config: RunConfig,
     columns: Sequence[Column],
     prompts: Sequence[Prompt],
     folder: Path,
     report: Report,
     store: Callable[[Sheet], None] = lambda sheet: None,
+    word: str = "",
 ) -> Sheet:
     """Draw each prompt in each column, column by column, into a new folder in `folder`. `store` is called after each
-    picture. Raises ConfigError for files that do not fit."""
+    picture; `word` is that of embeddings whose files do not say theirs. Raises ConfigError for files that do not fit.
+    """
     family = families.family_for(config)
     if wrong := [*family.problems()]:
         raise ConfigError(*wrong)
@@ -69,9 +73,10 @@ def draw(
     for network in (parts.denoiser, parts.vae, *parts.encoders.values()):
         if network is not None:
             network.requires_grad_(False).eval()
-    applied = AppliedLoras(parts, family)
+    applied = AppliedFiles(parts, family, word)
     for path in dict.fromkeys(path for column in columns for path, _ in column.loras):
         applied.add(path)
+    _check_guides(prompts, bool(applied.controls))
     defaults = {**family.sample_defaults, "sample_sampler": config.sample.sample_sampler}
     whole = [prompt_files.with_defaults(one, defaults, family.sample_multiple) for one in plan.with_one_seed(prompts)]
     prepare_encoders(parts.encoders, {}, config)
@@ -90,20 +95,40 @@ def draw(
                 sampler = family.sampler(parts)
                 for encoder in parts.encoders.values():
                     encoder.to(world.device)
-                sampler.remember(map(request_of, whole))
+                sampler.remember(_requested(prompt, applied) for prompt in whole)
                 for encoder in parts.encoders.values():
                     encoder.to("cpu")
             for row, prompt in enumerate(whole):
-                image = sampler(request_of(prompt))
+                image = sampler(_requested(prompt, applied))
                 path = place / f"{row:02d}_{at:02d}.png"
-                _save(image, path, plan.metadata(prompt, column, model))
+                _save(image, path, plan.metadata(prompt, column, model, applied.tagged))
                 done += 1
                 sheet.files[row][at] = str(path)
                 store(sheet)
     sheet.grid = str(place / "grid.png")
-    _save(side_by_side(sheet), Path(sheet.grid), plan.metadata(whole[0], columns[0], model))
+    _save(side_by_side(sheet), Path(sheet.grid), plan.metadata(whole[0], columns[0], model, applied.tagged))
     store(sheet)
     return sheet
+
+
+def _requested(prompt: Prompt, applied: AppliedFiles) -> SampleRequest:
+    """What is asked of the sampler: words of embeddings are read, and the control image where a file follows it."""
+    made, guide = request_of(prompt), prompt.controlnet_image
+    return replace(made, prompt=applied.words.read_as(made.prompt), negative=applied.words.read_as(made.negative),
+                   guide=Image.fromarray(pixels.read(guide)) if guide else None)  # fmt: skip
+
+
+def _check_guides(prompts: Sequence[Prompt], follows: bool) -> None:
+    """Raise ConfigError where a control image is missing, not there, or read by nothing."""
+    for prompt in prompts:
+        guide = prompt.controlnet_image
+        if follows and not guide:
+            raise ConfigError("a LLLite file follows a control image: name one behind each prompt (--cn edges.png)")
+        if guide and not follows:
+            raise ConfigError("{image} is a control image, which only LLLite follows: add its file, or leave --cn out",
+                image=guide)  # fmt: skip
+        if guide and not Path(guide).is_file():
+            raise ConfigError("{path} does not exist", path=guide)
 
 
 def side_by_side(sheet: Sheet) -> Image.Image:

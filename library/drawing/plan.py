@@ -3,7 +3,7 @@
 import json
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -70,10 +70,11 @@ def check_size(number_of_columns: int, prompts: Sequence[Prompt]) -> None:
             count=number_of_columns * len(prompts), most=MOST)  # fmt: skip
 
 
-def metadata(prompt: Prompt, column: Column, model: str) -> dict[str, str]:
-    """What is written into a picture: a text that other programs read, and all of it as JSON."""
+def metadata(prompt: Prompt, column: Column, model: str, tagged: Collection[Path]) -> dict[str, str]:
+    """What is written into a picture: a text that other programs read, and all of it as JSON. `tagged` are the LoRAs,
+    which are named in prompts elsewhere."""
     given: JsonObject = {name: value for name, value in asdict(prompt).items() if value is not None}
-    tags = "".join(f" <lora:{path.stem}:{strength:g}>" for path, strength in column.loras)
+    tags = "".join(f" <lora:{path.stem}:{strength:g}>" for path, strength in column.loras if path in tagged)
     text = [prompt.prompt + tags]
     if prompt.negative_prompt:
         text.append(f"Negative prompt: {prompt.negative_prompt}")

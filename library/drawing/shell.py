@@ -36,6 +36,7 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
     prompts = prompts_of(asked)
     plan.check_size(len(columns), prompts)
     config = config_of(asked.config, dict(pair(text) for text in asked.set), script_of)
+    word = asked.word or word_of(asked.config)
     with joined("sample") as work, free_lanes({"cpu": asked.cpu}, work.wait) as own:
         os.environ.update(gpu_slots.environment(own))
         draw = families.load("library.drawing.draw:draw")  # with torch, which looks once for the GPUs that it may use
@@ -45,7 +46,7 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
             if not work.folder:
                 print(next(name for row in reversed(sheet.files) for name in reversed(row) if name), flush=True)
 
-        sheet = draw(config, columns, prompts, asked.out, work.phase, store)
+        sheet = draw(config, columns, prompts, asked.out, work.phase, store, word)
         print(sheet.grid)
     return DONE
 
@@ -61,7 +62,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE",
                       help="an option of the model, such as t5xxl=FILE; may be given several times")  # fmt: skip
     made.add_argument("--lora", action="append", default=[], metavar="FILE[=STRENGTH]",
-                      help="a LoRA, LoHa or LoKr file; may be given several times")  # fmt: skip
+                      help="a LoRA, LoHa, LoKr, embedding or LLLite file; may be given several times")  # fmt: skip
+    made.add_argument("--word", default="",
+                      help="the word of embeddings, if neither they nor the TOML say it; else their name")  # fmt: skip
     made.add_argument("--compare", choices=plan.COMPARE, default="together",
                       help="together, at several strengths, or each file by itself as for epochs")  # fmt: skip
     made.add_argument("--strengths", default=", ".join(f"{one:g}" for one in plan.STRENGTHS),
@@ -83,6 +86,11 @@ def weighted(text: str) -> tuple[Path, float]:
         return Path(path), float(number)
     except ValueError:
         raise ConfigError("{text}: the strength is no number, write FILE=0.8", text=text) from None
+
+
+def word_of(config: Path) -> str:
+    """The word that the training of a TOML teaches, "" where it teaches none."""
+    return str(read_toml(config).get("token_string") or "") if config.suffix.lower() == ".toml" else ""
 
 
 def numbers(text: str) -> list[float]:

@@ -17,6 +17,7 @@ from library.methods.beside import BesideModel, dtype_of
 from library.methods.small_files import tensors_of
 
 PARTS = ("conditioning1", "down", "mid", "up")  # of the names in a file
+BEGINNING = "lllite_"  # of all names in a file
 NOTHING = "nothing is trained: learning_rate is 0; 2e-4 is usual"
 
 
@@ -46,9 +47,13 @@ class ControlledLinear(nn.Module):
         """x [B, tokens, C], one token for each place of the latents as they are here."""
         if self.picture.pixels is None:
             return self.layer(x)
+        return self.layer(x + self.change(x))
+
+    def change(self, x: Tensor) -> Tensor:
+        """What is added to the layer's input, [B, tokens, C]."""
         seen = self.conditioning1(self.picture.pixels).flatten(2).transpose(1, 2)
         inside = self.mid(torch.cat([seen.expand(len(x), -1, -1), self.down(x)], dim=-1))
-        return self.layer(x + self.up(functional.dropout(inside, self.dropout, self.training)))
+        return self.up(functional.dropout(inside, self.dropout, self.training))
 
 
 class LLLite(BesideModel):
@@ -87,7 +92,7 @@ class LLLite(BesideModel):
 def attach(parts: ModelComponents, family: Family, config: ControlRun) -> LLLite:
     """Put small networks beside the layers that the family names. The model must be frozen already."""
     assert isinstance(family, HasControlledLayers)  # or it had no such script
-    control, picture = config.control, ControlPicture()
+    control, picture = config.control, show_picture(parts.denoiser)
     layers = {}
     for path, halvings in list(family.controlled_layers(parts.denoiser)):
         parent, _, child = path.rpartition(".")
@@ -99,12 +104,17 @@ def attach(parts: ModelComponents, family: Family, config: ControlRun) -> LLLite
         made.picture = picture
         setattr(parts.denoiser.get_submodule(parent), child, made)
         layers[family.control_name(path)] = made
-    parts.denoiser.__class__ = _shown(type(parts.denoiser))
-    parts.denoiser.control_picture = picture  # type: ignore[assignment]
     method = LLLite(layers, config)
     if control.network_weights:
         method.load(control.network_weights)
     return method
+
+
+def show_picture(denoiser: Any) -> ControlPicture:
+    """Let a denoiser take a control image among its conditions; what its layers read of it."""
+    denoiser.__class__ = _shown(type(denoiser))
+    denoiser.control_picture = ControlPicture()
+    return denoiser.control_picture
 
 
 def problems(config: ControlRun) -> Iterator[Problem]:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -23,3 +24,15 @@ def tensors_of(path: str | Path, what: str) -> dict[str, Tensor]:
         # What PyTorch says of a file that is more than tensors is a page, which ends with the advice to trust it.
         why = "it holds more than tensors, or is damaged" if path.suffix != ".safetensors" else e
         raise ConfigError("{path} is not {what}: {why}", path=path, what=what, why=why) from e
+
+
+def names_of(path: str | Path) -> set[str]:
+    """The names of the tensors in such a file; of .safetensors from its header alone. ConfigError as above."""
+    path = Path(path)
+    if path.suffix != ".safetensors" or not path.is_file():
+        return set(tensors_of(path, "a file of tensors"))
+    try:
+        with safe_open(path, "pt") as file:
+            return set(file.keys())
+    except Exception as e:
+        raise ConfigError("{path} is not {what}: {why}", path=path, what="a file of tensors", why=e) from e

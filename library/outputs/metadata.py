@@ -144,6 +144,8 @@ def modelspec(config: RunConfig, architecture: str) -> dict[str, str]:
         **{key: getattr(meta, f"metadata_{key}") for key in (*PLAIN, *EXTRAS)},
         "thumbnail": _thumbnail(meta.metadata_thumbnail),
     }
+    if word := config.caption_change.words.partition(" ")[0]:  # the first vector's, which prompts name
+        out["trigger_phrase"] = meta.metadata_trigger_phrase or word
     if families.facts(config.family).has_prediction_type:
         out["prediction_type"] = "v" if config.model.v_parameterization else "epsilon"
     low, high = config.noise.min_timestep, config.noise.max_timestep

@@ -26,6 +26,8 @@ OTHER_KINDS = {  # by a pattern in keys
     "lora_mid": "LoCon with CP decomposition",
     r"\.oft_": "OFT",
     r"\.diff(_b)?$": "full differences",
+    r"^lllite_": "ControlNet-LLLite",
+    r"^(clip_l|clip_g|emb_params)$": "an embedding",
 }
 
 

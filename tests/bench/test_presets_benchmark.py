@@ -26,13 +26,11 @@ def test_every_preset_is_measured_beside_ways_that_a_config_accepts(family):
 
 
 def test_every_preset_of_every_family_is_a_case():
-    """Those of DreamBooth hold the settings of the fine-tunes'. Words and control layers learn by steps of their own,
-    which it does not know."""
+    """Those of DreamBooth hold the settings of the fine-tunes'."""
     files = {path.relative_to(presets.ROOT / "presets") for path in (presets.ROOT / "presets").glob("*/*-*gb.toml")}
     measured = {(presets.folder_of(case.family), case.name) for family in presets.LEAST
                 for case in presets.cases(family, None, "full") if case.cap}  # fmt: skip
-    known = ("lora", "finetune")
-    assert measured == {(file.parent.name, file.stem) for file in files if file.stem.startswith(known)}
+    assert measured == {(file.parent.name, file.stem) for file in files if file.stem.startswith(presets.KINDS)}
     assert {presets.folder_of(family) for family in presets.LEAST} == set(families.FAMILIES)
 
 

@@ -70,6 +70,7 @@ def test_a_form_becomes_a_command(tab, tmp_path):
         ({"prompts": " "}, "write a prompt"),
         ({"prompts": "a --ci /etc/passwd"}, "begins as an option"),
         ({"fields": {"width": "wide"}}, "width cannot be"),
+        ({"fields": {"controlnet_image": "/etc/x.png"}}, "outside"),
         ({"fields": {"rest": " --ci /etc/x"}}, "not what the page sends"),
         ({"compare": "rm"}, "no such choice"),
         ({"strengths": "a"}, "Strengths are numbers"),

@@ -235,3 +235,12 @@ print(sorted({"torch", "gradio", "diffusers", "numpy"} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=source.ROOT, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(("key", "kind"), [("clip_l", "an embedding"), ("lllite_unet_x.up.0.weight", "LLLite")])
+def test_files_of_other_things_are_named_in_one_sentence(tmp_path, key, kind):
+    save_file({key: torch.zeros(2, 3)}, tmp_path / "x.safetensors")
+    (said,) = verify(tmp_path / "x.safetensors").problems
+    assert f"{kind}, not to a plain LoRA" in said
+    with pytest.raises(ConfigError, match=f"{kind}, not to a plain LoRA"):
+        adapters.read(tmp_path / "x.safetensors")

@@ -104,6 +104,7 @@ def test_a_run_says_what_it_made_and_draws_with_the_word(trained):
     with safe_open(trained.file, "pt") as file:
         about = file.metadata()
     assert about["modelspec.architecture"] == "stable-diffusion-xl-v1-base/textual-inversion"
+    assert about["modelspec.trigger_phrase"] == "zorb"
     assert not [name for name in about if not name.startswith("modelspec.")]
 
 

@@ -355,6 +355,8 @@ class Compile:
             return "products in 8 bits are slow in blocks that are not compiled"
         if self.compile_scope == "model":
             return "compile_scope is model"
+        if run.control_images.guided:
+            return "blocks read the control image, which no other process has"
         if run.memory.blocks_to_swap or run.memory.cpu_offload_checkpointing:
             return "blocks_to_swap or cpu_offload_checkpointing moves what blocks compute with"
         return ""

@@ -1,0 +1,87 @@
+"""Finished ControlNet-LLLite files beside the layers of a model, to draw with: they read the prompt's control image."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from library.config.problems import ConfigError
+from library.families.base import Family, HasControlledLayers, ModelComponents
+from library.methods.lllite import BEGINNING, PARTS, ControlledLinear, ControlPicture, show_picture
+from library.methods.lora import by_name
+from library.methods.small_files import tensors_of
+
+
+class AppliedControl(ControlledLinear):
+    """One layer that a file changes, at a strength."""
+
+    strength = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As in a training, but for the strength; at 0 it is the layer alone."""
+        if self.picture.pixels is None or not self.strength:
+            return self.layer(x)
+        return self.layer(x + self.change(x) * self.strength)
+
+
+class AppliedControls:
+    """Files of LLLite in a model; all read one control image."""
+
+    def __init__(self, parts: ModelComponents, family: Family) -> None:
+        self._denoiser: Any = parts.denoiser
+        self._family = family
+        self._picture: ControlPicture | None = None
+        self._layers: dict[Path, list[AppliedControl]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._layers)
+
+    def add(self, path: Path) -> None:
+        """Read a file; it is switched off at first. Raises ConfigError when it is for another model."""
+        if not isinstance(self._family, HasControlledLayers):
+            raise ConfigError("{path} is a LLLite file, which is for SDXL alone: leave it out", path=path)
+        family, found = self._family, by_name(tensors_of(path, "a LLLite file"))
+        places = {family.control_name(place): (place, halvings)
+                  for place, halvings in family.controlled_layers(self._denoiser)}  # fmt: skip
+        if odd := sorted(found.keys() - places.keys()):
+            raise ConfigError("{path} is a LLLite file for another model: it has no layer {name}", path=path,
+                name=odd[0])  # fmt: skip
+        if self._picture is None:
+            self._picture = show_picture(self._denoiser)
+        self._layers[path] = [self._put(path, name, *places[name], tensors) for name, tensors in found.items()]
+
+    def set(self, strengths: Mapping[Path, float]) -> None:
+        """Use the files at these strengths; those that are not named are switched off."""
+        for path, layers in self._layers.items():
+            for layer in layers:
+                layer.strength = strengths.get(path, 0.0)
+
+    def _put(self, path: Path, name: str, place: str, halvings: int, tensors: Mapping[str, Tensor]) -> AppliedControl:
+        try:
+            sizes = tensors["mid.0.weight"].shape[1] - len(tensors["down.0.weight"]), len(tensors["down.0.weight"])
+            layer: Any = self._denoiser.get_submodule(place)
+            plain = layer
+            while isinstance(plain, AppliedControl):
+                plain = plain.layer
+            made = AppliedControl(plain, halvings, sizes, 0.0)
+            own = {key: value for key, value in tensors.items() if key.partition(".")[0] in PARTS}
+            missing = made.load_state_dict(own, strict=False).missing_keys
+            if left := [key for key in missing if not key.startswith("layer.")]:
+                raise KeyError(left[0])
+        except (KeyError, RuntimeError, IndexError) as e:
+            raise ConfigError("{path}: {name} has another size than this model's layer: it is for another model",
+                path=path, name=name) from e  # fmt: skip
+        made.layer = layer
+        for part in PARTS:
+            # Not frozen, so that they are not kept in 8 bits with the layers of the model.
+            getattr(made, part).requires_grad_(True)
+        made.picture = self._picture or ControlPicture()
+        parent, _, child = place.rpartition(".")
+        setattr(self._denoiser.get_submodule(parent), child, made)
+        return made
+
+
+def is_control(names: set[str]) -> bool:
+    """Whether a file with tensors of these names is one of LLLite."""
+    return any(name.startswith(BEGINNING) for name in names)

@@ -1,0 +1,44 @@
+"""Finished files of what was learned beside a model, of any kind, in that model: LoRAs, embeddings and LLLite."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from library.families.base import Family, ModelComponents
+from library.methods.applied import AppliedLoras
+from library.methods.applied_controls import AppliedControls, is_control
+from library.methods.applied_words import AppliedWords, is_embedding
+from library.methods.small_files import names_of
+
+
+class AppliedFiles:
+    """Each file at a strength that may change between pictures. The text encoders must be there already."""
+
+    def __init__(self, parts: ModelComponents, family: Family, word: str = "") -> None:
+        """`word` is that of embeddings whose files do not say theirs."""
+        self._parts = parts
+        self._loras = AppliedLoras(parts, family)
+        self.words, self.controls = AppliedWords(parts, word), AppliedControls(parts, family)
+        self.tagged: set[Path] = set()  # the LoRAs, which other programs name in prompts
+        self._has_words = False
+
+    @property
+    def changes_text(self) -> bool:
+        """Whether a file changes what text encoders say."""
+        return self._has_words or self._loras.changes_text
+
+    def add(self, path: Path) -> None:
+        """Read a file; it is switched off at first. Raises ConfigError when it is none, or for another model."""
+        names = names_of(path)
+        if is_embedding(names, self._parts):
+            self.words.add(path)
+            self._has_words = True
+        elif is_control(names):
+            self.controls.add(path)
+        else:
+            self._loras.add(path)
+            self.tagged.add(path)
+
+    def set(self, strengths: Mapping[Path, float]) -> None:
+        """Use the files at these strengths; those that are not named are switched off."""
+        for files in (self._loras, self.words, self.controls):
+            files.set(strengths)

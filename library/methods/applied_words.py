@@ -1,0 +1,76 @@
+"""Finished embeddings in the text encoders of a model, to draw with: each is a word of prompts, used or left out."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import safe_open
+from torch import Tensor
+
+from library.config.problems import ConfigError
+from library.families.base import ModelComponents
+from library.families.shared import added_words
+from library.methods.embedding import WordVectors
+from library.methods.small_files import tensors_of
+
+TRIGGER = "modelspec.trigger_phrase"
+
+
+def is_embedding(names: set[str], parts: ModelComponents) -> bool:
+    """Whether a file with tensors of these names holds vectors of words, be it for another model."""
+    return bool(names) and names <= {*parts.encoders, "emb_params"}
+
+
+class AppliedWords:
+    """Embeddings by their files. What a tokenizer reads is no word of anyone's, so that a name may be a known word."""
+
+    def __init__(self, parts: ModelComponents, word: str = "") -> None:
+        """`word` is the word of files that do not say theirs; without it it is the file's name."""
+        self._parts, self._word = parts, word
+        self._known: dict[Path, tuple[re.Pattern[str], str]] = {}  # what is written in prompts, what is read instead
+        self._used: list[Path] = []
+
+    def add(self, path: Path) -> None:
+        """Read a file; it is left out at first. Raises ConfigError when it is for another model."""
+        found = {name: vectors.reshape(-1, vectors.shape[-1]) for name, vectors in _vectors(path).items()}
+        number = max(map(len, found.values()))
+        for name, encoder in self._parts.encoders.items():
+            known = encoder.get_input_embeddings()  # type: ignore[operator]
+            width = (known.known if isinstance(known, WordVectors) else known).weight.shape[1]
+            if name not in found or found[name].shape != (number, width):
+                raise ConfigError("{path} is an embedding for another model: it has no {number} vectors of {width} "
+                    "numbers for {name}", path=path, number=number, width=width, name=name)  # fmt: skip
+        words = [f"embedding{len(self._known)}vector{at}" for at in range(number)]
+        for name, encoder in self._parts.encoders.items():
+            first = added_words.add(self._parts.tokenizers[name], words)
+            known = encoder.get_input_embeddings()  # type: ignore[operator]
+            layer = WordVectors(known, first, found[name].float()).requires_grad_(False)
+            encoder.set_input_embeddings(layer)  # type: ignore[operator]
+        written = re.compile(rf"(?<!\w){re.escape(_word_of(path) or self._word or path.stem)}(?!\w)", re.IGNORECASE)
+        self._known[path] = written, " ".join(words)
+
+    def set(self, strengths: Mapping[Path, float]) -> None:
+        """Use the files that have a strength."""
+        self._used = [path for path in self._known if strengths.get(path)]
+
+    def read_as(self, text: str) -> str:
+        """A prompt with the vectors in the place of words."""
+        for path in self._used:
+            written, words = self._known[path]
+            text = written.sub(words, text)
+        return text
+
+
+def _vectors(path: Path) -> dict[str, Tensor]:
+    found = tensors_of(path, "an embedding file")
+    if not found or any(not isinstance(one, Tensor) or one.dim() not in (1, 2) for one in found.values()):
+        raise ConfigError("{path} is no embedding file", path=path)
+    return found
+
+
+def _word_of(path: Path) -> str:
+    """The word that a file says it has, "" where it says none."""
+    if path.suffix != ".safetensors":
+        return ""
+    with safe_open(path, "pt") as file:
+        return ((file.metadata() or {}).get(TRIGGER) or "").strip()
