@@ -15,7 +15,7 @@ from library.config.run_config import RunConfig
 from library.data import pixels
 from library.drawing import plan
 from library.drawing.plan import Column
-from library.families.base import SampleRequest
+from library.families.base import Family, ModelComponents, SampleRequest
 from library.files import write_atomic
 from library.memory.placement import placement
 from library.memory.prepare import prepare_denoiser, prepare_encoders
@@ -73,9 +73,7 @@ def draw(  # noqa: PLR0913 - what is drawn with what, and who is told of it
     for network in (parts.denoiser, parts.vae, *parts.encoders.values()):
         if network is not None:
             network.requires_grad_(False).eval()
-    applied = AppliedFiles(parts, family, word)
-    for path in dict.fromkeys(path for column in columns for path, _ in column.loras):
-        applied.add(path)
+    applied = _applied(parts, family, columns, word)
     _check_guides(prompts, bool(applied.controls))
     defaults = {**family.sample_defaults, "sample_sampler": config.sample.sample_sampler}
     whole = [prompt_files.with_defaults(one, defaults, family.sample_multiple) for one in plan.with_one_seed(prompts)]
@@ -109,6 +107,14 @@ def draw(  # noqa: PLR0913 - what is drawn with what, and who is told of it
     _save(side_by_side(sheet), Path(sheet.grid), plan.metadata(whole[0], columns[0], model, applied.tagged))
     store(sheet)
     return sheet
+
+
+def _applied(parts: ModelComponents, family: Family, columns: Sequence[Column], word: str) -> AppliedFiles:
+    """All files of the columns in the model, switched off."""
+    applied = AppliedFiles(parts, family, word)
+    for path in dict.fromkeys(path for column in columns for path, _ in column.loras):
+        applied.add(path)
+    return applied
 
 
 def _requested(prompt: Prompt, applied: AppliedFiles) -> SampleRequest:

@@ -40,7 +40,7 @@ class AppliedControls:
     def add(self, path: Path) -> None:
         """Read a file; it is switched off at first. Raises ConfigError when it is for another model."""
         if not isinstance(self._family, HasControlledLayers):
-            raise ConfigError("{path} is a LLLite file, which is for SDXL alone: leave it out", path=path)
+            raise ConfigError("{path} is a LLLite file, which this model cannot follow: leave it out", path=path)
         family, found = self._family, by_name(tensors_of(path, "a LLLite file"))
         places = {family.control_name(place): (place, halvings)
                   for place, halvings in family.controlled_layers(self._denoiser)}  # fmt: skip

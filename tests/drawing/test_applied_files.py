@@ -131,5 +131,5 @@ def test_other_families_say_that_they_have_no_such_files(shallow, files):  # noq
     kind = families.config_class("flux_train_network")
     family = families.family_for(build(kind, shell.read_toml(shallow.configs["flux_train_network"]), notes=[]))
     parts = family.load(torch.float32)
-    with pytest.raises(ConfigError, match="for SDXL alone"):
+    with pytest.raises(ConfigError, match="this model cannot follow"):
         AppliedFiles(parts, family).add(files / "c.safetensors")

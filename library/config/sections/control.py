@@ -7,6 +7,7 @@ from library.config.problems import Problem
 from library.config.run_config import RunConfig
 from library.config.schema import opt
 from library.config.sections.adapters import AdapterData
+from library.config.sections.learning import Optim
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +40,10 @@ class Control:
         None, "Channels that describe the control image. 32 is usual.", label="Control channels", min=2
     )
     network_dim: int | None = opt(
-        None, "The width of the small networks. 64 is usual; half of it suits depth images.", label="Width", min=1
+        None,
+        "The width of the small networks. 64 is usual; half of it suits depth images.",
+        label="Network width",
+        min=1,
     )
     network_dropout: float | None = opt(
         None, "The share of the network dropped in each step. 0.1 helps against overfitting.", min=0.0, max=1.0
@@ -56,3 +60,10 @@ class Control:
         """Something has to be left to learn."""
         if self.network_dropout == 1:
             yield Problem("network_dropout", "must be below 1: at 1 nothing would be trained")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ControlOptim(Optim):
+    """The same, with what is usual for networks that follow an image."""
+
+    learning_rate: float = opt(2e-6, "2e-4 is usual, 1 for Prodigy. Lower it if images are distorted.", min=0.0)

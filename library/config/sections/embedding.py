@@ -7,6 +7,7 @@ from library.config.fixes import exclusive
 from library.config.problems import Problem
 from library.config.run_config import CaptionChange, RunConfig
 from library.config.schema import opt
+from library.config.sections.learning import Optim
 
 # What the image of a caption can be called; the names of sd-scripts' templates for objects, and how often each comes.
 OBJECT_SIGHTS = {
@@ -78,3 +79,10 @@ class Embedding:
                 fix={"token_string": "-".join(word.split())})  # fmt: skip
         if self.use_object_template and self.use_style_template:
             yield exclusive(run, "use_object_template", "use_style_template")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmbeddingOptim(Optim):
+    """The same, with what is usual for words."""
+
+    learning_rate: float = opt(2e-6, "5e-4 is usual, 1 for Prodigy. Lower it if images are distorted.", min=0.0)

@@ -16,10 +16,10 @@ from library.config.sections.adapters import (
     Network,
 )
 from library.config.sections.compiling import Compile
-from library.config.sections.control import Control, ControlData
-from library.config.sections.embedding import Embedding
+from library.config.sections.control import Control, ControlData, ControlOptim
+from library.config.sections.embedding import Embedding, EmbeddingOptim
 from library.config.sections.inputs import Cache, Captions, Data, Model
-from library.config.sections.learning import FullOptim, Loss, Noise, Optim, Steps, Validation
+from library.config.sections.learning import FullOptim, Loss, Noise, Steps, Validation
 from library.config.sections.machine import Distributed, Memory, Precision
 from library.config.sections.outputs import AdapterSave, EmbeddingSave, FullSave, Hub, Log, Metadata, Sample
 from library.config.sections.run import Run
@@ -100,7 +100,7 @@ class EmbeddingRun(Run):
     captions: Captions = section(Captions)
     cache: Cache = section(Cache)
     embedding: Embedding = section(Embedding)
-    optim: Optim = section(Optim)
+    optim: EmbeddingOptim = section(EmbeddingOptim)
     steps: Steps = section(Steps)
     save: EmbeddingSave = section(EmbeddingSave)
     sample: Sample = section(Sample)
@@ -137,7 +137,7 @@ class ControlRun(Run):
     captions: Captions = section(Captions)
     cache: Cache = section(Cache)
     control: Control = section(Control)
-    optim: Optim = section(Optim)
+    optim: ControlOptim = section(ControlOptim)
     steps: Steps = section(Steps)
     save: AdapterSave = section(AdapterSave)
     sample: Sample = section(Sample)
