@@ -241,19 +241,25 @@ def attach(parts: ModelComponents, family: Family, config: AdapterRun) -> Lycori
 
 
 def _left_out(denoiser: nn.Module, family: Family, config: AdapterRun) -> set[str]:
-    """Paths of modules all of whose layers are in blocks that train_block_indices does not name."""
+    """Paths of modules all of whose layers are in blocks that train_block_indices does not name; with attention alone,
+    which is found by class, also that of what stands before the blocks: refiners, a text adapter."""
     args, groups = network_args.read(config), families.facts(config.family).blocks
-    if not isinstance(args, network_args.LycorisArgs) or args.train_block_indices == "all":
+    attention_alone = isinstance(args, network_args.LycorisArgs) and args.preset == "attn-only"
+    if not isinstance(args, network_args.LycorisArgs) or (args.train_block_indices == "all" and not attention_alone):
         return set()
     names = {path: family.adapter_name("denoiser", path) for path, m in denoiser.named_modules() if not [*m.children()]}
     blocks = {path: block for path, name in names.items() if (block := block_of(name, groups))}
+    kinds = {path for path, module in denoiser.named_modules() if type(module).__name__.endswith("Attention")}
+    before = {path for path in kinds if attention_alone and not any(name.startswith(f"{path}.") for name in blocks)}
+    if args.train_block_indices == "all":
+        return before
     counts = [1 + max((n for at, n in blocks.values() if at == group), default=-1) for group in range(len(groups))]
     chosen = args.chosen_blocks(counts)
     around: dict[bool, set[str]] = {True: set(), False: set()}
     for path, (group, number) in blocks.items():
         words = path.split(".")
         around[bool(chosen[group][number])] |= {".".join(words[:end]) for end in range(1, len(words) + 1)}
-    return around[False] - around[True]
+    return before | (around[False] - around[True])
 
 
 @contextlib.contextmanager

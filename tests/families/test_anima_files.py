@@ -1,11 +1,14 @@
 """Anima's files: every layout is read, what is something else is named, caches and LoRA are known elsewhere."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from library import families, methods
 from library.demo import lora
 from library.families import recognition
 from library.families.anima import random
@@ -236,3 +239,12 @@ def test_the_tools_know_it(demo, learnt, tmp_path):
     assert load_file(back.path).keys() == plain.tensors().keys()
     small = resize.resize(plain.file, tmp_path / "small.safetensors", choices=resize.ResizeOptions(rank=2))
     assert {t.shape[0] for name, t in load_file(small.path).items() if name.endswith("down.weight")} <= {1, 2}
+
+
+def test_attention_alone_in_lycoris_leaves_out_the_text_adapter(demo):
+    pytest.importorskip("lycoris")
+    args = ["algo=lokr", "preset=attn-only"]
+    config = config_of(demo, SCRIPT, network_module="lycoris.kohya", network_args=args, network_train_unet_only=True)
+    its = families.family_for(config)
+    learned = methods.attach(its.load(torch.float32), its, config).state_dict()
+    assert learned and all(re.match(r"lora_unet_blocks_\d+_(self|cross)_attn_", name) for name in learned)
