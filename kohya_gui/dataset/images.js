@@ -202,7 +202,7 @@ function showOverview(found) {
         images: count(training.images, "image"), pictures: count(training.repeats, "picture"), batch: training.batch,
         each: count(training.steps_per_epoch, "step"), steps: count(training.steps, "step"), epochs: count(training.epochs, "epoch") })
     : "A training would find no images here.";
-  part(".findings").replaceChildren(...findings(found));
+  part(".findings").replaceChildren(...findings(found), found.kinds.missing ? toCaptions() : "");
   part(".notes").replaceChildren(...found.notes.map((note) => make("li", {}, note)));
   showBuckets(training.buckets);
   const places = [["", "All folders"], ...found.places.map((place) => [`/${place.folder}`, place.folder || "the folder itself", ` (${place.images.toLocaleString("en")})`])];
@@ -223,6 +223,16 @@ function findings({ kinds, titles }) {
     chip.append(make("b", {}, n.toLocaleString("en")), make("span", {}, titles[kind]));
     return chip;
   });
+}
+
+/** A button to the panel that writes captions, where images have none. */
+function toCaptions() {
+  return makeButton("Write captions with a model", () => {
+    const panel = part("[data-panel=caption]", HTMLDetailsElement);
+    panel.open = true;
+    panel.scrollIntoView({ block: "start" });
+    one(panel, "summary").focus({ preventScroll: true });
+  }, { className: "to-captions" });
 }
 
 /** @param {Count["buckets"]} buckets */
@@ -250,7 +260,7 @@ function fill(select, entries, value) {
 function narrow(changes) {
   Object.assign(view, { start: 0 }, changes);
   part(".sieve .show", HTMLSelectElement).value = view.show;
-  for (const chip of all(root, ".findings button")) chip.setAttribute("aria-pressed", String(chip.dataset.kind === view.show));
+  for (const chip of all(root, ".findings [data-kind]")) chip.setAttribute("aria-pressed", String(chip.dataset.kind === view.show));
   showPage();
   panels.showTags();
 }

@@ -55,6 +55,10 @@ async function start() {
   if (!run) return;
   model().value = run;
   await chooseModel();
+  const list = part(".files"), [first] = all(list, "input", HTMLInputElement), newest = (await ofRun()).files.at(-1);
+  if (!newest || first.value) return;
+  first.value = newest;
+  grow(list);
 }
 
 /**

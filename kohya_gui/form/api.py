@@ -94,7 +94,7 @@ class FormApi:
         notes: list[str] = []
         if not chosen.is_profile:
             config = start_preset.applied(chosen, form.configs[chosen.family], now, notes)
-            start = start_preset.start(form.tab, chosen, form.configs[chosen.family])
+            start = start_preset.start(form.tab, chosen, form.configs[chosen.family], start_preset.results(self.roots))
             return {"fill": form.fill(config, start), "title": chosen.title, "text": start["text"], "notes": notes}
         made = values(presets.apply(chosen, known, now, notes))
         # All that a profile does not touch stays as it is written, right or wrong.

@@ -67,7 +67,7 @@ const same = (a, b) => a === b || (a.trim() !== "" && b !== "" && Number(a) === 
 
 /** @type {Record<string, Record<string, Start>>} form -> family -> start */
 const starts = {};
-const NAMED = "output_name"; // what a start proposes, and leaves alone once it was typed
+const NAMED = ["output_name", "output_dir"]; // what a start proposes, and leaves alone once it was typed
 
 /**
  * What the server found to suit this machine, by family.
@@ -199,7 +199,7 @@ export function fill(tab, sent) {
   const { family: name, values, base: theirs, start, launch = {} } = JSON.parse(sent);
   if (theirs) store(`${tab}-base`, JSON.stringify(theirs));
   remember(where);
-  const named = fields(where).filter((field) => field.dataset.option === NAMED && untouched(field, family(where)));
+  const named = fields(where).filter((field) => NAMED.includes(field.dataset.option ?? "") && untouched(field, family(where)));
   if (name) chooseFamily(where, name);
   if (start) starts[where.id] = { ...starts[where.id], [family(where)]: start };
   put(where, values, launch);

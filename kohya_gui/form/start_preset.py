@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from kohya_gui.form import compile_summary, presets
@@ -70,13 +71,13 @@ def applied(preset: presets.Preset, config: type, now: JsonMapping, notes: list[
     return build(config, kept, preset.path.name, notes=[])
 
 
-def start(kind: str, preset: presets.Preset, config: type, why: str = "") -> JsonObject:
+def start(kind: str, preset: presets.Preset, config: type, folder: str, why: str = "") -> JsonObject:
     """A preset as the page's scripts take it: what it is, and what it makes other than the defaults, as fields show
-    it; with a name for the result, which presets leave open."""
+    it; with a name for the result and a `folder` for results, which presets leave open."""
     notes: list[str] = []
     made, known = applied(preset, config, {}, notes), options(config)
     given = {name: shown_value(known[name], value) for name, value in flat(changed(made)).items()}
-    given["output_name"] = f"{preset.family}-{kind}"
+    given |= {"output_name": f"{preset.family}-{kind}"} | ({"output_dir": folder} if folder else {})
     text = compile_summary.about(preset)
     if not made.compile.compile:  # which the preset's figures rest on
         sets = text.partition("; ")[0].removesuffix(".").split(", ")
@@ -84,14 +85,19 @@ def start(kind: str, preset: presets.Preset, config: type, why: str = "") -> Jso
     return {"id": preset.id, "title": preset.title, "text": text, "why": why, "notes": notes, "values": given}
 
 
-def starts(kind: str, configs: Mapping[str, type]) -> dict[str, JsonObject]:
+def starts(kind: str, configs: Mapping[str, type], folder: str = "") -> dict[str, JsonObject]:
     """With what the form of a tab opens, by family; a family that has no preset begins with the defaults."""
     gpu, found = card(), {}
     for family, config in configs.items():
         chosen = suited(presets.of_kind(kind, [family]), gpu)
         if chosen:
-            found[family] = start(kind, chosen[0], config, chosen[1])
+            found[family] = start(kind, chosen[0], config, folder, chosen[1])
     return found
+
+
+def results(roots: Sequence[Path]) -> str:
+    """The folder for results that a form proposes: beside the models, images and drawings of the page."""
+    return str(roots[0] / "kohya" / "output")
 
 
 def bare(family: str) -> JsonObject:

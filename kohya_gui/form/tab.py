@@ -120,7 +120,9 @@ class TrainingTab:
             "browse": picker.button("config", "Config file", "file", ".path"),
             "endings": ",".join(importers.SUFFIXES),
             "tab": self.tab.id,
-            "form": self.form.markup(start_preset.starts(self.tab.id, self.tab.configs)),
+            "form": self.form.markup(
+                start_preset.starts(self.tab.id, self.tab.configs, start_preset.results(self.roots))
+            ),
         }
         made = (FOLDER / "tab.html").read_text(encoding="utf-8")
         for name, part in parts.items():

@@ -19,6 +19,7 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import Text
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
+from library.families import RUNS, config_class
 from library.runs import bundle, explain, gpu_slots, layout, queue, reader, resume, start, stop
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,6 +54,8 @@ def buttons(run: reader.RecordedRun, others: list[reader.RecordedRun]) -> str:
         f'<button type="button" class="{kind}" data-act="{act}"{data(words)}>{html.escape(words)}</button>'
         for act, words, kind in shown
     )
+    if run.state == "finished" and _draws(run):
+        made = f'<button type="button" class="primary" data-try="{html.escape(run.id)}">Try it</button>{made}'
     return f'<div class="acts" data-run="{html.escape(run.id)}">{made}<p class="answer" role="status"></p></div>'
 
 
@@ -80,6 +83,12 @@ def _question(run: reader.RecordedRun, how: str) -> str:
 def _is_wanted(run: reader.RecordedRun, others: list[reader.RecordedRun]) -> bool:
     """Whether a run can be gone on with, and nobody has done so or let it wait in the queue."""
     return resume.is_wanted(run, others) and not any(entry.resumes == run.id for entry in queue.read().waiting)
+
+
+def _draws(run: reader.RecordedRun) -> bool:
+    """Whether what a run has trained can be drawn with in the tab for that."""
+    script = str(run.facts.get("script"))
+    return script in RUNS and config_class(script).kind == "lora"
 
 
 def _can_draw(run: reader.RecordedRun) -> bool:

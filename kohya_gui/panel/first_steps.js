@@ -16,6 +16,29 @@ async function training() {
   return shown();
 }
 
+let looked = ""; // the images that were looked at
+
+/**
+ * What a form's fields of some options hold, as one text.
+ * @param {HTMLElement} where
+ * @param {string[]} names
+ */
+const held = (where, names) => all(where, names.map((name) => `[data-option=${name}]`).join()).filter(isField).map((field) => field.value.trim()).join("");
+
+/** @param {HTMLElement} where */
+const imagesOf = (where) => held(where, IMAGES);
+
+/**
+ * Mark the steps that are done, and the one that is next.
+ * @param {HTMLElement} where
+ */
+function progress(where) {
+  const images = imagesOf(where), done = { model: held(where, [MODEL]), images, look: images === looked && images, train: "" };
+  const side = one(document, "#side"), steps = Object.entries(done);
+  side.dataset.done = steps.filter(([, is]) => is).map(([name]) => name).join(" ");
+  side.dataset.next = steps.find(([, is]) => !is)?.[0] ?? "";
+}
+
 /** @type {Record<string, (where: HTMLElement) => unknown>} */
 const STEPS = {
   model: (where) => one(where, ".find-models").click(),
@@ -23,7 +46,11 @@ const STEPS = {
     one(where, ".datasets").scrollIntoView({ block: "center" });
     one(where, ".choose-images input").focus({ preventScroll: true });
   },
-  look: (where) => showImages(one(where, "form.settings").id.replace(/-form$/, "")),
+  look: (where) => {
+    looked = imagesOf(where);
+    progress(where);
+    return showImages(one(where, "form.settings").id.replace(/-form$/, ""));
+  },
   train: (where) => one(where, ".bar button.train").focus(),
 };
 
@@ -33,8 +60,5 @@ document.addEventListener("click", async (event) => {
   if (where) STEPS[button.dataset.step ?? ""](where);
 });
 onSettled((where) => requestAnimationFrame(() => { // before it, asking what can be seen would lay out the page once more
-  if (!where.checkVisibility()) return;
-  const has = (/** @type {string} */ name) => all(where, `[data-option=${name}]`).some((field) => isField(field) && field.value.trim());
-  const done = { model: has(MODEL), images: IMAGES.some(has) };
-  one(document, "#side").dataset.done = Object.entries(done).filter(([, is]) => is).map(([name]) => name).join(" ");
+  if (where.checkVisibility()) progress(where);
 }));

@@ -35,13 +35,16 @@ def test_the_first_screen(visit):
 def test_an_empty_form_is_told_all_that_is_missing(visit):
     visitor = visit()
     visitor.click("Train")
-    visitor.until("3 things have to be fixed first")
-    for words in ("Base model", "Image folder", "Output folder", "train_data_dir"):
+    visitor.until("2 things have to be fixed first")
+    for words in ("Base model", "Image folder", "train_data_dir"):
         assert words in visitor.said()
-    marked = visitor.page.locator("#lora-output_dir").evaluate("e => getComputedStyle(e).borderColor")
+    marked = visitor.page.locator("#lora-train_data_dir").evaluate("e => getComputedStyle(e).borderColor")
     assert marked != visitor.page.locator("#lora-output_name").evaluate("e => getComputedStyle(e).borderColor")
-    visitor.fill(output_dir="/results")  # what is being mended is marked no longer
-    assert visitor.page.locator("#lora-output_dir").evaluate("e => getComputedStyle(e).borderColor") != marked
+    visitor.fill(train_data_dir="/images")  # what is being mended is marked no longer
+    assert visitor.page.locator("#lora-train_data_dir").evaluate("e => getComputedStyle(e).borderColor") != marked
+    visitor.fill(output_dir="")  # where results go is proposed
+    visitor.click("Train")
+    visitor.until("Output folder")
     assert reader.runs() == []
 
 
@@ -56,13 +59,13 @@ def test_what_the_form_knows_is_said_before_the_whole_check_is_done(visit, monke
     monkeypatch.setattr(isolated, "check", slow)
     visitor = visit()
     visitor.click("Train")
-    visitor.until("3 things have to be fixed first")
+    visitor.until("2 things have to be fixed first")
     assert visitor.page.locator(".bar[data-busy]").count() == 1  # and it goes on looking
     visitor.click("More")
     visitor.click("Download")  # whose answer is not held back by the check
     visitor.until("is among your downloads")
     done.set()
-    visitor.until("4 things have to be fixed first")
+    visitor.until("3 things have to be fixed first")
     visitor.page.wait_for_selector(".bar:not([data-busy])")
 
 

@@ -169,7 +169,7 @@ def test_files_of_a_run_are_compared(visit, served, monkeypatch):
 
     seen = visit()
     page = seen.page
-    page.locator("[data-try]").click()  # beside the samples of the run
+    page.locator(".samples [data-try]").click()  # beside the samples of the run
     box = page.locator(".drawing")
     box.locator(".board .sample").nth(3).wait_for()
     assert box.locator("#draw-model").input_value() == "run:zorb-1" == box.locator("#draw-sheet").input_value()

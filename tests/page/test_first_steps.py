@@ -1,32 +1,55 @@
-"""The four steps to a first training, on a page on which nothing was trained yet."""
+"""From an empty page to a picture: four steps to a first training, each a button to its place, and what comes after."""
+
+from pathlib import Path
 
 import pytest
 from PIL import Image
 
+from library import families
+from tests.downloads.conftest import hub, small  # noqa: F401
+
+OFFER = families.facts("sdxl").hub_models[0].files[0]
+
 
 @pytest.mark.browser
-def test_four_steps_lead_to_the_first_training(visit, served):
-    folder = served[1] / "first steps"
-    folder.mkdir()
-    Image.new("RGB", (64, 64)).save(folder / "a.png")
+def test_a_newcomer_gets_from_an_empty_page_to_a_result_that_can_be_tried(visit, served, hub, tmp_path):  # noqa: F811
+    hub.repositories[OFFER.repository] = {OFFER.path: small()}
+    image = tmp_path / "a.png"
+    Image.new("RGB", (64, 64)).save(image)
     seen = visit()
     page = seen.page
     steps = page.locator(".first-steps button")
     assert steps.all_inner_texts() == ["Choose a model", "Add images", "Look at them", "Start the training"]
+    follows = lambda step: page.locator(f"#side[data-next={step}]").wait_for()  # noqa: E731
     page.get_by_role("tab", name="Queue", exact=True).click()
     steps.nth(0).click()  # also from a tab without a form
-    page.locator("dialog[open]").wait_for()
-    page.keyboard.press("Escape")
+    page.locator("dialog.models .take:enabled").click()
+    page.locator("dialog.models").wait_for(state="hidden", timeout=60_000)
+    assert page.locator("#lora-pretrained_model_name_or_path").input_value().endswith(OFFER.path)
+    follows("images")
     steps.nth(1).click()
     page.wait_for_function("document.activeElement.matches('#lora-form .choose-images input')")
     assert page.locator("#lora-form .datasets").bounding_box()["y"] < 900
-    seen.fill(train_data_dir=folder)
-    page.locator("#side[data-done=images]").wait_for()
+    page.locator("#lora-form .choose-images input").set_input_files(image)
+    follows("look")
     steps.nth(2).click()
     page.locator(".images .cards article").wait_for()
+    follows("train")
+    page.get_by_role("button", name="Write captions with a model").click()  # the image has none
+    page.locator("[data-panel=caption][open]").wait_for()
     steps.nth(3).click()
     page.wait_for_function("document.activeElement.matches('button.train')")
     page.set_viewport_size({"width": 390, "height": 844})
     boxes = [step.bounding_box() for step in steps.all()]
     assert all(box["x"] >= 0 and box["x"] + box["width"] <= 390 and box["height"] >= 24 for box in boxes)
     assert max(box["y"] + box["height"] for box in boxes) - min(box["y"] for box in boxes) < 100
+    tabs = page.get_by_role("tab")  # in one row, of which the open one is in view
+    assert len({round(tab.bounding_box()["y"]) for tab in tabs.all()}) == 1
+    page.set_viewport_size({"width": 1440, "height": 900})
+    seen.fill(max_train_steps="3")
+    page.locator("button.train:visible").press("Enter")
+    seen.state("finished")
+    page.locator(".live .acts [data-try]").click()
+    tried = page.locator("#draw-lora-first")
+    page.wait_for_function("document.querySelector('#draw-lora-first').value")
+    assert Path(tried.input_value()) == served[1] / "kohya" / "output" / "sdxl-lora.safetensors"
