@@ -115,6 +115,7 @@ class TrainingTab:
     @cached_property
     def markup(self) -> str:
         """All that is in the tab, as HTML."""
+        starts = start_preset.starts(self.tab.id, self.tab.configs, start_preset.results(self.roots))
         parts = {
             "menu": api.menu(self.tab.id, FAMILIES),
             "browse": picker.button("config", "Config file", "file", ".path"),
