@@ -121,9 +121,7 @@ class TrainingTab:
             "browse": picker.button("config", "Config file", "file", ".path"),
             "endings": ",".join(importers.SUFFIXES),
             "tab": self.tab.id,
-            "form": self.form.markup(
-                start_preset.starts(self.tab.id, self.tab.configs, start_preset.results(self.roots))
-            ),
+            "form": self.form.markup(starts),
         }
         made = (FOLDER / "tab.html").read_text(encoding="utf-8")
         for name, part in parts.items():
