@@ -31,7 +31,7 @@ class Models {
   token = make("input", { id: "models-token", type: "password", autocomplete: "new-password", spellcheck: false });
   said = make("div", { className: "answer", "aria-live": "polite" });
   jobs = make("div", { className: "jobs" });
-  go = makeButton("", () => this.act(), { className: "take" });
+  go = makeButton("", () => this.act(), { className: "take", disabled: true });
   /** @type {HTMLDialogElement} */
   dialog = make("dialog", { className: "picker models", "aria-labelledby": "models-title" },
     this.title,
@@ -75,6 +75,7 @@ class Models {
   open(tab) {
     [this.tab, this.family, this.known, this.after] = [tab, family(formOf(tab)), null, null];
     this.title.textContent = "Base model";
+    this.go.disabled = true;
     this.model.replaceChildren();
     this.parts.replaceChildren();
     this.dialog.showModal();

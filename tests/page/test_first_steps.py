@@ -23,6 +23,11 @@ def test_a_newcomer_gets_from_an_empty_page_to_a_result_that_can_be_tried(visit,
     follows = lambda step: page.locator(f"#side[data-next={step}]").wait_for()  # noqa: E731
     page.get_by_role("tab", name="Queue", exact=True).click()
     steps.nth(0).click()  # also from a tab without a form
+    page.locator("dialog.models .take:enabled").wait_for()
+    page.locator("dialog.models").get_by_label("Model", exact=True).select_option(
+        "get:0"
+    )  # others may be there already
+    page.locator("dialog.models .room", has_text=" KB").wait_for()  # what the hub says, and not what is known of it
     page.locator("dialog.models .take:enabled").click()
     page.locator("dialog.models").wait_for(state="hidden", timeout=60_000)
     assert page.locator("#lora-pretrained_model_name_or_path").input_value().endswith(OFFER.path)
