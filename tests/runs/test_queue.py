@@ -34,7 +34,7 @@ with Record.start({}, "flux_train_network", toml["output_dir"], toml["output_nam
     record.note(seen=os.environ.get("CUDA_VISIBLE_DEVICES"), token=os.environ.get("HF_TOKEN"))
     if toml.get("makes"):
         open(toml["makes"], "w").close()
-    for _ in range(400):
+    for _ in range(2400):
         if os.path.exists(toml.get("waits_for", ".")):
             break
         time.sleep(0.05)

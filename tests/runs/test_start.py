@@ -49,7 +49,7 @@ def launch(tmp_path, monkeypatch, steps=2000, code=CHILD, **more):
 
 
 def wait(run_id, condition):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not condition(reader.run(run_id)):
         assert time.monotonic() < deadline, reader.run(run_id).facts
         time.sleep(0.05)
