@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from library.config.schema import ConfigError
 from library.data.images import ImageSet
@@ -25,6 +26,7 @@ class Checkpointer:
         self._names, self._backups = paths.names(config), Backups(paths.names(config), training.journal)
         self._every_epochs = paths.every_n_epochs(config, clock.epochs)
         self._shapes: verify.Shapes = {}
+        self._saved_at = 0  # the step of the last state
         if world.main:
             total = config.data.train_batch_size * config.steps.gradient_accumulation_steps * world.ranks
             stats = dataset_stats(images, config, len(training.batches), clock.epochs, total)
@@ -46,6 +48,15 @@ class Checkpointer:
         if requests.granted("backup") and not clock.done:  # and unless a state has just been saved
             self._check()
             self._save_state(None)
+
+    def rescue(self, error: ConfigError) -> NoReturn:
+        """Raise what has ended the training between two steps, once there is a state of all that was learned."""
+        if self._training.clock.step and self._training.clock.step != self._saved_at:
+            self._check()
+            self._save_state(None)
+        if state := self._journal.newest.get("state"):
+            raise ConfigError("{problem}; resume from {state}", problem=error, state=state) from error
+        raise error
 
     def final(self) -> Path:
         """The result. After a stop there is a state beside it, so that the run can be gone on with."""
@@ -126,7 +137,7 @@ class Checkpointer:
     def _save_state(self, folder: Path | None) -> None:
         """Save a state to resume from; without a folder, as the backup that replaces the one before."""
         self._journal.phase("saving the state")
-        step = self._training.clock.step
+        step = self._saved_at = self._training.clock.step
         state = resume_state.collect(self._training)
 
         def write() -> None:

@@ -149,6 +149,8 @@ def take_steps(training: Training, precompiler: Precompiler, images: ImageSet, s
         samples.when_due(training)
         checkpointer.when_due()
 
+    if stepper.unreadable:
+        checkpointer.rescue(stepper.unreadable)
     journal.completed = clock.done
     file = checkpointer.final()
     tell_utilization(training)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from library.compiler.log import CompileLog
+from library.config.problems import ConfigError
 from library.data.loading import Batch, Batches
 from library.train import rng
 from library.train.clock import Clock, windows
@@ -35,14 +36,15 @@ class Stepper:
         # A step can be dropped between its batches, and by one process alone.
         self._droppable = size > 1 and world.ranks == 1
         self._before: dict[str, Any] = {}  # where everything stood before this step
+        self.unreadable: ConfigError | None = None  # what kept the next step from being read, after which none follows
 
     def __iter__(self) -> Iterator[list[Batch]]:
         self.requests.defer_signals()
-        while not self.clock.done and not self.requests.stopping:
+        while not self.clock.done and not self.requests.stopping and not self.unreadable:
             if self.clock.epoch_ended:
                 self.batches.set_epoch(self.clock.epoch + 1)
             self._remember()
-            for window in self.timer.waited(windows(self.batches, self._size)):
+            for window in self.timer.waited(self._windows()):
                 self.clock.tick()
                 yield window
                 if self.world.ranks == 1:  # of several, all have read the same answer in the lines of the step before
@@ -50,6 +52,17 @@ class Stepper:
                 if self.clock.done or self.requests.stopping:
                     break
                 self._remember()
+
+    def _windows(self) -> Iterator[list[Batch]]:
+        """The batches of the steps of this epoch, up to those that cannot be read."""
+        try:
+            yield from windows(self.batches, self._size)
+        except ConfigError as error:
+            if self.world.ranks > 1:  # the others have begun the step, and wait for this one
+                raise
+            self.unreadable = error
+            if self._droppable:
+                self.drop_step()
 
     def micro_batches(self, window: Sequence[Batch], compile_log: CompileLog) -> Iterator[tuple[int, Batch]]:
         """The batches of a step with their numbers, on the device and seeded; raises WorkCancelled between them."""

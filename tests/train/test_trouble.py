@@ -21,7 +21,8 @@ from library.runs.record import Record
 from library.tools.storage import FilePlan
 from library.train import errors, resume_state, samples
 from library.train.loss import LossFunction
-from tests.training import config_of, fresh, listing, runs_in, train
+from library.train.step_log import StepLog
+from tests.training import config_of, fresh, listing, pictures, runs_in, train
 
 SCRIPT = "flux_train_network"
 SECRETS = {"wandb_api_key": "canary-of-the-wandb-key", "huggingface_token": "canary-of-the-hub-token"}
@@ -33,12 +34,13 @@ FP8 = {"fp8_base": True, "mixed_precision": "bf16"}
 def config(demo, squares, tmp_path):
     def make(script=SCRIPT, **values):
         values = {
+            "train_data_dir": squares,
             "output_dir": tmp_path / "out",
             "output_name": "m",
             "save_every_n_steps": 2,
             "save_state": True,
         } | values
-        return config_of(demo, script, train_data_dir=squares, **values)
+        return config_of(demo, script, **values)
 
     return make
 
@@ -124,6 +126,30 @@ def test_no_secret_is_in_any_file(run_shell, monkeypatch, tmp_path):
     for path in (path for path in tmp_path.rglob("*") if path.is_file() and path.name != "run.toml"):
         assert b"canary" not in path.read_bytes(), path
     assert the_run(tmp_path / "out").error == "RuntimeError: 401 for https://user:*** *** ***@hub"
+
+
+# ---- data
+
+
+def test_an_image_that_is_gone_costs_no_step(config, tmp_path, monkeypatch):
+    """Of several batches a step, those before it are read again. Nothing but the state shows that it was gone."""
+    own = pictures(tmp_path / "pictures", ((64, 64),) * 6, repeats=1)
+    values = {"train_data_dir": own, "train_batch_size": 1, "gradient_accumulation_steps": 2, "max_train_steps": 5,
+              "cache_latents": False, "save_state": False, "save_every_n_steps": None, "max_data_loader_n_workers": 0,
+              "network_dropout": 0.2}  # fmt: skip
+    straight = train(config(**values, output_dir=tmp_path / "straight"))
+    (path,) = own.rglob("4.png")
+    content, push = path.read_bytes(), StepLog.push
+    with monkeypatch.context() as patch, pytest.raises(ConfigError, match="4.png is missing.*; resume from") as found:
+        patch.setattr(StepLog, "push", lambda self, *told: (push(self, *told), path.unlink(missing_ok=True)))
+        train(config(**values))
+    (state,) = (tmp_path / "out").glob("m-backup-step*-state")
+    assert str(state) in str(found.value) and the_run(tmp_path / "out").error == str(found.value)
+    path.write_bytes(content)
+    done = resume_state.read_progress(state)["current_step"]
+    rest = train(config(**values, resume=state))
+    assert 0 < done < 5 and rest.losses == straight.losses[done:]
+    assert all(torch.equal(rest.tensors()[name], tensor) for name, tensor in straight.tensors().items())
 
 
 # ---- memory
