@@ -228,7 +228,7 @@ def _type(fields: Fields, names: set[str], typed: JsonMapping, config: RunConfig
     kept = {name: items for name, items in old.items() if name not in names}
     new = {name: _tokens(known[name], value) for name, value in typed.items() if name in names}
     if kept != old or new:
-        tokens = [token for name, items in (kept | new).items() for token in (f"--{name}", *items)]
+        tokens = [token for name, items in (kept | new).items() for token in (*[f"--{name}"] * bool(name), *items)]
         fields["additional_parameters"] = join(tokens)
 
 

@@ -11,6 +11,7 @@ def read(ledger: KeyLedger) -> None:
         ledger.empty("additional_parameters")
         return
     found = flags(text)
+    alone = found.pop("", [])
     if "torch_compile" in found:
         found.pop("torch_compile")
         backend = ledger.get("dynamo_backend")
@@ -21,6 +22,10 @@ def read(ledger: KeyLedger) -> None:
     if not values:
         ledger.ignore("additional_parameters", "there is no --flag in it")
         return
+    if alone:
+        name = f"additional_parameters {' '.join(alone)}"
+        ledger.source = {**ledger.source, name: alone}
+        ledger.ignore(name, "there is no --flag in it")
     ledger.change("additional_parameters", f"its flags stand by themselves: {', '.join(values)}")
     for name, value in values.items():
         # Each flag has a line of its own, so that one that means nothing here is named.
@@ -29,12 +34,12 @@ def read(ledger: KeyLedger) -> None:
 
 
 def flags(text: str) -> dict[str, list[str]]:
-    """Cut `--seed 5 --network_args a=1 b=2` into flags, each with what follows it."""
+    """Cut `--seed 5 --network_args a=1 b=2` into flags, each with what follows it; under "" what stands before them."""
     found: dict[str, list[str]] = {}
     for token in split(text):
         if token.startswith("--"):
             name, given, value = token[2:].partition("=")
             found[name] = [value] if given else []
-        elif found:
-            found[next(reversed(found))].append(token)
+        else:
+            found.setdefault(next(reversed(found), ""), []).append(token)
     return found

@@ -330,11 +330,12 @@ def test_the_kind_of_noise_chooses_its_settings():
 
 
 def test_flags_that_were_typed_win_over_fields():
-    text = "--caption_prefix 'a cat,' --zero_terminal_snr --seed=5 --network_args conv_dim=4 conv_alpha=1 --bogus 1"
+    text = "w --caption_prefix 'a cat,' --zero_terminal_snr --seed=5 --network_args conv_dim=4 conv_alpha=1 --bogus 1"
     made = imported("lora", "sdxl", seed=1, additional_parameters=text)
     assert made.config.captions.caption_prefix == "a cat," and made.config.steps.seed == 5
     assert made.config.network.network_args == ("conv_dim=4", "conv_alpha=1")
     assert fate(made, "additional_parameters --bogus").kind == "ignored"
+    assert fate(made, "additional_parameters w").kind == "ignored"
 
 
 def test_compile_keys_and_the_dynamo_panel():
