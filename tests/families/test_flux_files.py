@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from library.config.schema import ConfigError
 from library.families.flux import random
@@ -64,6 +65,14 @@ def test_parts_are_taken_from_a_whole_diffusers_folder(files, tmp_path, dev, par
         same(loaded.encoders[encoder].state_dict(), parts.encoders[encoder].state_dict())
     with torch.no_grad():
         same(of.text(loaded, ["a red circle"]), dev.text(parts, ["a red circle"]))
+
+
+def test_an_autoencoder_that_was_cut_out_of_a_checkpoint_is_read(files, tmp_path, parts):
+    path = tmp_path / "ae.safetensors"
+    save_file({f"first_stage_model.{name}": tensor for name, tensor in flux_files.load(files["ae"]).items()}, path)
+    of = family(files, ae=path)
+    assert list(of.problems()) == []
+    same(of.load(torch.float32).vae.state_dict(), parts.vae.state_dict())
 
 
 def test_autoencoder_names_are_those_of_diffusers_own_conversion(files, parts):

@@ -98,9 +98,14 @@ def settings(tensors: Mapping[str, Tensor]) -> JsonObject:
 
 
 def load(path: Path, dtype: Any, constants: tuple[float, float], mmap: bool = True) -> nn.Module:
-    """Read an autoencoder, single file or diffusers, as an AutoencoderKL; `constants` are its scale and shift."""
-    file = weights.read(path, mmap)
-    if "decoder.conv_in.weight" not in file:
+    """Read an autoencoder, single file or diffusers, as an AutoencoderKL; `constants` are its scale and shift. Its
+    names may have a prefix, as those that were cut out of a checkpoint have."""
+    file, marker = weights.read(path, mmap), "decoder.conv_in.weight"
+    found = next((name for name in file if name.endswith(marker)), None)
+    if found is None:
         raise recognition.wrong(path, "an autoencoder")
+    before = found.removesuffix(marker)
+    names = {name.removeprefix(before): name for name in file if name.startswith(before)}
     with complete(path, "an autoencoder"):
-        return build(to_diffusers({name: weights.cast(file[name], dtype) for name in file}), *constants)
+        tensors = {plain: weights.cast(file[name], dtype) for plain, name in names.items()}
+        return build(to_diffusers(tensors), *constants)
