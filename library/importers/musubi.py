@@ -17,7 +17,9 @@ MODULATION = ".*(img_mod|txt_mod|modulation).*"  # layers of FLUX.1
 def fits(found: JsonMapping) -> bool:
     """Whether this is a file of musubi-tuner."""
     found = schema.flat(found)
-    return "dit" in found or found.get("network_module") in TABLES["modules"]
+    module = found.get("network_module")
+    shared = module == "networks.lora"  # sd-scripts' own, which is SDXL's here
+    return "dit" in found or (module in TABLES["modules"] and not shared)
 
 
 def read(found: JsonMapping, script: str = "") -> KeyLedger:

@@ -180,7 +180,7 @@ def test_rule(script, given, words):
         (SDXL, {"lowram": True}, "lowram has no effect"),
         (SDXL, {"highvram": True}, "highvram has no effect"),
         (SDXL, {"zero_terminal_snr": True}, "v_parameterization is off"),
-        (SDXL, {"dataset_config": "d.toml", "train_data_dir": "x"}, "train_data_dir not used"),
+        (SDXL, {"dataset_config": "d.toml", "train_data_dir": "x"}, "train_data_dir is not used"),
     ],
 )
 def test_what_does_nothing_is_said(script, given, words):
