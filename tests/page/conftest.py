@@ -91,17 +91,22 @@ def stand_ins(monkeypatch):
     monkeypatch.setattr(paths, "_outside", lambda config, roots: [])  # nowhere is outside of the roots
 
 
+def own_faults(error):
+    """An error of the page's scripts, unless it is Gradio's complaint that a page was left while it was asking. Of a
+    server that does not answer the browser itself complains."""
+    return [] if "Failed to fetch" in error and "/assets/" in error else [error]
+
+
 class Visit:
     """One visitor's window onto the page, with all that it asked for and complained about."""
 
     def __init__(self, browser, address, **how):
-        self.address, self.how, self.requests, self.complaints, self.unanswered = address, how, [], [], []
+        self.address, self.how, self.requests, self.complaints = address, how, [], []
         self.context = browser.new_context(viewport=SIZE, accept_downloads=True, **how)
         self.page = self.context.new_page()
         self.page.set_default_timeout(30_000)
         self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.on("requestfailed", lambda request: self.unanswered.append(request.failure))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("pageerror", lambda error: self.complaints.extend(own_faults(str(error))))
         self.page.on("console", lambda said: self.complaints.append(said.text) if said.type == "error" else None)
         self.open()
 
@@ -120,8 +125,8 @@ class Visit:
         self.context.clear_permissions()
         self.page.set_viewport_size(SIZE)
         self.page.mouse.move(0, 0)
-        for seen in (self.complaints, self.requests, self.unanswered):
-            seen.clear()
+        self.complaints.clear()
+        self.requests.clear()
 
     def click(self, name):
         self.page.get_by_role("button", name=name, exact=True).locator("visible=true").click()
@@ -184,10 +189,7 @@ def begun(windows, browser, address):
 
 def ended(windows, visit):
     """What a visit complained about and asked for. Its window stays, if it is as any other and no other stays."""
-    # Whoever opens a page ends what the one before was still asking for; Gradio's scripts complain of that.
-    ended_by_us = set(visit.unanswered) <= {"net::ERR_ABORTED"}
-    complaints = [said for said in visit.complaints if not (ended_by_us and "Failed to fetch" in said)]
-    seen = complaints, visit.requests[:]
+    seen = visit.complaints[:], visit.requests[:]
     if windows or visit.how or visit.page.is_closed():
         visit.context.close()
     else:
