@@ -105,7 +105,7 @@ def child(*given, cache=""):
     return found | ({"log": done.stderr[-3000:]} if "failed" in found else {})
 
 
-def told(given):
+def reported(given):
     """What a child prints: its result, or why there is none."""
     from library.measuring import timing
 
@@ -169,7 +169,7 @@ def main():
     asked = parser.parse_args()
     sys.path.insert(0, str(ROOT))
     if asked.child:
-        print(json.dumps(told(asked.child)))
+        print(json.dumps(reported(asked.child)))
         return
     found = {"machine": child("machine"), "cases": []}
     keep(found, asked.out)

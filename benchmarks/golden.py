@@ -40,7 +40,7 @@ MOMENT = 1_700_000_000  # modification time of the pictures: caches name it
 
 
 @dataclass(frozen=True)
-class Case:
+class GoldenCase:
     """Trainings of one script, one after another in one folder; none of them for the case that only reads."""
 
     name: str
@@ -53,7 +53,7 @@ class Case:
 # ---- running a case
 
 
-def run_case(case: Case, place: Place) -> dict[str, Json]:
+def run_case(case: GoldenCase, place: Place) -> dict[str, Json]:
     """Run the stages of a case one after another in one folder; what they left behind, by category."""
     shutil.copytree(place.inputs / "images", place.work / "images")
     for picture in sorted((place.work / "images").rglob("*.*")):
@@ -85,7 +85,7 @@ def toml(options: Options, place: Place) -> str:
 # ---- what is read without training
 
 
-def read_pages(case: Case, place: Place) -> dict[str, Json]:
+def read_pages(case: GoldenCase, place: Place) -> dict[str, Json]:
     """Help, options, the answer of `kohya check --json` and the form of the page."""
     shutil.copytree(place.inputs / "images", place.work / "images")
     options: dict[str, Json] = {}
@@ -175,7 +175,7 @@ class FormReader(HTMLParser):
 # ---- recording and comparing
 
 
-def cases() -> list[Case]:
+def cases() -> list[GoldenCase]:
     """The cases of golden.toml, and the one that reads the pages with the plain options of every script."""
     tables = tomllib.loads(CASES.read_text(encoding="utf-8"))
 
@@ -184,11 +184,11 @@ def cases() -> list[Case]:
         return {**tables["all"], **tables["family"][family], **tables["script"].get(script, {}), **stage}
 
     found = [
-        Case(name, **{**case, "stages": [whole(case["script"], stage) for stage in case["stages"]]})
+        GoldenCase(name, **{**case, "stages": [whole(case["script"], stage) for stage in case["stages"]]})
         for name, case in tables["case"].items()
     ]
     scripts = dict.fromkeys(case.script for case in found)
-    return [*found, Case(PAGES, "", [whole(script, {"script": script}) for script in scripts])]
+    return [*found, GoldenCase(PAGES, "", [whole(script, {"script": script}) for script in scripts])]
 
 
 def make_inputs(folder: Path) -> None:
@@ -207,7 +207,7 @@ def make_inputs(folder: Path) -> None:
     unfinished.rename(folder)
 
 
-def result(case: Case, tree: Path, folder: Path, keep: bool) -> dict[str, Json]:
+def result(case: GoldenCase, tree: Path, folder: Path, keep: bool) -> dict[str, Json]:
     """Run a case in a folder of its own, which is deleted unless `keep`."""
     work = Path(tempfile.mkdtemp(prefix=f"golden-{case.name}-")).resolve()
     try:
@@ -240,7 +240,7 @@ def differences(before: Json, after: Json, where: str = "") -> Iterator[str]:
         yield f"{where}: {json.dumps(before)} -> {json.dumps(after)}"
 
 
-def record(case: Case, tree: Path, folder: Path, keep: bool) -> bool:
+def record(case: GoldenCase, tree: Path, folder: Path, keep: bool) -> bool:
     """Run a case and keep what it left."""
     started = time.monotonic()
     left = {"case": asdict(case), "result": result(case, tree, folder, keep)}
@@ -249,7 +249,7 @@ def record(case: Case, tree: Path, folder: Path, keep: bool) -> bool:
     return True
 
 
-def compare(case: Case, tree: Path, folder: Path, keep: bool) -> bool:
+def compare(case: GoldenCase, tree: Path, folder: Path, keep: bool) -> bool:
     """Run a recorded case again, and print what differs; whether nothing that counts does."""
     started = time.monotonic()
     before = json.loads((folder / f"{case.name}.json").read_text(encoding="utf-8"))["result"]
@@ -290,7 +290,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             make_inputs(folder / "inputs")
         known = cases()
     else:
-        known = [Case(**json.loads(path.read_text(encoding="utf-8"))["case"]) for path in sorted(folder.glob("*.json"))]
+        stored = (json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json")))
+        known = [GoldenCase(**one["case"]) for one in stored]
     if unknown := set(asked.case) - {case.name for case in known} or (not known and {str(folder)}):
         parser.error(f"no such case or recording: {', '.join(sorted(unknown))}")
     chosen = [case for case in known if (case.quick or not asked.quick) and (case.name in asked.case or not asked.case)]

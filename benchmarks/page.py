@@ -94,7 +94,7 @@ CUT = """() => [...document.querySelectorAll('label, label span, button, [role=t
   .map((e) => e.textContent.trim().slice(0, 40))"""
 
 
-class Server:
+class PageServer:
     """The page as a process of its own, with a home of its own."""
 
     def __init__(self, home: Path) -> None:
@@ -200,10 +200,10 @@ def measure(quick: bool) -> dict[str, list[float]]:
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
         for _ in range(1 if quick else 3):
-            server = Server(Path(folder))
+            server = PageServer(Path(folder))
             note("process start to first page", server.first_page())
             server.stop()
-        server = Server(Path(folder))
+        server = PageServer(Path(folder))
         try:
             server.first_page()
             plain = server.get()
@@ -224,7 +224,7 @@ def measure(quick: bool) -> dict[str, list[float]]:
 Note = Callable[[str, float], None]
 
 
-def visit(browser: Any, server: Server, note: Note) -> None:
+def visit(browser: Any, server: PageServer, note: Note) -> None:
     """Open the page in a fresh profile, and again."""
     visitor = Visit(browser, server.address)
     note("form usable", visitor.open())
@@ -236,7 +236,7 @@ def visit(browser: Any, server: Server, note: Note) -> None:
     visitor.context.close()
 
 
-def use(browser: Any, server: Server, folder: Path, note: Note) -> None:
+def use(browser: Any, server: PageServer, folder: Path, note: Note) -> None:
     """Go through the tabs, switch the family, load a config, print the command."""
     visitor = Visit(browser, server.address)
     visitor.open()
@@ -292,7 +292,7 @@ def load(visitor: Visit, path: Path, note: Note) -> None:
     note("config loaded, longest freeze", max([0.0, *(length for _, length in tasks)]))
 
 
-def look(browser: Any, server: Server, note: Note) -> None:
+def look(browser: Any, server: PageServer, note: Note) -> None:
     """Every tab at both widths, light and dark: what is cut, small, faint or too wide."""
     from tests.page.test_browser import FAINT, SMALL
 

@@ -137,7 +137,7 @@ WAYS: dict[str, tuple[tuple[str, str, dict[str, Any], int], ...]] = {
 # Why: docs/decisions/2026-11-22-no-t5-attention-mask.md
 # Why: docs/decisions/2026-11-22-swapped-blocks-in-presets.md
 @dataclass(frozen=True)
-class Case:
+class PresetCase:
     """One thing to measure."""
 
     family: str
@@ -178,27 +178,27 @@ def folder_of(family: str) -> str:
     return owner(family)
 
 
-def cases(family: str, only: list[str] | None, size: str) -> list[Case]:
+def cases(family: str, only: list[str] | None, size: str) -> list[PresetCase]:
     """The presets of a family or a relative, and what each is compared with."""
-    found: list[Case] = []
+    found: list[PresetCase] = []
     relative = "" if folder_of(family) == family else f"-{family.removeprefix(folder_of(family)).lstrip('_')}"
     for kind in KINDS:
         for path in sorted((ROOT / "presets" / folder_of(family)).glob(f"{kind}{relative}-[0-9]*gb.toml")):
             if not only or path.stem in only:
                 cap = float(path.stem.rpartition("-")[2].removesuffix("gb"))
                 room = int(min(max(cap, LEAST[family]), 64))
-                found.append(Case(family, kind, path.stem, flat(path), cap, room, size))
+                found.append(PresetCase(family, kind, path.stem, flat(path), cap, room, size))
     known = {case.name for case in found}
     for kind in KINDS:
         for name, base, changes, room in WAYS.get(f"{family} {kind}", ()):
             if base in known:
                 values = {**flat(ROOT / "presets" / folder_of(family) / f"{base}.toml"), **changes}
                 values = {option: value for option, value in values.items() if value is not None}
-                found.append(Case(family, kind, name, values, None, max(room, LEAST[family]), size))
+                found.append(PresetCase(family, kind, name, values, None, max(room, LEAST[family]), size))
     return found + (profiled(family, size) if PROFILED.get(family) in known else [])
 
 
-def profiled(family: str, size: str) -> list[Case]:
+def profiled(family: str, size: str) -> list[PresetCase]:
     """The compile profiles, laid over a preset as the page does it; but for the one that decides within a training."""
     from kohya_gui.form import presets
     from library import families
@@ -211,11 +211,11 @@ def profiled(family: str, size: str) -> list[Case]:
     for profile in presets.profiles():
         if profile.is_profile and not (made := presets.apply(profile, config, now)).compile.compile_autotune:
             given = without_tables(changed(made))
-            found.append(Case(family, "lora", f"{base} by {profile.path.stem}", given, None, 24, size))
+            found.append(PresetCase(family, "lora", f"{base} by {profile.path.stem}", given, None, 24, size))
     return found
 
 
-def chosen(every: list[Case], wanted: str) -> Case:
+def chosen(every: list[PresetCase], wanted: str) -> PresetCase:
     """The case of a title; values behind it, as in a TOML file, replace its own, and its memory stays the limit."""
     title, *changes = re.split(r" (?=\w+=)", wanted)
     case = next((case for case in every if case.title == title), None)
@@ -242,7 +242,7 @@ def child() -> None:
 
     from library.bench import machine, stage, subjects  # noqa: F401 - loaded while the case before is measured
 
-    case = Case(**json.loads(sys.stdin.readline()))
+    case = PresetCase(**json.loads(sys.stdin.readline()))
     device = machine.device(
         "auto"
     )  # not before: the driver's memory for this process would be counted with the others'
@@ -259,7 +259,7 @@ def child() -> None:
     os._exit(0)  # threads of the compiler may hang on
 
 
-def measured(case: Case, device: Any) -> dict[str, Any]:
+def measured(case: PresetCase, device: Any) -> dict[str, Any]:
     """One case: seconds a step, the GPU's busy time of it, memory, compiling."""
     import torch
 
@@ -279,7 +279,7 @@ def measured(case: Case, device: Any) -> dict[str, Any]:
     with stage.open_stage(subject, config, device, sizes, made) as ready:
         del made
         timing.clean(device)  # weights were drawn on the GPU, where a training reads them from a file
-        watch = Watch(device)
+        watch = MemoryPeak(device)
         limit = case.cap and watch.hold_to(case.cap)
         recorded = config.compile.records_graphs and not case.warm
         losses: list[Any] = []
@@ -301,7 +301,7 @@ def measured(case: Case, device: Any) -> dict[str, Any]:
     return found | {"losses": [round(float(loss), 4) for loss in losses[:3]]}
 
 
-class Watch:
+class MemoryPeak:
     """The memory in use on the whole GPU, as another program would see it."""
 
     def __init__(self, device: Any) -> None:
@@ -370,7 +370,7 @@ class Process:
             stderr=self.log.open("wb"), env=os.environ | places,
         )  # fmt: skip
 
-    def begin(self, case: Case) -> None:
+    def begin(self, case: PresetCase) -> None:
         """Hand over the case."""
         assert self.process.stdin
         self.process.stdin.write(json.dumps(case.__dict__).encode() + b"\n")
@@ -394,12 +394,12 @@ def path_with(root: Path) -> str:
     return os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH", "")])])
 
 
-def warm(every: list[Case], cache: Path, logs: Path, until: float) -> None:
+def warm(every: list[PresetCase], cache: Path, logs: Path, until: float) -> None:
     """Compile all cases side by side, as far as their memory goes together, so that later none has to."""
     kinds = {case.graphs: case for case in every if case.values.get("compile")}
     slow = [case for case in kinds.values() if case.family == "sdxl" and case.values.get("gradient_checkpointing")]
     todo = [*slow, *sorted((case for case in kinds.values() if case not in slow), key=lambda case: -case.room)]
-    running: list[tuple[Case, Process, threading.Thread]] = []
+    running: list[tuple[PresetCase, Process, threading.Thread]] = []
     room = 120
     while todo or running:
         running = [one for one in running if one[2].is_alive()]
@@ -408,7 +408,7 @@ def warm(every: list[Case], cache: Path, logs: Path, until: float) -> None:
         if case and time.monotonic() < until:
             todo.remove(case)
             process = Process(cache, logs, threads=2)
-            process.begin(Case(**{**case.__dict__, "warm": True, "cap": None}))
+            process.begin(PresetCase(**{**case.__dict__, "warm": True, "cap": None}))
             thread = threading.Thread(target=_finish, args=(case, process, until), daemon=True)
             thread.start()
             running.append((case, process, thread))
@@ -418,7 +418,7 @@ def warm(every: list[Case], cache: Path, logs: Path, until: float) -> None:
             time.sleep(0.2)
 
 
-def _finish(case: Case, process: Process, until: float) -> None:
+def _finish(case: PresetCase, process: Process, until: float) -> None:
     found = process.end(until - time.monotonic())
     note = found.get("failed") or f"settled in {found['settling_s']} s"
     print(f"  compiled {case.kind} {case.name}: {note} {found.get('compile', '')}", flush=True)

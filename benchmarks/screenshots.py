@@ -121,7 +121,7 @@ def compiling(page: Page, demo: Any) -> None:
     page.locator("#finetune-compile").scroll_into_view_if_needed()
 
 
-def told(page: Page, demo: Any) -> None:
+def check_messages(page: Page, demo: Any) -> None:
     page.get_by_role("button", name="Train", exact=True).locator("visible=true").click()
     page.locator(".message:visible").wait_for()
 
@@ -146,7 +146,7 @@ def nothing(page: Page, demo: Any) -> None:
 TABS: dict[str, tuple[str, Callable[[Page, Any], None]]] = {
     "lora": ("LoRA", lora),
     "models": ("LoRA", models),
-    "dreambooth": ("DreamBooth", told),
+    "dreambooth": ("DreamBooth", check_messages),
     "finetune": ("Finetune", compiling),
     "inversion": ("Textual inversion", nothing),
     "queue": ("Queue", nothing),

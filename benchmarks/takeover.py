@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import versus, versus_files
-from benchmarks.versus_files import HERE, Case
+from benchmarks.versus_files import HERE, VersusCase
 from library.runs import reader
 
 WAYS = {
@@ -30,7 +30,7 @@ SHOWN = ("way", "steps", "first_step_s", "before_s", "after_s", "takeover", "pau
          "wall_s", "loss", "said", "failed")  # fmt: skip
 
 
-def run(case: Case, work: Path, limit: float) -> dict[str, Any]:
+def run(case: VersusCase, work: Path, limit: float) -> dict[str, Any]:
     """One training, and what its record says of the takeover."""
     ours = versus.Program(versus.OURS, HERE, HERE / "sd-scripts", sys.executable)
     row = versus.run(ours, case, work, limit)
@@ -74,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
                     if (case.family, case.kind, case.name) == (asked.family, "lora", "plain"))  # fmt: skip
         for way in asked.ways:
             options = {**plain.options, **WAYS[way], **given}
-            case = Case(asked.family, "lora", f"{way} {steps}", options, ())
+            case = VersusCase(asked.family, "lora", f"{way} {steps}", options, ())
             row = {"way": way, "steps": steps, **run(case, work, asked.limit)}
             rows.append({name: row.get(name) for name in SHOWN})
             print(json.dumps(rows[-1], indent=1), flush=True)

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import versus_files, versus_measure
-from benchmarks.versus_files import HERE, Case
+from benchmarks.versus_files import HERE, VersusCase
 
 OURS = "this trainer"
 HEAD = ("case", "program", "s/it", "x", "GiB", "first step s", "wall s", "loss", "file, beside this trainer's")
@@ -84,7 +84,7 @@ class Program:
             "TRITON_CACHE_DIR": str(own / "triton"),
         }
 
-    def lacks(self, case: Case) -> str:
+    def lacks(self, case: VersusCase) -> str:
         """Why it cannot do a case: a script or an option that it does not have. sd-scripts ignores unknown options."""
         script = self.scripts / f"{case.script}.py"
         if not script.is_file():
@@ -105,7 +105,7 @@ class Program:
         return done.stdout.strip()
 
 
-def run(program: Program, case: Case, work: Path, limit: float) -> Row:
+def run(program: Program, case: VersusCase, work: Path, limit: float) -> Row:
     """One training of one program: what was measured, and the file that came of it."""
     row: Row = {"case": case.title, "program": program.name}
     if lacking := program.lacks(case):

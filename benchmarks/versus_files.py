@@ -27,7 +27,7 @@ T5_CONFIG = {"tokenizer_class": "T5Tokenizer", "model_max_length": 512, "extra_i
 
 
 @dataclass(frozen=True)
-class Case:
+class VersusCase:
     """One training that every program does."""
 
     family: str  # or a relative of one, by its name in the demo
@@ -59,7 +59,7 @@ def known_families(path: Path = CASES) -> tuple[str, ...]:
     return tuple(tomllib.loads(path.read_text(encoding="utf-8"))["family"])
 
 
-def cases(tiny: bool, steps: int, path: Path = CASES) -> Iterator[Case]:
+def cases(tiny: bool, steps: int, path: Path = CASES) -> Iterator[VersusCase]:
     """All cases of the file, with so many steps each."""
     known = tomllib.loads(path.read_text(encoding="utf-8"))
     for name, case in known["case"].items():
@@ -71,15 +71,15 @@ def cases(tiny: bool, steps: int, path: Path = CASES) -> Iterator[Case]:
                           known["both"].get(f"{family}_{kind}", {}), case["options"]]  # fmt: skip
                 layers += [known["tiny"]] if tiny else []
                 options = {name: value for layer in layers for name, value in layer.items()}
-                yield Case(family, kind, name, options | {"max_train_steps": steps}, tuple(case["options"]))
+                yield VersusCase(family, kind, name, options | {"max_train_steps": steps}, tuple(case["options"]))
 
 
-def write_toml(case: Case, folder: Path, inputs: Path) -> Path:
+def write_toml(case: VersusCase, folder: Path, inputs: Path) -> Path:
     """The TOML of a case, flat as sd-scripts has it."""
     return write_flat(folder / f"{case.title.replace(' ', '-')}.toml", filled(case, inputs))
 
 
-def filled(case: Case, inputs: Path) -> dict[str, Any]:
+def filled(case: VersusCase, inputs: Path) -> dict[str, Any]:
     """The options of a case with the folders of models and tokenizers."""
     places = {"{models}": (inputs / "models").as_posix(), "{tokenizers}": (inputs / "tokenizers").as_posix()}
     text = json.dumps(case.options)
@@ -104,7 +104,7 @@ NOT_MUSUBI = ("tokenizer_cache_dir", "resolution", "min_bucket_reso", "max_bucke
               "network_train_unet_only")  # fmt: skip
 
 
-def write_musubi(case: Case, folder: Path, inputs: Path, images: Path) -> Path:
+def write_musubi(case: VersusCase, folder: Path, inputs: Path, images: Path) -> Path:
     """The TOML of a case as musubi-tuner has it, and beside it that of its data sets. 8-bit weights have scales there,
     as it recommends."""
     options = filled(case, inputs)

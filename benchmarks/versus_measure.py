@@ -17,7 +17,7 @@ NOISE = re.compile(r"^\s*(?:File \"|\^+|warnings\.warn|\S+%\||$)")
 
 
 @dataclass
-class Progress:
+class PrintedSteps:
     """Reads what a training prints, as it comes, and notes when each step was done."""
 
     steps: int
@@ -26,7 +26,7 @@ class Progress:
     _rest: str = ""
 
     def feed(self, text: str, now: float) -> None:
-        """More of what is printed. Progress bars write `12/60`, this trainer `step 12/60`."""
+        """More of what is printed. PrintedSteps bars write `12/60`, this trainer `step 12/60`."""
         self._rest += text
         for found in re.finditer(rf"(?<![\d/.])(\d+)/{self.steps}(?=[\s,\[\]])", self._rest):
             if 1 <= int(found[1]) <= self.steps:
@@ -83,7 +83,7 @@ def measure(
     the GPUs that are shown to it, of the first one where that is not said."""
     began = time.monotonic()
     gpus = environment.get("CUDA_VISIBLE_DEVICES", "0").split(",")
-    progress, expired = Progress(steps, began), threading.Event()
+    progress, expired = PrintedSteps(steps, began), threading.Event()
     with GpuMemory(gpus) as memory, log.open("wb") as kept:
         process = subprocess.Popen(
             command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,

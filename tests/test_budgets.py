@@ -58,3 +58,15 @@ def test_the_types_of_all_rooms_are_checked():
     config = tomllib.loads((source.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pyright"]
     assert {"library", "kohya_gui", "benchmarks"} <= {*config["include"]}
     assert not {"exclude", "ignore"} & config.keys() and config["typeCheckingMode"] == "standard"
+
+
+def test_a_class_name_exists_once():
+    """A name in a log, a record or an error is of one thing. LyCORIS finds layers by such names, so that what has the
+    name of another model's layer is that layer, shared."""
+    found: dict[str, list[str]] = {}
+    for path in [*source.files(), *sorted((source.ROOT / "benchmarks").rglob("*.py"))]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(f"{source.module(path)}:{node.lineno}")
+    twice = {name: places for name, places in found.items() if len(places) > 1}
+    assert not twice, f"name them after what they are, or share the class: {twice}"

@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "library.packages": BOTTOM,
     "library.optim.names": (*BOTTOM, "library.packages"),
     "library.optim": (*BOTTOM, "library.packages", "library.methods"),
-    **{f"{family}.variants": ("library.config.run_config",) for family in FAMILIES},
+    **{f"{family}.variants": ("library.config.run_config", "library.families.variant") for family in FAMILIES},
     **{f"{family}.options": ("library.config", f"{family}.variants") for family in FAMILIES},
     **{f"{family}.facts": ("library.families.facts", f"{family}.variants") for family in FAMILIES},
     **{f"{family}.network_args": (*BOTTOM, "library.families.shared.network_args") for family in FAMILIES},

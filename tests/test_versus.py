@@ -184,7 +184,7 @@ LOGS = {
 
 @pytest.mark.parametrize("line", LOGS)
 def test_steps_are_read_from_both_kinds_of_log(line):
-    progress = versus_measure.Progress(40, began=100.0)
+    progress = versus_measure.PrintedSteps(40, began=100.0)
     progress.feed("caching latents: 100%|###| 24/24 [00:05<00:00]\n 12/400 [x", 101.0)
     assert not progress.facts()
     for step in range(1, 41):

@@ -23,11 +23,11 @@ def main() -> None:
     threading.Thread(target=_end_with_the_page, daemon=True).start()
     from tensorboard import program
 
-    class Server(program.WerkzeugServer):
+    class GuardedServer(program.WerkzeugServer):
         def __init__(self, app: Any, flags: Any) -> None:
             super().__init__(guarded(app, asked["secret"]), flags)
 
-    board = program.TensorBoard(server_class=Server)
+    board = program.TensorBoard(server_class=GuardedServer)
     board.configure(host="127.0.0.1", port=0, path_prefix=asked["prefix"], logdir_spec=asked["folders"],
                     reload_interval=5.0, load_fast="false", window_title="Curves")  # fmt: skip
     address = board.launch()

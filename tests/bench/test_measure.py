@@ -214,7 +214,7 @@ def test_full_size_tells_of_every_case_as_it_is_measured(monkeypatch, capsys, tm
 
     def alone(*given, cache=""):
         kept.append(json.loads(out.read_text())["cases"] if out.exists() else [])
-        return json.loads(json.dumps(full_size.told([str(word) for word in given])))
+        return json.loads(json.dumps(full_size.reported([str(word) for word in given])))
 
     out, kept, broken = tmp_path / "out.json", [], {"compile": True, "compile_activation_budget": 7}
     monkeypatch.setattr(full_size, "child", alone)

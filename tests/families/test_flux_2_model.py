@@ -13,9 +13,9 @@ from library.config.schema import build
 from library.families.base import SampleRequest
 from library.families.flux_2 import keys, random, sampler, text_encoder, vae
 from library.families.flux_2.demo import settings
-from library.families.flux_2.model import DoubleStreamBlock, SingleStreamBlock
 from library.families.flux_2.tokens import Flux2Positions
 from library.families.shared import packing
+from library.families.shared.double_stream import BlockLayers, DoubleStreamBlock, SingleStreamBlock
 from library.families.shared.transformer import rope
 
 CAPTIONS = ["a red circle", "a drawing of a blue square, simple, flat colors, on a wooden table, best quality"]
@@ -103,7 +103,7 @@ def test_blocks_of_full_width_equal_diffusers():
     from diffusers.models.transformers.transformer_flux2 import Flux2SingleTransformerBlock, Flux2TransformerBlock
 
     sizes = random.shape(random.FULL)
-    width = sizes.hidden, sizes.head, sizes.mlp
+    layers = BlockLayers(sizes.hidden, sizes.head, sizes.mlp, given=True, bias=False, gated=True)
     assert sizes.axes == (32, 32, 32, 32)
     torch.manual_seed(0)
     places = Flux2Positions()
@@ -112,7 +112,7 @@ def test_blocks_of_full_width_equal_diffusers():
     img, txt = torch.randn(1, 6, sizes.hidden), torch.randn(1, 3, sizes.hidden)
     mods = [torch.randn(1, 1, 3 * n * sizes.hidden) / 4 for n in (2, 2, 1)]
     for block, kind in ((DoubleStreamBlock, Flux2TransformerBlock), (SingleStreamBlock, Flux2SingleTransformerBlock)):
-        ours, double = block(*width), block is DoubleStreamBlock
+        ours, double = block(layers), block is DoubleStreamBlock
         before = f"{'double' if double else 'single'}_blocks.0."
         pairs = {name: made for name, made in keys.TREES.pairs(1, 1, False) if name.startswith(before)}
         state = {before + name: tensor for name, tensor in ours.state_dict().items()}
@@ -122,10 +122,12 @@ def test_blocks_of_full_width_equal_diffusers():
         other.load_state_dict({n.split(".", 2)[2]: t for n, t in named.items()}, strict=True, assign=True)
         with torch.no_grad():
             if double:
-                got, expected = ours(img, txt, *mods[:2], pe), other(img, txt, *mods[:2], angles)[::-1]
+                vec = torch.cat(mods[:2], dim=-1).unflatten(-1, (12, -1))[:, 0]
+                got, expected = ours(img, txt, vec, pe), other(img, txt, *mods[:2], angles)[::-1]
             else:
                 joint = torch.cat((txt, img), 1)
-                got, expected = ours(joint, mods[2], pe), other(joint, None, mods[2], angles)
+                vec = mods[2].unflatten(-1, (3, -1))[:, 0]
+                got, expected = ours(joint, vec, pe), other(joint, None, mods[2], angles)
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 

@@ -15,7 +15,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from library.families.anima.adapter import AdapterShape, AnimaAdapter, Projections
-from library.families.shared.transformer import KeptTables, WeightedRMSNorm, finite, modulated, rope, sdpa, sinusoids
+from library.families.shared.transformer import (
+    FinalLayer,
+    KeptTables,
+    TimestepEmbedding,
+    WeightedRMSNorm,
+    finite,
+    modulated,
+    rope,
+    sdpa,
+    sinusoids,
+)
 
 BLOCK = "Block"
 PADDING = 4  # of a token's inputs, the last: whether its latents are padding, which an image never has
@@ -139,33 +149,6 @@ class PatchEmbed(nn.Module):
         return self.proj(F.pad(tokens, (0, PADDING)))
 
 
-class TimestepEmbedding(nn.Module):
-    """The part of the modulation that all blocks share."""
-
-    def __init__(self, hidden: int):
-        super().__init__()
-        self.linear_1 = nn.Linear(hidden, hidden, bias=False)
-        self.linear_2 = nn.Linear(hidden, 3 * hidden, bias=False)
-
-    def forward(self, times: Tensor) -> Tensor:
-        """Sinusoids [B, C] -> [B, 3 * C]."""
-        return self.linear_2(F.silu(self.linear_1(times)))
-
-
-class FinalLayer(nn.Module):
-    """The conditioned norm and the projection behind the blocks."""
-
-    def __init__(self, sizes: AnimaShape):
-        super().__init__()
-        self.linear = nn.Linear(sizes.hidden, sizes.channels, bias=False)
-        self.adaln_modulation = modulation(sizes, 2)
-
-    def forward(self, x: Tensor, temb: Tensor, shared: Tensor) -> Tensor:
-        """x [B, S, C], temb [B, C], shared [B, 2 * C] -> [B, S, channels]."""
-        shift, scale = (self.adaln_modulation(temb) + shared)[:, None].chunk(2, dim=-1)
-        return self.linear(modulated(x, shift, scale).to(x.dtype))
-
-
 class Anima(nn.Module):
     """Anima (or any smaller one) as its sizes say."""
 
@@ -173,11 +156,14 @@ class Anima(nn.Module):
         super().__init__()
         self.sizes = sizes
         self.x_embedder = PatchEmbed(sizes)
-        self.t_embedder = nn.Sequential(nn.Identity(), TimestepEmbedding(sizes.hidden))
-        self.t_embedding_norm = WeightedRMSNorm(sizes.hidden)
+        hidden = sizes.hidden
+        time = TimestepEmbedding(hidden, hidden, 3 * hidden, bias=False)  # the part of the modulation that all share
+        self.t_embedder = nn.Sequential(nn.Identity(), time)
+        self.t_embedding_norm = WeightedRMSNorm(hidden)
         self.llm_adapter = AnimaAdapter(sizes.adapter)
         self.blocks = nn.ModuleList(Block(sizes) for _ in range(sizes.blocks))
-        self.final_layer = FinalLayer(sizes)
+        last = nn.Linear(hidden, sizes.channels, bias=False)
+        self.final_layer = FinalLayer(last, adaln_modulation=modulation(sizes, 2))
         self._tables = KeptTables()
 
     def forward(  # noqa: PLR0913 - the text comes in four parts

@@ -12,7 +12,7 @@ from library.families.flux import keys
 from library.families.flux.facts import FACTS, LATER
 from library.families.flux.model import Flux, Sizes
 from library.families.flux.options import OTHERS
-from library.families.flux.variants import FOLDER, RADIANCE, VARIANTS, Variant
+from library.families.flux.variants import FOLDER, RADIANCE, VARIANTS, FluxVariant
 from library.families.shared import clip, weights
 from library.families.shared.double_stream_file import DoubleStreamFile
 from library.families.shared.part_files import Entries, Part, PartFiles, complete
@@ -21,7 +21,7 @@ from library.families.shared.untrained import UNKNOWN
 BASE = "pretrained_model_name_or_path"
 
 
-def _parts(variant: Variant) -> Iterator[tuple[str, Part]]:
+def _parts(variant: FluxVariant) -> Iterator[tuple[str, Part]]:
     transformers = ("double_blocks.0.img_attn.qkv.weight", "single_transformer_blocks.0.proj_mlp.weight")
     yield "denoiser", Part(BASE, variant.transformer, ("transformer", *variant.files), transformers)
     if "clip_l" in variant.encoders:

@@ -7,25 +7,23 @@ Shape letters in this file: B images, S tokens (I of the image, L of the text, S
 D width of one head, so that C = H * D.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from library.families.shared.double_stream import (
+    BlockLayers,
+    DoubleStreamBlock,
+    LastLayer,
     MLPEmbedder,
-    Modulation,
     PositionTables,
-    QKNorm,
     RMSNorm,
-    SelfAttention,
+    SingleStreamBlock,
     count,
-    joint_attention,
-    split_heads,
 )
-from library.families.shared.transformer import TIME_CHANNELS, finite, modulated, rotated, sdpa, sinusoids
+from library.families.shared.transformer import TIME_CHANNELS, sinusoids
 
 APPROXIMATOR = "distilled_guidance_layer"
 
@@ -86,18 +84,6 @@ class Sizes:
         return first, (self.head - first) // 2, (self.head - first) // 2
 
 
-class GivenModulation(nn.Module):
-    """Stands where `Modulation` does in a block whose shifts, scales and gates come from Chroma's approximator."""
-
-    def __init__(self, first: int, count: int):
-        super().__init__()
-        self.rows = slice(first, first + count)
-
-    def forward(self, vec: Tensor) -> Tensor:
-        """The block's own vectors [B, N, C] -> [B, 1, count * C]; the caller chunks it."""
-        return vec[:, self.rows].flatten(1)[:, None]
-
-
 class Approximator(nn.Module):
     """The one network by which Chroma makes what FLUX.1's modulations make: a vector for each of their outputs.
 
@@ -126,88 +112,13 @@ class Approximator(nn.Module):
         return self.out_proj(x)
 
 
-class DoubleStreamBlock(nn.Module):
-    """Image and text, each with weights of its own, that attend to one another."""
-
-    attend: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] = staticmethod(sdpa)
-
-    def __init__(self, hidden: int, head: int, mlp: int, given: bool = False):
-        super().__init__()
-        self.img_mod = GivenModulation(0, 6) if given else Modulation(hidden, triples=2)
-        self.img_attn = SelfAttention(hidden, head)
-        self.img_mlp = nn.Sequential(nn.Linear(hidden, mlp), nn.GELU(approximate="tanh"), nn.Linear(mlp, hidden))
-        self.txt_mod = GivenModulation(6, 6) if given else Modulation(hidden, triples=2)
-        self.txt_attn = SelfAttention(hidden, head)
-        self.txt_mlp = nn.Sequential(nn.Linear(hidden, mlp), nn.GELU(approximate="tanh"), nn.Linear(mlp, hidden))
-
-    def forward(self, img: Tensor, txt: Tensor, vec: Tensor, pe: Tensor, mask: Tensor | None = None):
-        """img [B, I, C], txt [B, L, C], vec [B, C], pe [2, L + I, D / 2], mask [B, L + I] -> img, txt.
-
-        `vec` of Chroma is [B, 12, C]: what the modulations answer with.
-        """
-        i_shift1, i_scale1, i_gate1, i_shift2, i_scale2, i_gate2 = self.img_mod(vec).chunk(6, dim=-1)
-        t_shift1, t_scale1, t_gate1, t_shift2, t_scale2, t_gate2 = self.txt_mod(vec).chunk(6, dim=-1)
-
-        img_out, txt_out = joint_attention(
-            self.attend,
-            modulated(img, i_shift1, i_scale1),
-            self.img_attn,
-            modulated(txt, t_shift1, t_scale1),
-            self.txt_attn,
-            pe,
-            mask,
-        )
-        img = img + i_gate1 * self.img_attn.proj(img_out)
-        img = img + i_gate2 * self.img_mlp(modulated(img, i_shift2, i_scale2))
-        txt = txt + t_gate1 * self.txt_attn.proj(txt_out)
-        txt = txt + t_gate2 * self.txt_mlp(modulated(txt, t_shift2, t_scale2))
-        return img, finite(txt)
-
-
-class SingleStreamBlock(nn.Module):
-    """Text and image as one stream; attention and MLP side by side, behind one fused matrix."""
-
-    attend: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] = staticmethod(sdpa)
-
-    def __init__(self, hidden: int, head: int, mlp: int, given: bool = False):
-        super().__init__()
-        self.linear1 = nn.Linear(hidden, 3 * hidden + mlp)
-        self.linear2 = nn.Linear(hidden + mlp, hidden)
-        self.norm = QKNorm(head)
-        self.modulation = GivenModulation(0, 3) if given else Modulation(hidden, triples=1)
-
-    def forward(self, joint: Tensor, vec: Tensor, pe: Tensor, mask: Tensor | None = None) -> Tensor:
-        """joint [B, S, C], vec [B, C] (of Chroma [B, 3, C]), pe [2, S, D / 2], mask [B, S] -> joint."""
-        shift, scale, gate = self.modulation(vec).chunk(3, dim=-1)
-        both = self.linear1(modulated(joint, shift, scale))
-        split = 3 * joint.shape[-1]
-        q, k, v = split_heads(both[..., :split], self.norm)
-        seen = self.attend(rotated(q, pe).to(v.dtype), rotated(k, pe).to(v.dtype), v, mask)
-        out = self.linear2(torch.cat((seen, F.gelu(both[..., split:], approximate="tanh")), dim=-1))
-        return finite(joint + gate * out)
-
-
-class LastLayer(nn.Module):
-    """The conditioned norm and the projection back to latent patches."""
-
-    def __init__(self, hidden: int, out_channels: int, given: bool = False):
-        super().__init__()
-        self.linear = nn.Linear(hidden, out_channels)
-        self.adaLN_modulation = nn.Flatten() if given else nn.Sequential(nn.SiLU(), nn.Linear(hidden, 2 * hidden))
-
-    def forward(self, img: Tensor, vec: Tensor) -> Tensor:
-        """img [B, I, C], vec [B, C] (of Chroma [B, 2, C]) -> [B, I, out channels]."""
-        shift, scale = self.adaLN_modulation(vec)[:, None].chunk(2, dim=-1)
-        return self.linear(modulated(img, shift, scale))
-
-
 class Flux(PositionTables, nn.Module):
     """FLUX.1 dev or schnell (or any smaller one), or Chroma, as its sizes say."""
 
     def __init__(self, sizes: Sizes):
         super().__init__()
         given = sizes.approximator is not None
-        width = (sizes.hidden, sizes.head, sizes.mlp, given)
+        layers = BlockLayers(sizes.hidden, sizes.head, sizes.mlp, given)
         self.sizes = sizes
         self.axes = sizes.axes
         self.img_in = nn.Linear(sizes.in_channels, sizes.hidden)
@@ -218,9 +129,9 @@ class Flux(PositionTables, nn.Module):
             self.vector_in = MLPEmbedder(sizes.vector_channels, sizes.hidden)
         self.guidance_in = MLPEmbedder(TIME_CHANNELS, sizes.hidden) if sizes.guidance else None
         self.txt_in = nn.Linear(sizes.text_channels, sizes.hidden)
-        self.double_blocks = nn.ModuleList(DoubleStreamBlock(*width) for _ in range(sizes.double_blocks))
-        self.single_blocks = nn.ModuleList(SingleStreamBlock(*width) for _ in range(sizes.single_blocks))
-        self.final_layer = LastLayer(sizes.hidden, sizes.out_channels, given)
+        self.double_blocks = nn.ModuleList(DoubleStreamBlock(layers) for _ in range(sizes.double_blocks))
+        self.single_blocks = nn.ModuleList(SingleStreamBlock(layers) for _ in range(sizes.single_blocks))
+        self.final_layer = LastLayer(sizes.hidden, sizes.out_channels, given=given)
 
     def forward(  # noqa: PLR0913 - what the model is conditioned on
         self,

@@ -14,7 +14,7 @@ from library.config.problems import Problem
 from library.config.reading import count
 from library.config.run_config import ControlUse, Rule, RunConfig
 from library.config.schema import Option, opt, section
-from library.families.flux.variants import VARIANTS, Variant, named_by
+from library.families.flux.variants import VARIANTS, FluxVariant, named_by
 
 # Parsed by sd-scripts for every family, without a meaning for this one.
 IDLE = {
@@ -92,7 +92,7 @@ class FluxModel(sections.Model):
     )
 
     @property
-    def variant(self) -> Variant:
+    def variant(self) -> FluxVariant:
         """What model_type names."""
         return VARIANTS[self.model_type]
 

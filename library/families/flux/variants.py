@@ -7,15 +7,15 @@ from types import MappingProxyType
 from typing import Any
 
 from library.config.run_config import ControlUse
+from library.families.variant import Variant
 
 DEV = {"sample_steps": 20, "scale": 1.0, "guidance_scale": 3.5}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Variant:
+class FluxVariant(Variant):
     """One relative. Those that share a header with another can only be told by the option or the file's name."""
 
-    title: str  # what people call it
     found: str  # what `recognise` calls its transformer
     transformer: str  # the same with a file that people have
     files: tuple[str, ...]  # patterns of that file's name, where several models are in one folder
@@ -23,18 +23,13 @@ class Variant:
     text_encoder: str = "text_encoder_2"  # and T5's own
     encoders: tuple[str, ...] = ("clip_l", "t5xxl")
     inputs: int = 1  # channels that the transformer reads, as a multiple of those that it answers with
-    control_images: ControlUse = ControlUse()  # what pictures it is shown besides noise and words
     musubi: tuple[str, str] | None = None  # short and full name in caches of musubi-tuner, which are then its caches
     guided: bool = True  # whether guidance_scale may mean something to it
     padding_seen: int = 0  # tokens of padding that the transformer sees where T5's mask is applied
     used: tuple[float, float] = (0.333, 0.8)  # share of a double and of a single block that each token meets
-    base_model_version: str = "flux1"  # ss_base_model_version
-    architecture: str = ""  # modelspec.architecture; "": dev or schnell, as the header says
+    base_model_version: str = "flux1"
+    architecture: str = ""  # dev or schnell, as the header says
     sample_defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType(DEV))
-
-    def __deepcopy__(self, known: Mapping[int, Any]) -> "Variant":
-        """Itself, as copies of a family that measure with it need no other."""
-        return self
 
 
 FILL, DEPTH = "a FLUX.1 Fill transformer", "a FLUX.1 Depth or Canny transformer"
@@ -47,20 +42,20 @@ IN_FOLDER = (  # whole, as catalogues of translations have them
     "a Chroma transformer in the diffusers layout",
 )
 VARIANTS = {
-    "flux": Variant(
+    "flux": FluxVariant(
         title="FLUX.1",
         found=TRANSFORMER,
         transformer="a FLUX.1 transformer (flux1-dev.safetensors, or a diffusers folder)",
         files=("flux1*.safetensors",),
     ),
-    "krea": Variant(
+    "krea": FluxVariant(
         title="FLUX.1 Krea",
         found=TRANSFORMER,
         transformer="a FLUX.1 transformer (flux1-krea-dev.safetensors, or a diffusers folder)",
         files=("flux1*.safetensors",),
         sample_defaults=DEV | {"sample_steps": 28, "guidance_scale": 4.5},
     ),
-    "kontext": Variant(
+    "kontext": FluxVariant(
         title="FLUX.1 Kontext",
         found=TRANSFORMER,
         transformer="a FLUX.1 Kontext transformer (flux1-kontext-dev.safetensors, or a diffusers folder)",
@@ -70,7 +65,7 @@ VARIANTS = {
         base_model_version="flux_kontext",
         sample_defaults=DEV | {"sample_steps": 28, "guidance_scale": 2.5},
     ),
-    "fill": Variant(
+    "fill": FluxVariant(
         title="FLUX.1 Fill",
         found=FILL,
         transformer="a FLUX.1 Fill transformer (flux1-fill-dev.safetensors, or a diffusers folder)",
@@ -80,7 +75,7 @@ VARIANTS = {
         base_model_version="flux_fill",
         sample_defaults=DEV | {"sample_steps": 50, "guidance_scale": 30.0},
     ),
-    "chroma": Variant(
+    "chroma": FluxVariant(
         title="Chroma",
         found=CHROMA,
         transformer="a Chroma transformer (Chroma1-HD.safetensors, or a diffusers folder)",
@@ -98,12 +93,12 @@ VARIANTS = {
 }
 
 
-def named_by(test: Callable[[Variant], bool]) -> dict[str, tuple[str, ...]]:
+def named_by(test: Callable[[FluxVariant], bool]) -> dict[str, tuple[str, ...]]:
     """The option, and the values of it, that name the variants which pass a test."""
     return {"model_type": tuple(name for name, variant in VARIANTS.items() if test(variant))}
 
 
-def chosen(model_type: str, model: str | Path | None, title: str = "") -> Variant:
+def chosen(model_type: str, model: str | Path | None, title: str = "") -> FluxVariant:
     """The variant of a run. Krea is dev with other weights, so that its name is enough, in the path or the file's own
     `title`; nothing that is computed in training depends on it."""
     if model_type == "flux" and "krea" in f"{model} {title}".lower():

@@ -12,7 +12,7 @@ from library.families.flux_2 import keys, text_encoder, vae
 from library.families.flux_2.facts import FACTS, TRANSFORMER, VAE
 from library.families.flux_2.model import DOUBLE, SINGLE, Flux2, Flux2Shape
 from library.families.flux_2.options import OTHERS
-from library.families.flux_2.versions import VERSIONS, fits, told
+from library.families.flux_2.versions import VERSIONS, fits, recognised
 from library.families.shared import language_model, tokenizers, weights
 from library.families.shared.double_stream_file import DoubleStreamFile
 from library.families.shared.one_encoder import Checkpoint
@@ -68,7 +68,7 @@ def widths(own: Shapes) -> dict[str, tuple[str, int]]:
 def another(path: Path, sizes: Flux2Shape, config: Any) -> Iterator[Problem]:
     """The problem of a transformer that is of another model than model_version says. Distilled kleins have the header
     of their base: where nobody has said which one a file is, its name or folder may contradict."""
-    version, found = config.model.model_version, told(sizes.hidden, sizes.guidance)
+    version, found = config.model.model_version, recognised(sizes.hidden, sizes.guidance)
     if found == "dev" and not version:
         yield Problem("model_version",
             ": {path} is FLUX.2 dev: set model_version = dev, and train from captions that are cached already",

@@ -18,7 +18,7 @@ from library.families.flux_2.options import Flux2Lora, Flux2Train
 from library.families.flux_2.sampler import Flux2Sampler
 from library.families.flux_2.tokens import Flux2Positions, shown
 from library.families.flux_2.vae import normalised
-from library.families.flux_2.versions import VERSIONS, Version, told
+from library.families.flux_2.versions import VERSIONS, Flux2Version, recognised
 from library.families.shared import packing, part_files
 from library.families.shared.one_encoder import OneEncoderFamily
 from library.objectives import flow
@@ -39,7 +39,7 @@ class Flux2Family(OneEncoderFamily):
     adapter_targets = (DOUBLE, SINGLE)
     # The number of tokens of the image varies: of img and pe, and of joint and pe.
     block_inputs = {
-        DOUBLE: BlockInputs(streams=(0, 1), dynamic=((0, 1), (4, 1))),
+        DOUBLE: BlockInputs(streams=(0, 1), dynamic=((0, 1), (3, 1))),
         SINGLE: BlockInputs(streams=(0,), dynamic=((0, 1), (2, 1))),
     }
     # A double block has one half for the image and one for the words.
@@ -73,10 +73,10 @@ class Flux2Family(OneEncoderFamily):
         return None
 
     @property
-    def version(self) -> Version:
+    def version(self) -> Flux2Version:
         """The model, as the options or the header say it."""
         named, sizes = self.config.model.model_version, self.sizes
-        return VERSIONS[named or (told(sizes.hidden, sizes.guidance) if sizes else "klein-base-4b")]
+        return VERSIONS[named or (recognised(sizes.hidden, sizes.guidance) if sizes else "klein-base-4b")]
 
     @property
     def architecture(self) -> str:
@@ -99,7 +99,7 @@ class Flux2Family(OneEncoderFamily):
         if not named and not version.guided:
             yield Problem("model_version",
                 "is not set, so that the file is trained as the base model; those of distilled kleins look alike",
-                fix={"model_version": told(version.hidden, version.guided)})  # fmt: skip
+                fix={"model_version": recognised(version.hidden, version.guided)})  # fmt: skip
         elif version.distilled:
             yield Problem("model_version",
                 "= {version}: what is trained on a distilled model unlearns its few steps; train on its base model, "

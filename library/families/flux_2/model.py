@@ -12,23 +12,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from library.families.shared.double_stream import (
-    Attend,
+    BlockLayers,
+    DoubleStreamBlock,
+    LastLayer,
     MLPEmbedder,
     Modulation,
     PositionTables,
-    QKNorm,
-    SelfAttention,
+    SingleStreamBlock,
     count,
-    joint_attention,
-    split_heads,
 )
-from library.families.shared.transformer import TIME_CHANNELS, finite, modulated, rotated, sdpa, sinusoids
+from library.families.shared.transformer import TIME_CHANNELS, sinusoids
 
-DOUBLE, SINGLE = "DoubleStreamBlock", "SingleStreamBlock"  # by these names the LyCORIS package finds them
+DOUBLE, SINGLE = DoubleStreamBlock.__name__, SingleStreamBlock.__name__
 THETA = 2000.0
 
 
@@ -68,87 +66,6 @@ class Flux2Shape:
         return (self.head // 4,) * 4
 
 
-class SwiGLU(nn.Module):
-    """The first half of the channels as the gate of the second."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., 2 * width] -> [..., width]."""
-        gate, value = x.chunk(2, dim=-1)
-        return F.silu(gate) * value
-
-
-def gated_mlp(hidden: int, mlp: int) -> nn.Sequential:
-    """What stands behind attention in each stream of a double block."""
-    return nn.Sequential(nn.Linear(hidden, 2 * mlp, bias=False), SwiGLU(), nn.Linear(mlp, hidden, bias=False))
-
-
-class DoubleStreamBlock(nn.Module):
-    """Image and text, each with weights of its own, that attend to one another."""
-
-    attend: Attend = staticmethod(sdpa)
-
-    def __init__(self, hidden: int, head: int, mlp: int):
-        super().__init__()
-        self.img_attn = SelfAttention(hidden, head, bias=False)
-        self.img_mlp = gated_mlp(hidden, mlp)
-        self.txt_attn = SelfAttention(hidden, head, bias=False)
-        self.txt_mlp = gated_mlp(hidden, mlp)
-
-    def forward(self, img: Tensor, txt: Tensor, img_mod: Tensor, txt_mod: Tensor, pe: Tensor) -> tuple[Tensor, Tensor]:
-        """img [B, I, C], txt [B, L, C], both mods [B, 1, 6 * C], pe [2, L + I, D / 2] -> img, txt."""
-        i_shift1, i_scale1, i_gate1, i_shift2, i_scale2, i_gate2 = img_mod.chunk(6, dim=-1)
-        t_shift1, t_scale1, t_gate1, t_shift2, t_scale2, t_gate2 = txt_mod.chunk(6, dim=-1)
-        img_out, txt_out = joint_attention(
-            self.attend,
-            modulated(img, i_shift1, i_scale1),
-            self.img_attn,
-            modulated(txt, t_shift1, t_scale1),
-            self.txt_attn,
-            pe,
-        )
-        img = img + i_gate1 * self.img_attn.proj(img_out)
-        img = img + i_gate2 * self.img_mlp(modulated(img, i_shift2, i_scale2))
-        txt = txt + t_gate1 * self.txt_attn.proj(txt_out)
-        txt = txt + t_gate2 * self.txt_mlp(modulated(txt, t_shift2, t_scale2))
-        return img, finite(txt)
-
-
-class SingleStreamBlock(nn.Module):
-    """Text and image as one stream; attention and MLP side by side, behind one fused matrix."""
-
-    attend: Attend = staticmethod(sdpa)
-
-    def __init__(self, hidden: int, head: int, mlp: int):
-        super().__init__()
-        self.linear1 = nn.Linear(hidden, 3 * hidden + 2 * mlp, bias=False)
-        self.linear2 = nn.Linear(hidden + mlp, hidden, bias=False)
-        self.norm = QKNorm(head)
-        self.gate = SwiGLU()
-
-    def forward(self, joint: Tensor, mod: Tensor, pe: Tensor) -> Tensor:
-        """joint [B, S, C], mod [B, 1, 3 * C], pe [2, S, D / 2] -> joint."""
-        shift, scale, gate = mod.chunk(3, dim=-1)
-        both = self.linear1(modulated(joint, shift, scale))
-        split = 3 * joint.shape[-1]
-        q, k, v = split_heads(both[..., :split], self.norm)
-        seen = self.attend(rotated(q, pe).to(v.dtype), rotated(k, pe).to(v.dtype), v, None)
-        return finite(joint + gate * self.linear2(torch.cat((seen, self.gate(both[..., split:])), dim=-1)))
-
-
-class LastLayer(nn.Module):
-    """The conditioned norm and the projection back to latent patches."""
-
-    def __init__(self, hidden: int, out_channels: int):
-        super().__init__()
-        self.linear = nn.Linear(hidden, out_channels, bias=False)
-        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(hidden, 2 * hidden, bias=False))
-
-    def forward(self, img: Tensor, vec: Tensor) -> Tensor:
-        """img [B, I, C], vec [B, C] -> [B, I, out channels]."""
-        shift, scale = self.adaLN_modulation(vec)[:, None].chunk(2, dim=-1)
-        return self.linear(modulated(img, shift, scale))
-
-
 class Flux2(PositionTables, nn.Module):
     """FLUX.2 klein, or dev, as its sizes say."""
 
@@ -156,7 +73,8 @@ class Flux2(PositionTables, nn.Module):
 
     def __init__(self, sizes: Flux2Shape):
         super().__init__()
-        hidden, width = sizes.hidden, (sizes.hidden, sizes.head, sizes.mlp)
+        hidden = sizes.hidden
+        layers = BlockLayers(hidden, sizes.head, sizes.mlp, given=True, bias=False, gated=True)
         self.sizes = sizes
         self.axes = sizes.axes
         self.img_in = nn.Linear(sizes.in_channels, hidden, bias=False)
@@ -166,9 +84,9 @@ class Flux2(PositionTables, nn.Module):
         self.double_stream_modulation_img = Modulation(hidden, 2, bias=False)
         self.double_stream_modulation_txt = Modulation(hidden, 2, bias=False)
         self.single_stream_modulation = Modulation(hidden, 1, bias=False)
-        self.double_blocks = nn.ModuleList(DoubleStreamBlock(*width) for _ in range(sizes.double_blocks))
-        self.single_blocks = nn.ModuleList(SingleStreamBlock(*width) for _ in range(sizes.single_blocks))
-        self.final_layer = LastLayer(hidden, sizes.in_channels)
+        self.double_blocks = nn.ModuleList(DoubleStreamBlock(layers) for _ in range(sizes.double_blocks))
+        self.single_blocks = nn.ModuleList(SingleStreamBlock(layers) for _ in range(sizes.single_blocks))
+        self.final_layer = LastLayer(hidden, sizes.in_channels, bias=False)
 
     def forward(  # noqa: PLR0913 - what the model is conditioned on
         self,
@@ -187,14 +105,15 @@ class Flux2(PositionTables, nn.Module):
         vec = self.time_in(sinusoids(timesteps))
         if self.guidance_in is not None and guidance is not None:
             vec = vec + self.guidance_in(sinusoids(guidance))
-        img_mod, txt_mod = self.double_stream_modulation_img(vec), self.double_stream_modulation_txt(vec)
-        joint_mod = self.single_stream_modulation(vec)
+        halves = self.double_stream_modulation_img(vec), self.double_stream_modulation_txt(vec)
+        double = torch.cat(halves, dim=-1)[:, 0].unflatten(-1, (12, -1))  # of the image, then of the text
+        single = self.single_stream_modulation(vec)[:, 0].unflatten(-1, (3, -1))
         img = self.img_in(img.to(self.img_in.weight.dtype))
         txt = self.txt_in(txt.to(self.txt_in.weight.dtype))
         pe = self.positions(txt_ids, img_ids)
         for block in self.double_blocks:
-            img, txt = block(img, txt, img_mod, txt_mod, pe)
+            img, txt = block(img, txt, double, pe)
         joint = torch.cat((txt, img), dim=1)
         for block in self.single_blocks:
-            joint = block(joint, joint_mod, pe)
+            joint = block(joint, single, pe)
         return self.final_layer(joint[:, txt.shape[1] :], vec)

@@ -5,19 +5,18 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from library.families.variant import Variant
+
 BASE = {"negative_prompt": " ", "width": 1024, "height": 1024, "sample_steps": 50, "scale": 4.0}
 DISTILLED = BASE | {"sample_steps": 4, "scale": 1.0}
 DEV = BASE | {"negative_prompt": "", "scale": 1.0, "guidance_scale": 4.0}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Version:
+class Flux2Version(Variant):
     """One model. Distilled kleins share their header with the base models that they were made of."""
 
-    title: str  # what people call it
     short: str  # musubi-tuner's short name, in names of caches
-    base_model_version: str  # ss_base_model_version, and the name of the model in caches
-    architecture: str  # modelspec.architecture
     hidden: int  # width of the published transformer
     distilled: bool = False
     guided: bool = False  # whether it has an embedding of the guidance
@@ -28,11 +27,11 @@ SMALL: dict[str, Any] = {"short": "f2k4b", "base_model_version": "flux_2_klein_4
 LARGE: dict[str, Any] = {"short": "f2k9b", "base_model_version": "flux_2_klein_9b", "architecture": "Flux.2-klein-9b"}
 FEW: dict[str, Any] = {"distilled": True, "sample_defaults": MappingProxyType(DISTILLED)}
 VERSIONS = {
-    "klein-base-4b": Version(title="FLUX.2 klein base 4B", hidden=3072, **SMALL),
-    "klein-base-9b": Version(title="FLUX.2 klein base 9B", hidden=4096, **LARGE),
-    "klein-4b": Version(title="FLUX.2 klein 4B", hidden=3072, **SMALL, **FEW),
-    "klein-9b": Version(title="FLUX.2 klein 9B", hidden=4096, **LARGE, **FEW),
-    "dev": Version(
+    "klein-base-4b": Flux2Version(title="FLUX.2 klein base 4B", hidden=3072, **SMALL),
+    "klein-base-9b": Flux2Version(title="FLUX.2 klein base 9B", hidden=4096, **LARGE),
+    "klein-4b": Flux2Version(title="FLUX.2 klein 4B", hidden=3072, **SMALL, **FEW),
+    "klein-9b": Flux2Version(title="FLUX.2 klein 9B", hidden=4096, **LARGE, **FEW),
+    "dev": Flux2Version(
         title="FLUX.2 dev",
         short="f2d",
         base_model_version="flux_2_dev",
@@ -44,7 +43,7 @@ VERSIONS = {
 }
 
 
-def told(hidden: int, guided: bool) -> str:
+def recognised(hidden: int, guided: bool) -> str:
     """The model that a header is of, as far as it tells: of a distilled klein, its base."""
     if guided:
         return "dev"

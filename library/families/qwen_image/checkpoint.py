@@ -16,7 +16,7 @@ from library.families.qwen_image import pictures, text_encoder
 from library.families.qwen_image.facts import FACTS, INDEX, TEXT_ENCODER, VAE, options_of
 from library.families.qwen_image.model import QwenImage, QwenShape, count
 from library.families.qwen_image.options import OTHERS
-from library.families.qwen_image.variants import EDIT_2511, TRANSFORMER, VARIANTS, Variant, called
+from library.families.qwen_image.variants import EDIT_2511, TRANSFORMER, VARIANTS, QwenVariant, called
 from library.families.shared import language_model, qwen_vae, qwen_vae_names, tokenizers, weights
 from library.families.shared.denoiser_file import DenoiserFile
 from library.families.shared.one_encoder import Checkpoint
@@ -51,7 +51,7 @@ PIPELINES = {  # of diffusers -> the value of model_version
 
 
 @functools.cache
-def checkpoint_of(variant: Variant) -> Checkpoint:
+def checkpoint_of(variant: QwenVariant) -> Checkpoint:
     """How the files of a relative become networks."""
     seeing = bool(variant.template)
     parts = PARTS | ({"text_encoder": SEEING} if seeing else {})

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from library.families.shared.transformer import (
     TIME_CHANNELS,
     KeptTables,
+    TimestepEmbedding,
     WeightedRMSNorm,
     finite,
     modulated,
@@ -164,25 +165,12 @@ class QwenImageTransformerBlock(nn.Module):
         return finite(img), finite(txt)
 
 
-class TimestepEmbedding(nn.Module):
-    """Sinusoids -> the width of the model."""
-
-    def __init__(self, hidden: int):
-        super().__init__()
-        self.linear_1 = nn.Linear(TIME_CHANNELS, hidden)
-        self.linear_2 = nn.Linear(hidden, hidden)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, 256] -> [B, C]."""
-        return self.linear_2(F.silu(self.linear_1(x.to(self.linear_1.weight.dtype))))
-
-
 class TimeTextEmbed(nn.Module):
     """The conditioning vector; in spite of its name in the files it knows nothing of the text."""
 
     def __init__(self, hidden: int):
         super().__init__()
-        self.timestep_embedder = TimestepEmbedding(hidden)
+        self.timestep_embedder = TimestepEmbedding(TIME_CHANNELS, hidden, hidden)
 
     def forward(self, timesteps: Tensor) -> Tensor:
         """[B] in 0..1 -> [B, C]."""

@@ -11,7 +11,7 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import Problem, Text
 from library.config.run_config import ControlUse, Rule, RunConfig
 from library.config.schema import Option, opt, section, section_options
-from library.families.qwen_image.variants import EDITS, VARIANTS, Variant
+from library.families.qwen_image.variants import EDITS, VARIANTS, QwenVariant
 
 LINE = ((256, 0.5), (8192, 0.9))  # image tokens and mu: the shift of a size is e^mu, linear between and beyond
 
@@ -56,7 +56,7 @@ class QwenModel(sections.Model):
     )
 
     @property
-    def variant(self) -> Variant:
+    def variant(self) -> QwenVariant:
         """What model_version names."""
         return VARIANTS.get(self.model_version or "original", VARIANTS["original"])
 

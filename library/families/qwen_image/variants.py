@@ -1,39 +1,33 @@
 """Relatives of Qwen-Image that `model_version` names: what each one is, and where it differs. No torch in here."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from library.config.run_config import ControlUse
+from library.families.variant import Variant
 
 TRANSFORMER, EDIT_2511 = "a Qwen-Image transformer", "a Qwen-Image-Edit-2511 transformer"
 CONDITION, WHOLE = 384 * 384, 1024 * 1024  # pixels of a reference image as the text encoder sees it
 
 
 @dataclass(frozen=True, kw_only=True)
-class Variant:
+class QwenVariant(Variant):
     """One relative. All but one share a header, so that only the option or a whole model's folder tells them apart."""
 
-    title: str  # what people call it
     found: tuple[str, ...] = (TRANSFORMER,)  # what `recognise` calls its transformer
-    control_images: ControlUse = ControlUse()  # the reference images that it is shown
     template: str = ""  # how these stand before a caption; "" where the text encoder sees none
     numbered: bool = False  # each with its number
     condition_area: int = 0  # pixels of a reference image as the text encoder sees it
     still_references: bool = False  # whose tokens are modulated as at time 0
     short: str = "qi"  # in the names of musubi-tuner's caches
-    base_model_version: str = "qwen_image"  # ss_base_model_version
-    architecture: str = "Qwen-Image"  # modelspec.architecture
-
-    def __deepcopy__(self, known: object) -> "Variant":
-        """Itself, as copies of a family that measure with it need no other."""
-        return self
+    base_model_version: str = "qwen_image"
+    architecture: str = "Qwen-Image"
 
 
 ONE, UP_TO_THREE = ControlUse(least=1, most=1, captioned=True), ControlUse(least=1, most=3, captioned=True)
 VARIANTS = {
-    "original": Variant(title="Qwen-Image"),
-    "edit": Variant(
+    "original": QwenVariant(title="Qwen-Image"),
+    "edit": QwenVariant(
         title="Qwen-Image-Edit",
         control_images=ONE,
         template="edit",
@@ -42,7 +36,7 @@ VARIANTS = {
         base_model_version="qwen_image_edit",
         architecture="Qwen-Image-Edit",
     ),
-    "edit-2509": Variant(
+    "edit-2509": QwenVariant(
         title="Qwen-Image-Edit-2509",
         control_images=UP_TO_THREE,
         template="edit-plus",
@@ -52,7 +46,7 @@ VARIANTS = {
         base_model_version="qwen_image_edit",
         architecture="Qwen-Image-Edit-Plus",
     ),
-    "edit-2511": Variant(
+    "edit-2511": QwenVariant(
         title="Qwen-Image-Edit-2511",
         found=(EDIT_2511, TRANSFORMER),
         control_images=UP_TO_THREE,
@@ -66,11 +60,6 @@ VARIANTS = {
     ),
 }
 EDITS = tuple(name for name, variant in VARIANTS.items() if variant.control_images.most)
-
-
-def named_by(test: Callable[[Variant], bool]) -> dict[str, tuple[str, ...]]:
-    """The option, and the values of it, that name the variants which pass a test."""
-    return {"model_version": tuple(name for name, variant in VARIANTS.items() if test(variant))}
 
 
 def called(path: str | Path) -> str:

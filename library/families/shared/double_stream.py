@@ -5,13 +5,14 @@ D width of one head, so that C = H * D.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from library.families.shared.transformer import EPS, rope, rotated
+from library.families.shared.transformer import EPS, finite, modulated, rope, rotated, sdpa
 
 TABLES_KEPT = 32  # RoPE tables, one per bucket and text length; 2.4 MB each at 1024 x 1024
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
@@ -83,6 +84,57 @@ class Modulation(nn.Module):
         return self.lin(F.silu(vec))[:, None]
 
 
+class GivenModulation(nn.Module):
+    """Stands where `Modulation` does in a block whose shifts, scales and gates are made outside of it."""
+
+    def __init__(self, first: int, count: int):
+        super().__init__()
+        self.rows = slice(first, first + count)
+
+    def forward(self, vec: Tensor) -> Tensor:
+        """The block's own vectors [B, N, C] -> [B, 1, count * C]; the caller chunks it."""
+        return vec[:, self.rows].flatten(1)[:, None]
+
+
+class SwiGLU(nn.Module):
+    """The first half of the channels as the gate of the second."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., 2 * width] -> [..., width]."""
+        gate, value = x.chunk(2, dim=-1)
+        return F.silu(gate) * value
+
+
+@dataclass(frozen=True)
+class BlockLayers:
+    """Of which layers the blocks are made."""
+
+    hidden: int
+    head: int
+    mlp: int
+    given: bool = False  # shifts, scales and gates are made outside of the blocks
+    bias: bool = True
+    gated: bool = False  # the MLP, by SwiGLU
+
+    @property
+    def inside(self) -> int:
+        """The width of what the MLP's activation is given."""
+        return 2 * self.mlp if self.gated else self.mlp
+
+    def activation(self) -> nn.Module:
+        """Between the two layers of the MLP."""
+        return SwiGLU() if self.gated else nn.GELU(approximate="tanh")
+
+    def mlp_layers(self) -> nn.Sequential:
+        """What stands behind attention in each stream of a double block."""
+        into, out = nn.Linear(self.hidden, self.inside, self.bias), nn.Linear(self.mlp, self.hidden, self.bias)
+        return nn.Sequential(into, self.activation(), out)
+
+    def modulation(self, first: int, triples: int) -> nn.Module:
+        """What makes the shifts, scales and gates of a stream, or takes its own, from the `first`, of those given."""
+        return GivenModulation(first, 3 * triples) if self.given else Modulation(self.hidden, triples, self.bias)
+
+
 def split_heads(qkv: Tensor, norm: QKNorm) -> tuple[Tensor, Tensor, Tensor]:
     """[B, S, 3 * C] -> q, k (normed, float32) and v, each [B, H, S, D]. The width of a head is that of its norm."""
     q, k, v = qkv.unflatten(-1, (3, -1, norm.query_norm.scale.shape[0])).permute(2, 0, 3, 1, 4)
@@ -102,6 +154,84 @@ def joint_attention(  # noqa: PLR0913 - two streams, each with its layers
     k = rotated(torch.cat((txt_k, img_k), dim=2), pe).to(v.dtype)
     joint = attend(q, k, v, mask)
     return joint[:, txt.shape[1] :], joint[:, : txt.shape[1]]
+
+
+class DoubleStreamBlock(nn.Module):
+    """Image and text, each with weights of its own, that attend to one another. By its name LyCORIS finds it."""
+
+    attend: Attend = staticmethod(sdpa)
+
+    def __init__(self, layers: BlockLayers):
+        super().__init__()
+        self.img_mod = layers.modulation(0, triples=2)
+        self.img_attn = SelfAttention(layers.hidden, layers.head, layers.bias)
+        self.img_mlp = layers.mlp_layers()
+        self.txt_mod = layers.modulation(6, triples=2)
+        self.txt_attn = SelfAttention(layers.hidden, layers.head, layers.bias)
+        self.txt_mlp = layers.mlp_layers()
+
+    def forward(
+        self, img: Tensor, txt: Tensor, vec: Tensor, pe: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """img [B, I, C], txt [B, L, C], vec [B, C], pe [2, L + I, D / 2], mask [B, L + I] -> img, txt.
+
+        A `vec` that gives shifts, scales and gates is [B, 12, C]: six for the image, then six for the text.
+        """
+        i_shift1, i_scale1, i_gate1, i_shift2, i_scale2, i_gate2 = self.img_mod(vec).chunk(6, dim=-1)
+        t_shift1, t_scale1, t_gate1, t_shift2, t_scale2, t_gate2 = self.txt_mod(vec).chunk(6, dim=-1)
+        img_out, txt_out = joint_attention(
+            self.attend,
+            modulated(img, i_shift1, i_scale1),
+            self.img_attn,
+            modulated(txt, t_shift1, t_scale1),
+            self.txt_attn,
+            pe,
+            mask,
+        )
+        img = img + i_gate1 * self.img_attn.proj(img_out)
+        img = img + i_gate2 * self.img_mlp(modulated(img, i_shift2, i_scale2))
+        txt = txt + t_gate1 * self.txt_attn.proj(txt_out)
+        txt = txt + t_gate2 * self.txt_mlp(modulated(txt, t_shift2, t_scale2))
+        return img, finite(txt)
+
+
+class SingleStreamBlock(nn.Module):
+    """Text and image as one stream; attention and MLP side by side, behind one fused matrix. By its name LyCORIS finds
+    it."""
+
+    attend: Attend = staticmethod(sdpa)
+
+    def __init__(self, layers: BlockLayers):
+        super().__init__()
+        self.linear1 = nn.Linear(layers.hidden, 3 * layers.hidden + layers.inside, layers.bias)
+        self.linear2 = nn.Linear(layers.hidden + layers.mlp, layers.hidden, layers.bias)
+        self.norm = QKNorm(layers.head)
+        self.modulation = layers.modulation(0, triples=1)
+        self.activation = layers.activation()
+
+    def forward(self, joint: Tensor, vec: Tensor, pe: Tensor, mask: Tensor | None = None) -> Tensor:
+        """joint [B, S, C], vec [B, C] (one that gives shift, scale and gate [B, 3, C]), pe [2, S, D / 2], mask [B, S]
+        -> joint."""
+        shift, scale, gate = self.modulation(vec).chunk(3, dim=-1)
+        both = self.linear1(modulated(joint, shift, scale))
+        split = 3 * joint.shape[-1]
+        q, k, v = split_heads(both[..., :split], self.norm)
+        seen = self.attend(rotated(q, pe).to(v.dtype), rotated(k, pe).to(v.dtype), v, mask)
+        return finite(joint + gate * self.linear2(torch.cat((seen, self.activation(both[..., split:])), dim=-1)))
+
+
+class LastLayer(nn.Module):
+    """The conditioned norm and the projection back to latent patches."""
+
+    def __init__(self, hidden: int, out_channels: int, bias: bool = True, given: bool = False):
+        super().__init__()
+        self.linear = nn.Linear(hidden, out_channels, bias)
+        self.adaLN_modulation = nn.Flatten() if given else nn.Sequential(nn.SiLU(), nn.Linear(hidden, 2 * hidden, bias))
+
+    def forward(self, img: Tensor, vec: Tensor) -> Tensor:
+        """img [B, I, C], vec [B, C] (one that gives shift and scale [B, 2, C]) -> [B, I, out channels]."""
+        shift, scale = self.adaLN_modulation(vec)[:, None].chunk(2, dim=-1)
+        return self.linear(modulated(img, shift, scale))
 
 
 class PositionTables:

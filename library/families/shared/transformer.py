@@ -32,6 +32,39 @@ class WeightedRMSNorm(nn.Module):
         return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps)
 
 
+class TimestepEmbedding(nn.Module):
+    """Two layers behind the sinusoids of the time. By its name LyCORIS finds it."""
+
+    def __init__(self, channels: int, hidden: int, outputs: int, bias: bool = True):
+        super().__init__()
+        self.linear_1 = nn.Linear(channels, hidden, bias)
+        self.linear_2 = nn.Linear(hidden, outputs, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, channels] -> [B, outputs]."""
+        return self.linear_2(F.silu(self.linear_1(x.to(self.linear_1.weight.dtype))))
+
+
+class FinalLayer(nn.Module):
+    """The conditioned norm and the projection behind the blocks. By its name LyCORIS finds it."""
+
+    def __init__(self, linear: nn.Linear, **modulation: nn.Module):
+        """`modulation`, by its name in the files, makes of the time's embedding a scale, or a shift and a scale."""
+        super().__init__()
+        ((self._modulation, layers),) = modulation.items()
+        self.linear = linear
+        self.add_module(self._modulation, layers)
+
+    def forward(self, x: Tensor, temb: Tensor, shared: Tensor | None = None) -> Tensor:
+        """x [B, S, C], temb [B, channels], shared [B, 2 * C] that is added to shift and scale -> [B, S, outputs]."""
+        made, width = self.get_submodule(self._modulation)(temb), x.shape[-1]
+        made = (made if shared is None else made + shared)[:, None]
+        normed = (1 + made[..., -width:]) * F.layer_norm(x, (width,), eps=EPS)
+        if made.shape[-1] > width:
+            normed = normed + made[..., :width]
+        return self.linear(normed.to(x.dtype))
+
+
 def rotated(x: Tensor, pe: Tensor) -> Tensor:
     """Turn neighbouring pairs of channels by the angles of their position.
 

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from library.families.shared.transformer import (
-    EPS,
     TIME_CHANNELS,
+    FinalLayer,
     KeptTables,
     WeightedRMSNorm,
     finite,
@@ -180,20 +180,6 @@ class ZImageTimeMLP(nn.Module):
         return self.mlp(sinusoids(times).to(next(self.parameters()).dtype))
 
 
-class FinalLayer(nn.Module):
-    """The conditioned norm and the projection behind the blocks."""
-
-    def __init__(self, sizes: ZImageShape):
-        super().__init__()
-        self.linear = nn.Linear(sizes.hidden, sizes.in_channels)
-        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(sizes.time[1], sizes.hidden))
-
-    def forward(self, x: Tensor, temb: Tensor) -> Tensor:
-        """x [B, I, C], temb [B, 256] -> [B, I, in channels]."""
-        scale = 1 + self.adaLN_modulation(temb)[:, None]
-        return self.linear(scale * F.layer_norm(x, x.shape[-1:], eps=EPS))
-
-
 class RopeTables(NamedTuple):
     """RoPE tables of cosines and sines [2, ...] for one size of image and one length of text."""
 
@@ -229,7 +215,9 @@ class ZImage(nn.Module):
         self.noise_refiner = nn.ModuleList(ZImageNoiseRefiner(sizes) for _ in range(sizes.noise_refiners))
         self.context_refiner = nn.ModuleList(ZImageContextRefiner(sizes) for _ in range(sizes.context_refiners))
         self.layers = nn.ModuleList(ZImageTransformerBlock(sizes) for _ in range(sizes.layers))
-        self.all_final_layer = nn.ModuleDict({PATCH: FinalLayer(sizes)})
+        last, scale = nn.Linear(sizes.hidden, sizes.in_channels), nn.Linear(sizes.time[1], sizes.hidden)
+        final = FinalLayer(last, adaLN_modulation=nn.Sequential(nn.SiLU(), scale))
+        self.all_final_layer = nn.ModuleDict({PATCH: final})
         self._tables = KeptTables()
 
     def forward(self, img: Tensor, size: tuple[int, int], txt: Tensor, txt_mask: Tensor, times: Tensor) -> Tensor:
