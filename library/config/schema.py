@@ -104,9 +104,9 @@ class Reading(Generic[C]):
 
 @functools.cache
 def options(config: type) -> Mapping[str, Option]:
-    """Every option of a config class by name, in the order of declaration."""
+    """Every option of a config class by name, in the order of its sections (`order`) and of their declaration."""
     found: dict[str, Option] = {}
-    for part in dataclasses.fields(config):
+    for part in sorted(dataclasses.fields(config), key=lambda f: getattr(config, "order", (f.name,)).index(f.name)):
         for option in section_options(part.default_factory, part.name).values():  # type: ignore[arg-type]
             if option.name in found:
                 raise TypeError(f"{option.name} is declared in both {found[option.name].section} and {part.name}")
@@ -308,8 +308,8 @@ def _assemble(config: type[C], read: JsonMapping) -> C:
 def _ask(config: RunConfig, what: str) -> Iterator[Problem]:
     if hasattr(config, what):
         yield from getattr(config, what)()
-    for f in dataclasses.fields(config):
-        part = getattr(config, f.name)
+    for name in dict.fromkeys(option.section for option in options(type(config)).values()):
+        part = getattr(config, name)
         if hasattr(part, what):
             yield from getattr(part, what)(config)
 

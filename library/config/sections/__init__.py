@@ -10,7 +10,7 @@ from library.config.sections.adapters import (
 )
 from library.config.sections.compiling import Compile
 from library.config.sections.embedding import Embedding
-from library.config.sections.flow import FLOW_IDLE, FLOW_RULES, Flow, FlowLoss, SafetensorsSave
+from library.config.sections.flow import FLOW_IDLE, Flow, FlowLoss, SafetensorsSave, flow_rules
 from library.config.sections.inputs import Cache, Captions, Data, Model, TextBatchCache
 from library.config.sections.learning import FullOptim, Loss, Noise, Optim, Steps, Validation
 from library.config.sections.machine import Distributed, Memory, Precision
@@ -22,14 +22,16 @@ from library.config.sections.transformers import (
     TransformerLora,
     TransformerNetwork,
     TransformerTrain,
-    blocks_to_swap,
+    compile_of,
+    data_with_references,
     flow_shift,
+    memory_of,
+    network_of,
     reference_folder,
 )
 
 __all__ = [
     "FLOW_IDLE",
-    "FLOW_RULES",
     "AdapterData",
     "AdapterOptim",
     "AdapterPrecision",
@@ -72,7 +74,11 @@ __all__ = [
     "TransformerNetwork",
     "TransformerTrain",
     "Validation",
-    "blocks_to_swap",
+    "compile_of",
+    "data_with_references",
+    "flow_rules",
     "flow_shift",
+    "memory_of",
+    "network_of",
     "reference_folder",
 ]

@@ -33,7 +33,14 @@ FLOW_IDLE: Mapping[str, str] = {
     "sample_sampler": "sample images of this model always use the Euler sampler",
 }
 
-FLOW_RULES: tuple[Rule, ...] = (
+
+def flow_rules(size_shift: str) -> tuple[Rule, ...]:
+    """When options of timesteps mean something; `size_shift` is the family's name of the shift by an image's size."""
+    return (*_RULES, ("sigmoid_scale", lambda c: c.noise.timestep_sampling not in ("sigma", "uniform"),
+            f"timestep_sampling is not sigmoid, shift or {size_shift}"))  # fmt: skip
+
+
+_RULES: tuple[Rule, ...] = (
     ("discrete_flow_shift", lambda c: c.noise.timestep_sampling in ("shift", "sigma"),
      "timestep_sampling is neither shift nor sigma"),
     ("weighting_scheme", lambda c: c.noise.timestep_sampling == "sigma"
@@ -81,6 +88,12 @@ class Flow(Noise):
     )
     mode_scale: float = opt(1.29, "The scale of mode.", advanced=True)
     always_weighted: ClassVar[bool] = False  # by weighting_scheme, also where no prediction is sigma_scaled
+    size_shift: ClassVar[str]  # the timestep_sampling that shifts by the number of tokens of an image
+
+    @property
+    def shift_by_size(self) -> bool:
+        """Whether the number of tokens of an image decides how far its timesteps are shifted."""
+        return self.timestep_sampling == self.size_shift
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from library.config.fixes import bucket_limits
 from library.config.problems import Problem, Text, together
@@ -75,22 +75,26 @@ class Model:
         advanced=True,
     )
 
+    others: ClassVar[Mapping[str, str]] = {}  # what a single file of the model does not hold: option -> what to choose
+
+    @property
+    def needed(self) -> Mapping[str, str]:
+        """Those of the others that this very model has."""
+        return self.others
+
     def check(self, run: RunConfig) -> Iterator[Problem]:
         """SD 2.x has no trainer here."""
         if self.v2:
             yield Problem("v2", "must be off: Stable Diffusion 2.x is not trained here")
 
     def missing(self, run: RunConfig) -> Iterator[Problem]:
-        """A training needs a model."""
+        """A training needs a model. A single file may be the denoiser alone; a folder or a repository has the other
+        networks as well."""
         if not self.pretrained_model_name_or_path:
             yield Problem("pretrained_model_name_or_path", "is not set: choose the model to start from")
-
-    def missing_parts(self, parts: Mapping[str, str]) -> Iterator[Problem]:
-        """Options of these parts (and what to choose) that are not set. A single file is the denoiser alone; a
-        folder or a repository has the other networks as well."""
         base = self.pretrained_model_name_or_path or ".safetensors"
         if base.lower().endswith(".safetensors") and Path(base).parent.name != "transformer":
-            for name, what in parts.items():
+            for name, what in self.needed.items():
                 if not getattr(self, name):
                     yield Problem(
                         name, "is not set: choose {what}", what=Text(what), also="pretrained_model_name_or_path"

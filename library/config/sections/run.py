@@ -18,11 +18,19 @@ IDLE_EVERYWHERE: Mapping[str, str] = {
 }
 
 
+# The order of the sections in files, in the page and in docs/options.md.
+SECTIONS = ("model", "data", "captions", "cache", "network", "embedding", "control", "optim", "steps", "save", "sample",
+            "noise", "loss", "precision", "memory", "compile", "validation", "metadata", "hub", "log",
+            "distributed")  # fmt: skip
+
+
 class Run:
-    """The part of a run's config that is the same for all: its facts, old names, and rules about its own options."""
+    """The part of a run's config that is the same for all: its facts, old names, and rules about its own options.
 
-    __slots__ = ()
+    What a class says of `idle`, `aliases` and `foreign` options is added to what its bases say.
+    """
 
+    order: ClassVar[tuple[str, ...]] = SECTIONS
     family: ClassVar[str]  # the folder in library/families
     script: ClassVar[str]  # the file in sd-scripts/ without .py
     title: ClassVar[str]  # what a person calls it
@@ -49,6 +57,12 @@ class Run:
     retired: ClassVar[Mapping[str, str]] = RETIRED
     foreign: ClassVar[Mapping[str, str]] = FOREIGN
     old: ClassVar[Mapping[str, schema.Option]] = {}  # options that `convert` makes others of
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for name in ("idle", "aliases", "foreign"):
+            said = [vars(base).get(name, {}) for base in reversed(cls.__mro__)]
+            setattr(cls, name, {option: why for known in said for option, why in known.items()})
 
     @property
     def control_images(self) -> ControlUse:

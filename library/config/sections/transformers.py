@@ -1,25 +1,30 @@
 """What families of one transformer with one text encoder, trained by flow matching, have in common."""
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
-from library.config.names import ALIASES, FOREIGN
 from library.config.problems import Problem
 from library.config.run_config import RunConfig
 from library.config.schema import opt, section
 from library.config.sections.adapters import Network
-from library.config.sections.flow import Flow, FlowLoss, SafetensorsSave
+from library.config.sections.compiling import Compile
+from library.config.sections.flow import FLOW_IDLE, Flow, FlowLoss, SafetensorsSave
 from library.config.sections.inputs import TextBatchCache
+from library.config.sections.machine import Memory
 from library.config.sections.runs import AdapterRun, FullRun
 
+N = TypeVar("N", bound=Network)
+S = TypeVar("S")
 _SDPA = "attention is PyTorch's SDPA"
 # Flags of musubi-tuner that are options here under another name, and those that nothing here needs.
-_NAMES = ALIASES | {
+_NAMES = {
     "dit": "pretrained_model_name_or_path",
     "gradient_checkpointing_cpu_offload": "cpu_offload_checkpointing",
 }
-_FOREIGN = FOREIGN | {
+_FOREIGN = {
     "fp8_scaled": "fp8_base keeps the model in 8 bits; there is no finer setting",
     "split_attn": _SDPA,
     "flash_attn": _SDPA,
@@ -36,16 +41,43 @@ def flow_shift(usual: float) -> Any:
     )
 
 
-def blocks_to_swap(most: int) -> Any:
-    """The option blocks_to_swap of a model that can spare so many."""
-    words = f"Blocks in CPU memory, at most {most}. Raise it only until the model fits: costs speed."
-    return opt(None, words, min=0, max=most)
-
-
 def reference_folder(shown_with: Mapping[str, tuple[str, ...]]) -> Any:
     """The option control_directory of a model that is shown reference images with these values of others."""
     words = "A folder of reference images, with the names of their images."
     return opt(None, words, kind="folder", label="Reference folder", shown_with=shown_with)
+
+
+def data_with_references(data: type[S], shown_with: Mapping[str, tuple[str, ...]]) -> type[S]:
+    """The section of images, and of those that the model is shown beside them with these values of other options."""
+    return _extended(data, {"control_directory": (str | None, reference_folder(shown_with))})
+
+
+def memory_of(most: int) -> type[Memory]:
+    """The section of what makes a training fit, of a model that can spare so many blocks."""
+    words = f"Blocks in CPU memory, at most {most}. Raise it only until the model fits: costs speed."
+    return _extended(Memory, {"blocks_to_swap": (int | None, opt(None, words, min=0, max=most))})
+
+
+def compile_of(**kinds: str) -> type[Compile]:
+    """The section of torch.compile, for blocks of these classes, by the words that compile_blocks has for them."""
+    return _extended(Compile, {}, kinds=MappingProxyType(kinds))
+
+
+def network_of(network: type[N], *modules: str) -> type[N]:
+    """The section of adapters that these network modules make; the first is what an empty one means."""
+    words, choices = "The network module, that is the adapter type. Empty: LoRA.", Literal[*modules, "lycoris.kohya"]
+    module = opt(None, words, label="Network module")
+    return _extended(network, {"network_module": (choices | str | None, module)}, usual=modules[0])
+
+
+def _extended(section: type[S], options: Mapping[str, tuple[Any, Any]], **facts: Any) -> type[S]:
+    """A section with other options, by name their types and declarations, and with other facts."""
+    fields = [(name, kind, declared) for name, (kind, declared) in options.items()]
+    namespace = {**facts, "__doc__": section.__doc__, "__module__": __name__}
+    made = dataclasses.make_dataclass(
+        section.__name__, fields, bases=(section,), namespace=namespace, frozen=True, kw_only=True, slots=True
+    )
+    return cast("type[S]", made)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,30 +117,33 @@ class TransformerNetwork(Network):
                 fix={"network_train_text_encoder_only": False})  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TransformerLora(AdapterRun):
-    """Adapters learn in the transformer."""
+@dataclass(frozen=True, kw_only=True)
+class TransformerRun:
+    """What trainings of such a family share, whatever learns."""
 
     grid: ClassVar[int] = 16
+    idle: ClassVar[Mapping[str, str]] = FLOW_IDLE
     aliases: ClassVar[Mapping[str, str]] = _NAMES
-    foreign: ClassVar[Mapping[str, str]] = _FOREIGN | {"mem_eff_save": "adapter files are small"}
+    foreign: ClassVar[Mapping[str, str]] = _FOREIGN
 
     cache: TextBatchCache = section(TextBatchCache)
     loss: FlowLoss = section(FlowLoss)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TransformerTrain(FullRun):
+@dataclass(frozen=True, kw_only=True)
+class TransformerLora(TransformerRun, AdapterRun):
+    """Adapters learn in the transformer."""
+
+    foreign: ClassVar[Mapping[str, str]] = {"mem_eff_save": "adapter files are small"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerTrain(TransformerRun, FullRun):
     """The transformer itself learns."""
 
-    grid: ClassVar[int] = 16
-    aliases: ClassVar[Mapping[str, str]] = _NAMES
-    foreign: ClassVar[Mapping[str, str]] = _FOREIGN | {
-        "prior_loss_weight": "a fine-tune counts regularisation images like all others",
+    foreign: ClassVar[Mapping[str, str]] = {
         "train_text_encoder": "the text encoder of this model is not trained",
         "block_lr": "it is for the blocks of another model",
     }
 
-    cache: TextBatchCache = section(TextBatchCache)
     save: SafetensorsSave = section(SafetensorsSave)
-    loss: FlowLoss = section(FlowLoss)

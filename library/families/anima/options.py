@@ -2,26 +2,18 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from library import families
 from library.config import sections
 from library.config.problems import Problem
-from library.config.run_config import Rule, RunConfig
+from library.config.run_config import Rule
 from library.config.schema import opt, section
 
 # Parsed by sd-scripts for every family, without a meaning for this one.
 IDLE = {
-    **sections.FLOW_IDLE,
     "max_token_length": "captions of Anima are as long as qwen3_max_token_length and t5_max_token_length",
 }
-
-IDLE_RULES: tuple[Rule, ...] = (
-    *sections.FLOW_RULES,
-    ("sigmoid_scale", lambda c: c.noise.timestep_sampling not in ("sigma", "uniform"),
-     "timestep_sampling is not sigmoid, shift or flux_shift"),
-)  # fmt: skip
 
 # Flags of sd-scripts that are options here under another name, and those that nothing here needs.
 ALIASES = {"unsloth_offload_checkpointing": "cpu_offload_checkpointing"}
@@ -78,10 +70,7 @@ class AnimaModel(sections.Model):
         """The text encoder's file, by the name that other families have for it."""
         return self.qwen3
 
-    def missing(self, run: RunConfig) -> Iterator[Problem]:
-        """A single file is the transformer alone."""
-        yield from sections.Model.missing(self, run)
-        yield from self.missing_parts(OTHERS)
+    others: ClassVar[Mapping[str, str]] = OTHERS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,21 +85,7 @@ class AnimaFlow(sections.TransformerFlow):
         "uniform", "How timesteps are weighted: the loss, and with sigma sampling their choice."
     )
     always_weighted: ClassVar[bool] = True
-
-    @property
-    def shift_by_size(self) -> bool:
-        """Whether the number of tokens of an image decides how far its timesteps are shifted."""
-        return self.timestep_sampling == "flux_shift"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AnimaNetwork(sections.Network):
-    """The adapters that learn."""
-
-    network_module: Literal["networks.lora_anima", "lycoris.kohya"] | str | None = opt(
-        None, "The network module, that is the adapter type. Empty: LoRA.", label="Network module"
-    )
-    usual: ClassVar[str] = "networks.lora_anima"
+    size_shift: ClassVar[str] = "flux_shift"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,64 +130,49 @@ class AnimaFullOptim(sections.FullOptim):
         return (self.learning_rate, *rates) if any(rate is not None for rate in parts) else ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AnimaMemory(sections.Memory):
-    """What makes a training fit; Anima has 28 blocks."""
-
-    blocks_to_swap: int | None = sections.blocks_to_swap(26)
+MEMORY = sections.memory_of(26)
+COMPILE = sections.compile_of(adapter="LLMAdapterTransformerBlock", block="Block")
+NETWORK = sections.network_of(sections.Network, "networks.lora_anima")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AnimaCompile(sections.Compile):
-    """torch.compile, for the blocks that the model repeats."""
+@dataclass(frozen=True, kw_only=True)
+class AnimaRun:
+    """What all trainings of Anima share."""
 
-    kinds: ClassVar[Mapping[str, str]] = MappingProxyType({"adapter": "LLMAdapterTransformerBlock", "block": "Block"})
+    family: ClassVar[str] = "anima"
+    script_with = staticmethod(families.script_with)
+    drops_cached_captions: ClassVar[bool] = True
+    shifts_samples: ClassVar[bool] = True
+    idle: ClassVar[Mapping[str, str]] = IDLE
+    idle_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(AnimaFlow.size_shift)
+    aliases: ClassVar[Mapping[str, str]] = ALIASES
+    foreign: ClassVar[Mapping[str, str]] = FOREIGN
+
+    model: AnimaModel = section(AnimaModel)
+    noise: AnimaFlow = section(AnimaFlow)
+    memory: sections.Memory = section(MEMORY)
+    compile: sections.Compile = section(COMPILE)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AnimaLora(sections.TransformerLora):
+@dataclass(frozen=True, kw_only=True)
+class AnimaLora(AnimaRun, sections.TransformerLora):
     """LoRA and other adapters for Anima."""
 
-    family: ClassVar[str] = "anima"
     script: ClassVar[str] = "anima_train_network"
     title: ClassVar[str] = "Anima LoRA"
-    script_with = staticmethod(families.script_with)
-    drops_cached_captions: ClassVar[bool] = True
-    shifts_samples: ClassVar[bool] = True
-    idle: ClassVar[Mapping[str, str]] = IDLE
-    idle_rules: ClassVar[tuple[Rule, ...]] = IDLE_RULES
-    aliases: ClassVar[Mapping[str, str]] = {**sections.TransformerLora.aliases, **ALIASES}
-    foreign: ClassVar[Mapping[str, str]] = {
-        **sections.TransformerLora.foreign,
-        **FOREIGN,
-        **dict.fromkeys(RATES, "it is for the fine-tune; network_args has network_reg_lrs"),
-    }
+    foreign: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        RATES, "it is for the fine-tune; network_args has network_reg_lrs"
+    )
 
-    model: AnimaModel = section(AnimaModel)
     cache: AnimaAdapterCache = section(AnimaAdapterCache)
-    network: AnimaNetwork = section(AnimaNetwork)
-    noise: AnimaFlow = section(AnimaFlow)
-    memory: AnimaMemory = section(AnimaMemory)
-    compile: AnimaCompile = section(AnimaCompile)
+    network: sections.Network = section(NETWORK)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AnimaTrain(sections.TransformerTrain):
+@dataclass(frozen=True, kw_only=True)
+class AnimaTrain(AnimaRun, sections.TransformerTrain):
     """Full fine-tuning and DreamBooth for Anima."""
 
-    family: ClassVar[str] = "anima"
     script: ClassVar[str] = "anima_train"
     title: ClassVar[str] = "Anima fine-tune"
-    script_with = staticmethod(families.script_with)
-    drops_cached_captions: ClassVar[bool] = True
-    shifts_samples: ClassVar[bool] = True
-    idle: ClassVar[Mapping[str, str]] = IDLE
-    idle_rules: ClassVar[tuple[Rule, ...]] = IDLE_RULES
-    aliases: ClassVar[Mapping[str, str]] = {**sections.TransformerTrain.aliases, **ALIASES}
-    foreign: ClassVar[Mapping[str, str]] = {**sections.TransformerTrain.foreign, **FOREIGN}
 
-    model: AnimaModel = section(AnimaModel)
     optim: AnimaFullOptim = section(AnimaFullOptim)
-    noise: AnimaFlow = section(AnimaFlow)
-    memory: AnimaMemory = section(AnimaMemory)
-    compile: AnimaCompile = section(AnimaCompile)

@@ -3,13 +3,11 @@
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from library import families
 from library.config import sections
 from library.config.converted import OLD_BLOCKS
-from library.config.names import FOREIGN
 from library.config.problems import Problem
 from library.config.reading import count
 from library.config.run_config import ControlUse, Rule, RunConfig
@@ -30,9 +28,6 @@ IDLE_RULES: tuple[Rule, ...] = (
     ("bypass_guidance_embedding", lambda c: c.model.variant.guided, "there is no guidance in Chroma"),
     ("guidance_scale", lambda c: not c.model.bypass_guidance_embedding, "bypass_guidance_embedding leaves it out"),
     ("random_masks", lambda c: c.control_images.inpaints, "only FLUX.1 Fill is shown masks"),
-    *sections.FLOW_RULES,
-    ("sigmoid_scale", lambda c: c.noise.timestep_sampling not in ("sigma", "uniform"),
-     "timestep_sampling is not sigmoid, shift or flux_shift"),
 )  # fmt: skip
 
 OTHERS = {
@@ -97,6 +92,11 @@ class FluxModel(sections.Model):
         return VARIANTS[self.model_type]
 
     @property
+    def needed(self) -> Mapping[str, str]:
+        """The text encoders of this variant, and the autoencoder."""
+        return {name: what for name, what in OTHERS.items() if name in (*self.variant.encoders, "ae")}
+
+    @property
     def text_tokens(self) -> int | None:
         """The most tokens of text that a step reads, where the options say it."""
         known, most = self.t5xxl_max_token_length, 256 if self.t5xxl_train_length == "256" else None
@@ -123,11 +123,6 @@ class FluxModel(sections.Model):
         if self.t5xxl_train_length == "256" and (self.t5xxl_max_token_length or 512) <= 256:
             yield Problem("t5xxl_train_length", "has no effect: t5xxl_max_token_length is {length}",
                 length=self.t5xxl_max_token_length, fix={"t5xxl_train_length": "max"})  # fmt: skip
-
-    def missing(self, run: RunConfig) -> Iterator[Problem]:
-        """A single file is the transformer alone; a diffusers folder or a repository has the other networks as well."""
-        yield from sections.Model.missing(self, run)
-        yield from self.missing_parts({n: what for n, what in OTHERS.items() if n in (*self.variant.encoders, "ae")})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,42 +183,7 @@ class FluxFlow(sections.Flow):
         "sigma", "How timesteps are sampled. shift, flux_shift and sigmoid are usual."
     )
     sigmoid_scale: float = opt(1.0, "Above 1 trains very low and very high timesteps more often. 1 is usual.", min=0.0)
-
-    @property
-    def shift_by_size(self) -> bool:
-        """Whether the number of tokens of an image decides how far its timesteps are shifted."""
-        return self.timestep_sampling == "flux_shift"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FluxNetwork(sections.Network):
-    """The adapters that learn."""
-
-    network_module: Literal["networks.lora_flux", "lycoris.kohya"] | str | None = opt(
-        None, "The network module, that is the adapter type. Empty: LoRA.", label="Network module"
-    )
-    usual: ClassVar[str] = "networks.lora_flux"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FluxMemory(sections.Memory):
-    """What makes a training fit; FLUX.1 has 19 double and 38 single blocks."""
-
-    blocks_to_swap: int | None = opt(
-        None,
-        "Blocks in CPU memory, at most 35. Raise it only until the model fits: costs speed.",
-        min=0,
-        max=35,
-    )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FluxCompile(sections.Compile):
-    """torch.compile, for the blocks that the model repeats."""
-
-    kinds: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"double": "DoubleStreamBlock", "single": "SingleStreamBlock"}
-    )
+    size_shift: ClassVar[str] = "flux_shift"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -247,65 +207,68 @@ class FluxFullSave(sections.SafetensorsSave):
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FluxLora(sections.AdapterRun):
-    """LoRA and other adapters for FLUX.1."""
+# 19 double and 38 single blocks; a double block is as large as two single ones.
+MEMORY = sections.memory_of(35)
+COMPILE = sections.compile_of(double="DoubleStreamBlock", single="SingleStreamBlock")
+NETWORK = sections.network_of(sections.Network, "networks.lora_flux")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FluxRun:
+    """What all trainings of FLUX.1 share."""
 
     family: ClassVar[str] = "flux"
+    script_with = staticmethod(families.script_with)
+    idle: ClassVar[Mapping[str, str]] = IDLE
+    idle_rules: ClassVar[tuple[Rule, ...]] = (*IDLE_RULES, *sections.flow_rules(FluxFlow.size_shift))
+    old: ClassVar[Mapping[str, Option]] = OLD_BLOCKS
+
+    model: FluxModel = section(FluxModel)
+    noise: FluxFlow = section(FluxFlow)
+    loss: sections.FlowLoss = section(sections.FlowLoss)
+    memory: sections.Memory = section(MEMORY)
+    compile: sections.Compile = section(COMPILE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FluxLora(FluxRun, sections.AdapterRun):
+    """LoRA and other adapters for FLUX.1."""
+
     script: ClassVar[str] = "flux_train_network"
     title: ClassVar[str] = "FLUX.1 LoRA"
-    script_with = staticmethod(families.script_with)
     grid: ClassVar[int] = 64
-    idle: ClassVar[Mapping[str, str]] = IDLE
-    idle_rules: ClassVar[tuple[Rule, ...]] = IDLE_RULES
-    old: ClassVar[Mapping[str, Option]] = OLD_BLOCKS
     # Written by the kohya_ss page into the configs of this script, too.
-    foreign: ClassVar[Mapping[str, str]] = FOREIGN | {"mem_eff_save": "adapter files are small"}
-
-    @property
-    def control_images(self) -> ControlUse:
-        """Reference images of Kontext; what is around a mask, of Fill."""
-        return dataclasses.replace(self.model.variant.control_images, random_masks=self.data.random_masks)
+    foreign: ClassVar[Mapping[str, str]] = {"mem_eff_save": "adapter files are small"}
 
     model: FluxLoraModel = section(FluxLoraModel)
     data: FluxAdapterData = section(FluxAdapterData)
     cache: FluxAdapterCache = section(FluxAdapterCache)
-    network: FluxNetwork = section(FluxNetwork)
-    noise: FluxFlow = section(FluxFlow)
-    loss: sections.FlowLoss = section(sections.FlowLoss)
-    memory: FluxMemory = section(FluxMemory)
-    compile: FluxCompile = section(FluxCompile)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FluxTrain(sections.FullRun):
-    """Full fine-tuning and DreamBooth for FLUX.1."""
-
-    family: ClassVar[str] = "flux"
-    script: ClassVar[str] = "flux_train"
-    title: ClassVar[str] = "FLUX.1 fine-tune"
-    script_with = staticmethod(families.script_with)
-    grid: ClassVar[int] = 16
-    idle: ClassVar[Mapping[str, str]] = IDLE
-    idle_rules: ClassVar[tuple[Rule, ...]] = IDLE_RULES
-    old: ClassVar[Mapping[str, Option]] = OLD_BLOCKS
-    foreign: ClassVar[Mapping[str, str]] = FOREIGN | {
-        "prior_loss_weight": "a fine-tune counts regularisation images like all others",
-        "train_text_encoder": "the text encoders of FLUX.1 are not trained",
-        "block_lr": "it is for the blocks of SDXL",
-    }
+    network: sections.Network = section(NETWORK)
 
     @property
     def control_images(self) -> ControlUse:
         """Reference images of Kontext; what is around a mask, of Fill."""
         return dataclasses.replace(self.model.variant.control_images, random_masks=self.data.random_masks)
 
-    model: FluxModel = section(FluxModel)
+
+@dataclass(frozen=True, kw_only=True)
+class FluxTrain(FluxRun, sections.FullRun):
+    """Full fine-tuning and DreamBooth for FLUX.1."""
+
+    script: ClassVar[str] = "flux_train"
+    title: ClassVar[str] = "FLUX.1 fine-tune"
+    grid: ClassVar[int] = 16
+    foreign: ClassVar[Mapping[str, str]] = {
+        "train_text_encoder": "the text encoders of FLUX.1 are not trained",
+        "block_lr": "it is for the blocks of SDXL",
+    }
+
     data: FluxData = section(FluxData)
     cache: sections.TextBatchCache = section(sections.TextBatchCache)
     optim: FluxFullOptim = section(FluxFullOptim)
     save: FluxFullSave = section(FluxFullSave)
-    noise: FluxFlow = section(FluxFlow)
-    loss: sections.FlowLoss = section(sections.FlowLoss)
-    memory: FluxMemory = section(FluxMemory)
-    compile: FluxCompile = section(FluxCompile)
+
+    @property
+    def control_images(self) -> ControlUse:
+        """Reference images of Kontext; what is around a mask, of Fill."""
+        return dataclasses.replace(self.model.variant.control_images, random_masks=self.data.random_masks)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from library import families
@@ -14,18 +13,12 @@ from library.config.schema import opt, section
 REFERENCES = 8  # reference images of an item; more would be longer than any training has been
 
 # Parsed for every family, without a meaning for this one.
-IDLE = {
-    **sections.FLOW_IDLE,
-    "max_token_length": "captions of FLUX.2 are as long as 512 tokens",
-}
+IDLE = {"max_token_length": "captions of FLUX.2 are as long as 512 tokens"}
 
 IDLE_RULES: tuple[Rule, ...] = (
     ("guidance_scale", lambda c: c.model.model_version in (None, "dev"), "there is no guidance in klein"),
     ("text_encoder", lambda c: c.model.model_version != "dev", "the text encoder of dev is not read here"),
-    *sections.FLOW_RULES,
-    ("sigmoid_scale", lambda c: c.noise.timestep_sampling not in ("sigma", "uniform"),
-     "timestep_sampling is not sigmoid, shift or flux2_shift"),
-)  # fmt: skip
+)
 
 # Flags of musubi-tuner that nothing here needs.
 MUSUBI = {"fp8_text_encoder": "fp8_base keeps the text encoder in 8 bits as well"}
@@ -34,10 +27,6 @@ OTHERS = {
     "text_encoder": "the Qwen3-4B (klein 4B) or Qwen3-8B (klein 9B) text encoder",
     "vae": "the FLUX.2 VAE (flux2-vae.safetensors)",
 }
-
-
-def _foreign(known: Mapping[str, str]) -> dict[str, str]:
-    return {name: why for name, why in known.items() if name != "vae_dtype"} | MUSUBI
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +46,11 @@ class Flux2Model(sections.Model):
     )
     guidance_scale: float = opt(1.0, "The guidance that dev is trained with. Kleins have none.", min=0.0, advanced=True)
 
+    @property
+    def needed(self) -> Mapping[str, str]:
+        """The VAE, and the text encoder where it is read."""
+        return {name: what for name, what in OTHERS.items() if name == "vae" or self.model_version != "dev"}
+
     def check(self, run: RunConfig) -> Iterator[Problem]:
         """The text encoder of dev, Mistral, is not read, so that nothing can be asked of it."""
         yield from sections.Model.check(self, run)
@@ -72,29 +66,6 @@ class Flux2Model(sections.Model):
                 "cannot be drawn with model_version = dev, whose text encoder is not read here: leave it empty",
                 also="model_version", fix={"sample_prompts": None})  # fmt: skip
 
-    def missing(self, run: RunConfig) -> Iterator[Problem]:
-        """A single file is the transformer alone."""
-        yield from sections.Model.missing(self, run)
-        read = {name: what for name, what in OTHERS.items() if name == "vae" or self.model_version != "dev"}
-        yield from self.missing_parts(read)
-
-
-REFERENCE_FOLDER = sections.reference_folder({})
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Flux2Data(sections.Data):
-    """The images, and those that the model is shown beside them."""
-
-    control_directory: str | None = REFERENCE_FOLDER
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Flux2AdapterData(sections.AdapterData):
-    """The same, when adapters learn."""
-
-    control_directory: str | None = REFERENCE_FOLDER
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flux2Flow(sections.TransformerFlow):
@@ -104,84 +75,52 @@ class Flux2Flow(sections.TransformerFlow):
         "flux2_shift", "How timesteps are sampled. flux2_shift and shift are usual."
     )
     discrete_flow_shift: float = sections.flow_shift(3.0)
+    size_shift: ClassVar[str] = "flux2_shift"
+
+
+# klein 4B has 5 double and 20 single blocks, klein 9B 8 and 24, dev 8 and 48; a double block is as large as two single.
+MEMORY = sections.memory_of(31)
+COMPILE = sections.compile_of(double="DoubleStreamBlock", single="SingleStreamBlock")
+NETWORK = sections.network_of(sections.TransformerNetwork, "networks.lora_flux_2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flux2Run:
+    """What all trainings of FLUX.2 share."""
+
+    family: ClassVar[str] = "flux_2"
+    script_with = staticmethod(families.script_with)
+    idle: ClassVar[Mapping[str, str]] = IDLE
+    idle_rules: ClassVar[tuple[Rule, ...]] = (*IDLE_RULES, *sections.flow_rules(Flux2Flow.size_shift))
+    foreign: ClassVar[Mapping[str, str]] = MUSUBI
 
     @property
-    def shift_by_size(self) -> bool:
-        """Whether the number of tokens of an image decides how far its timesteps are shifted."""
-        return self.timestep_sampling == "flux2_shift"
+    def control_images(self) -> ControlUse:
+        """Reference images, as many as there are."""
+        return ControlUse(most=REFERENCES)
+
+    model: Flux2Model = section(Flux2Model)
+    noise: Flux2Flow = section(Flux2Flow)
+    memory: sections.Memory = section(MEMORY)
+    compile: sections.Compile = section(COMPILE)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Flux2Network(sections.TransformerNetwork):
-    """The adapters that learn."""
-
-    network_module: Literal["networks.lora_flux_2", "lycoris.kohya"] | str | None = opt(
-        None, "The network module, that is the adapter type. Empty: LoRA.", label="Network module"
-    )
-    usual: ClassVar[str] = "networks.lora_flux_2"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Flux2Memory(sections.Memory):
-    """What makes a training fit; klein 4B has 5 double and 20 single blocks, klein 9B 8 and 24, dev 8 and 48. A double
-    block is as large as two single ones."""
-
-    blocks_to_swap: int | None = sections.blocks_to_swap(31)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Flux2Compile(sections.Compile):
-    """torch.compile, for the blocks that the model repeats."""
-
-    kinds: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"double": "DoubleStreamBlock", "single": "SingleStreamBlock"}
-    )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Flux2Lora(sections.TransformerLora):
+@dataclass(frozen=True, kw_only=True)
+class Flux2Lora(Flux2Run, sections.TransformerLora):
     """LoRA and other adapters for FLUX.2."""
 
-    family: ClassVar[str] = "flux_2"
     script: ClassVar[str] = "flux_2_train_network"
     title: ClassVar[str] = "FLUX.2 LoRA"
-    script_with = staticmethod(families.script_with)
-    idle: ClassVar[Mapping[str, str]] = IDLE
-    idle_rules: ClassVar[tuple[Rule, ...]] = IDLE_RULES
-    foreign: ClassVar[Mapping[str, str]] = _foreign(sections.TransformerLora.foreign)
 
-    @property
-    def control_images(self) -> ControlUse:
-        """Reference images, as many as there are."""
-        return ControlUse(most=REFERENCES)
-
-    model: Flux2Model = section(Flux2Model)
-    data: Flux2AdapterData = section(Flux2AdapterData)
-    network: Flux2Network = section(Flux2Network)
-    noise: Flux2Flow = section(Flux2Flow)
-    memory: Flux2Memory = section(Flux2Memory)
-    compile: Flux2Compile = section(Flux2Compile)
+    data: sections.AdapterData = section(sections.data_with_references(sections.AdapterData, {}))
+    network: sections.TransformerNetwork = section(NETWORK)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Flux2Train(sections.TransformerTrain):
+@dataclass(frozen=True, kw_only=True)
+class Flux2Train(Flux2Run, sections.TransformerTrain):
     """Full fine-tuning and DreamBooth for FLUX.2."""
 
-    family: ClassVar[str] = "flux_2"
     script: ClassVar[str] = "flux_2_train"
     title: ClassVar[str] = "FLUX.2 fine-tune"
-    script_with = staticmethod(families.script_with)
-    idle: ClassVar[Mapping[str, str]] = IDLE
-    idle_rules: ClassVar[tuple[Rule, ...]] = IDLE_RULES
-    foreign: ClassVar[Mapping[str, str]] = _foreign(sections.TransformerTrain.foreign)
 
-    @property
-    def control_images(self) -> ControlUse:
-        """Reference images, as many as there are."""
-        return ControlUse(most=REFERENCES)
-
-    model: Flux2Model = section(Flux2Model)
-    data: Flux2Data = section(Flux2Data)
-    noise: Flux2Flow = section(Flux2Flow)
-    memory: Flux2Memory = section(Flux2Memory)
-    compile: Flux2Compile = section(Flux2Compile)
+    data: sections.Data = section(sections.data_with_references(sections.Data, {}))

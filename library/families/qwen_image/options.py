@@ -2,8 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from library import families
 from library.config import sections
@@ -16,16 +15,7 @@ from library.families.qwen_image.variants import EDITS, VARIANTS, QwenVariant
 LINE = ((256, 0.5), (8192, 0.9))  # image tokens and mu: the shift of a size is e^mu, linear between and beyond
 
 # Parsed for every family, without a meaning for this one.
-IDLE = {
-    **sections.FLOW_IDLE,
-    "max_token_length": "captions of Qwen-Image may have any length up to 1024 tokens",
-}
-
-IDLE_RULES: tuple[Rule, ...] = (
-    *sections.FLOW_RULES,
-    ("sigmoid_scale", lambda c: c.noise.timestep_sampling not in ("sigma", "uniform"),
-     "timestep_sampling is not sigmoid, shift or qwen_shift"),
-)  # fmt: skip
+IDLE = {"max_token_length": "captions of Qwen-Image may have any length up to 1024 tokens"}
 
 # Flags of musubi-tuner that nothing here needs.
 MUSUBI = {
@@ -77,27 +67,7 @@ class QwenModel(sections.Model):
                 version=self.model_version, also="model_version",
                 fix={"cache_text_encoder_outputs": True})  # fmt: skip
 
-    def missing(self, run: RunConfig) -> Iterator[Problem]:
-        """A single file is the transformer alone; a diffusers folder or a repository has the other networks as well."""
-        yield from sections.Model.missing(self, run)
-        yield from self.missing_parts(OTHERS)
-
-
-REFERENCES = sections.reference_folder({"model_version": EDITS})
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QwenData(sections.Data):
-    """The images, and what the Edit models are shown beside them."""
-
-    control_directory: str | None = REFERENCES
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QwenAdapterData(sections.AdapterData):
-    """The same, when adapters learn."""
-
-    control_directory: str | None = REFERENCES
+    others: ClassVar[Mapping[str, str]] = OTHERS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,42 +102,24 @@ class QwenFlow(sections.TransformerFlow):
     discrete_flow_shift: float = sections.flow_shift(2.2)
 
     shift_line: ClassVar[tuple[tuple[int, float], tuple[int, float]]] = LINE
-
-    @property
-    def shift_by_size(self) -> bool:
-        """Whether the number of tokens of an image decides how far its timesteps are shifted."""
-        return self.timestep_sampling == "qwen_shift"
+    size_shift: ClassVar[str] = "qwen_shift"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QwenNetwork(sections.TransformerNetwork):
-    """The adapters that learn."""
-
-    network_module: Literal["networks.lora_qwen_image", "lycoris.kohya"] | str | None = opt(
-        None, "The network module, that is the adapter type. Empty: LoRA.", label="Network module"
-    )
-    usual: ClassVar[str] = "networks.lora_qwen_image"
+EDITED = {"model_version": EDITS}  # the values with which the model is shown reference images
+MEMORY = sections.memory_of(59)
+COMPILE = sections.compile_of(block="QwenImageTransformerBlock")
+NETWORK = sections.network_of(sections.TransformerNetwork, "networks.lora_qwen_image")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QwenMemory(sections.Memory):
-    """What makes a training fit; Qwen-Image has 60 blocks."""
+@dataclass(frozen=True, kw_only=True)
+class QwenRun:
+    """What all trainings of Qwen-Image share."""
 
-    blocks_to_swap: int | None = sections.blocks_to_swap(59)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QwenCompile(sections.Compile):
-    """torch.compile, for the blocks that the model repeats."""
-
-    kinds: ClassVar[Mapping[str, str]] = MappingProxyType({"block": "QwenImageTransformerBlock"})
-
-
-class Versions:
-    """What the configs of both kinds of training make of model_version."""
-
-    __slots__ = ()
-    model: Any
+    family: ClassVar[str] = "qwen_image"
+    script_with = staticmethod(families.script_with)
+    idle: ClassVar[Mapping[str, str]] = IDLE
+    idle_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(QwenFlow.size_shift)
+    foreign: ClassVar[Mapping[str, str]] = MUSUBI
     old: ClassVar[Mapping[str, Option]] = section_options(OldVersions)
     convert = staticmethod(version)
 
@@ -176,41 +128,28 @@ class Versions:
         """Reference images of the Edit models."""
         return self.model.variant.control_images
 
+    model: QwenModel = section(QwenModel)
+    noise: QwenFlow = section(QwenFlow)
+    memory: sections.Memory = section(MEMORY)
+    compile: sections.Compile = section(COMPILE)
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QwenLora(Versions, sections.TransformerLora):
+
+@dataclass(frozen=True, kw_only=True)
+class QwenLora(QwenRun, sections.TransformerLora):
     """LoRA and other adapters for Qwen-Image."""
 
-    family: ClassVar[str] = "qwen_image"
     script: ClassVar[str] = "qwen_image_train_network"
     title: ClassVar[str] = "Qwen-Image LoRA"
-    script_with = staticmethod(families.script_with)
-    idle: ClassVar[Mapping[str, str]] = IDLE
-    idle_rules: ClassVar[tuple[Rule, ...]] = IDLE_RULES
-    foreign: ClassVar[Mapping[str, str]] = {**sections.TransformerLora.foreign, **MUSUBI}
 
-    model: QwenModel = section(QwenModel)
-    data: QwenAdapterData = section(QwenAdapterData)
-    network: QwenNetwork = section(QwenNetwork)
-    noise: QwenFlow = section(QwenFlow)
-    memory: QwenMemory = section(QwenMemory)
-    compile: QwenCompile = section(QwenCompile)
+    data: sections.AdapterData = section(sections.data_with_references(sections.AdapterData, EDITED))
+    network: sections.TransformerNetwork = section(NETWORK)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QwenTrain(Versions, sections.TransformerTrain):
+@dataclass(frozen=True, kw_only=True)
+class QwenTrain(QwenRun, sections.TransformerTrain):
     """Full fine-tuning and DreamBooth for Qwen-Image."""
 
-    family: ClassVar[str] = "qwen_image"
     script: ClassVar[str] = "qwen_image_train"
     title: ClassVar[str] = "Qwen-Image fine-tune"
-    script_with = staticmethod(families.script_with)
-    idle: ClassVar[Mapping[str, str]] = IDLE
-    idle_rules: ClassVar[tuple[Rule, ...]] = IDLE_RULES
-    foreign: ClassVar[Mapping[str, str]] = {**sections.TransformerTrain.foreign, **MUSUBI}
 
-    model: QwenModel = section(QwenModel)
-    data: QwenData = section(QwenData)
-    noise: QwenFlow = section(QwenFlow)
-    memory: QwenMemory = section(QwenMemory)
-    compile: QwenCompile = section(QwenCompile)
+    data: sections.Data = section(sections.data_with_references(sections.Data, EDITED))

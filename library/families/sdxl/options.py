@@ -2,12 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from library import families
 from library.config import sections
-from library.config.names import FOREIGN
 from library.config.problems import Problem
 from library.config.reading import numbers
 from library.config.run_config import RunConfig
@@ -75,15 +73,6 @@ class SdxlEmbeddingCache(sections.Cache):
                 fix={"cache_text_encoder_outputs": False, "cache_text_encoder_outputs_to_disk": False})  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SdxlNetwork(sections.Network):
-    """The adapters that learn."""
-
-    network_module: Literal["networks.lora", "networks.lora_fa", "lycoris.kohya"] | str | None = opt(
-        None, "The network module, that is the adapter type. Empty: LoRA.", label="Network module"
-    )
-
-
 def slow_products(precision: sections.Precision, run: RunConfig) -> Iterator[Problem]:
     """That 8-bit products make this model slower, or what else is to be said of them."""
     if precision.fp8_compute:
@@ -109,15 +98,6 @@ class SdxlFrozenPrecision(sections.FrozenPrecision):
     def notes(self, run: RunConfig) -> Iterator[Problem]:
         """8-bit products that do not pay."""
         yield from slow_products(self, run)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SdxlCompile(sections.Compile):
-    """torch.compile, for the blocks that the model repeats."""
-
-    kinds: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"transformer": "BasicTransformerBlock", "resnet": "ResnetBlock2D"}
-    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,73 +143,63 @@ class SdxlFullSteps(sections.Steps):
     train_text_encoder: bool = opt(False, "Train the text encoders too.", label="Train text encoders")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SdxlLora(sections.AdapterRun):
+COMPILE = sections.compile_of(transformer="BasicTransformerBlock", resnet="ResnetBlock2D")
+NETWORK = sections.network_of(sections.Network, "networks.lora", "networks.lora_fa")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SdxlRun:
+    """What all trainings of SDXL share."""
+
+    family: ClassVar[str] = "sdxl"
+    script_with = staticmethod(families.script_with)
+    grid: ClassVar[int] = 32
+    idle: ClassVar[Mapping[str, str]] = IDLE
+
+    model: SdxlModel = section(SdxlModel)
+    compile: sections.Compile = section(COMPILE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SdxlLora(SdxlRun, sections.AdapterRun):
     """LoRA and other adapters for SDXL."""
 
-    family: ClassVar[str] = "sdxl"
     script: ClassVar[str] = "sdxl_train_network"
     title: ClassVar[str] = "SDXL LoRA"
-    script_with = staticmethod(families.script_with)
-    grid: ClassVar[int] = 32
-    idle: ClassVar[Mapping[str, str]] = IDLE
 
-    model: SdxlModel = section(SdxlModel)
     cache: SdxlAdapterCache = section(SdxlAdapterCache)
-    network: SdxlNetwork = section(SdxlNetwork)
+    network: sections.Network = section(NETWORK)
     precision: SdxlAdapterPrecision = section(SdxlAdapterPrecision)
-    compile: SdxlCompile = section(SdxlCompile)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SdxlTrain(sections.FullRun):
+@dataclass(frozen=True, kw_only=True)
+class SdxlTrain(SdxlRun, sections.FullRun):
     """Full fine-tuning and DreamBooth for SDXL."""
 
-    family: ClassVar[str] = "sdxl"
     script: ClassVar[str] = "sdxl_train"
     title: ClassVar[str] = "SDXL fine-tune"
-    script_with = staticmethod(families.script_with)
-    grid: ClassVar[int] = 32
-    idle: ClassVar[Mapping[str, str]] = IDLE
-    foreign: ClassVar[Mapping[str, str]] = FOREIGN | {
-        "prior_loss_weight": "a fine-tune counts regularisation images like all others",
-    }
 
-    model: SdxlModel = section(SdxlModel)
     cache: SdxlFullCache = section(SdxlFullCache)
     optim: SdxlFullOptim = section(SdxlFullOptim)
     steps: SdxlFullSteps = section(SdxlFullSteps)
-    compile: SdxlCompile = section(SdxlCompile)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SdxlTextualInversion(sections.EmbeddingRun):
+@dataclass(frozen=True, kw_only=True)
+class SdxlTextualInversion(SdxlRun, sections.EmbeddingRun):
     """Textual inversion for SDXL: a new word learns a meaning."""
 
-    family: ClassVar[str] = "sdxl"
     script: ClassVar[str] = "sdxl_train_textual_inversion"
     title: ClassVar[str] = "SDXL textual inversion"
-    script_with = staticmethod(families.script_with)
-    grid: ClassVar[int] = 32
-    idle: ClassVar[Mapping[str, str]] = IDLE
 
-    model: SdxlModel = section(SdxlModel)
     cache: SdxlEmbeddingCache = section(SdxlEmbeddingCache)
     precision: SdxlFrozenPrecision = section(SdxlFrozenPrecision)
-    compile: SdxlCompile = section(SdxlCompile)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SdxlControlLLLite(sections.ControlRun):
+@dataclass(frozen=True, kw_only=True)
+class SdxlControlLLLite(SdxlRun, sections.ControlRun):
     """ControlNet-LLLite for SDXL: a small network learns to follow a control image."""
 
-    family: ClassVar[str] = "sdxl"
     script: ClassVar[str] = "sdxl_train_control_net_lllite"
     title: ClassVar[str] = "SDXL ControlNet-LLLite"
-    script_with = staticmethod(families.script_with)
-    grid: ClassVar[int] = 32
-    idle: ClassVar[Mapping[str, str]] = IDLE
 
-    model: SdxlModel = section(SdxlModel)
     precision: SdxlFrozenPrecision = section(SdxlFrozenPrecision)
-    compile: SdxlCompile = section(SdxlCompile)

@@ -1,27 +1,16 @@
 """What can be set when Z-Image is trained."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from library import families
 from library.config import sections
-from library.config.problems import Problem
-from library.config.run_config import Rule, RunConfig
+from library.config.run_config import Rule
 from library.config.schema import opt, section
 
 # Parsed for every family, without a meaning for this one.
-IDLE = {
-    **sections.FLOW_IDLE,
-    "max_token_length": "captions of Z-Image may have any length up to 512 tokens",
-}
-
-IDLE_RULES: tuple[Rule, ...] = (
-    *sections.FLOW_RULES,
-    ("sigmoid_scale", lambda c: c.noise.timestep_sampling not in ("sigma", "uniform"),
-     "timestep_sampling is not sigmoid, shift or flux_shift"),
-)  # fmt: skip
+IDLE = {"max_token_length": "captions of Z-Image may have any length up to 512 tokens"}
 
 # Flags of musubi-tuner that nothing here needs.
 MUSUBI = {
@@ -48,10 +37,7 @@ class ZImageModel(sections.Model):
         "Their files look alike; De-Turbo is base. Empty: base, if no name says Turbo.",
     )
 
-    def missing(self, run: RunConfig) -> Iterator[Problem]:
-        """A single file is the transformer alone."""
-        yield from sections.Model.missing(self, run)
-        yield from self.missing_parts(OTHERS)
+    others: ClassVar[Mapping[str, str]] = OTHERS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,77 +48,48 @@ class ZImageFlow(sections.TransformerFlow):
         "shift", "How timesteps are sampled. shift and sigmoid are usual."
     )
     discrete_flow_shift: float = sections.flow_shift(2.0)
-
-    @property
-    def shift_by_size(self) -> bool:
-        """Whether the number of tokens of an image decides how far its timesteps are shifted."""
-        return self.timestep_sampling == "flux_shift"
+    size_shift: ClassVar[str] = "flux_shift"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ZImageNetwork(sections.TransformerNetwork):
-    """The adapters that learn."""
-
-    network_module: Literal["networks.lora_zimage", "lycoris.kohya"] | str | None = opt(
-        None, "The network module, that is the adapter type. Empty: LoRA.", label="Network module"
-    )
-    usual: ClassVar[str] = "networks.lora_zimage"
+# The 4 refiners are not swapped.
+MEMORY = sections.memory_of(29)
+COMPILE = sections.compile_of(
+    noise="ZImageNoiseRefiner", context="ZImageContextRefiner", block="ZImageTransformerBlock"
+)
+NETWORK = sections.network_of(sections.TransformerNetwork, "networks.lora_zimage")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ZImageMemory(sections.Memory):
-    """What makes a training fit; Z-Image has 30 blocks, and 4 refiners that are not swapped."""
+@dataclass(frozen=True, kw_only=True)
+class ZImageRun:
+    """What all trainings of Z-Image share."""
 
-    blocks_to_swap: int | None = sections.blocks_to_swap(29)
+    family: ClassVar[str] = "zimage"
+    script_with = staticmethod(families.script_with)
+    shifts_samples: ClassVar[bool] = True
+    idle: ClassVar[Mapping[str, str]] = IDLE
+    idle_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(ZImageFlow.size_shift)
+    foreign: ClassVar[Mapping[str, str]] = MUSUBI
+
+    model: ZImageModel = section(ZImageModel)
+    noise: ZImageFlow = section(ZImageFlow)
+    memory: sections.Memory = section(MEMORY)
+    compile: sections.Compile = section(COMPILE)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ZImageCompile(sections.Compile):
-    """torch.compile, for the blocks that the model repeats."""
-
-    kinds: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"noise": "ZImageNoiseRefiner", "context": "ZImageContextRefiner", "block": "ZImageTransformerBlock"}
-    )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ZImageLora(sections.TransformerLora):
+@dataclass(frozen=True, kw_only=True)
+class ZImageLora(ZImageRun, sections.TransformerLora):
     """LoRA and other adapters for Z-Image."""
 
-    family: ClassVar[str] = "zimage"
     script: ClassVar[str] = "zimage_train_network"
     title: ClassVar[str] = "Z-Image LoRA"
-    script_with = staticmethod(families.script_with)
-    shifts_samples: ClassVar[bool] = True
-    idle: ClassVar[Mapping[str, str]] = IDLE
-    idle_rules: ClassVar[tuple[Rule, ...]] = IDLE_RULES
-    foreign: ClassVar[Mapping[str, str]] = {**sections.TransformerLora.foreign, **MUSUBI}
 
-    model: ZImageModel = section(ZImageModel)
-    network: ZImageNetwork = section(ZImageNetwork)
-    noise: ZImageFlow = section(ZImageFlow)
-    memory: ZImageMemory = section(ZImageMemory)
-    compile: ZImageCompile = section(ZImageCompile)
+    network: sections.TransformerNetwork = section(NETWORK)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ZImageTrain(sections.TransformerTrain):
+@dataclass(frozen=True, kw_only=True)
+class ZImageTrain(ZImageRun, sections.TransformerTrain):
     """Full fine-tuning and DreamBooth for Z-Image."""
 
-    family: ClassVar[str] = "zimage"
     script: ClassVar[str] = "zimage_train"
     title: ClassVar[str] = "Z-Image fine-tune"
-    script_with = staticmethod(families.script_with)
-    shifts_samples: ClassVar[bool] = True
-    idle: ClassVar[Mapping[str, str]] = IDLE
-    idle_rules: ClassVar[tuple[Rule, ...]] = IDLE_RULES
-    foreign: ClassVar[Mapping[str, str]] = {
-        **sections.TransformerTrain.foreign,
-        **MUSUBI,
-        "block_swap_optimizer_patch_params": "swapped blocks learn without it",
-    }
-
-    model: ZImageModel = section(ZImageModel)
-    noise: ZImageFlow = section(ZImageFlow)
-    memory: ZImageMemory = section(ZImageMemory)
-    compile: ZImageCompile = section(ZImageCompile)
+    foreign: ClassVar[Mapping[str, str]] = {"block_swap_optimizer_patch_params": "swapped blocks learn without it"}
