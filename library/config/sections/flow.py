@@ -34,10 +34,9 @@ FLOW_IDLE: Mapping[str, str] = {
 }
 
 
-def flow_rules(size_shift: str) -> tuple[Rule, ...]:
-    """When options of timesteps mean something; `size_shift` is the family's name of the shift by an image's size."""
-    return (*_RULES, ("sigmoid_scale", lambda c: c.noise.timestep_sampling not in ("sigma", "uniform"),
-            f"timestep_sampling is not sigmoid, shift or {size_shift}"))  # fmt: skip
+def flow_rules(sigmoid: str) -> tuple[Rule, ...]:
+    """When options of timesteps mean something; `sigmoid` says when sigmoid_scale does not."""
+    return (*_RULES, ("sigmoid_scale", lambda c: c.noise.timestep_sampling not in ("sigma", "uniform"), sigmoid))
 
 
 _RULES: tuple[Rule, ...] = (

@@ -22,6 +22,8 @@ FOREIGN = {
     "vae_chunk_size": "images are encoded whole; vae_batch_size says how many at once",
     "vae_disable_cache": "a single image needs no cache in the VAE",
 }
+# When sigmoid_scale does nothing.
+SIGMOID = "timestep_sampling is not sigmoid, shift or flux_shift"
 RATES = ("self_attn_lr", "cross_attn_lr", "mlp_lr", "mod_lr", "llm_adapter_lr")
 
 OTHERS = {
@@ -144,7 +146,7 @@ class AnimaRun:
     drops_cached_captions: ClassVar[bool] = True
     shifts_samples: ClassVar[bool] = True
     idle: ClassVar[Mapping[str, str]] = IDLE
-    idle_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(AnimaFlow.size_shift)
+    idle_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(SIGMOID)
     aliases: ClassVar[Mapping[str, str]] = ALIASES
     foreign: ClassVar[Mapping[str, str]] = FOREIGN
 

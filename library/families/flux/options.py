@@ -30,6 +30,8 @@ IDLE_RULES: tuple[Rule, ...] = (
     ("random_masks", lambda c: c.control_images.inpaints, "only FLUX.1 Fill is shown masks"),
 )  # fmt: skip
 
+# When sigmoid_scale does nothing.
+SIGMOID = "timestep_sampling is not sigmoid, shift or flux_shift"
 OTHERS = {
     "clip_l": "the CLIP-L text encoder (clip_l.safetensors)",
     "t5xxl": "the T5-XXL text encoder (t5xxl_fp16.safetensors)",
@@ -220,7 +222,7 @@ class FluxRun:
     family: ClassVar[str] = "flux"
     script_with = staticmethod(families.script_with)
     idle: ClassVar[Mapping[str, str]] = IDLE
-    idle_rules: ClassVar[tuple[Rule, ...]] = (*IDLE_RULES, *sections.flow_rules(FluxFlow.size_shift))
+    idle_rules: ClassVar[tuple[Rule, ...]] = (*IDLE_RULES, *sections.flow_rules(SIGMOID))
     old: ClassVar[Mapping[str, Option]] = OLD_BLOCKS
 
     model: FluxModel = section(FluxModel)

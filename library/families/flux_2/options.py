@@ -23,6 +23,8 @@ IDLE_RULES: tuple[Rule, ...] = (
 # Flags of musubi-tuner that nothing here needs.
 MUSUBI = {"fp8_text_encoder": "fp8_base keeps the text encoder in 8 bits as well"}
 
+# When sigmoid_scale does nothing.
+SIGMOID = "timestep_sampling is not sigmoid, shift or flux2_shift"
 OTHERS = {
     "text_encoder": "the Qwen3-4B (klein 4B) or Qwen3-8B (klein 9B) text encoder",
     "vae": "the FLUX.2 VAE (flux2-vae.safetensors)",
@@ -91,7 +93,7 @@ class Flux2Run:
     family: ClassVar[str] = "flux_2"
     script_with = staticmethod(families.script_with)
     idle: ClassVar[Mapping[str, str]] = IDLE
-    idle_rules: ClassVar[tuple[Rule, ...]] = (*IDLE_RULES, *sections.flow_rules(Flux2Flow.size_shift))
+    idle_rules: ClassVar[tuple[Rule, ...]] = (*IDLE_RULES, *sections.flow_rules(SIGMOID))
     foreign: ClassVar[Mapping[str, str]] = MUSUBI
 
     @property

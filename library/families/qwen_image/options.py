@@ -23,6 +23,8 @@ MUSUBI = {
     "num_layers": "the number of blocks is read from the file",
 }
 
+# When sigmoid_scale does nothing.
+SIGMOID = "timestep_sampling is not sigmoid, shift or qwen_shift"
 OTHERS = {
     "text_encoder": "the Qwen2.5-VL text encoder (qwen_2.5_vl_7b.safetensors)",
     "vae": "the Qwen-Image VAE (qwen_image_vae.safetensors)",
@@ -118,7 +120,7 @@ class QwenRun:
     family: ClassVar[str] = "qwen_image"
     script_with = staticmethod(families.script_with)
     idle: ClassVar[Mapping[str, str]] = IDLE
-    idle_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(QwenFlow.size_shift)
+    idle_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(SIGMOID)
     foreign: ClassVar[Mapping[str, str]] = MUSUBI
     old: ClassVar[Mapping[str, Option]] = section_options(OldVersions)
     convert = staticmethod(version)

@@ -18,6 +18,8 @@ MUSUBI = {
     "use_32bit_attention": "attention is PyTorch's SDPA",
 }
 
+# When sigmoid_scale does nothing.
+SIGMOID = "timestep_sampling is not sigmoid, shift or flux_shift"
 OTHERS = {
     "text_encoder": "the Qwen3-4B text encoder (qwen_3_4b.safetensors)",
     "vae": "the FLUX.1 autoencoder (ae.safetensors)",
@@ -67,7 +69,7 @@ class ZImageRun:
     script_with = staticmethod(families.script_with)
     shifts_samples: ClassVar[bool] = True
     idle: ClassVar[Mapping[str, str]] = IDLE
-    idle_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(ZImageFlow.size_shift)
+    idle_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(SIGMOID)
     foreign: ClassVar[Mapping[str, str]] = MUSUBI
 
     model: ZImageModel = section(ZImageModel)
