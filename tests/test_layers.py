@@ -37,6 +37,7 @@ MAY_IMPORT = {
     "library.families": (*BOTTOM, "library.objectives.base"),
     "library.families.shared": (*BOTTOM, *PROTOCOL, "library.families.recognition"),
     "library.families.shared.network_args": BOTTOM,
+    "library.families.shared.transformer_family": (*PROTOCOL, "library.objectives"),
     "library.families.network_args": (*BOTTOM, REGISTRY, "library.families.shared.network_args"),
     "library.families.adapter_kinds": (
         *(*BOTTOM, REGISTRY, "library.families.facts"),

@@ -93,8 +93,6 @@ class FamilyFacts:
 
     adapter_modules: Mapping[str, AdapterModule]  # by network_module; the first is the usual one
     blocks: tuple[BlockGroup, ...] = ()
-    lora_names: str  # module:object, a shared.lora_names.LoraNames
-    demo: str  # module with the tables of its demo and the check of its LoRA in diffusers
 
     # Relatives that the demo has models of, and what people call them; VARIANTS of the random module has their sizes.
     demo_variants: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -116,3 +114,13 @@ class FamilyFacts:
     hub_models: tuple[HubModel, ...] = ()  # that are offered for download, the usual one first
     # Options that name one of its parts -> whether a file with these shapes is that part.
     part_options: Mapping[str, Callable[[Shapes], bool]] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def lora_names(self) -> str:
+        """module:object, a shared.lora_names.LoraNames."""
+        return f"library.families.{self.name}.lora_names:NAMES"
+
+    @property
+    def demo(self) -> str:
+        """The module with the tables of its demo and the check of its LoRA in diffusers."""
+        return f"library.families.{self.name}.demo"

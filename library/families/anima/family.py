@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from library.families.anima import adapter, text_encoder
@@ -17,7 +16,6 @@ from library.families.base import BlockCost, BlockInputs, LatentCache, ModelComp
 from library.families.facts import Shapes
 from library.families.shared import packing, qwen_vae, tokenizers
 from library.families.shared.one_encoder import ENCODER, OneEncoderFamily
-from library.objectives import flow
 from library.objectives.base import NoisedBatch
 
 if TYPE_CHECKING:
@@ -52,11 +50,7 @@ class AnimaFamily(OneEncoderFamily):
         adapter.BLOCK: BlockCost("llm_adapter.blocks", activations=4, used=0.1),
         BLOCK: BlockCost("blocks", activations=30, used=0.7),
     }
-    utilization = {False: 0.3, True: 0.42}
-    patch_size = 2
     sample_defaults = {"negative_prompt": "", "width": 512, "height": 512, "sample_steps": 30, "scale": 7.5}
-    sample_multiple = 16
-    validation_timesteps = (0.2, 0.4, 0.6, 0.8)
     architecture = FACTS.architecture
     base_model_version = FACTS.base_model_version
     rate_names = ("base", "llm_adapter", "self_attn", "cross_attn", "mlp", "mod")
@@ -117,24 +111,14 @@ class AnimaFamily(OneEncoderFamily):
         """Pixels [B, 3, H, W] in [-1, 1] -> normalised means, float32 [B, 16, H / 8, W / 8]. Nothing is drawn."""
         return qwen_vae.latents(parts.vae, pixels)
 
-    def noised(self, latents: Tensor, generator: torch.Generator, timesteps: Tensor | None = None) -> NoisedBatch:
-        """Cached latents -> one training step, see flow.noised. `timesteps` in 0..1 replace drawn ones."""
-        return flow.noised(latents, self.config.noise, self.config.loss, generator, timesteps)
-
-    def predict(
-        self,
-        denoiser: nn.Module,
-        noised: NoisedBatch,
-        text: dict[str, Tensor],
-        sizes: Tensor,
-        controls: Sequence[Tensor] = (),
+    def velocity(
+        self, denoiser: nn.Module, noised: NoisedBatch, text: dict[str, Tensor], controls: Sequence[Tensor]
     ) -> Tensor:
-        """The denoiser's answer in the terms of the target, float32 [B, 16, h, w]. `sizes` say nothing to it."""
+        """The denoiser's answer for noise minus image, float32 [B, C, h, w]."""
         latents = noised.latents
         size = latents.shape[-2] // 2, latents.shape[-1] // 2
         answer = denoiser(packing.pack(latents), size, *(text[name] for name in TEXT), noised.timesteps)
-        velocity = packing.unpack_channels_last(answer.float(), *size)
-        return flow.prediction(velocity, latents, noised.sigmas, self.config.noise.model_prediction_type)
+        return packing.unpack_channels_last(answer.float(), *size)
 
     def sampler(self, parts: ModelComponents) -> "Sampler":
         """What draws sample images with these networks."""

@@ -97,8 +97,6 @@ FACTS = FamilyFacts(
         BlockGroup("Double blocks", 19, r"_double_blocks_(\d+)_"),
         BlockGroup("Single blocks", 38, r"_single_blocks_(\d+)_"),
     ),
-    lora_names="library.families.flux.lora_names:NAMES",
-    demo="library.families.flux.demo",
     demo_variants={name: VARIANTS[name].title for name in ("chroma", "kontext", "fill")},
     trained_in_compute_dtype=True,
     saves_all_parts=False,

@@ -20,7 +20,7 @@ from library.families.flux.model import APPROXIMATOR, Sizes
 from library.families.flux.options import FluxLora, FluxTrain
 from library.families.flux.sampler import FluxSampler
 from library.families.shared import autoencoder, clip, packing, part_files, t5, tokenizers, weights
-from library.objectives import flow
+from library.families.shared.transformer_family import TransformerFamily
 from library.objectives.base import NoisedBatch
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ FLEX = re.compile(r"flex[._-]?1")
 POOLED = 768  # numbers of CLIP-L in sd-scripts' caches, zeros where the model does not read them
 
 
-class FluxFamily:
-    """FLUX.1 and its relatives: a transformer, CLIP-L (not Chroma), T5 and an autoencoder. Holds the run's config."""
+class FluxFamily(TransformerFamily):
+    """FLUX.1 and its relatives: a transformer, CLIP-L (not Chroma), T5 and an autoencoder."""
 
     name = "flux"
     block_classes = ("DoubleStreamBlock", "SingleStreamBlock")
@@ -51,15 +51,10 @@ class FluxFamily:
         "DoubleStreamBlock": BlockInputs(streams=(0, 1), dynamic=((0, 1), (1, 1), (3, 1), (4, 1))),
         "SingleStreamBlock": BlockInputs(streams=(0,), dynamic=((0, 1), (2, 1), (3, 1))),
     }
-    utilization = {False: 0.3, True: 0.42}
-    patch_size = 2
-    sample_multiple = 16
-    validation_timesteps = (0.2, 0.4, 0.6, 0.8)
     scale, shift = autoencoder.FLUX
 
     def __init__(self, config: FluxLora | FluxTrain):
-        self.config = config
-        self.grid: int = type(config).grid
+        super().__init__(config)
         self.variant = config.model.variant
         self.files = checkpoint.FILES[config.model.model_type]
         # Text encoder -> its tokenizer: id on the hub, and folder in a diffusers model.
@@ -223,10 +218,6 @@ class FluxFamily:
             parts.read_encoders()
         return parts
 
-    def export(self, parts: ModelComponents) -> dict[str, Tensor]:
-        """The denoiser under the keys of a single file (BFL, without prefix); nothing else is saved with it."""
-        return {name.replace("_orig_mod.", ""): tensor for name, tensor in parts.denoiser.state_dict().items()}
-
     def adapter_name(self, part: str, path: str) -> str:
         """("denoiser", "double_blocks.0.img_attn.qkv") -> "lora_unet_double_blocks_0_img_attn_qkv"."""
         path = clip.canonical(path) if part == "clip_l" else path
@@ -236,14 +227,6 @@ class FluxFamily:
         """Chroma's approximator, which nobody trains, and a guidance embedding that is left out."""
         bypassed = self.config.model.bypass_guidance_embedding and path.startswith("guidance_in.")
         return bypassed or path.startswith(f"{APPROXIMATOR}.")
-
-    def resolution_level(self, path: str) -> int:
-        """All blocks see the same tokens."""
-        return 0
-
-    def execution_key(self, path: str) -> tuple[int, ...]:
-        """Everything runs in the order of the tree."""
-        return ()
 
     def swap_plan(self, number: int) -> dict[str, int]:
         """`blocks_to_swap` -> blocks of each kind: one half as double blocks, two single ones for each of the other."""
@@ -293,19 +276,10 @@ class FluxFamily:
                 out["l_pooled"] = torch.zeros(len(ids), POOLED, device=device)
         return {name: tensor for name, tensor in out.items() if name in self.text_cache.keys}
 
-    def noised(self, latents: Tensor, generator: torch.Generator, timesteps: Tensor | None = None) -> NoisedBatch:
-        """Cached latents -> one training step, see flow.noised. `timesteps` in 0..1 replace drawn ones."""
-        return flow.noised(latents, self.config.noise, self.config.loss, generator, timesteps)
-
-    def predict(
-        self,
-        denoiser: nn.Module,
-        noised: NoisedBatch,
-        text: dict[str, Tensor],
-        sizes: Tensor,
-        controls: Sequence[Tensor] = (),
+    def velocity(
+        self, denoiser: nn.Module, noised: NoisedBatch, text: dict[str, Tensor], controls: Sequence[Tensor]
     ) -> Tensor:
-        """The denoiser's answer in the terms of the target, float32 [B, C, h, w]. `sizes` say nothing to FLUX.1."""
+        """The denoiser's answer for noise minus image, float32 [B, C, h, w]."""
         latents, inpaints = noised.latents, self.variant.control_images.inpaints
         height, width = latents.shape[-2] // 2, latents.shape[-1] // 2
         options, guidance = self.config.model, None
@@ -318,8 +292,7 @@ class FluxFamily:
             guidance=guidance,
             **self.conditions(text, (height, width), latents.device, references),
         )
-        velocity = packing.unpack(answer[:, : height * width].float(), height, width)
-        return flow.prediction(velocity, latents, noised.sigmas, self.config.noise.model_prediction_type)
+        return packing.unpack(answer[:, : height * width].float(), height, width)
 
     def conditions(
         self,

@@ -52,8 +52,6 @@ FACTS = FamilyFacts(
         BlockGroup("Double blocks", 8, r"_double_blocks_(\d+)_"),
         BlockGroup("Single blocks", 24, r"_single_blocks_(\d+)_"),
     ),
-    lora_names="library.families.flux_2.lora_names:NAMES",
-    demo="library.families.flux_2.demo",
     trained_in_compute_dtype=True,
     saves_all_parts=False,
     most_blocks_swapped=20,

@@ -21,7 +21,6 @@ from library.families.flux_2.vae import normalised
 from library.families.flux_2.versions import VERSIONS, Flux2Version, recognised
 from library.families.shared import packing, part_files
 from library.families.shared.one_encoder import OneEncoderFamily
-from library.objectives import flow
 from library.objectives.base import NoisedBatch
 
 if TYPE_CHECKING:
@@ -47,10 +46,6 @@ class Flux2Family(OneEncoderFamily):
         DOUBLE: BlockCost("double_blocks", activations=30, used=0.5),
         SINGLE: BlockCost("single_blocks", activations=25, used=1.0),
     }
-    utilization = {False: 0.3, True: 0.42}
-    patch_size = 2
-    sample_multiple = 16
-    validation_timesteps = (0.2, 0.4, 0.6, 0.8)
     text_lengths: Mapping[str, int] = MappingProxyType({"ctx_vec": text_encoder.LENGTH})
 
     def __init__(self, config: Flux2Lora | Flux2Train):
@@ -138,27 +133,17 @@ class Flux2Family(OneEncoderFamily):
         """The same of a reference image."""
         return self.latents(parts, pixels)
 
-    def noised(self, latents: Tensor, generator: torch.Generator, timesteps: Tensor | None = None) -> NoisedBatch:
-        """Cached latents -> one training step, see flow.noised. `timesteps` in 0..1 replace drawn ones."""
-        return flow.noised(latents, self.config.noise, self.config.loss, generator, timesteps)
-
-    def predict(
-        self,
-        denoiser: nn.Module,
-        noised: NoisedBatch,
-        text: dict[str, Tensor],
-        sizes: Tensor,
-        controls: Sequence[Tensor] = (),
+    def velocity(
+        self, denoiser: nn.Module, noised: NoisedBatch, text: dict[str, Tensor], controls: Sequence[Tensor]
     ) -> Tensor:
-        """The denoiser's answer in the terms of the target, float32 [B, 32, h, w]. `sizes` say nothing to it."""
+        """The denoiser's answer for noise minus image, float32 [B, C, h, w]."""
         latents = noised.latents
         size, count = (latents.shape[-2] // 2, latents.shape[-1] // 2), len(latents)
         guidance = torch.full((count,), self.config.model.guidance_scale, device=latents.device)
         conditions = self.conditions(text, size, latents.device, controls)
         tokens = shown(packing.pack(latents), controls)
         answer = denoiser(img=tokens, timesteps=noised.timesteps, guidance=guidance, **conditions)
-        velocity = packing.unpack(answer[:, : size[0] * size[1]].float(), *size)
-        return flow.prediction(velocity, latents, noised.sigmas, self.config.noise.model_prediction_type)
+        return packing.unpack(answer[:, : size[0] * size[1]].float(), *size)
 
     def conditions(
         self, text: dict[str, Tensor], size: tuple[int, int], device: torch.device, controls: Sequence[Tensor] = ()

@@ -17,7 +17,6 @@ from library.families.qwen_image.pictures import TOKEN, seen, seen_size, tokens_
 from library.families.qwen_image.sampler import QwenSampler
 from library.families.shared import packing, qwen_vae
 from library.families.shared.one_encoder import ENCODER, OneEncoderFamily
-from library.objectives import flow
 from library.objectives.base import NoisedBatch
 
 if TYPE_CHECKING:
@@ -46,11 +45,7 @@ class QwenFamily(OneEncoderFamily):
     adapter_targets = (BLOCK,)
     # A third of a block is modulation, which is asked once for an image; of the rest one half is for the words.
     block_costs = {BLOCK: BlockCost("transformer_blocks", activations=30, used=0.333)}
-    utilization = {False: 0.3, True: 0.42}
-    patch_size = 2
     sample_defaults = {"negative_prompt": " ", "width": 1024, "height": 1024, "sample_steps": 25, "scale": 4.0}
-    sample_multiple = 16
-    validation_timesteps = (0.2, 0.4, 0.6, 0.8)
     text_lengths: Mapping[str, int] = MappingProxyType(
         {"vl_embed": text_encoder.LONGEST, "vl_mask": text_encoder.LONGEST}
     )
@@ -113,24 +108,14 @@ class QwenFamily(OneEncoderFamily):
         """Pixels [B, 3, H, W] in [-1, 1] -> normalised means, float32 [B, 16, H / 8, W / 8]. Nothing is drawn."""
         return qwen_vae.latents(parts.vae, pixels)
 
-    def noised(self, latents: Tensor, generator: torch.Generator, timesteps: Tensor | None = None) -> NoisedBatch:
-        """Cached latents -> one training step, see flow.noised. `timesteps` in 0..1 replace drawn ones."""
-        return flow.noised(latents, self.config.noise, self.config.loss, generator, timesteps)
-
-    def predict(
-        self,
-        denoiser: nn.Module,
-        noised: NoisedBatch,
-        text: dict[str, Tensor],
-        sizes: Tensor,
-        controls: Sequence[Tensor] = (),
+    def velocity(
+        self, denoiser: nn.Module, noised: NoisedBatch, text: dict[str, Tensor], controls: Sequence[Tensor]
     ) -> Tensor:
-        """The denoiser's answer in the terms of the target, float32 [B, 16, h, w]. `sizes` say nothing to it."""
+        """The denoiser's answer for noise minus image, float32 [B, C, h, w]."""
         latents = noised.latents
         tokens, sizes_in_tokens = tokens_of(latents, controls)
         answer = denoiser(tokens, sizes_in_tokens, text["vl_embed"], text["vl_mask"], noised.timesteps)
-        velocity = packing.unpack(answer.float(), *sizes_in_tokens[0])
-        return flow.prediction(velocity, latents, noised.sigmas, self.config.noise.model_prediction_type)
+        return packing.unpack(answer.float(), *sizes_in_tokens[0])
 
     def sampler(self, parts: ModelComponents) -> "Sampler":
         """What draws sample images with these networks."""

@@ -55,8 +55,6 @@ FACTS = FamilyFacts(
         BlockGroup("Middle blocks", 3, r"_middle_block_(\d+)_"),
         BlockGroup("Output blocks", 9, r"_output_blocks_(\d+)_"),
     ),
-    lora_names="library.families.sdxl.lora_names:NAMES",
-    demo="library.families.sdxl.demo",
     trained_in_compute_dtype=False,
     saves_all_parts=True,
     most_blocks_swapped=60,

@@ -15,6 +15,7 @@ from library.families.base import DeferredNetwork, ModelComponents, TextCache, W
 from library.families.facts import Shapes
 from library.families.shared import part_files, tokenizers, weights
 from library.families.shared.part_files import Entries, PartFiles
+from library.families.shared.transformer_family import TransformerFamily
 
 ENCODER = "text_encoder"
 
@@ -39,17 +40,13 @@ class Checkpoint:
         return self  # nothing in it changes, and copies of a family share it
 
 
-class OneEncoderFamily:
-    """Holds the run's config. Captions may have any length: each batch is padded, with a mask."""
+class OneEncoderFamily(TransformerFamily):
+    """Captions may have any length: each batch is padded, with a mask."""
 
     name: ClassVar[str]
     checkpoint: Checkpoint  # of the class, or of each family object where its models differ
     swapped_class: ClassVar[str]  # of the blocks that blocks_to_swap counts
     text_cache: TextCache  # its keys are those of the states and of their mask
-
-    def __init__(self, config: Any):
-        self.config = config
-        self.grid: int = type(config).grid
 
     # ---- files
 
@@ -127,21 +124,9 @@ class OneEncoderFamily:
         """The type of a network that does not learn, where it is asked for in `dtype`."""
         return torch.float32 if part == "vae" and dtype == torch.float16 else dtype
 
-    def export(self, parts: ModelComponents) -> dict[str, Tensor]:
-        """The denoiser under the keys of a single file (without prefix); nothing else is saved with it."""
-        return {name.replace("_orig_mod.", ""): tensor for name, tensor in parts.denoiser.state_dict().items()}
-
     def adapter_name(self, part: str, path: str) -> str:
         """("denoiser", "transformer_blocks.0.attn.to_q") -> "lora_unet_transformer_blocks_0_attn_to_q"."""
         return f"{'lora_unet' if part == 'denoiser' else 'lora_te'}_{path.replace('.', '_')}"
-
-    def resolution_level(self, path: str) -> int:
-        """All blocks see the same tokens."""
-        return 0
-
-    def execution_key(self, path: str) -> tuple[int, ...]:
-        """Everything runs in the order of the tree."""
-        return ()
 
     def swap_plan(self, number: int) -> dict[str, int]:
         """So many of the blocks."""

@@ -18,7 +18,6 @@ from library.families.zimage.facts import FACTS
 from library.families.zimage.model import CONTAINERS
 from library.families.zimage.options import ZImageLora, ZImageTrain
 from library.families.zimage.sampler import ZImageSampler
-from library.objectives import flow
 from library.objectives.base import NoisedBatch
 
 if TYPE_CHECKING:
@@ -59,10 +58,6 @@ class ZImageFamily(OneEncoderFamily):
         CONTEXT: BlockCost("context_refiner", activations=2, used=0.05),
         BLOCK: BlockCost("layers", activations=30, used=0.9),
     }
-    utilization = {False: 0.3, True: 0.42}
-    patch_size = 2
-    sample_multiple = 16
-    validation_timesteps = (0.2, 0.4, 0.6, 0.8)
     architecture = FACTS.architecture
     base_model_version = FACTS.base_model_version
     text_lengths: Mapping[str, int] = MappingProxyType(
@@ -106,25 +101,19 @@ class ZImageFamily(OneEncoderFamily):
             return vae.encode(pixels.to(first.device, first.dtype)).latent_dist.mode().float()
 
     def noised(self, latents: Tensor, generator: torch.Generator, timesteps: Tensor | None = None) -> NoisedBatch:
-        """Cached latents -> one training step, see flow.noised. `timesteps` in 0..1 replace drawn ones."""
+        """Latents are cached as the autoencoder gives them, and scaled here."""
         scale, shift = autoencoder.FLUX
         scaled = (latents.float() - shift) * scale
-        return flow.noised(scaled, self.config.noise, self.config.loss, generator, timesteps)
+        return super().noised(scaled, generator, timesteps)
 
-    def predict(
-        self,
-        denoiser: nn.Module,
-        noised: NoisedBatch,
-        text: dict[str, Tensor],
-        sizes: Tensor,
-        controls: Sequence[Tensor] = (),
+    def velocity(
+        self, denoiser: nn.Module, noised: NoisedBatch, text: dict[str, Tensor], controls: Sequence[Tensor]
     ) -> Tensor:
-        """The denoiser's answer in the terms of the target, float32 [B, 16, h, w]. `sizes` say nothing to it."""
+        """The denoiser's answer for noise minus image, float32 [B, C, h, w]."""
         latents = noised.latents
         size = latents.shape[-2] // 2, latents.shape[-1] // 2
         answer = denoiser(pack_channels_last(latents), size, text["llm_embed"], text["llm_mask"], 1 - noised.timesteps)
-        velocity = -unpack_channels_last(answer.float(), *size)
-        return flow.prediction(velocity, latents, noised.sigmas, self.config.noise.model_prediction_type)
+        return -unpack_channels_last(answer.float(), *size)
 
     def sampler(self, parts: ModelComponents) -> "Sampler":
         """What draws sample images with these networks."""

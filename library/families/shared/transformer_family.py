@@ -1,0 +1,59 @@
+"""Families whose denoiser is a transformer over tokens of 2 by 2 latents, trained by flow matching."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from library.families.base import ModelComponents
+from library.objectives import flow
+from library.objectives.base import NoisedBatch
+
+
+class TransformerFamily(ABC):
+    """Holds the run's config. All blocks see the same tokens and run in the order of the tree."""
+
+    utilization = {False: 0.3, True: 0.42}
+    patch_size = 2
+    sample_multiple = 16
+    validation_timesteps = (0.2, 0.4, 0.6, 0.8)
+
+    def __init__(self, config: Any):
+        self.config = config
+        self.grid: int = type(config).grid
+
+    def export(self, parts: ModelComponents) -> dict[str, Tensor]:
+        """The denoiser under the keys of a single file (without prefix); nothing else is saved with it."""
+        return {name.replace("_orig_mod.", ""): tensor for name, tensor in parts.denoiser.state_dict().items()}
+
+    def resolution_level(self, path: str) -> int:
+        """All blocks see the same tokens."""
+        return 0
+
+    def execution_key(self, path: str) -> tuple[int, ...]:
+        """Everything runs in the order of the tree."""
+        return ()
+
+    def noised(self, latents: Tensor, generator: torch.Generator, timesteps: Tensor | None = None) -> NoisedBatch:
+        """Cached latents -> one training step, see flow.noised. `timesteps` in 0..1 replace drawn ones."""
+        return flow.noised(latents, self.config.noise, self.config.loss, generator, timesteps)
+
+    def predict(
+        self,
+        denoiser: nn.Module,
+        noised: NoisedBatch,
+        text: dict[str, Tensor],
+        sizes: Tensor,
+        controls: Sequence[Tensor] = (),
+    ) -> Tensor:
+        """The denoiser's answer in the terms of the target, float32 [B, C, h, w]. `sizes` say nothing to it."""
+        velocity = self.velocity(denoiser, noised, text, controls)
+        return flow.prediction(velocity, noised.latents, noised.sigmas, self.config.noise.model_prediction_type)
+
+    @abstractmethod
+    def velocity(
+        self, denoiser: nn.Module, noised: NoisedBatch, text: dict[str, Tensor], controls: Sequence[Tensor]
+    ) -> Tensor:
+        """The denoiser's answer for noise minus image, float32 [B, C, h, w]."""
