@@ -4,16 +4,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
 from library.config.run_config import RunConfig
 from library.families.anima.adapter import AdapterShape
 from library.families.anima.family import AnimaFamily
 from library.families.anima.model import Anima, AnimaShape
-from library.families.shared import language_model, qwen_vae, qwen_vae_names, random_networks, random_tokenizers
-from library.families.shared.random_networks import T5_WORDS, InputShapes, RandomNetworks
-from library.files import write_atomic
+from library.families.shared import language_model, qwen_vae, random_networks, random_tokenizers
+from library.families.shared.random_networks import T5_WORDS, InputShapes, RandomNetworks, prefixed
 
 WORDS = 151936  # of the published vocabulary of Qwen3, with room
 
@@ -111,23 +109,10 @@ def write(
     words = random_tokenizers.qwen_tokenizer(places["tokenizer"])
     target = random_tokenizers.t5_tokenizer(places["t5_tokenizer"])
     made = random(sizes, *((WORDS, T5_WORDS) if sizes == FULL else (words, target)))
-    image = made.vae()
-    networks = {
-        "anima": ("anima_tiny", made.denoiser()),
-        "text_encoder": ("qwen_3_06b_tiny", made.encoders["text_encoder"]()),
-        "vae": ("qwen_image_vae", image.network),
+    text = made.encoders["text_encoder"]().state_dict()
+    parts = {
+        "anima": ("anima_tiny", made.denoiser().state_dict(), prefixed("net.")),
+        "text_encoder": ("qwen_3_06b_tiny", text, prefixed("model.")),
+        "vae": random_networks.qwen_vae_file(made.vae()),
     }
-    for i, (part, (stem, network)) in enumerate(networks.items()):
-        shapes = [(name, tuple(tensor.shape)) for name, tensor in network.state_dict().items()]
-        tensors = random_networks.random_weights(shapes, seed * 10 + i, dtype)
-        if part == "vae":
-            tensors["encoder.conv_out.weight"] *= 6  # answers about as large as a trained one
-            tensors = qwen_vae_names.to_single(tensors)
-        else:
-            prefix = "net." if part == "anima" else "model."
-            tensors = {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
-        tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
-        places[part] = write_atomic(
-            folder / f"{stem}.safetensors", lambda file, tensors=tensors: save_file(tensors, file, {"format": "pt"})
-        )
-    return places
+    return places | random_networks.write_files(folder, parts, seed, dtype)

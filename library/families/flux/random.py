@@ -5,15 +5,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 from library.families.flux.family import POOLED, FluxFamily
 from library.families.flux.model import Flux, Sizes
 from library.families.flux.options import FluxLora, FluxTrain
 from library.families.shared import autoencoder, clip, random_networks, random_tokenizers
-from library.families.shared.random_networks import CLIP_WORDS, T5_WORDS, InputShapes, RandomNetworks
-from library.files import write_atomic
+from library.families.shared.random_networks import (
+    CLIP_WORDS,
+    T5_WORDS,
+    InputShapes,
+    Layout,
+    RandomNetworks,
+    Tensors,
+    prefixed,
+)
 
 
 @dataclass(frozen=True)
@@ -146,23 +152,16 @@ def write(
     words = (CLIP_WORDS, T5_WORDS) if full else (found[0], found[-1])  # other programs expect the former
     made = random(replace(sizes, guidance=guidance), *words)
     files = {"clip_l": "clip_l", "t5xxl": "t5xxl_fp16"}
-    networks = {"flux": (stem, made.denoiser())}
-    networks |= {part: (files[part], make()) for part, make in made.encoders.items()}
-    networks["ae"] = ("ae", made.vae())
-    for i, (part, (stem, network)) in enumerate(networks.items()):
-        named = clip.tensors_of(network) if part == "clip_l" else network.state_dict()
-        shapes = [(name, tuple(t.shape)) for name, t in named.items() if name != "encoder.embed_tokens.weight"]
-        tensors = random_networks.random_weights(shapes, seed * 10 + i, dtype)
-        if part == "ae":
-            tensors = autoencoder.to_single(_calm(tensors))
-        tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
-        places[part] = write_atomic(
-            folder / f"{stem}.safetensors", lambda file, tensors=tensors: save_file(tensors, file, {"format": "pt"})
-        )
-    return places
+    parts: dict[str, tuple[str, Tensors, Layout]] = {"flux": (stem, made.denoiser().state_dict(), prefixed(""))}
+    for part, make in made.encoders.items():
+        named = clip.tensors_of(make()) if part == "clip_l" else make().state_dict()
+        named = {name: tensor for name, tensor in named.items() if name != "encoder.embed_tokens.weight"}
+        parts[part] = (files[part], named, prefixed(""))
+    parts["ae"] = ("ae", made.vae().state_dict(), lambda tensors: autoencoder.to_single(_calm(tensors)))
+    return places | random_networks.write_files(folder, parts, seed, dtype)
 
 
-def _calm(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _calm(tensors: Tensors) -> Tensors:
     """Let the random encoder answer like a trained one: latents of about unit size, with nearly no variance."""
     half = tensors["encoder.conv_out.bias"].shape[0] // 2
     tensors["encoder.conv_out.weight"][:half] *= 6

@@ -5,15 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
-from torch import Tensor
 
 from library.families.flux_2 import text_encoder, vae
 from library.families.flux_2.family import Flux2Family
 from library.families.flux_2.model import Flux2, Flux2Shape
 from library.families.shared import language_model, random_networks, random_tokenizers
-from library.families.shared.random_networks import InputShapes, RandomNetworks
-from library.files import write_atomic
+from library.families.shared.random_networks import InputShapes, RandomNetworks, Tensors, lively, prefixed
 
 WORDS = 151936  # of the published vocabulary, with room
 
@@ -111,29 +108,17 @@ def write(
     places = {"tokenizer": folder / "tokenizer"}
     words = random_tokenizers.qwen_tokenizer(places["tokenizer"])
     made = random(sizes, WORDS if sizes in (FULL, LARGE) else words, whole=True)
-    networks = {
-        "flux_2": ("flux-2-tiny", made.denoiser()),
-        "text_encoder": ("qwen_3_tiny", made.encoders["text_encoder"]()),
-        "vae": ("flux2-vae", made.vae()),
+    text = made.encoders["text_encoder"]().state_dict()
+    image = {name: tensor for name, tensor in made.vae().state_dict().items() if not name.startswith("bn.")}
+    parts = {
+        "flux_2": ("flux-2-tiny", made.denoiser().state_dict(), prefixed("")),
+        "text_encoder": ("qwen_3_tiny", text, prefixed("model.")),
+        "vae": ("flux2-vae", image, lambda tensors: vae.to_single(_with_statistics(lively(tensors), sizes.channels))),
     }
-    for i, (part, (stem, network)) in enumerate(networks.items()):
-        stored = network.state_dict()
-        shapes = [(name, tuple(tensor.shape)) for name, tensor in stored.items() if not name.startswith("bn.")]
-        tensors = random_networks.random_weights(shapes, seed * 10 + i, dtype)
-        if part == "text_encoder":
-            tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
-        elif part == "vae":
-            tensors = vae.to_single(_lively(tensors, sizes.channels))
-        tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
-        places[part] = write_atomic(
-            folder / f"{stem}.safetensors", lambda file, tensors=tensors: save_file(tensors, file, {"format": "pt"})
-        )
-    return places
+    return places | random_networks.write_files(folder, parts, seed, dtype)
 
 
-def _lively(tensors: dict[str, Tensor], channels: int) -> dict[str, Tensor]:
-    """Answers about as large as a trained encoder's, and statistics of them."""
-    tensors["encoder.conv_out.weight"] *= 6
+def _with_statistics(tensors: Tensors, channels: int) -> Tensors:
     places = torch.arange(4 * channels)
     statistics = {"running_mean": (places % 5 - 2) / 10, "running_var": 1 + (places % 3) / 10}
     tensors |= {f"bn.{name}": tensor.float() for name, tensor in statistics.items()}

@@ -5,16 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 from library.families.qwen_image import pictures, text_encoder
 from library.families.qwen_image.facts import INDEX
 from library.families.qwen_image.family import QwenFamily
 from library.families.qwen_image.model import QwenImage, QwenShape
-from library.families.shared import qwen_vae, qwen_vae_names, random_networks, random_tokenizers
+from library.families.shared import qwen_vae, random_networks, random_tokenizers
 from library.families.shared.random_networks import InputShapes, RandomNetworks
-from library.files import write_atomic
 
 WORDS = 152064  # of the published vocabulary, with room
 
@@ -114,34 +112,16 @@ def write(folder: Path, seed: int = 0, dtype: torch.dtype = torch.bfloat16, size
     places = {"tokenizer": folder / "tokenizer"}
     words = random_tokenizers.qwen_tokenizer(places["tokenizer"], sizes.vision > 0)
     made = random(sizes, WORDS if sizes.blocks == FULL.blocks else words)
-    image = made.vae()
-    networks = {
-        "qwen_image": (f"qwen_image{'_edit_2511' if sizes.still_references else ''}_tiny", made.denoiser()),
-        "text_encoder": ("qwen_2.5_vl_tiny", made.encoders["text_encoder"]()),
-        "vae": ("qwen_image_vae", image.network),
+    text, mark = made.encoders["text_encoder"]().state_dict(), {INDEX: torch.zeros(0)} if sizes.still_references else {}
+    stem = f"qwen_image{'_edit_2511' if sizes.still_references else ''}_tiny"
+    parts = {
+        "qwen_image": (stem, made.denoiser().state_dict(), lambda tensors: tensors | mark),
+        "text_encoder": ("qwen_2.5_vl_tiny", text, lambda tensors: {_single(name): tensors[name] for name in tensors}),
+        "vae": random_networks.qwen_vae_file(made.vae()),
     }
-    for i, (part, (stem, network)) in enumerate(networks.items()):
-        shapes = [(name, tuple(tensor.shape)) for name, tensor in network.state_dict().items()]
-        tensors = random_networks.random_weights(shapes, seed * 10 + i, dtype)
-        if part == "vae":
-            tensors = qwen_vae_names.to_single(_calm(tensors))
-        elif part == "text_encoder":
-            tensors = {_single(name): tensor for name, tensor in tensors.items()}
-        elif sizes.still_references:
-            tensors[INDEX] = torch.zeros(0)
-        tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
-        places[part] = write_atomic(
-            folder / f"{stem}.safetensors", lambda file, tensors=tensors: save_file(tensors, file, {"format": "pt"})
-        )
-    return places
+    return places | random_networks.write_files(folder, parts, seed, dtype)
 
 
 def _single(name: str) -> str:
     """The name of a text encoder's tensor in a single file."""
     return name if name.startswith(pictures.VISION) else f"model.{name.removeprefix('language.')}"
-
-
-def _calm(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Let the random encoder answer about as large as a trained one."""
-    tensors["encoder.conv_out.weight"] *= 6
-    return tensors

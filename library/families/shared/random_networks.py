@@ -3,15 +3,20 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from library.families.shared import clip, unfilled
+from library.families.shared import clip, qwen_vae_names, unfilled
+from library.files import write_atomic
 from library.imports import without_optional
 
 DRAWN = 2**22  # random numbers that are drawn for a matrix; larger ones repeat them, as drawing billions takes minutes
+Tensors = dict[str, Tensor]
+Layout = Callable[[Tensors], Tensors]
 CLIP_WORDS, T5_WORDS = 49408, 32128  # vocabularies of the published tokenizers
 
 
@@ -118,3 +123,35 @@ def random_weights(shapes: Iterable[tuple[str, tuple[int, ...]]], seed: int, dty
             tensor = few.to(dtype).repeat(-(-math.prod(shape) // DRAWN))[: math.prod(shape)].view(shape)
         out[name] = tensor.to(dtype)
     return out
+
+
+def write_files(
+    folder: Path, parts: Mapping[str, tuple[str, Mapping[str, Tensor], Layout]], seed: int, dtype: torch.dtype
+) -> dict[str, Path]:
+    """Write parts of a model with random weights, each as STEM.safetensors, given by the stem, the tensors whose names
+    and shapes it has, and what makes its file's tensors of these; returns their paths."""
+    places = {}
+    for number, (part, (stem, named, layout)) in enumerate(parts.items()):
+        shapes = [(name, tuple(tensor.shape)) for name, tensor in named.items()]
+        made = layout(random_weights(shapes, seed * 10 + number, dtype))
+        tensors = {name: tensor.contiguous() for name, tensor in made.items()}
+        places[part] = write_atomic(
+            folder / f"{stem}.safetensors", lambda file, tensors=tensors: save_file(tensors, file, {"format": "pt"})
+        )
+    return places
+
+
+def prefixed(prefix: str) -> Layout:
+    """The layout of a file whose names have a prefix."""
+    return lambda tensors: {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
+
+
+def lively(tensors: Tensors) -> Tensors:
+    """Let the random encoder of a VAE answer about as large as a trained one."""
+    tensors["encoder.conv_out.weight"] *= 6
+    return tensors
+
+
+def qwen_vae_file(vae: Any) -> tuple[str, Tensors, Layout]:
+    """An ImageVAE as `write_files` takes it."""
+    return "qwen_image_vae", vae.network.state_dict(), lambda tensors: qwen_vae_names.to_single(lively(tensors))

@@ -4,16 +4,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
 from library.config.run_config import RunConfig
 from library.families.shared import autoencoder, language_model, random_networks, random_tokenizers
-from library.families.shared.random_networks import InputShapes, RandomNetworks
+from library.families.shared.random_networks import InputShapes, RandomNetworks, Tensors, lively, prefixed
 from library.families.zimage import keys, text_encoder
 from library.families.zimage.family import ZImageFamily
 from library.families.zimage.model import ZImage, ZImageShape
-from library.files import write_atomic
 
 WORDS = 151936  # of the published vocabulary, with room
 
@@ -104,24 +102,15 @@ def write(
     places = {"tokenizer": folder / "tokenizer"}
     words = random_tokenizers.qwen_tokenizer(places["tokenizer"])
     made = random(sizes, WORDS if sizes == FULL else words, skipped=0)
-    networks = {
-        "zimage": ("z_image_tiny", made.denoiser()),
-        "text_encoder": ("qwen_3_tiny", made.encoders["text_encoder"]()),
-        "vae": ("ae", made.vae()),
+    text = made.encoders["text_encoder"]().state_dict()
+    parts = {
+        "zimage": ("z_image_tiny", made.denoiser().state_dict(), _single),
+        "text_encoder": ("qwen_3_tiny", text, prefixed("model.")),
+        "vae": ("ae", made.vae().state_dict(), lambda tensors: autoencoder.to_single(lively(tensors))),
     }
-    for i, (part, (stem, network)) in enumerate(networks.items()):
-        shapes = [(name, tuple(tensor.shape)) for name, tensor in network.state_dict().items()]
-        tensors = random_networks.random_weights(shapes, seed * 10 + i, dtype)
-        if part == "zimage":
-            tensors["cap_embedder.0.weight"] += 1  # a norm, which its name does not say
-            tensors = keys.to_single(tensors)
-        elif part == "text_encoder":
-            tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
-        else:
-            tensors["encoder.conv_out.weight"] *= 6  # answers about as large as a trained one
-            tensors = autoencoder.to_single(tensors)
-        tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
-        places[part] = write_atomic(
-            folder / f"{stem}.safetensors", lambda file, tensors=tensors: save_file(tensors, file, {"format": "pt"})
-        )
-    return places
+    return places | random_networks.write_files(folder, parts, seed, dtype)
+
+
+def _single(tensors: Tensors) -> Tensors:
+    tensors["cap_embedder.0.weight"] += 1  # a norm, which its name does not say
+    return keys.to_single(tensors)
