@@ -8,24 +8,18 @@ from typing import TYPE_CHECKING
 from library.config.schema import ConfigError
 from library.downloads import model_folder
 from library.downloads.shell import default_folder
-from library.runs.job_work import joined
+from library.runs.job_work import run_command
 
 if TYPE_CHECKING:
     from library.captioning.writing import Captioner
 
-DONE, MISUSED = 0, 2
+DONE = 0
 BLIP = "Salesforce/blip-image-captioning-large"  # the weights that make_captions.py reads, in .safetensors
 
 
 def main(argv: list[str]) -> int:
     """Caption a folder; 0 when it worked. Raises ConfigError."""
-    known = parser()
-    if not argv:
-        known.print_help()
-        return MISUSED
-    asked = known.parse_args(argv)
-    with joined("caption") as work:
-        return _captioned(asked, work.phase if work.folder else _told)
+    return run_command("caption", parser(), argv, _captioned)
 
 
 def _captioned(asked: argparse.Namespace, report: Callable[[str, int, int], None]) -> int:
@@ -134,7 +128,3 @@ def _captioner(asked: argparse.Namespace, report: Callable[[str, int, int], None
     folder = model_folder.find(asked.model, model_folder.TRANSFORMERS, default_folder(), report)
     report("loading the model", 0, 1)
     return Describer(folder, prompt, generation, asked.batch_size, asked.device)
-
-
-def _told(what: str, done: int, total: int) -> None:
-    print(f"{what} {done} / {total}", flush=True)

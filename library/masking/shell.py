@@ -11,23 +11,17 @@ from library.downloads import model_folder
 from library.downloads.shell import default_folder
 from library.masking import files
 from library.masking.segmenter import SegmentationModel
-from library.runs.job_work import joined
+from library.runs.job_work import run_command
 
-DONE, MISUSED = 0, 2
+DONE = 0
 
 
 def main(argv: list[str]) -> int:
     """Make masks for a folder; 0 when it worked. Raises ConfigError."""
-    known = parser()
-    if not argv:
-        known.print_help()
-        return MISUSED
-    asked = known.parse_args(argv)
-    with joined("mask") as work:
-        return _made(asked, work.phase if work.folder else lambda what, done, total: print(f"{what} {done} / {total}"))
+    return run_command("mask", parser(), argv, _make_masks)
 
 
-def _made(asked: argparse.Namespace, report: Report) -> int:
+def _make_masks(asked: argparse.Namespace, report: Report) -> int:
     options = files.MaskOptions(asked.existing, asked.outside, asked.invert, asked.into)
     images = asked.folder.expanduser().absolute()
     masks = asked.masks.expanduser().absolute() if asked.masks else files.usual_folder(images)

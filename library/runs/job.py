@@ -12,7 +12,6 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,32 +33,13 @@ GONE = "It ended without a message."
 
 
 # Why: docs/decisions/2026-11-20-background-jobs-talk-through-files.md
-@dataclass(frozen=True)
-class BackgroundJob:
-    """A job as it stands now."""
-
-    folder: Path
-    facts: JsonMapping = field(repr=False)
-
-    @property
-    def id(self) -> str:
-        """Its name."""
-        return self.folder.name
+class BackgroundJob(reader.ProcessFolder):
+    """A job as it stands now: never starting, as its process begins at once."""
 
     @property
     def kind(self) -> str:
         """What it is: doctor, bench, profile, cache, tools, caption or probe."""
         return str(self.facts.get("kind", ""))
-
-    @property
-    def state(self) -> str:
-        """One of running, stopping, finished, failed, stopped, interrupted."""
-        return str(self.facts.get("state", "interrupted"))
-
-    @property
-    def active(self) -> bool:
-        """Whether it still works."""
-        return self.state in layout.ACTIVE
 
     @property
     def started(self) -> float:

@@ -1,9 +1,11 @@
 """A job's own side: the process says what it does, keeps what comes of it, hears that it shall stop, writes its end."""
 
+import argparse
 import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,6 +16,7 @@ from library.config.schema import ConfigError
 from library.runs import layout, process
 from library.runs.job import FOLDER, JOB, RESULT, STOP, new
 
+MISUSED = 2  # the exit code of a command that was not told what to do
 OFTEN = 0.2  # seconds between two words about the same thing
 
 
@@ -91,6 +94,25 @@ def ahead_of(kind: str) -> JobRecord:
     """The work of a command that starts another process to do it, which joins it: until then this one may wait."""
     given = os.environ.get(FOLDER)
     return JobRecord(kind, Path(given) if given else None)
+
+
+def run_command(
+    kind: str,
+    known: argparse.ArgumentParser,
+    argv: list[str],
+    work: Callable[[argparse.Namespace, Callable[[str, int, int], None]], int],
+) -> int:
+    """Do what a shell or the page asks of a command; without arguments its help is shown. Returns the exit code."""
+    if not argv:
+        known.print_help()
+        return MISUSED
+    asked = known.parse_args(argv)
+    with joined(kind) as record:
+        return work(asked, record.phase if record.folder else _print_phase)
+
+
+def _print_phase(text: str, done: int, total: int) -> None:
+    print(f"{text} {done} / {total}", flush=True)
 
 
 def begin(kind: str, folder: Path | None = None) -> JobRecord:

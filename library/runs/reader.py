@@ -20,8 +20,8 @@ TOLD = 5000  # events of a kind that are kept
 
 
 @dataclass(frozen=True)
-class RecordedRun:
-    """One run as it stands now."""
+class ProcessFolder:
+    """The folder of a process that others follow, and what its main file says."""
 
     folder: Path
     facts: JsonObject = field(repr=False)
@@ -34,13 +34,17 @@ class RecordedRun:
     @property
     def state(self) -> str:
         """One of starting, running, stopping, finished, stopped, failed, interrupted."""
-        return self.facts.get("state", "interrupted")
+        return str(self.facts.get("state", "interrupted"))
 
     # Why: docs/decisions/2026-11-20-run-is-active-while-its-process-lives.md
     @property
     def active(self) -> bool:
         """Whether it still works."""
         return self.state in layout.ACTIVE
+
+
+class RecordedRun(ProcessFolder):
+    """One run as it stands now."""
 
     @property
     def is_here(self) -> bool:
