@@ -37,9 +37,10 @@ ROUNDS = 5  # over all sizes that are timed
 REHEARSED = 4  # rounds before them where steps are recorded: compiling, two rehearsals and the recording
 KINDS = ("lora", "finetune", "textual-inversion", "lllite")  # DreamBooth's presets are those of fine-tunes
 PROFILED = {"sdxl": "lora-12gb", "flux": "lora-24gb"}  # the presets over which the compile profiles are laid
-# GiB of a model in 16 bits with one pass
+# GiB of a model in 16 bits with one pass; of one that is not named here, most of a GPU
 LEAST = {"sdxl": 10, "flux": 28, "chroma": 22, "kontext": 30, "fill": 28, "qwen_image": 48, "qwen_image_edit": 50,
          "zimage": 18, "flux_2": 14, "anima": 10}  # fmt: skip
+LARGEST = max(LEAST.values())
 AT_ONCE = 8  # processes that compile side by side
 CKPT = {"gradient_checkpointing": True}
 EAGER = {"compile": False, "compile_mode": "default", "cuda_graphs": "false"}
@@ -178,6 +179,13 @@ def folder_of(family: str) -> str:
     return owner(family)
 
 
+def known_models() -> list[str]:
+    """Families, and the relatives whose presets have their names."""
+    from library import families
+
+    return [name for known in families.every() for name in (known.name, *known.demo_variants)]
+
+
 def cases(family: str, only: list[str] | None, size: str) -> list[PresetCase]:
     """The presets of a family or a relative, and what each is compared with."""
     found: list[PresetCase] = []
@@ -186,7 +194,7 @@ def cases(family: str, only: list[str] | None, size: str) -> list[PresetCase]:
         for path in sorted((ROOT / "presets" / folder_of(family)).glob(f"{kind}{relative}-[0-9]*gb.toml")):
             if not only or path.stem in only:
                 cap = float(path.stem.rpartition("-")[2].removesuffix("gb"))
-                room = int(min(max(cap, LEAST[family]), 64))
+                room = int(min(max(cap, LEAST.get(family, LARGEST)), 64))
                 found.append(PresetCase(family, kind, path.stem, flat(path), cap, room, size))
     known = {case.name for case in found}
     for kind in KINDS:
@@ -194,7 +202,7 @@ def cases(family: str, only: list[str] | None, size: str) -> list[PresetCase]:
             if base in known:
                 values = {**flat(ROOT / "presets" / folder_of(family) / f"{base}.toml"), **changes}
                 values = {option: value for option, value in values.items() if value is not None}
-                found.append(PresetCase(family, kind, name, values, None, max(room, LEAST[family]), size))
+                found.append(PresetCase(family, kind, name, values, None, max(room, LEAST.get(family, LARGEST)), size))
     return found + (profiled(family, size) if PROFILED.get(family) in known else [])
 
 
@@ -426,7 +434,7 @@ def _finish(case: PresetCase, process: Process, until: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--family", choices=tuple(LEAST), nargs="+")
+    parser.add_argument("--family", choices=known_models(), nargs="+")
     parser.add_argument("--only", nargs="+", metavar="PRESET", help="only these, and what they are compared with")
     parser.add_argument(
         "--cases",
@@ -445,7 +453,7 @@ def main() -> None:
     if asked.child:
         child()
     if not asked.family:
-        parser.error(f"--family is needed: {', '.join(LEAST)}")
+        parser.error(f"--family is needed: {', '.join(known_models())}")
     began = time.monotonic()
     every = [case for family in asked.family for case in cases(family, asked.only, "tiny" if asked.tiny else "full")]
     if asked.cases:

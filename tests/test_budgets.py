@@ -70,3 +70,14 @@ def test_a_class_name_exists_once():
                 found.setdefault(node.name, []).append(f"{source.module(path)}:{node.lineno}")
     twice = {name: places for name, places in found.items() if len(places) > 1}
     assert not twice, f"name them after what they are, or share the class: {twice}"
+
+
+def test_functions_are_named_after_what_they_do():
+    """A verb or a noun that can be searched for, and no word that fits anything."""
+    vague = [
+        f"{source.module(path)}.{node.name}"
+        for path in [*source.files(), *sorted((source.ROOT / "benchmarks").rglob("*.py"))]
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef) and node.name.strip("_") in ("of", "told", "made", "odd")
+    ]
+    assert not vague

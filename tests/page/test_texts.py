@@ -226,8 +226,9 @@ def test_a_browser_gets_its_language_and_can_choose_another(visit, served):
 
 
 # Labels, help, headings and buttons on screen that are still sentences or words of English.
+NAMES = "|".join(re.escape(known.title) for known in families.every())
 ENGLISH = """() => [...document.querySelectorAll('label, h2, h3, .fold p, .field small, #work button, #top p')]
   .filter((e) => e.checkVisibility({ visibilityProperty: true }) && !e.querySelector('small, code, ul'))
   .map((e) => e.innerText.trim())
   .filter((t) => /^[\\x20-\\x7e]+$/.test(t) && /[a-z]{4}/.test(t))
-  .filter((t) => !/DreamBooth|LoRA|Torch|Hugging Face|Stable Diffusion|Qwen-Image|Z-Image|Anima/.test(t))"""
+  .filter((t) => !/DreamBooth|LoRA|Torch|Hugging Face|Stable Diffusion|NAMES/.test(t))""".replace("NAMES", NAMES)

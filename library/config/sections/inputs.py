@@ -88,17 +88,14 @@ class Model:
             yield Problem("v2", "must be off: Stable Diffusion 2.x is not trained here")
 
     def missing(self, run: RunConfig) -> Iterator[Problem]:
-        """A training needs a model. A single file may be the denoiser alone; a folder or a repository has the other
-        networks as well."""
+        """A training needs a model. A single file may be the denoiser alone; a folder has the other networks, too."""
+        base = self.pretrained_model_name_or_path or ".safetensors"
         if not self.pretrained_model_name_or_path:
             yield Problem("pretrained_model_name_or_path", "is not set: choose the model to start from")
-        base = self.pretrained_model_name_or_path or ".safetensors"
-        if base.lower().endswith(".safetensors") and Path(base).parent.name != "transformer":
-            for name, what in self.needed.items():
-                if not getattr(self, name):
-                    yield Problem(
-                        name, "is not set: choose {what}", what=Text(what), also="pretrained_model_name_or_path"
-                    )
+        alone = base.lower().endswith(".safetensors") and Path(base).parent.name != "transformer"
+        for name, what in self.needed.items() if alone else ():
+            if not getattr(self, name):
+                yield Problem(name, "is not set: choose {what}", what=Text(what), also="pretrained_model_name_or_path")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
