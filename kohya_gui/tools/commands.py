@@ -14,10 +14,10 @@ from library.downloads import model_folder
 from library.masking.files import usual_folder
 from library.masking.forms import FORMS as MASK
 from library.runs import job as jobs
-from library.runs.job_forms import CommandField, CommandForm, Forms
+from library.runs.job_forms import CommandField, CommandForm, CommandForms
 from library.tools.forms import FORMS as TOOLS
 
-COMMANDS: dict[str, Forms] = {"tools": TOOLS, "caption": CAPTION, "mask": MASK}
+COMMANDS: dict[str, CommandForms] = {"tools": TOOLS, "caption": CAPTION, "mask": MASK}
 AT_ONCE = {"tools": 3, "caption": 1, "mask": 1}  # processes; captions of one folder by two models would mix
 LISTED = 6
 TITLES = {command: forms.titles for command, forms in COMMANDS.items()} | {
@@ -98,7 +98,7 @@ def job_status(job: jobs.BackgroundJob) -> JsonObject:
     }  # fmt: skip
 
 
-def _forms(sent: ApiRequest) -> Forms:
+def _forms(sent: ApiRequest) -> CommandForms:
     name = sent.text("command")
     if name not in COMMANDS:
         raise ConfigError("command is {name}: use {commands}", name=repr(name), commands=" or ".join(COMMANDS))
@@ -108,7 +108,7 @@ def _forms(sent: ApiRequest) -> Forms:
 # ---- forms as HTML
 
 
-def markup(forms: Forms, left_out: Sequence[str] = (), keeps: bool = False) -> str:
+def markup(forms: CommandForms, left_out: Sequence[str] = (), keeps: bool = False) -> str:
     """Every form of a command; all but the first are hidden, and a row of choices switches. With `keeps` the browser
     keeps what was filled in."""
     every = forms.all()

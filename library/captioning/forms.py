@@ -2,9 +2,9 @@
 
 from library.captioning.describer import PROMPTS
 from library.captioning.shell import parser
-from library.runs.job_forms import Forms
+from library.runs.job_forms import CommandForms
 
-FORMS = Forms(
+FORMS = CommandForms(
     "caption",
     parser,
     {"wd14": "WD14 tagger", "hf": "Vision language model"},

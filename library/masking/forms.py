@@ -1,9 +1,9 @@
 """Masks as forms of the page: the options of `kohya mask`, under titles and labels that read well."""
 
 from library.masking.shell import parser
-from library.runs.job_forms import Forms
+from library.runs.job_forms import CommandForms
 
-FORMS = Forms(
+FORMS = CommandForms(
     "mask",
     parser,
     {"model": "Segmentation model", "alpha": "Transparency"},

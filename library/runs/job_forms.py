@@ -49,7 +49,7 @@ class _Telling(argparse.ArgumentParser):
 
 
 @dataclass(frozen=True)
-class Forms:
+class CommandForms:
     """The forms of a command with subcommands, such as `kohya tools`."""
 
     command: str

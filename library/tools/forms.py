@@ -1,9 +1,9 @@
 """The tools as forms of the page: the options of `kohya tools`, under titles and labels that read well."""
 
-from library.runs.job_forms import Forms
+from library.runs.job_forms import CommandForms
 from library.tools.shell import parser
 
-FORMS = Forms(
+FORMS = CommandForms(
     "tools",
     parser,
     {"merge": "Merge", "extract": "Extract", "resize": "Resize", "convert": "Convert names", "verify": "Verify",
