@@ -38,7 +38,7 @@ class SizeProcess:
             found = self._answers[question]
         if "counts" in found:
             self._counts[_model(config)] = found["counts"]
-        return _told(found)
+        return _with_words(found)
 
     def counts(self, config: AdapterRun) -> Sequence[int] | None:
         """Blocks of a config's model by group, where it was counted already."""
@@ -66,7 +66,7 @@ def _model(config: AdapterRun) -> str:
     return json.dumps([config.script, getattr(config.model, MODEL, None)])
 
 
-def _told(found: JsonObject) -> JsonObject:
+def _with_words(found: JsonObject) -> JsonObject:
     """An answer with what the page says of it."""
     if "why" in found:
         problem = read(found["why"]) if found["why"] else None

@@ -71,7 +71,7 @@ def outlook(config: RunConfig) -> str:
 
 def remembered(config: RunConfig) -> tuple[int, float, str] | None:
     """Graphs and seconds of the newest run that compiled the same family in the same way, and its id."""
-    mine = _told(config)
+    mine = _time_settings(config)
     for run, made in _earlier(config.script):
         try:
             theirs = read_toml(run.folder / layout.TOML)
@@ -82,7 +82,7 @@ def remembered(config: RunConfig) -> tuple[int, float, str] | None:
     return None
 
 
-def _told(config: RunConfig) -> dict[str, tuple[Any, Any]]:
+def _time_settings(config: RunConfig) -> dict[str, tuple[Any, Any]]:
     """What the seconds depend on: as it is, and as it is by default."""
     default = type(config.compile)()
     return {key: (getattr(config.compile, key), getattr(default, key)) for key in TOLD}

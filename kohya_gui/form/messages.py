@@ -38,7 +38,7 @@ def problems(found: Sequence[Problem], places: Places, fix: Fix = lambda problem
     """What must be fixed, a line each. Options that are on the page are named, marked, and reached by a click."""
     listed, marks, shown = [], [], []
     for problem in found:
-        said, element, text = _told(problem, places)
+        said, element, text = _placed(problem, places)
         shown.append(text)
         marks += [f"#{element}"] if element else []
         listed.append(f"<li>{said}{button(fix(problem))}{_allow(problem)}</li>")
@@ -51,7 +51,7 @@ def report(found: JsonMapping, places: Places, fix: Callable[[JsonMapping], Mapp
     listed, marks, shown = [], [], []
     for one in found["findings"]:
         problem = read(one)
-        said, element, text = _told(problem, places)
+        said, element, text = _placed(problem, places)
         shown.append(text)
         marks += [f"#{element}"] if element and one["verdict"] == "bad" else []
         listed.append(
@@ -108,7 +108,7 @@ def as_word(value: bool | str) -> str:
     return ("on" if value else "off") if isinstance(value, bool) else value or "not set"
 
 
-def _told(problem: Problem, places: Places) -> tuple[str, str, Text]:
+def _placed(problem: Problem, places: Places) -> tuple[str, str, Text]:
     """A problem as HTML, the element that it is about, "" where it is about none, and the text that is shown of it."""
     place = places.get(problem.option) if problem.place in ("", FLAG) else None
     if not place:

@@ -46,7 +46,7 @@ def thumb(path: str | Path, side: int = SIDES[0]) -> bytes:
         return kept.read_bytes()
     except OSError:
         pass
-    made = _made(path, side)
+    made = _thumbnail(path, side)
     with contextlib.suppress(ConfigError, OSError):  # a full or read-only disk only means that it is made again
         write_atomic(kept, made)
     if time.time() - _pruned[0] > DAY:
@@ -87,7 +87,7 @@ def prune(limit: int = LIMIT) -> int:
     return left
 
 
-def _made(path: str | Path, side: int) -> bytes:
+def _thumbnail(path: str | Path, side: int) -> bytes:
     with _at_once, opened(path) as image:
         try:
             image.draft("RGB", (side, side))  # JPEG is decoded in an eighth of the size where that is enough

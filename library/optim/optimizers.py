@@ -56,9 +56,9 @@ def optimizer(method: TrainingMethod, config: RunConfig, seed: int = 0) -> Any:
     log.info("optimizer %s, %s", describe(config), ", ".join(f"{g['name']} {g.get('lr')}" for g in groups))
     cut = bundled(method, groups, config)
     return (
-        fused_step.PartitionedOptimizer(groups, cut, functools.partial(_made, config), seed)
+        fused_step.PartitionedOptimizer(groups, cut, functools.partial(_construct, config), seed)
         if cut
-        else _made(config, groups)
+        else _construct(config, groups)
     )
 
 
@@ -77,7 +77,7 @@ def bundled(method: TrainingMethod, groups: list[dict[str, Any]], config: RunCon
     return fused_step.by_size if half and steps_alone(config) else None
 
 
-def _made(config: RunConfig, groups: list[dict[str, Any]]) -> Any:
+def _construct(config: RunConfig, groups: list[dict[str, Any]]) -> Any:
     cls, own = spec_of(config), arguments(config)
     always = dict(cls.always)
     # Weights that are swapped are on the host at this moment, and may be stepped there; the fused kernels do both.

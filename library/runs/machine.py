@@ -52,44 +52,44 @@ def _driver() -> Iterator[bool]:
 def driver_version() -> str:
     """The version of the NVIDIA driver, "" without one."""
     with _driver() as works:
-        return str(_told(pynvml.nvmlSystemGetDriverVersion) or "") if works else ""
+        return str(_ask_driver(pynvml.nvmlSystemGetDriverVersion) or "") if works else ""
 
 
 def gpu_count() -> int:
     """How many NVIDIA GPUs there are, whatever CUDA_VISIBLE_DEVICES shows of them."""
     with _driver() as works:
-        return int(_told(pynvml.nvmlDeviceGetCount) or 0) if works else 0
+        return int(_ask_driver(pynvml.nvmlDeviceGetCount) or 0) if works else 0
 
 
 def read_gpus() -> list[GpuStatus]:
     """Every GPU that tells of its memory. Asks the driver, which takes a moment."""
     with _driver() as works:
-        number = int(_told(pynvml.nvmlDeviceGetCount) or 0) if works else 0
+        number = int(_ask_driver(pynvml.nvmlDeviceGetCount) or 0) if works else 0
         return [gpu for index in range(number) if (gpu := _read(index))]
 
 
 def _read(index: int) -> GpuStatus | None:
-    if (handle := _told(pynvml.nvmlDeviceGetHandleByIndex, index)) is None:
+    if (handle := _ask_driver(pynvml.nvmlDeviceGetHandleByIndex, index)) is None:
         return None
     # The second version does not count what the driver reserves for itself; drivers before 510 have the first only.
-    memory = _told(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
-    memory = memory or _told(pynvml.nvmlDeviceGetMemoryInfo, handle)
+    memory = _ask_driver(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
+    memory = memory or _ask_driver(pynvml.nvmlDeviceGetMemoryInfo, handle)
     if memory is None:
         return None
-    rates = _told(pynvml.nvmlDeviceGetUtilizationRates, handle)
-    milliwatts = _told(pynvml.nvmlDeviceGetPowerUsage, handle)
+    rates = _ask_driver(pynvml.nvmlDeviceGetUtilizationRates, handle)
+    milliwatts = _ask_driver(pynvml.nvmlDeviceGetPowerUsage, handle)
     return GpuStatus(
         index=str(index),
-        name=str(_told(pynvml.nvmlDeviceGetName, handle) or "NVIDIA GPU"),
+        name=str(_ask_driver(pynvml.nvmlDeviceGetName, handle) or "NVIDIA GPU"),
         used=round(memory.used / GIB, 1),
         total=round(memory.total / GIB, 1),
         utilization=rates.gpu if rates else None,
-        temperature=_told(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
+        temperature=_ask_driver(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
         power=None if milliwatts is None else milliwatts / 1000,
     )
 
 
-def _told(question: Callable[..., Any], *given: Any) -> Any:
+def _ask_driver(question: Callable[..., Any], *given: Any) -> Any:
     """The driver's answer, None where it has none: not every GPU supports every question."""
     try:
         return question(*given)
