@@ -118,12 +118,12 @@ class SampleRequest:
     steps: int = 20
     scale: float = 7.5  # classifier-free guidance; 1 draws without the negative prompt
     guidance: float | None = None  # of models that were distilled with guidance
-    shift: float | None = None  # of the sigmas, where the model is drawn with the same one at any size
     seed: int | None = None
     sampler_name: str | None = None
     guide: "Image.Image | None" = None  # the control image of a network that follows one
     controls: "tuple[Image.Image, ...]" = ()  # reference images, or the picture in which something is painted
     mask: "Image.Image | None" = None  # where it is: bright
+    shift: float | None = None  # of the sigmas, where the model is drawn with the same one at any size
 
 
 @dataclass(frozen=True)
