@@ -113,6 +113,6 @@ def write(
     parts = {
         "anima": ("anima_tiny", made.denoiser().state_dict(), prefixed("net.")),
         "text_encoder": ("qwen_3_06b_tiny", text, prefixed("model.")),
-        "vae": random_networks.qwen_vae_file(made.vae()),
+        "vae": ("qwen_image_vae", *random_networks.qwen_vae_file(made.vae())),
     }
     return places | random_networks.write_files(folder, parts, seed, dtype)

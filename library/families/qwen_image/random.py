@@ -117,7 +117,7 @@ def write(folder: Path, seed: int = 0, dtype: torch.dtype = torch.bfloat16, size
     parts = {
         "qwen_image": (stem, made.denoiser().state_dict(), lambda tensors: tensors | mark),
         "text_encoder": ("qwen_2.5_vl_tiny", text, lambda tensors: {_single(name): tensors[name] for name in tensors}),
-        "vae": random_networks.qwen_vae_file(made.vae()),
+        "vae": ("qwen_image_vae", *random_networks.qwen_vae_file(made.vae())),
     }
     return places | random_networks.write_files(folder, parts, seed, dtype)
 

@@ -152,6 +152,6 @@ def lively(tensors: Tensors) -> Tensors:
     return tensors
 
 
-def qwen_vae_file(vae: Any) -> tuple[str, Tensors, Layout]:
-    """An ImageVAE as `write_files` takes it."""
-    return "qwen_image_vae", vae.network.state_dict(), lambda tensors: qwen_vae_names.to_single(lively(tensors))
+def qwen_vae_file(vae: Any) -> tuple[Tensors, Layout]:
+    """The tensors of an ImageVAE, and the layout of its file."""
+    return vae.network.state_dict(), lambda tensors: qwen_vae_names.to_single(lively(tensors))
