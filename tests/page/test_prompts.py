@@ -185,6 +185,7 @@ def test_rows_that_cannot_be_saved_yet_are_not_lost(visit, served):
     page = seen.page
     box = page.locator("#lora-form .prompts")
     section = page.get_by_role("button", name="Sample images", exact=True).locator("visible=true")
+    seen.fill(output_dir="")  # where results go is proposed
     section.click()
     box.get_by_role("button", name="Add a prompt").click()
     box.get_by_label("Prompt", exact=True).fill("a red zorb toy")
