@@ -208,3 +208,12 @@ def test_images_may_keep_the_base_models_answer(config, folders, tmp_path):
     changed = tmp_path / "changed.safetensors"
     save_file({name: torch.ones_like(tensor) * 0.05 for name, tensor in plain.tensors().items()}, changed)
     assert train(config(tmp_path / "back", **given, network_weights=changed)).losses[0] > 0
+
+
+def test_compiled_it_needs_the_predicted_graphs_and_gives_the_same_losses(config, tmp_path):
+    given = {"gradient_checkpointing": True, "max_train_steps": 4}
+    eager = train(config(tmp_path / "eager", **given))
+    compiled = train(config(tmp_path / "compiled", **given, compile=True, compile_backend="eager"))
+    told = compiled.facts["compile"]
+    assert told["graphs"] == told["predicted"] and told["graphs"] and not told["recompiles"], told
+    assert compiled.losses == pytest.approx(eager.losses, rel=1e-5)

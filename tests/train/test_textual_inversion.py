@@ -14,7 +14,7 @@ from library.config.schema import ConfigError, build, to_toml
 from library.config.sections import embedding
 from library.data import captions
 from library.families.shared import added_words
-from tests.training import config_of, pictures, train
+from tests.training import FEW, config_of, pictures, train
 
 SCRIPT = "sdxl_train_textual_inversion"
 PROMPT = "a photo of zorb at night"
@@ -172,3 +172,13 @@ def test_rules_of_the_options_and_the_script_that_a_file_is_for(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text(to_toml(build(kind, {"token_string": "zorb", "resolution": "64"})), encoding="utf-8")
     assert script_of(path) == SCRIPT
+
+
+def test_compiled_it_needs_the_predicted_graphs_and_gives_the_same_losses(config, tmp_path):
+    eager = train(config(tmp_path / "eager"))
+    compiled = train(
+        config(tmp_path / "compiled", compile=True, compile_backend="eager", compile_blocks=FEW["sdxl_train"])
+    )
+    told = compiled.facts["compile"]
+    assert told["graphs"] == told["predicted"] and told["graphs"] and not told["recompiles"], told
+    assert compiled.losses == pytest.approx(eager.losses, rel=1e-5)
