@@ -32,12 +32,12 @@ import { address } from "../server/http.js";
  * @param {number} side in pixels
  */
 export function frame(row, side) {
-  if (row.broken) return make("div", { className: "frame none" }, "no picture");
+  if (row.broken) return make("div", { className: "frame none" }, "no image");
   const source = address("images_thumb", { path: row.path, side: String(side), v: String(row.version) });
   const picture = make("img", { src: source, loading: "lazy", decoding: "async", alt: row.name });
   if (row.size[0]) picture.style.aspectRatio = `${row.size[0]} / ${row.size[1]}`;
   const box = make("div", { className: "frame" }, picture);
-  picture.onerror = () => box.replaceChildren("no picture");
+  picture.onerror = () => box.replaceChildren("no image");
   const [left, top, width, height] = row.seen;
   if (width < 0.999 || height < 0.999) {
     const shade = make("i", { className: "seen" });

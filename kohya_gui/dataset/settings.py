@@ -43,7 +43,7 @@ def config_of(
     held = {name: value for name, value in taken.items() if name in known and _decides(known[name])}
     given = {**held, **SETTINGS, **{name: value for name, value in values.items() if name in SETTINGS}}
     if given["resolution"] in ("", None) and not given["dataset_config"]:
-        raise ConfigError("resolution: write the size of the pictures, such as 1024")
+        raise ConfigError("resolution: write the size of the images, such as 1024")
     if given["dataset_config"]:
         given["dataset_config"] = str(paths.inside(given["dataset_config"], roots, "dataset_config"))
     else:

@@ -60,7 +60,7 @@ class DrawingTab:
         forms = [[TAB + tab, Text("The form of {name}", name=title)] for tab, title in self.titles.items()]
         done = [job for job in jobs.every(KIND) if job.result.get("files")]
         when = [time.strftime("%d %b %H:%M:%S", time.localtime(job.started)) for job in done]
-        drawn = [[JOB + job.id, Text("Drawing of {time}", time=at)] for job, at in zip(done, when, strict=True)]
+        drawn = [[JOB + job.id, Text("Images of {time}", time=at)] for job, at in zip(done, when, strict=True)]
         listed = [[RUN + run.id, Text("Run {run}", run=run.id)] for run in runs]
         sampled = [entry for run, entry in zip(runs, listed, strict=True) if _samples(run)]
         return {"models": [*forms, *listed], "sheets": [*drawn, *sampled]}
@@ -158,7 +158,7 @@ class DrawingTab:
                 .replace("[numbers]", numbers)
                 .replace("[row]", lora_row("draw-lora", "learned", "File"))
                 .replace("[browse-guide]", picker.button(GUIDE, "Control image", "file"))
-                .replace("[browse]", picker.button("folder", "Folder for pictures", "folder"))
+                .replace("[browse]", picker.button("folder", "Folder for images", "folder"))
                 .replace("[folder]", escape(str(self.roots[0].joinpath(*FOLDER)))))  # fmt: skip
 
 

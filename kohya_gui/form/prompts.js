@@ -184,7 +184,7 @@ function drawAfterEpochs(box) {
   const fields = WHEN.map((name) => form.fieldOf(formAround(box), name));
   if (!fields[0] || fields.some((field) => field?.value)) return "";
   setValue(fields[0], "1");
-  return ` ${say("They are drawn after each epoch.", {})}`;
+  return ` ${say("They are generated after each epoch.", {})}`;
 }
 
 /** @param {Element} box */
@@ -241,7 +241,7 @@ function forget(box) {
   if (!field?.value) return;
   setValue(field, "");
   form.settle(formAround(box));
-  tell(box, say("No samples are drawn. The file is kept: {path}", { path: file ?? "" }));
+  tell(box, say("No samples are generated. The file is kept: {path}", { path: file ?? "" }));
 }
 
 document.addEventListener("click", (event) => {

@@ -24,12 +24,12 @@ CAPTIONS = 8  # that are proposed at once
 MOST = 200  # rows
 # Fields of a row besides the prompts: name in the file, label, help.
 NUMBERS = (
-    ("width", "Width", "Pixels; empty is what the model family draws by default."),
-    ("height", "Height", "Pixels; empty is what the model family draws by default."),
+    ("width", "Width", "Pixels; empty is the default of the model family."),
+    ("height", "Height", "Pixels; empty is the default of the model family."),
     ("sample_steps", "Steps", "Denoising steps; more take longer."),
-    ("scale", "CFG scale", "How strongly the prompt is followed; 1 draws without the negative prompt, twice as fast."),
+    ("scale", "CFG scale", "How strongly the prompt is followed; 1 leaves the negative prompt out, twice as fast."),
     ("guidance_scale", "Guidance", "Of models that were distilled with guidance, such as dev: 3.5 is usual."),
-    ("seed", "Seed", "The same seed draws the same noise each time; empty is another one each time."),
+    ("seed", "Seed", "The same seed gives the same noise each time; empty is another one each time."),
 )
 # Fields that name images which some models are shown: name in the file, label, help.
 IMAGES = (
@@ -41,7 +41,7 @@ IMAGES = (
     ("control_image_mask_path", "Mask", "A file: what is bright in it is painted."),
 )
 # The same of what learns to follow an image.
-GUIDE = "controlnet_image", "Control image", "A file that is followed. Empty: the plain model draws."
+GUIDE = "controlnet_image", "Control image", "A file that is followed. Empty: the plain model."
 
 
 def section(guided: bool = False) -> str:
@@ -63,7 +63,7 @@ def section(guided: bool = False) -> str:
         "<p>One image is generated of each, again and again, to show the progress. Changes take effect from the next"
         " time, also in a training that is running.</p>"
         '<ol></ol><template><li><textarea data-prompt="prompt" rows="2" aria-label="Prompt"'
-        ' placeholder="What to draw"></textarea><textarea data-prompt="negative_prompt" rows="1"'
+        ' placeholder="What to generate"></textarea><textarea data-prompt="negative_prompt" rows="1"'
         ' aria-label="Negative prompt" placeholder="What to leave out"></textarea>'
         f'<div class="numbers">{numbers}</div><div class="row-buttons">'
         '<button type="button" data-row="copy">Copy</button><button type="button" data-row="remove">Remove</button>'

@@ -87,7 +87,7 @@ def job_status(job: jobs.BackgroundJob) -> JsonObject:
     """A job as the page shows it."""
     command, name, *rest = *job.facts.get("arguments", ()), "", ""
     titles = TITLES.get(command, {})
-    name = "Drawing" if command == "sample" else name
+    name = "Generate" if command == "sample" else name
     out = next((word.removeprefix("--out=") for word in rest if word.startswith("--out=")), "")
     about = out or next((word for word in rest if word and not word.startswith("--")), "")
     return {

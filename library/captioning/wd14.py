@@ -46,7 +46,7 @@ class Tagger:
         shape = self.session.get_inputs()[0].shape
         if len(shape) != 4 or 3 not in (shape[1], shape[3]):
             raise ConfigError(
-                "{path} takes {shape}, not pictures: it is no WD14 tagger", path=folder / MODEL, shape=shape
+                "{path} takes {shape}, not images: it is no WD14 tagger", path=folder / MODEL, shape=shape
             )
         self.channels_first = shape[1] == 3
         side = shape[2]

@@ -31,7 +31,7 @@ COMMANDS = {
     "mask": Command("make masks of what a training learns from, by a local model", "library.masking.shell:main"),
     "cache": Command("cache latents or text of a data set; show or clean compiled code", "library.cli.cache:main"),
     "models": Command("find models on this computer, or download them", "library.downloads.shell:main"),
-    "sample": Command("draw with a base model and LoRA files, side by side", "library.cli.launch:sample"),
+    "sample": Command("generate images with a base model and LoRA files, side by side", "library.cli.launch:sample"),
     "tools": Command("merge, extract, resize, convert and check LoRA files", "library.tools.shell:main"),
     "import": Command("convert the settings of another trainer into a config", "library.cli.import_config:main"),
     "diff": Command("list the differences between two config files", "library.cli.import_config:diff"),

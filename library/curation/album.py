@@ -166,7 +166,7 @@ def check(config: RunConfig) -> None:
     problems = []
     for dataset in datasets.load(config):
         if not dataset.resolution:
-            problems.append("resolution: write the size of the pictures, such as 1024")
+            problems.append("resolution: write the size of the images, such as 1024")
             continue
         rules = bucket_rules(dataset)
         problems += list(rules.problems())

@@ -9,7 +9,7 @@ from library.data import finding
 
 
 class Proposal(NamedTuple):
-    """What to draw, and how large in pixels."""
+    """What to generate, and how large in pixels."""
 
     caption: str
     width: int

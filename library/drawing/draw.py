@@ -80,7 +80,7 @@ def draw(  # noqa: PLR0913 - what is drawn with what, and who is told of it
     prepare_encoders(parts.encoders, {}, config)
     prepare_denoiser(parts.denoiser, family, config, world.device, ())
     done, total = 0, len(columns) * len(whole)
-    parts.denoiser.register_forward_pre_hook(lambda *_: report("drawing", done, total))
+    parts.denoiser.register_forward_pre_hook(lambda *_: report("generating", done, total))
     place = folder / time.strftime("%Y%m%d-%H%M%S")
     sheet = Sheet([one.title for one in columns], [one.prompt for one in whole], place)
     sheet.files = [[""] * len(columns) for _ in whole]

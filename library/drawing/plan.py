@@ -64,9 +64,9 @@ def with_one_seed(prompts: Sequence[Prompt]) -> list[Prompt]:
 def check_size(number_of_columns: int, prompts: Sequence[Prompt]) -> None:
     """Raise ConfigError for nothing to draw, or far more than anyone looks at."""
     if not prompts:
-        raise ConfigError("There is nothing to draw: write a prompt")
+        raise ConfigError("There is nothing to generate: write a prompt")
     if number_of_columns * len(prompts) > MOST:
-        raise ConfigError("{count} pictures are too many at once, at most {most}: compare fewer",
+        raise ConfigError("{count} images are too many at once, at most {most}: compare fewer",
             count=number_of_columns * len(prompts), most=MOST)  # fmt: skip
 
 

@@ -55,8 +55,8 @@ def parser() -> argparse.ArgumentParser:
     """The options."""
     made = argparse.ArgumentParser(
         "kohya sample",
-        description="Draw with a base model and LoRA files, side by side with the same seed. Waits while a training "
-        "uses the GPU.",
+        description="Generate images with a base model and LoRA files, side by side with the same seed. Waits while "
+        "a training uses the GPU.",
     )
     made.add_argument("config", type=Path, help="the TOML of a training, or a base model (.safetensors or diffusers)")
     made.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE",
@@ -69,11 +69,11 @@ def parser() -> argparse.ArgumentParser:
                       help="together, at several strengths, or each file by itself as for epochs")  # fmt: skip
     made.add_argument("--strengths", default=", ".join(f"{one:g}" for one in plan.STRENGTHS),
                       help="factors of the files' strengths for --compare strengths")  # fmt: skip
-    made.add_argument("--prompt", action="append", default=[], help="what to draw, as a line of a prompt file")
+    made.add_argument("--prompt", action="append", default=[], help="what to generate, as a line of a prompt file")
     made.add_argument("--prompts", type=Path, metavar="FILE", help="a prompt file")
     made.add_argument("--seed", type=int, help="for prompts that have none; else a random one, the same for all")
-    made.add_argument("--out", type=Path, default=Path("drawings"), metavar="FOLDER", help="where pictures are kept")
-    made.add_argument("--cpu", action="store_true", help="draw on the processor")
+    made.add_argument("--out", type=Path, default=Path("drawings"), metavar="FOLDER", help="where images are kept")
+    made.add_argument("--cpu", action="store_true", help="generate on the processor")
     return made
 
 
@@ -132,6 +132,6 @@ def config_of(path: Path, given: JsonMapping, script_of: Callable[[Path], str]) 
     else:
         found = recognised(path)
         if not found.family:
-            raise ConfigError("{path} is {words}, and no base model to draw with", path=path, words=found.words)
+            raise ConfigError("{path} is {words}, and no base model", path=path, words=found.words)
         family, values = found.family, {BASE: str(path), **found.options}
     return build(families.config_class(families.lora_script(family)), plan.kept(family, {**values, **given}), notes=[])

@@ -92,7 +92,7 @@ class AppliedLoras:
         found = by_name(file_of(path))
         for tensors in found.values():
             for mark in OTHERS.keys() & tensors.keys():
-                raise ConfigError("{path} is {kind}, which is not drawn: choose a LoRA, LoHa or LoKr", path=path,
+                raise ConfigError("{path} is {kind}, which is not applied here: choose a LoRA, LoHa or LoKr", path=path,
                     kind=OTHERS[mark])  # fmt: skip
         known = {name: tensors for name, tensors in found.items() if name in self._layers}
         if not known:

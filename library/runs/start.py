@@ -61,7 +61,7 @@ def begin(asked: TrainingJob) -> str:
         active = [run for run in reader.runs() if run.active and run.is_here]
         own = gpu_slots.choose(asked.how, gpu_slots.free(run.facts for run in active))
         if not own and not active:
-            raise ConfigError("The GPU draws pictures or makes a cache: wait until that has ended, or stop it there.")
+            raise ConfigError("The GPU generates images or makes a cache: wait until that has ended, or stop it there.")
         if not own:
             names = together([run.id for run in active])
             template = "{runs} is still {state}: stop it, or wait until it has ended, or add this one to the queue."

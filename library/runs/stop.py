@@ -56,7 +56,7 @@ def lost_now(run: reader.RecordedRun) -> tuple[str, float]:
     said, phase = progress.last.get("t"), str((progress.phase or {}).get("name") or "")
     if not isinstance(said, int | float):
         return "start", max(0.0, now - run.facts.get("started", now))
-    if phase in ("drawing samples", "validating"):
+    if phase in ("generating samples", "validating"):
         return "look", max(0.0, now - said)
     settings = (run.facts.get("config") or {}).get("steps") or {}
     processes = (run.facts.get("hardware") or {}).get("processes", 1)

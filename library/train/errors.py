@@ -107,7 +107,7 @@ def _smaller(config: RunConfig, doing: str) -> Iterator[str]:
     if doing.startswith("caching captions"):
         yield "lower text_encoder_batch_size or train_batch_size"
         return
-    if doing.startswith("drawing"):
+    if doing.startswith("generating"):
         yield "ask for smaller sample images (--w and --h in the prompt file)"
     yield from (advised(changes, config) for changes in saving_memory(config))
 

@@ -90,7 +90,7 @@ class SampleRunner:
         world, journal = training.world, training.journal
         training.step_log.settle()
         self._read_again(world, journal)
-        journal.phase("drawing samples", 0, len(self._prompts))
+        journal.phase("generating samples", 0, len(self._prompts))
         vae: Any = self._components.vae  # which is kept where samples are wanted
         home = vae.device
         vae.to(world.device)
@@ -106,9 +106,9 @@ class SampleRunner:
                             self._draw_one(number, prompt, training, drawn)
                         except ConfigError as error:  # a full disk, a control image that is gone: no step needs it
                             problem = str(error)
-                    journal.phase("drawing samples", number + 1, len(self._prompts))
+                    journal.phase("generating samples", number + 1, len(self._prompts))
         except WorkCancelled:
-            journal.say("The samples are not drawn to the end, as the training ends now.")
+            journal.say("Not all samples are generated, as the training ends now.")
         finally:
             vae.to(home)
         self._tell(world.gather((drawn, problem)), training)

@@ -1,4 +1,4 @@
-"""The values that the occasional parts of a training share: validating, drawing samples, saving, resuming."""
+"""The values that the occasional parts of a training share: validating, generating samples, saving, resuming."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -107,7 +107,9 @@ class Visit:
         self.page.set_default_timeout(30_000)
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.on("pageerror", lambda error: self.complaints.extend(own_faults(str(error))))
-        self.page.on("console", lambda said: self.complaints.append(said.text) if said.type == "error" else None)
+        self.page.on(
+            "console", lambda said: self.complaints.extend(own_faults(said.text)) if said.type == "error" else None
+        )
         self.open()
 
     def open(self):

@@ -254,11 +254,13 @@ def test_named_folders_are_rows_and_a_change_is_written_into_a_file(visit, serve
     row.locator("[data-set=image_dir]").fill(str(root / "more"))
     page.keyboard.press("Tab")
     wait_for(lambda: "more" in file.read_text(), 30)
-    seen.until("Data set 2", ".datasets summary")
+    seen.until("Data set 2", ".datasets summary").until("21 pictures per epoch", ".datasets .sum")
     group = box.locator(".group").nth(1)
-    group.locator("[data-set=resolution]").fill("768")
-    wait_for(lambda: "resolution = 768" in file.read_text(), 30)
-    seen.until("21 pictures per epoch", ".datasets .sum")
+    with page.expect_response(
+        lambda answer: answer.url.endswith("datasets_count")
+    ):  # after which nothing is read again
+        group.locator("[data-set=resolution]").fill("768")
+    assert "resolution = 768" in file.read_text()
     file.write_text("# by hand\n" + file.read_text())
     group.locator("[data-set=batch_size]").fill("2")
     seen.until("changed elsewhere", ".datasets .file")

@@ -182,7 +182,7 @@ def test_files_of_a_run_are_compared(visit, served, monkeypatch):
     strengths.fill("no number")  # is asked for nowhere else
     box.get_by_role("button", name="All files of this run").click()
     page.wait_for_function("document.querySelector('#draw-compare').value === 'files'")
-    box.get_by_role("button", name="Draw", exact=True).click()
+    box.get_by_role("button", name="Generate", exact=True).click()
     box.locator(".board .sample span", has_text="zorb-20").wait_for()
     assert [word for word in asked[0] if word.startswith("--lora=")] == [
         f"--lora={served[1] / 'out' / f'zorb-{step}.safetensors'}=1" for step in (10, 20)

@@ -297,5 +297,5 @@ def test_what_a_line_says_beside_its_fields_stays_and_removing_the_last_row_draw
     (line,) = file.read_text().splitlines()
     assert line.startswith("a cat --d 5") and all(kept in line for kept in ("--cn pose.png", "--ci room.png", "--zz 3"))
     box.locator("ol").get_by_role("button", name="Remove").click()
-    seen.until("No samples are drawn", ".prompts .file")
+    seen.until("No samples are generated", ".prompts .file")
     assert form.locator("[data-option=sample_prompts]").input_value() == "" and file.exists()

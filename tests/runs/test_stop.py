@@ -74,7 +74,7 @@ def test_batches_that_are_dropped_and_samples_are_asked_about(record):
     assert press(record, "now")["ask"].startswith(
         "10 min of work on this step are lost; what was learned before is saved"
     )
-    record.phase("drawing samples", 1, 12)
+    record.phase("generating samples", 1, 12)
     aged(record, 0)
     assert "samples or validation are lost" in press(record, "now")["ask"]
     record.phase("saving the state")

@@ -25,7 +25,7 @@ def extras(demo, squares, tmp_path_factory):
     (folder / "text.safetensors").write_text("not a model")
     torn, odd = pictures(folder / "torn"), pictures(folder / "odd")
     for first, *_ in (sorted(torn.rglob("*.png")), sorted(odd.rglob("*.png"))):
-        first.write_bytes(first.read_bytes()[:100] if torn in first.parents else b"no picture")
+        first.write_bytes(first.read_bytes()[:100] if torn in first.parents else b"no image")
     for family, part in (("sdxl", "sdxl"), ("flux", "flux")):  # a model without its tokenizers
         (folder / family).mkdir()
         for file in {Path(path) for path in demo.models[family].values()} | {demo.models[family][part]}:

@@ -177,7 +177,7 @@ def test_out_of_memory_names_the_levers_and_the_state(run_shell, monkeypatch, tm
         (SCRIPT, {"cache_text_encoder_outputs": False}, "", "cache_text_encoder_outputs"),
         ("sdxl_train", {"gradient_checkpointing": True, "train_batch_size": 1}, "", "use full_bf16 or lower"),
         ("flux_train", {"full_bf16": True, "mixed_precision": "bf16"}, "", "Adafactor and use fused_backward_pass"),
-        (SCRIPT, {}, "drawing samples", "smaller sample images"),
+        (SCRIPT, {}, "generating samples", "smaller sample images"),
     ],
 )  # fmt: skip
 def test_levers_are_those_that_are_left(config, script, values, doing, words):

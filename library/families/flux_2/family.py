@@ -98,7 +98,7 @@ class Flux2Family(OneEncoderFamily):
         elif version.distilled:
             yield Problem("model_version",
                 "= {version}: what is trained on a distilled model unlearns its few steps; train on its base model, "
-                "and draw with either", version=named)  # fmt: skip
+                "and generate with either", version=named)  # fmt: skip
 
     # ---- files
 

@@ -39,7 +39,7 @@ PARTS = {
 }
 SEEING = replace(
     PARTS["text_encoder"],
-    what="the Qwen2.5-VL text encoder with what sees pictures (qwen_2.5_vl_7b.safetensors)",
+    what="the Qwen2.5-VL text encoder with its vision part (qwen_2.5_vl_7b.safetensors)",
     marker=(pictures.MARK,),
 )
 PIPELINES = {  # of diffusers -> the value of model_version

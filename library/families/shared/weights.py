@@ -63,8 +63,8 @@ def entries(path: str | Path) -> dict[str, JsonObject]:
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
         if start.startswith(b"GGUF"):
-            raise ConfigError("{path} is a GGUF file, which is made to draw with and not to train: give the "
-                "model's .safetensors file", path=path)  # fmt: skip
+            raise ConfigError("{path} is a GGUF file, which is made for generating images and not for training: give "
+                "the model's .safetensors file", path=path)  # fmt: skip
         if not 2 <= length <= LARGEST_HEADER:
             raise ConfigError("{path} is not a safetensors file: give a .safetensors checkpoint", path=path)
         text = file.read(length)
