@@ -1,4 +1,5 @@
 // A training tab: what is in it comes when it is opened, and its buttons ask the server.
+import { markAllowed } from "../server/allowed_folders.js";
 import { around, hit, one, showMessage } from "../server/elements.js";
 import { address, ask } from "../server/http.js";
 import { tellError } from "./messages.js";
@@ -66,6 +67,7 @@ async function press(training, act, more = {}) {
   const path = one(training, ".begin .path", HTMLInputElement), isCheck = CHECKS.includes(act);
   const sent = read(tab, isCheck ? "Checking the settings" : "");
   const question = { tab, act, sent, path: path.value, opened: training.dataset.opened ?? "", base: base(tab), ...more };
+  const since = performance.now();
   try {
     if (isCheck) show(training, await ask("press", { ...question, act: "first" }));
     show(training, await ask("press", question));
@@ -74,6 +76,7 @@ async function press(training, act, more = {}) {
   }
   asked.delete(doing);
   if (isCheck) rest(tab);
+  if (markAllowed(one(training, ".bar > .said"), since)) void press(training, act, more);
 }
 
 /**

@@ -1,5 +1,5 @@
 // The button in a message that lets the page use a folder.
-import { hit, make } from "./elements.js";
+import { all, hit, make } from "./elements.js";
 import { ask, messageOf } from "./http.js";
 
 // What asks for something that can be refused for want of a folder.
@@ -8,16 +8,42 @@ const ASKING = ".bar .row button, .begin button:not(.opens), .bar .keep, .bar .p
 /** @type {HTMLButtonElement | undefined} */
 let pressed;
 
+/** @type {Map<string, { said: string, when: number }>} the folders that were allowed on this page */
+const allowed = new Map();
+
+/**
+ * Mark in an answer what was allowed while it was on its way, which it still asks for.
+ * @param {HTMLElement} place
+ * @param {number} since when the question was asked
+ * @returns {boolean} whether nothing else is asked, so that the question can be asked again
+ */
+export function markAllowed(place, since) {
+  let marked = false;
+  for (const button of all(place, ".allow")) {
+    const known = allowed.get(button.dataset.allow ?? "");
+    if (!known || known.when < since) continue;
+    button.replaceWith(make("b", { className: "allowed" }, known.said));
+    marked = true;
+  }
+  return marked && !place.querySelector(".allow");
+}
+
 /**
  * Let the page use a folder; when nothing else is asked in the same place, what was refused is done again.
  * @param {HTMLButtonElement} button
  */
 async function allow(button) {
-  const place = button.closest(".message") ?? button.parentElement;
+  const { allow: folder = "" } = button.dataset;
+  /** @type {Element | null} */
+  let place;
   button.disabled = true;
   try {
-    const { said } = await ask("allow", { folder: button.dataset.allow });
-    button.replaceWith(make("b", { className: "allowed" }, said));
+    const { said } = await ask("allow", { folder });
+    allowed.set(folder, { said, when: performance.now() });
+    // An answer that came meanwhile has shown the button anew.
+    const shown = button.isConnected ? button : all(document, ".allow").find(({ dataset }) => dataset.allow === folder) ?? button;
+    place = shown.closest(".message") ?? shown.parentElement;
+    shown.replaceWith(make("b", { className: "allowed" }, said));
   } catch (error) {
     button.after(make("b", {}, messageOf(error)));
     return;

@@ -255,6 +255,32 @@ def test_train_asks_for_each_folder_and_then_starts(visitor, place):
 
 
 @pytest.mark.browser
+def test_a_folder_that_is_allowed_while_an_answer_is_on_its_way_is_not_asked_for_again(visitor, place):
+    """What is wrong with the form is said first; the whole check, which takes longer, may still ask for the folder."""
+    held = []
+
+    def hold(route):
+        if held or route.request.post_data_json["act"] != "train":
+            route.continue_()
+        else:
+            held.append((route, route.fetch()))
+
+    visitor.page.route("**/own/press", hold)
+    visitor.fill(pretrained_model_name_or_path=place / "other" / "base.safetensors", train_data_dir=place / "file",
+                 resolution="1024", output_name="cat", max_train_steps="20", output_dir=place / "out")  # fmt: skip
+    visitor.click("Train")
+    visitor.until("3 things have to be fixed first")
+    for left in (2, 1, 0):
+        visitor.page.locator(".message:visible .allow").first.click()
+        visitor.page.wait_for_function(f"document.querySelectorAll('.message .allow').length === {left}")
+    (route, answer) = held[0]
+    route.fulfill(response=answer)
+    visitor.until("It goes on when this page is closed")
+    visitor.page.unroute_all()
+    visitor.state("finished")
+
+
+@pytest.mark.browser
 def test_the_picker_the_configs_the_data_set_and_the_tools_ask_too(visitor, place):
     page = visitor.page
     (place / "other" / "a.toml").write_text("max_train_steps = 77\n")

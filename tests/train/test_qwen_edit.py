@@ -148,7 +148,7 @@ def test_mistakes_are_one_sentence_before_anything_is_loaded(edit, data, tmp_pat
              if "visual" not in name}  # fmt: skip
     save_file(blind, tmp_path / "blind.safetensors")
     said = sentences(edit, data, text_encoder=tmp_path / "blind.safetensors")
-    assert said.count(" / ") == 0 and "expected the Qwen2.5-VL text encoder with what sees pictures" in said
+    assert said.count(" / ") == 0 and "expected the Qwen2.5-VL text encoder with its vision part" in said
     with pytest.raises(ConfigError, match="cache_text_encoder_outputs must be on"):
         sentences(edit, data, cache_text_encoder_outputs=False)
     text = (data / "own.toml").read_text()
