@@ -146,7 +146,7 @@ class DrawingTab:
 
     def _lora(self, line: str) -> tuple[Path, float]:
         path, _, number = line.rpartition("=")
-        return paths.present(path, self.roots, LEARNED, "LoRA files"), _number(number)
+        return paths.present(path, self.roots, LEARNED, "Files"), _number(number)
 
     def _markup(self) -> str:
         numbers = "".join(

@@ -25,15 +25,11 @@ def check(reading: Reading[Any], launch: JsonMapping) -> Report:
 
     A check that breaks says so, and keeps nobody from training.
     """
-    return _reports([reading], launch)[0]
+    return check_all([reading], launch)[0]
 
 
 def check_all(readings: Sequence[Reading[Any]], launch: JsonMapping) -> list[Report]:
     """The reports on several forms, from one process."""
-    return _reports(readings, launch)
-
-
-def _reports(readings: Sequence[Reading[Any]], launch: JsonMapping) -> list[Report]:
     given = [{"script": reading.config.script, "values": sent(reading.config), "wrong": sorted(reading.wrong),
               "problems": [one.as_json() for one in reading.problems]} for reading in readings]  # fmt: skip
     asked = [sys.executable, "-m", "library.check"]

@@ -21,7 +21,7 @@ def free_lanes(how: JsonMapping, tell: Callable[[str], None]) -> Iterator[tuple[
                 if own:
                     stack.enter_context(gpu_slots.holding(own))
                     break
-            names = ", ".join(run.id for run in active) or "a drawing or a cache that is being made"
+            names = ", ".join(run.id for run in active) or "images that are generated, or a cache that is made"
             tell(f"waiting for {names}")
             time.sleep(WAITING)
         yield own

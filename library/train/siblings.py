@@ -31,14 +31,14 @@ class Siblings:
         known = world.gather({**process.identity(), "run": folder})
         self._record, self._rank, self._run = record, world.rank, Path(known[0]["run"])
         # Who is not seen although it has just answered is elsewhere, whatever its machine calls itself.
-        self._pids = {rank: one["pid"] for rank, one in enumerate(known) if rank != world.rank and process.alive(one)}
+        self._known = {rank: one for rank, one in enumerate(known) if rank != world.rank and process.alive(one)}
         self._left = threading.Event()
         self._busy = False
 
     @property
     def gone(self) -> bool:
         """Whether one of them has ended while this process still had to do with it."""
-        return not self._left.is_set() and not all(map(process.exists, self._pids.values()))
+        return not self._left.is_set() and not all(map(process.alive, self._known.values()))
 
     @property
     def newest(self) -> dict[str, Path]:
@@ -51,7 +51,7 @@ class Siblings:
 
         `why` makes the sentence about it; `stopped` says whether it is only a stop before the first step.
         """
-        if self._pids:
+        if self._known:
             given = why, stopped
             threading.Thread(target=self._watch, args=given, name="other processes", daemon=True).start()
 
@@ -72,11 +72,11 @@ class Siblings:
         """Say that a process is gone, where that is the one that says everything: once, and in the run's record."""
         if self._record or not self._is_first_gone():
             return
-        before = [pid for rank, pid in self._pids.items() if rank < self._rank]
+        before = [one for rank, one in self._known.items() if rank < self._rank]
         facts = layout.load(self._run / layout.RUN)
-        if any(map(process.exists, before)) or facts.get("state") in layout.FINAL:
+        if any(map(process.alive, before)) or facts.get("state") in layout.FINAL:
             return
-        if facts and 0 in self._pids:
+        if facts and 0 in self._known:
             more = {"state": "failed", "error": str(error), "ended": time.time(), "phase": None}
             with contextlib.suppress(OSError, ConfigError):
                 layout.store(self._run / layout.RUN, facts | more)
@@ -85,7 +85,7 @@ class Siblings:
     def _is_first_gone(self) -> bool:
         """Whether the first process does not live on this machine, or ends within a moment."""
         end = time.monotonic() + CLOSING
-        while process.exists(self._pids.get(0)):
+        while process.alive(self._known.get(0, {})):
             if time.monotonic() > end:
                 return False
             time.sleep(PERIOD / 10)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import presets
+from benchmarks import preset_cases as presets
 from library import families
 from library.config.schema import build, read_toml
 

@@ -12,7 +12,7 @@ from library.runs import keys, launcher, reader, start
 from tests.training import copied
 
 pytestmark = pytest.mark.browser
-REAL = isolated.check, launcher.starting  # before the page of these tests gets stand-ins
+REAL = isolated.check, isolated.check_all, launcher.starting  # before the page of these tests gets stand-ins
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +207,8 @@ def test_settings_of_kohya_ss_come_back_whole_and_are_compared(visit, served, tm
 def test_from_nothing_to_a_trained_lora(visit, demo, monkeypatch, tmp_path):
     """The whole way with the real check and the real training: told what is wrong, mended by a click, trained."""
     monkeypatch.setattr(isolated, "check", REAL[0])
-    monkeypatch.setattr(start, "starting", lambda path, script, **how: REAL[1](path, script, **{**how, "cpu": True}))
+    monkeypatch.setattr(isolated, "check_all", REAL[1])
+    monkeypatch.setattr(start, "starting", lambda path, script, **how: REAL[2](path, script, **{**how, "cpu": True}))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     visitor, out = visit(), tmp_path / "out"
     visitor.page.set_default_timeout(60_000)  # the check loads torch

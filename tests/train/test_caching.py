@@ -8,6 +8,8 @@ import pytest
 from library.cli import cache, cache_data
 from library.config.schema import ConfigError, to_toml
 from library.runs import foreground
+from library.runs import job as jobs
+from library.runs.job_work import joined
 from library.train import caching
 from library.train.world import World
 from tests.source import ROOT
@@ -102,6 +104,23 @@ def test_the_command_starts_the_script_on_the_gpus_that_are_named(toml, monkeypa
     assert arguments[arguments.index(script) :] == [script, "--config_file", str(path), "--train_batch_size", "2"]
     assert cache.main(["latents", "--sdxl", "--train_data_dir", str(tmp_path)]) == 0
     assert begun[1][-3:] == ["--sdxl", "--train_data_dir", str(tmp_path)]
+
+
+def test_a_job_is_ended_by_the_process_that_caches_and_not_by_the_one_that_waited(toml, monkeypatch, tmp_path):
+    _, write = toml
+    place = jobs.new("cache")
+    monkeypatch.setenv(jobs.FOLDER, str(place))
+    states = []
+
+    def cached_elsewhere(arguments, variables):
+        with joined("cache") as work:
+            states.append(jobs.find(place.name).state)
+            work.fail()
+        return 1
+
+    monkeypatch.setattr(foreground, "run", cached_elsewhere)
+    assert cache.main(["latents", str(write("flux_train_network"))]) == 1
+    assert states == ["running"] and jobs.find(place.name).state == "failed"
 
 
 def test_what_cannot_be_cached_is_said_in_a_sentence(toml, tmp_path, capsys, monkeypatch):
