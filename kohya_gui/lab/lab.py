@@ -30,7 +30,7 @@ from library.runs import job as jobs
 MODELS = {
     f"{family.name}-{size}": (Text(about, family=family.title), ["--family", family.name, "--size", size])
     for size, about in (("full", "{family}, full size, random weights"), ("tiny", "{family}, tiny, to try it out"))
-    for family in sorted(families.every(), key=lambda known: known.name)
+    for family in families.every()
 }
 EXTENTS = {
     "step": ("The training step", ["--part", "step"]),
