@@ -153,7 +153,7 @@ TABS: dict[str, tuple[str, Callable[[Page, Any], None]]] = {
     "lab": ("Compile Lab", nothing),
     "dataset": ("Data set", images),
     "masks": ("Data set", masks),
-    "drawing": ("Try it", nothing),
+    "sampling": ("Try it", nothing),
     "tools": ("LoRA tools", nothing),
 }
 
@@ -164,7 +164,7 @@ def shoot(page: Page, name: str, demo: Any, to: Path | None) -> None:
     page.get_by_role("tab", name=title, exact=True).click()
     page.evaluate("scrollTo(0, 0)")
     prepare(page, demo)
-    page.wait_for_timeout(700)  # for what is drawn a moment later
+    page.wait_for_timeout(700)  # for what is rendered a moment later
     if to:
         taken = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
         to.parent.mkdir(parents=True, exist_ok=True)

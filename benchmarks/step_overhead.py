@@ -27,7 +27,7 @@ PARTS = {
     "backward": "around backward: seeds, accumulation, accelerate",
     "update": "guard, schedule, EMA; without clipping, the optimizer, and freeing gradients",
     "log": "learning rates, numbers, progress.jsonl, console, trackers",
-    "when due": "asking whether to validate, draw or save",
+    "when due": "asking whether to validate, sample or save",
 }
 
 

@@ -11,7 +11,6 @@ from starlette.middleware.gzip import GZipMiddleware
 
 from kohya_gui.dataset.images import DatasetTab
 from kohya_gui.dataset.masks import MaskEditing
-from kohya_gui.drawing.drawing import DrawingTab
 from kohya_gui.form.api import FormApi
 from kohya_gui.form.buttons import Forms, TrainingTabs
 from kohya_gui.form.caches import CacheApi
@@ -26,6 +25,7 @@ from kohya_gui.models.models import ModelsApi
 from kohya_gui.panel.actions import RunActions
 from kohya_gui.panel.monitor import RunPanel
 from kohya_gui.panel.queue import QueueTab
+from kohya_gui.sampling.sampling import SamplingTab
 from kohya_gui.server import paths, preloads, scripts
 from kohya_gui.server.allowed_folders import AllowedFolders, Roots
 from kohya_gui.server.assets import Assets
@@ -82,8 +82,8 @@ def build(roots: Sequence[Path] = ()) -> Page:
                     lab = LabTab(forms, {tab.id: tab.title for tab in TABS}, roots or paths.roots())
                 with gr.Tab("Data set", id="images"):
                     images = DatasetTab(roots or paths.roots())
-                with gr.Tab("Try it", id="drawing"):
-                    drawing = DrawingTab(forms, {tab.id: tab.title for tab in TABS}, roots or paths.roots())
+                with gr.Tab("Try it", id="sampling"):
+                    sampling = SamplingTab(forms, {tab.id: tab.title for tab in TABS}, roots or paths.roots())
                 with gr.Tab("LoRA tools", id="tools"):
                     ToolsTab()
             with gr.Column(scale=2, min_width=0, elem_id="side"):
@@ -106,7 +106,7 @@ def build(roots: Sequence[Path] = ()) -> Page:
     page.service.add(SeveralValues(training.tabs).answers)
     page.service.add(CacheApi(forms, roots or paths.roots()).answers)
     page.service.add(ModelsApi(forms, roots or paths.roots()).answers)
-    page.service.add(drawing.answers, drawing.shows)
+    page.service.add(sampling.answers, sampling.shows)
     page.service.add(lab.answers)
     acts = RunActions(forms)
     page.service.add(acts.answers, acts.shows)

@@ -1,6 +1,6 @@
 // The page's script: every tab, and what Gradio's handlers call of them.
 import { mount as mountImages } from "./dataset/images.js";
-import { mount as mountDrawing } from "./drawing/drawing.js";
+import { mount as mountSampling } from "./sampling/sampling.js";
 import { mountTraining } from "./form/tab.js";
 import "./form/adapter.js";
 import "./form/datasets.js";
@@ -22,5 +22,5 @@ import { mount as mountCommands } from "./tools/commands.js";
 
 // Gradio takes its handlers as text, which runs outside of every module: this is the one name that it finds them under.
 Object.assign(window, {
-  kohya: { mountCommands, mountDrawing, mountImages, mountLab, mountQueue, mountTraining, pickedRun },
+  kohya: { mountCommands, mountSampling, mountImages, mountLab, mountQueue, mountTraining, pickedRun },
 });

@@ -62,7 +62,7 @@ MAY_IMPORT = {
     "library.masking": (
         *(*BOTTOM, "library.captioning", "library.curation", "library.data", "library.downloads", "library.runs"),
     ),
-    "library.drawing": (*ENGINE, "library.outputs", "library.train"),
+    "library.sampling": (*ENGINE, "library.outputs", "library.train"),
     "library.importers": BOTTOM,
     "library.outputs": (*BOTTOM, *PROTOCOL, "library.families.shared", "library.methods", "library.tools"),
     "library.train": (*ENGINE, "library.outputs", "library.measuring"),
@@ -96,7 +96,7 @@ MAY_IMPORT = {
         "library.captioning",
         "library.masking",
         "library.downloads",
-        "library.drawing.plan",
+        "library.sampling.plan",
     ),
     "sd-scripts": ("library.cli.main", "library.cli.train_script", "library.cli.cache_data", "library.families"),
 }
@@ -105,7 +105,7 @@ MAY_IMPORT = {
 HEAVY = ("torch", "torchvision", "transformers", "diffusers", "accelerate", "peft", "tensorboard", "cv2", "lycoris")
 NEVER_HEAVY = ("library.config", "library.files", "library.imports", "library.packages", "library.optim.names",
                "library.runs", "library.curation", "library.importers", "library.check.isolated", "kohya_gui",
-               "library.downloads", "library.drawing.plan", "library.drawing.shell",
+               "library.downloads", "library.sampling.plan", "library.sampling.shell",
                "library.outputs.prompts", "library.outputs.prompt_rows",
                "library.families.network_args", "library.families.adapter_kinds", *LAB)  # fmt: skip
 TENSORBOARD = "kohya_gui.server.tensorboard"  # started by the page as a process of its own

@@ -95,7 +95,7 @@ export async function edit(row, image) {
   if (!context) return;
   /** @type {ImageData[]} */
   const before = [];
-  let tool = "erase", size = 48, drawing = false, saved = true;
+  let tool = "erase", size = 48, painting = false, saved = true;
   const back = makeButton("Undo stroke", () => undoStroke(), { disabled: true });
   const tools = [["erase", "Learn this"], ["paint", "Leave this out"]].map(([name, text]) => makeButton(text, () => choose(name), { "data-tool": name, "aria-pressed": String(name === tool) }));
   const range = make("input", { type: "range", min: "4", max: "240", value: String(size), id: "mask-size" });
@@ -150,7 +150,7 @@ export async function edit(row, image) {
   /** @param {PointerEvent} event */
   function stroke(event) {
     const [x, y] = at(event);
-    if (!context || !drawing) return;
+    if (!context || !painting) return;
     context.globalCompositeOperation = tool === "erase" ? "destination-out" : "source-over";
     Object.assign(context, { strokeStyle: RED, lineWidth: size, lineCap: "round", lineJoin: "round" });
     context.beginPath();
@@ -165,11 +165,11 @@ export async function edit(row, image) {
     event.preventDefault();
     remember();
     canvas.setPointerCapture(event.pointerId);
-    [drawing, last] = [true, at(event)];
+    [painting, last] = [true, at(event)];
     stroke(event);
   };
   canvas.onpointermove = (event) => stroke(event);
-  canvas.onpointerup = canvas.onpointercancel = () => (drawing = false);
+  canvas.onpointerup = canvas.onpointercancel = () => (painting = false);
   dialog.addEventListener("keydown", (event) => {
     if (event.key.toLowerCase() === "z" && (event.ctrlKey || event.metaKey)) undoStroke();
   });

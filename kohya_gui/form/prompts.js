@@ -166,7 +166,7 @@ async function write(box, state, field, rows) {
     Object.assign(state, { file: saved.file, known: saved.known });
     if (state.unsaved) keep(box, state); // what was typed meanwhile is of the file as it is now
     else form.store(key(box), NOTHING);
-    tell(box, saved.said + (field.value ? "" : drawAfterEpochs(box)));
+    tell(box, saved.said + (field.value ? "" : sampleAfterEpochs(box)));
     if (field.value === saved.file) return;
     setValue(field, saved.file);
     form.settle(formAround(box));
@@ -177,10 +177,10 @@ async function write(box, state, field, rows) {
 }
 
 /**
- * Prompts that nobody draws would be a surprise: where nothing says when, it is after each epoch.
+ * Prompts that are never sampled would be a surprise: where nothing says when, it is after each epoch.
  * @param {Element} box
  */
-function drawAfterEpochs(box) {
+function sampleAfterEpochs(box) {
   const fields = WHEN.map((name) => form.fieldOf(formAround(box), name));
   if (!fields[0] || fields.some((field) => field?.value)) return "";
   setValue(fields[0], "1");

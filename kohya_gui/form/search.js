@@ -110,7 +110,7 @@ function search(input) {
   hits = best(mine, (entry) => rank(entry, words));
   const others = hits.length ? [] : best(every, (entry) => (mine.includes(entry) || !titles(entry.field) ? 0 : rank(entry, words)));
   if (!hits.length) hits = best(mine, (entry) => nearness(entry, words));
-  draw(input, words.length > 0, others[0]);
+  render(input, words.length > 0, others[0]);
 }
 
 /**
@@ -148,7 +148,7 @@ const listOf = (input) => one(document, `#${input.getAttribute("aria-controls")}
  * @param {boolean} asked whether there are words to look for
  * @param {Entry | undefined} elsewhere what only another family has
  */
-function draw(input, asked, elsewhere) {
+function render(input, asked, elsewhere) {
   const list = listOf(input);
   at = hits.length ? 0 : -1;
   list.hidden = !asked;

@@ -96,7 +96,7 @@ def starts(kind: str, configs: Mapping[str, type], folder: str = "") -> dict[str
 
 
 def results(roots: Sequence[Path]) -> str:
-    """The folder for results that a form proposes: beside the models, images and drawings of the page."""
+    """The folder for results that a form proposes: beside the models, data sets and generated images of the page."""
     return str(roots[0] / "kohya" / "output")
 
 

@@ -1,4 +1,4 @@
-// The Compile Lab tab: starts measurements, and draws what the server says of them.
+// The Compile Lab tab: starts measurements, and shows what the server says of them.
 import * as form from "../form/page.js";
 import { translated } from "../i18n/words.js";
 import { all, make, makeButton, one, showMessage } from "../server/elements.js";
@@ -99,7 +99,7 @@ async function apply(job, number = 0) {
   }
 }
 
-// ---- drawing
+// ---- results
 
 /** @param {{ jobs: Job[], tabs: [string, string][], shown: Job | null }} found */
 function show({ jobs, tabs: known, shown: job }) {
@@ -117,7 +117,7 @@ function show({ jobs, tabs: known, shown: job }) {
   picker.replaceChildren(...jobs.map((one) => make("option", { value: one.id, selected: one.id === job.id }, one.title)));
   part(".which").hidden = jobs.length < 2;
   part(".now").replaceChildren(...head(job));
-  part(".body").replaceChildren(...(job.body ? (DRAWN[job.kind]?.(job.body, job) ?? []) : []));
+  part(".body").replaceChildren(...(job.body ? (RENDERERS[job.kind]?.(job.body, job) ?? []) : []));
 }
 
 /** @param {Job} job */
@@ -265,4 +265,4 @@ function cache(body) {
 }
 
 /** @type {Record<string, (body: any, job: Job) => HTMLElement[]>} By the kind of a measurement. */
-const DRAWN = { bench, profile, doctor, cache };
+const RENDERERS = { bench, profile, doctor, cache };

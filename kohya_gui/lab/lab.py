@@ -158,7 +158,7 @@ def title(job: jobs.BackgroundJob) -> str:
 
 
 def view(job: jobs.BackgroundJob) -> JsonObject:
-    """All that is shown of a measurement: words and shares, so that the script only has to draw."""
+    """All that is shown of a measurement: words and shares, so that the script only has to show it."""
     word, mood = STATES.get(job.state, (job.state, "calm"))
     shown = {
         "id": job.id, "kind": job.kind, "title": KINDS.get(job.kind, job.kind), "state": word, "mood": mood,

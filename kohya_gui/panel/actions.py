@@ -43,7 +43,7 @@ def buttons(run: reader.RecordedRun, others: list[reader.RecordedRun]) -> str:
         shown += [("now", "Stop now", "stop")] * (asked in ("", "after_step"))
         shown += [("kill", "Kill", "stop")] * stop.hangs(run)
         if run.state == "running":
-            shown += [("sample", "Sample now", "")] * _can_draw(run) + [("save", "Save now", "")]
+            shown += [("sample", "Sample now", "")] * _has_sample_prompts(run) + [("save", "Save now", "")]
     else:
         shown = [("open", "Open in form", ""), ("bundle", "Support bundle", "")]
         if _is_wanted(run, others):
@@ -54,7 +54,7 @@ def buttons(run: reader.RecordedRun, others: list[reader.RecordedRun]) -> str:
         f'<button type="button" class="{kind}" data-act="{act}"{data(words)}>{html.escape(words)}</button>'
         for act, words, kind in shown
     )
-    if run.state == "finished" and _draws(run):
+    if run.state == "finished" and _can_be_tried(run):
         made = f'<button type="button" class="primary" data-try="{html.escape(run.id)}">Try it</button>{made}'
     return f'<div class="acts" data-run="{html.escape(run.id)}">{made}<p class="answer" role="status"></p></div>'
 
@@ -85,13 +85,13 @@ def _is_wanted(run: reader.RecordedRun, others: list[reader.RecordedRun]) -> boo
     return resume.is_wanted(run, others) and not any(entry.resumes == run.id for entry in queue.read().waiting)
 
 
-def _draws(run: reader.RecordedRun) -> bool:
-    """Whether what a run has trained can be drawn with in the tab for that."""
+def _can_be_tried(run: reader.RecordedRun) -> bool:
+    """Whether what a run has trained can be sampled with in the tab Try it."""
     script = str(run.facts.get("script"))
     return script in RUNS and config_class(script).kind == "lora"
 
 
-def _can_draw(run: reader.RecordedRun) -> bool:
+def _has_sample_prompts(run: reader.RecordedRun) -> bool:
     return bool(resume.settings(run).get("sample", {}).get("sample_prompts"))
 
 

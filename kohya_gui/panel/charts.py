@@ -1,4 +1,4 @@
-"""The curves of the live panel as SVG, so that nothing has to be loaded to draw them."""
+"""The curves of the live panel as SVG, so that no library has to be loaded to show them."""
 
 import html
 import math
@@ -10,8 +10,8 @@ from kohya_gui.i18n.sentences import data
 from library.config.json_types import JsonObject
 from library.config.problems import Text
 
-WIDTH, HEIGHT, DRAWN = 600, 150, 300  # units of a chart, and points that it draws at most
-NAMES = 3  # learning rates that are drawn
+WIDTH, HEIGHT, MOST_POINTS = 600, 150, 300  # units of a chart, and points of a line at most
+NAMES = 3  # learning rates that are shown
 
 
 def curves(points: Sequence[tuple[int, float, float]], rates: Sequence[tuple[int, dict[str, float]]] = (),
@@ -26,7 +26,7 @@ def chart(curve: Sequence[tuple[int, float, float]], resumed: Sequence[int] = ()
         return ""
     points = _thinned(curve)
     frame = _Frame(points[0][0], points[-1][0], *_limits([p[1] for p in points] + [p[2] for p in points]))
-    drawn = (
+    polylines = (
         f'<polyline class="raw" points="{frame.line((p[0], p[1]) for p in points)}"/>'
         f'<polyline class="smooth" points="{frame.line((p[0], p[2]) for p in points)}"/>'
     )
@@ -41,9 +41,8 @@ def chart(curve: Sequence[tuple[int, float, float]], resumed: Sequence[int] = ()
     )
     key = '<small><i class="raw"></i>each step <i class="smooth"></i>smoothed</small>'
     below = f'<span class="resumed"{data(after)}>{after}</span>' if after else ""
-    return (
-        f'<figure class="chart"><figcaption>Loss {key}</figcaption>{frame.around(drawn, about, marks, below)}</figure>'
-    )
+    inside = frame.around(polylines, about, marks, below)
+    return f'<figure class="chart"><figcaption>Loss {key}</figcaption>{inside}</figure>'
 
 
 def rate_chart(rates: Sequence[tuple[int, dict[str, float]]], resumed: Sequence[int] = ()) -> str:
@@ -54,17 +53,17 @@ def rate_chart(rates: Sequence[tuple[int, dict[str, float]]], resumed: Sequence[
     one = all(len(set(known.values())) == 1 for _, known in rows)
     names = list(dict.fromkeys(name for _, known in rows for name in known))[: 1 if one else NAMES]
     frame = _Frame(rows[0][0], rows[-1][0], 0.0, max(rate for _, known in rows for rate in known.values()) or 1.0)
-    drawn = "".join(
+    polylines = "".join(
         f'<polyline class="r{at}" points="{frame.line((s, known[name]) for s, known in rows if name in known)}"/>'
         for at, name in enumerate(names)
     )
     key = "" if one else "".join(f'<i class="r{at}"></i>{html.escape(name)} ' for at, name in enumerate(names))
     about = Text("Learning rate from step {first} to step {last}", first=frame.first, last=frame.last)
-    inside = frame.around(drawn, about, frame.seen(resumed))
+    inside = frame.around(polylines, about, frame.seen(resumed))
     return f'<figure class="chart low"><figcaption>Learning rate <small>{key}</small></figcaption>{inside}</figure>'
 
 
-# What is drawn of a GPU: its name in an event, what it is called, its unit, and to where it reaches at least.
+# What is shown of a GPU: its name in an event, what it is called, its unit, and to where it reaches at least.
 MEASURES = (("used", "GPU memory", "GB", 0), ("utilization", "GPU load", "%", 100),
             ("temperature", "Temperature", "°C", 100), ("power", "GPU power", "W", 0))  # fmt: skip
 
@@ -90,7 +89,7 @@ def _gpu_chart(rows: Sequence[tuple[int, JsonObject]], key: str, title: str, uni
     ends = tuple(time.strftime("%H:%M", time.localtime(at)) for at in (rows[0][0], rows[-1][0]))
     highest = max(value for line in lines.values() for _, value in line)
     frame = _Frame(rows[0][0], rows[-1][0], 0.0, max(most, highest), ends)
-    drawn = "".join(f'<polyline class="r{at % NAMES}" points="{frame.line(line)}"/>'
+    polylines = "".join(f'<polyline class="r{at % NAMES}" points="{frame.line(line)}"/>'
                     for at, line in enumerate(lines.values()))  # fmt: skip
     now = [f"{line[-1][1]:.4g} {unit}" for line in lines.values()]
     about = Text("{what} from {first} to {last}, now {value}", what=Text(title), first=ends[0], last=ends[1],
@@ -98,7 +97,7 @@ def _gpu_chart(rows: Sequence[tuple[int, JsonObject]], key: str, title: str, uni
     names = [f'<i class="r{at % NAMES}"></i>{html.escape(name)} ' for at, name in enumerate(lines)]
     return (
         f'<figure class="chart low"><figcaption>{title} <small>{"".join(names if len(names) > 1 else now)}</small>'
-        f"</figcaption>{frame.around(drawn, about, ())}</figure>"
+        f"</figcaption>{frame.around(polylines, about, ())}</figure>"
     )
 
 
@@ -126,7 +125,7 @@ class _Frame(NamedTuple):
         """Those of these steps that the chart spans."""
         return [step for step in steps if self.first <= step <= self.last]
 
-    def around(self, drawn: str, about: str, marks: Sequence[int], below: str = "") -> str:
+    def around(self, polylines: str, about: str, marks: Sequence[int], below: str = "") -> str:
         """Lines with their axes, and a mark at each of some steps."""
         grid = "".join(f'<line x1="0" x2="{WIDTH}" y1="{y}" y2="{y}"/>' for y in (0, HEIGHT / 2, HEIGHT))
         for x in map(self.across, marks):
@@ -135,7 +134,7 @@ class _Frame(NamedTuple):
         return (
             f'<div class="y"><span>{self.high:.3g}</span><span>{self.low:.3g}</span></div>'
             f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img" aria-label="{about}"'
-            f"{data(about)}>{grid}{drawn}</svg>"
+            f"{data(about)}>{grid}{polylines}</svg>"
             f'<div class="x"{data(first)}><span>{first}</span>{below}<span>{last}</span></div>'
         )
 
@@ -143,12 +142,12 @@ class _Frame(NamedTuple):
 def _thinned(rows: Sequence[Any]) -> Sequence[Any]:
     if not rows:
         return rows
-    points = rows[:: math.ceil(len(rows) / DRAWN)]
+    points = rows[:: math.ceil(len(rows) / MOST_POINTS)]
     return [*points, rows[-1]] if points[-1] != rows[-1] else points
 
 
 def _limits(values: list[float]) -> tuple[float, float]:
-    """The range to draw: a few wild values at the start must not flatten all the rest."""
+    """The range to show: a few wild values at the start must not flatten all the rest."""
     ordered = sorted(values)
     low, high = ordered[0], ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
     margin = (high - low) * 0.05 or abs(high) * 0.05 or 1.0

@@ -98,7 +98,7 @@ function compare(sample) {
   second.value = String(place);
   first.value = String(Math.min(place + 1, row.length - 1)); // the one before it, as the newest comes first
   dialog.classList.toggle("single", row.length < 2);
-  draw(dialog);
+  render(dialog);
   dialog.showModal();
 }
 
@@ -111,7 +111,7 @@ function build() {
       make("select", { "aria-label": translated("Left") }),
       make("input", { type: "range", min: 0, max: 100, value: 50, "aria-label": translated("Where the left one ends") }),
       make("select", { "aria-label": translated("Right") })));
-  made.addEventListener("input", () => draw(made));
+  made.addEventListener("input", () => render(made));
   made.addEventListener("click", (event) => {
     if (event.target === made || hit(event, ".close")) made.close();
   });
@@ -120,7 +120,7 @@ function build() {
 }
 
 /** @param {Comparison} dialog */
-function draw(dialog) {
+function render(dialog) {
   const [first, second] = all(dialog, "select", HTMLSelectElement).map((choice) => dialog.row?.[Number(choice.value)]);
   // Below is the right one, above it the left one.
   for (const [i, image] of all(dialog, ".pair img", HTMLImageElement).entries()) {

@@ -1,4 +1,4 @@
-"""The gallery of sample images: what was drawn at which step, and the pictures themselves by the page's own routes."""
+"""The gallery of sample images: what was generated at which step, and the images by the page's own routes."""
 
 import html
 import io

@@ -74,7 +74,7 @@ def svg(result: JsonMapping) -> str:
         parts.append(f'<text x="0" y="{y + 14}" class="group">{escape(title)}</text>')
         y += 24
         for bar in bars:
-            parts.append(_drawn(bar, y))
+            parts.append(_bar_svg(bar, y))
             y += BAR + GAP
         y += 14
     lines = report.heading(result)
@@ -90,7 +90,7 @@ def svg(result: JsonMapping) -> str:
     )
 
 
-def _drawn(bar: Bar, y: int) -> str:
+def _bar_svg(bar: Bar, y: int) -> str:
     room, row = WIDTH - NAME - VALUE, bar.row
     wide, far, middle = room * bar.share, room * bar.far, y + BAR / 2
     value = report.milliseconds(row["ms"]["p50"])

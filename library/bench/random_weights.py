@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from library.bench import machine
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
-from library.families.shared.random_networks import DRAWN
+from library.families.shared.random_networks import RANDOM_VALUES
 
 GIB = 2**30
 
@@ -58,9 +58,9 @@ def _random(name: str, like: Tensor, device: torch.device, dtype: torch.dtype, g
     if like.ndim < 2:
         return tensor.fill_(1.0 if name in ("weight", "scale") else 0.0)
     flat = tensor.view(-1)
-    few = flat[:DRAWN]  # a processor would draw numbers for minutes
+    few = flat[:RANDOM_VALUES]  # a processor would draw numbers for minutes
     few.normal_(0.0, 0.7 / like[0].numel() ** 0.5, generator=generator)
-    for start in range(DRAWN, flat.numel(), DRAWN):
-        rest = flat[start : start + DRAWN]
+    for start in range(RANDOM_VALUES, flat.numel(), RANDOM_VALUES):
+        rest = flat[start : start + RANDOM_VALUES]
         rest.copy_(few[: rest.numel()])
     return tensor

@@ -12,10 +12,10 @@ from library.config.json_types import JsonObject
 from library.config.problems import Problem
 from library.config.run_config import RunConfig, of_told_kind
 from library.config.schema import ConfigError, Layer, load_toml, options, read_layers, read_toml, section_options
-from library.drawing import shell as drawing
 from library.families import RUNS, config_class
 from library.runs import foreground, gpu_slots, keys
 from library.runs.launcher import starting
+from library.sampling import shell as sampling
 
 TRAIN_USAGE = f"""kohya train SCRIPT --config_file RUN.toml [options]
 kohya train RUN.toml [options]
@@ -59,8 +59,8 @@ def bench(argv: list[str]) -> int:
 
 
 def sample(argv: list[str]) -> int:
-    """Draw with a base model and LoRA files."""
-    return drawing.main(argv, script_of)
+    """Generate images with a base model and LoRA files."""
+    return sampling.main(argv, script_of)
 
 
 def script_of(path: Path) -> str:

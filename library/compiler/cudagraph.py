@@ -189,7 +189,7 @@ class GraphedModel:
         """
         if len(self.made) >= self.most:
             return None
-        began, drawn = time.perf_counter(), (torch.get_rng_state(), torch.cuda.get_rng_state())
+        began, rng_states = time.perf_counter(), (torch.get_rng_state(), torch.cuda.get_rng_state())
         recording, no_room, why, dear = None, False, "", ""
         shape = " x ".join(map(str, asked.tensors[0].shape))
         try:
@@ -204,8 +204,8 @@ class GraphedModel:
         except torch.OutOfMemoryError:
             no_room = True  # what the error holds is released below
         finally:
-            torch.set_rng_state(drawn[0])
-            torch.cuda.set_rng_state(drawn[1])
+            torch.set_rng_state(rng_states[0])
+            torch.cuda.set_rng_state(rng_states[1])
         if (no_room or dear == NO_ROOM_FOR_OPTIMIZER) and self.free_others():
             recording = None
             self._release(self.most)
@@ -279,10 +279,10 @@ class Recording:
         args, kwargs = asked.arguments(self.inputs)
         self._call: Any = lambda: call(*args, **kwargs)
         self._targets = [*(t for t in self.inputs if t.requires_grad), *learn]
-        self._drawn_by_host = False
+        self._random_on_host = False
         for _ in range(passes):
             torch.cuda.synchronize()
-            began, drawn = time.perf_counter(), torch.get_rng_state()
+            began, rng_state = time.perf_counter(), torch.get_rng_state()
             with memory.used():
                 with self.states.forward():
                     ends = [answer for answer in pytree.tree_leaves(self._call()) if answer.requires_grad]
@@ -290,11 +290,11 @@ class Recording:
             del ends
             torch.cuda.synchronize()
             self.before = time.perf_counter() - began
-            self._drawn_by_host = not torch.equal(drawn, torch.get_rng_state())
+            self._random_on_host = not torch.equal(rng_state, torch.get_rng_state())
 
     def capture(self, learn: Sequence[nn.Parameter], gradients: Sequence[Tensor], memory: GraphMemory) -> str:
         """Record both passes. Returns why something in them cannot be, "" if all can."""
-        if self._drawn_by_host:
+        if self._random_on_host:
             return "the processor draws random numbers for each pass"
         try:
             with memory.capturing(self.forward), self.states.forward(capturing=True):

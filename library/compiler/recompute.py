@@ -24,7 +24,7 @@ class RecomputeStates:
         self._generator = torch.cuda.default_generators[device.index or 0]
         self._capturing = False
         self._begin = self._calls = 0
-        self._drawn: dict[int, int] = {}  # calls that draw -> where they begin, counted from the forward pass's begin
+        self._offsets: dict[int, int] = {}  # calls that draw -> where they begin, counted from the forward pass's begin
         self._states: dict[int, torch.Generator] = {}
 
     @contextlib.contextmanager
@@ -52,7 +52,7 @@ class RecomputeStates:
 
     def register(self, graph: "torch.cuda.CUDAGraph") -> None:
         """Before the backward pass is captured in this graph."""
-        for call in self._drawn:
+        for call in self._offsets:
             self._states[call] = self._generator.clone_state()
             graph.register_generator_state(self._states[call])
 
@@ -60,7 +60,7 @@ class RecomputeStates:
         """Before the backward pass is replayed: the generator had this seed and offset when the forward pass began."""
         for call, state in self._states.items():
             state.manual_seed(seed)
-            state.set_offset(begin + self._drawn[call])
+            state.set_offset(begin + self._offsets[call])
 
     @property
     def place(self) -> tuple[int, int]:
@@ -75,11 +75,11 @@ class RecomputeStates:
         before = self._generator.get_offset()
         yield
         if self._generator.get_offset() != before:
-            self._drawn[call] = before - self._begin
+            self._offsets[call] = before - self._begin
 
     @contextlib.contextmanager
     def _once_more(self, call: int) -> Iterator[None]:
-        if call not in self._drawn:
+        if call not in self._offsets:
             yield
         elif self._capturing:
             now = self._generator.graphsafe_get_state()
@@ -90,7 +90,7 @@ class RecomputeStates:
                 self._generator.graphsafe_set_state(now)
         else:
             offset = self._generator.get_offset()
-            self._generator.set_offset(self._begin + self._drawn[call])
+            self._generator.set_offset(self._begin + self._offsets[call])
             try:
                 yield
             finally:

@@ -24,7 +24,7 @@ from library.data.threads import Report, spread
 May = Callable[[str], bool]  # whether a path may be followed to where it leads
 
 OTHER_ENDINGS = (".txt", ".caption")
-LARGEST = 16384  # pixels of a side; no model draws that many
+LARGEST = 16384  # pixels of a side; no model generates that many
 MUCH_CUT, MUCH_LARGER = 0.2, 1.5
 MOST_SEEN = 10_000_000  # pictures of an epoch; more is a slip in a folder's name
 

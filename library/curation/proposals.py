@@ -1,4 +1,4 @@
-"""What a data set proposes to draw: captions of its images, each with the size at which its image is trained."""
+"""What a data set proposes to generate: captions of its images, each with the size at which its image is trained."""
 
 import random
 from typing import NamedTuple

@@ -190,7 +190,7 @@ class Batches:
 
     def make(self, draw: Draw) -> Batch:
         """Make one batch; the same draw always gives the same batch."""
-        parts = list(self.described(draw))
+        parts = list(self.choices(draw))
         batch = _together([self._sample(part) for part in parts], [part.image for part in parts])
         batch.full = self.images.datasets[self.images.items[draw.images[0]].dataset].batch_size
         batch.is_guided = self.config.control_images.guided
@@ -198,7 +198,7 @@ class Batches:
         return batch.pinned() if self._pin else batch
 
     # Why: docs/decisions/2026-11-20-debug-dataset-makes-the-same-draws.md
-    def described(self, draw: Draw) -> "Iterator[DrawnImage]":
+    def choices(self, draw: Draw) -> "Iterator[ImageChoices]":
         """What chance makes of each image of a batch, before a file is opened."""
         moment, change = self._moment(draw), self.config.caption_change
         for i, position in enumerate(draw.images):
@@ -209,7 +209,7 @@ class Batches:
             flip = image.subset.flip_aug and random.random() < 0.5
             weight = getattr(self.config.data, "prior_loss_weight", 1.0) if image.is_reg else 1.0
             drawn = random.randrange(len(image.controls)) if image.has_random_masks else None
-            yield DrawnImage(image, words, flip, weight, random, drawn)
+            yield ImageChoices(image, words, flip, weight, random, drawn)
 
     def draws(self, epoch: int) -> list[Draw]:
         """Which images make the batches of an epoch, in order."""
@@ -236,7 +236,7 @@ class Batches:
         known = {"images or captions": images.hexdigest(), "batch sizes or buckets": sizes.hexdigest()}
         return {**known, "number of processes": self.place[1]}
 
-    def _sample(self, part: "DrawnImage") -> "BatchSample":
+    def _sample(self, part: "ImageChoices") -> "BatchSample":
         image, words, flip, weight, random, drawn = part
         shown = dict(enumerate(image.controls)) if drawn is None else {drawn: image.controls[drawn]}
         text = self.images.text.load(image) if self.images.text else None
@@ -271,7 +271,7 @@ class Batches:
         return BatchSample(words, size_of(image, flip), weight, latents, pixel, text, mask, controls, paint)
 
 
-class DrawnImage(NamedTuple):
+class ImageChoices(NamedTuple):
     """One image of a batch as chance has it: its words, whether it is mirrored, its weight, and further chance."""
 
     image: "Image"

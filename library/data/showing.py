@@ -48,7 +48,7 @@ def _sets(images: ImageSet) -> Iterator[str]:
 
 def _batches(batches: Any, config: RunConfig) -> Iterator[str]:
     for draw in batches.draws(1):
-        parts = list(batches.described(draw))
+        parts = list(batches.choices(draw))
         width, height = parts[0].image.fit.bucket
         yield f"batch {draw.index}: {width}x{height}"
         for part in parts:

@@ -109,21 +109,21 @@ class BlockInputs:
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """One image to draw. Sizes are cut to what the family can draw; a seed of None is a new one each time."""
+    """One image to generate. Sizes are cut to what the family can generate; a seed of None is a new one each time."""
 
     prompt: str
     negative: str = ""
     width: int = 512
     height: int = 512
     steps: int = 20
-    scale: float = 7.5  # classifier-free guidance; 1 draws without the negative prompt
+    scale: float = 7.5  # classifier-free guidance; 1 samples without the negative prompt
     guidance: float | None = None  # of models that were distilled with guidance
     seed: int | None = None
     sampler_name: str | None = None
     guide: "Image.Image | None" = None  # the control image of a network that follows one
     controls: "tuple[Image.Image, ...]" = ()  # reference images, or the picture in which something is painted
     mask: "Image.Image | None" = None  # where it is: bright
-    shift: float | None = None  # of the sigmas, where the model is drawn with the same one at any size
+    shift: float | None = None  # of the sigmas, where the model is sampled with the same one at any size
 
 
 @dataclass(frozen=True)
@@ -311,7 +311,7 @@ class Family(Protocol):
         ...
 
     def sampler(self, parts: ModelComponents) -> "Sampler":
-        """What draws sample images with these networks."""
+        """The sampler that generates images with these networks."""
         ...
 
     def adapter_name(self, part: str, path: str) -> str:

@@ -143,10 +143,10 @@ def problems(config: AdapterRun) -> Iterator[Problem]:
     if both and config.precision.mixed_precision == "fp16":
         yield wrong_argument("ggpo_sigma", "and ggpo_beta need mixed_precision = bf16, as fp16 scales the gradients")
     if isinstance(args, LycorisArgs):
-        yield from _drawn_in_python(args, config)
+        yield from _random_in_python(args, config)
 
 
-def _drawn_in_python(args: LycorisArgs, config: AdapterRun) -> Iterator[Problem]:
+def _random_in_python(args: LycorisArgs, config: AdapterRun) -> Iterator[Problem]:
     """What the package decides by chance while a layer computes: a graph has no room for it, and computing the layer
     again for its gradient would decide anew where Python draws."""
     if config.compile.compile and args.module_dropout:

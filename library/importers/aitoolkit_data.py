@@ -116,7 +116,7 @@ def _samples(ledger: KeyLedger) -> None:
     if not prompts or is_on(ledger.get("train.disable_sampling")):
         ledger.empty("train.skip_first_sample")
         if ledger.given("sample.sample_every"):
-            ledger.change("sample.sample_every", "there are no prompts to draw")
+            ledger.change("sample.sample_every", "there are no prompts to sample")
         return
     word = str(ledger.get("trigger_word") or "")
     flags = {"width": "--w", "height": "--h", "seed": "--d", "sample_steps": "--s", "neg": "--n"}

@@ -140,7 +140,7 @@ def _subset(ledger: KeyLedger, concept: JsonMapping) -> JsonObject:
         subset["caption_tag_dropout_rate"] = to_number(text.get("tag_dropout_probability"))
     if str(concept.get("balancing_strategy") or "REPEATS") == "SAMPLES":
         subset["num_repeats"] = 1
-        ledger.notes.append(f"concept {path}: a number of images to draw is not offered; each is seen once")
+        ledger.notes.append(f"concept {path}: a number of images to take is not offered; each is seen once")
     if (source := str(text.get("prompt_source") or "sample")) != "sample":
         ledger.notes.append(f"concept {path}: captions come from text files beside the images here, not from {source}")
     if is_on(concept.get("include_subdirectories")):
@@ -174,7 +174,7 @@ def _samples(ledger: KeyLedger) -> None:
                 "sample_definition_file_name", "this file was not found; name the prompts with sample_prompts"
             )
         for key in keys:
-            ledger.change(key, "there are no prompts to draw")
+            ledger.change(key, "there are no prompts to sample")
     else:
         ledger.texts["sample_prompts"] = "\n".join(_line(ledger, sample) for sample in found) + "\n"
         ledger.change("samples", f"{len(found)} prompts in a file of their own")
@@ -192,7 +192,7 @@ def _sample_interval(ledger: KeyLedger) -> None:
         name = f"sample_every_n_{unit.casefold()}s"
         ledger.change("sample_after", f"{name} = {int(count)}", {name: int(count)})
     elif unit not in ("NEVER", "ALWAYS"):
-        said = "samples are drawn every N epochs or steps here, not by time; once per epoch is set"
+        said = "samples are generated every N epochs or steps here, not by time; once per epoch is set"
         ledger.change("sample_after", said, {"sample_every_n_epochs": 1})
     ledger.change("sample_after_unit", "is the unit of sample_after")
     ledger.empty("sample_after")

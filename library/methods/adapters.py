@@ -269,7 +269,7 @@ class LoraConv2d(Adapter, nn.Conv2d):
     def _grow(self, spec: AdapterSpec, where: dict) -> None:
         shape = {"stride": self.stride, "padding": self.padding, "dilation": self.dilation, "bias": False}
         kernel: Any = self.kernel_size  # which Conv2d declares as two numbers where it takes them
-        with unfilled.undrawn():
+        with unfilled.without_random_init():
             self.lora_down = nn.Conv2d(self.in_channels, spec.rank, kernel, **shape, **where)
             self.lora_up = nn.Conv2d(spec.rank, self.out_channels, 1, bias=False, **where)
         _start(self.lora_down, [self.lora_up], spec.frozen_down)
@@ -317,7 +317,7 @@ def saved_alpha(tensors: Mapping[str, Tensor], rank: int) -> float:
 
 
 def _linear(inputs: int, outputs: int, where: dict) -> nn.Linear:
-    with unfilled.undrawn():
+    with unfilled.without_random_init():
         return nn.Linear(inputs, outputs, bias=False, **where)
 
 

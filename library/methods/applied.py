@@ -1,4 +1,4 @@
-"""Finished LoRA files beside the layers of a model, to draw with: each at a strength that may change between pictures.
+"""Finished LoRA files beside the layers of a model, to sample with: each at a strength that may change between images.
 
 Nothing is merged: a layer's answer and what each file adds to it are summed, so that weights in 8 bits or on the host
 stay as they are, and the model without a file is exactly itself.

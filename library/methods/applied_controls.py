@@ -1,4 +1,4 @@
-"""Finished ControlNet-LLLite files beside the layers of a model, to draw with: they read the prompt's control image."""
+"""ControlNet-LLLite files beside the layers of a model, to sample with: they read the prompt's control image."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Finished embeddings in the text encoders of a model, to draw with: each is a word of prompts, used or left out."""
+"""Finished embeddings in the text encoders of a model, to sample with: each is a word of prompts, used or left out."""
 
 import re
 from collections.abc import Mapping

@@ -20,7 +20,7 @@ NO_CONTROLS = ControlUse()
 
 @dataclass(frozen=True)
 class Prompt:
-    """One image to draw. What is None takes the family's own default."""
+    """One image to generate. What is None takes the family's own default."""
 
     prompt: str
     negative_prompt: str | None = None
@@ -34,7 +34,7 @@ class Prompt:
     control_image_path: tuple[str, ...] | None = None  # reference images, or the picture in which something is painted
     control_image_mask_path: str | None = None  # where it is: bright
     controlnet_image: str | None = None  # the control image of a network that follows one
-    flow_shift: float | None = None  # of the sigmas, for models that are drawn with the same one at any size
+    flow_shift: float | None = None  # of the sigmas, for models that are sampled with the same one at any size
     # For other models of sd-scripts: read, and without effect here.
     cfg_trunc_ratio: float | None = None
     renorm_cfg: float | None = None
@@ -244,7 +244,7 @@ def problem_of(prompt: Prompt) -> str:
 
 
 def with_defaults(prompt: Prompt, defaults: JsonMapping, multiple: int) -> Prompt:
-    """Fill in what the prompt leaves open, and round its size down to what the model can draw.
+    """Fill in what the prompt leaves open, and round its size down to what the model can generate.
 
     An unknown sampler becomes the first of all, as in sd-scripts.
     """

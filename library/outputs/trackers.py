@@ -39,14 +39,14 @@ class Trackers:
             self._epoch_ended()
         self._last = line
         numbers = self._tags(line)
-        self._draw(numbers, line["step"])
+        self._log(numbers, line["step"])
         if self._wandb:
             self._wandb.log(numbers, step=line["step"])
 
     def validated(self, when: str, number: int, loss: float, divergence: float) -> None:
         """Write the loss on held back images, at the end of a "step" or an "epoch" of this number."""
         numbers = {f"loss/validation/{when}_average": loss, f"loss/validation/{when}_divergence": divergence}
-        self._draw(numbers, number)
+        self._log(numbers, number)
         if self._wandb:
             step = self._last["step"] if self._last else None
             self._wandb.log(numbers | ({"epoch": number} if when == "epoch" else {}), step=step)
@@ -68,7 +68,7 @@ class Trackers:
         if self._wandb:
             self._wandb.finish()
 
-    def _draw(self, numbers: dict[str, float], step: int) -> None:
+    def _log(self, numbers: dict[str, float], step: int) -> None:
         """Points of TensorBoard's curves. On a full disk they end; the training shall not, for want of a curve."""
         try:
             for name, value in numbers.items() if self._board else ():
@@ -92,7 +92,7 @@ class Trackers:
     def _epoch_ended(self) -> None:
         """The average loss of the epoch that the last line belongs to, over epochs."""
         name, epoch = "loss/epoch_average" if self._network else "loss/epoch", self._last["epoch"]
-        self._draw({name: self._last["avr_loss"]}, epoch)
+        self._log({name: self._last["avr_loss"]}, epoch)
         if self._wandb:  # which has one axis for all that does not say otherwise
             self._wandb.log({name: self._last["avr_loss"], "epoch": epoch}, step=self._last["step"])
 

@@ -44,7 +44,7 @@ def stop_asked(folder: Path) -> str:
 
 
 def request_file(folder: Path, request: str) -> Path:
-    """The file that asks a run to draw its samples or to save, now."""
+    """The file that asks a run to generate its samples or to save, now."""
     return folder / f"{request}-now"
 
 

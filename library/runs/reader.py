@@ -123,7 +123,7 @@ def tail(folder: Path, lines: int = 200, size: int = 65536) -> str:
             text = log.read().decode("utf-8", "replace")
     except OSError:
         return ""
-    # A progress bar draws over itself: of what it drew, the last state counts.
+    # A progress bar writes over itself: of what it wrote, the last state counts.
     return "\n".join(line.rstrip("\r").rsplit("\r", 1)[-1].rstrip() for line in text.split("\n")[-lines:])
 
 

@@ -35,7 +35,7 @@ def request(run_id: str, how: str) -> None:
 
 
 def request_output(run_id: str, what: str) -> None:
-    """Ask a run to draw its samples ("sample") or to save a file and a state ("save") after this step, and to go on.
+    """Ask a run to generate its samples ("sample") or to save a file and a state ("save") after this step.
 
     Raises KeyError for an unknown run and ValueError for an unknown request. A run that has ended is left as it is.
     """

@@ -26,10 +26,10 @@ from library.train.world import World
 
 # Why: docs/decisions/2026-11-20-previews-run-eagerly.md
 class SampleRunner:
-    """Draws the prompt file when it is due, as it is then: it may be changed while the training works.
+    """Samples the prompt file when it is due, as it is then: it may be changed while the training works.
 
     Neither the random numbers nor the compiled graphs of training notice: every image has a generator of its own, and
-    the blocks run eagerly while drawing.
+    the blocks run eagerly while sampling.
     """
 
     def __init__(self, family: Family, components: ModelComponents, config: RunConfig) -> None:
@@ -73,7 +73,7 @@ class SampleRunner:
     def at_first(self, training: Training) -> None:
         """Before the first step, where that is asked for."""
         if self.wanted and self._config.sample.sample_at_first and not training.clock.step:
-            self._draw_all(training)
+            self._sample_all(training)
 
     def when_due(self, training: Training) -> None:
         """After a step: at the end of an epoch, or every so many steps; or when somebody asks for it.
@@ -84,9 +84,9 @@ class SampleRunner:
         steps = None if sample.sample_every_n_epochs else sample.sample_every_n_steps
         due = any(training.clock.every(steps, sample.sample_every_n_epochs))
         if (training.journal.requests.granted("sample") or due) and self.wanted:
-            self._draw_all(training)
+            self._sample_all(training)
 
-    def _draw_all(self, training: Training) -> None:
+    def _sample_all(self, training: Training) -> None:
         world, journal = training.world, training.journal
         training.step_log.settle()
         self._read_again(world, journal)
@@ -94,16 +94,16 @@ class SampleRunner:
         vae: Any = self._components.vae  # which is kept where samples are wanted
         home = vae.device
         vae.to(world.device)
-        drawn: dict[int, Path] = {}
+        made: dict[int, Path] = {}
         problem = ""
         networks = [self._components.denoiser, vae, *self._components.encoders.values()]
         try:
             with evaluation_mode(networks, training):
                 for number, prompt in enumerate(self._prompts):
-                    # Processes with parts of one model draw each image together.
+                    # Processes with parts of one model generate each image together.
                     if training.method.shards or number % world.ranks == world.rank:
                         try:
-                            self._draw_one(number, prompt, training, drawn)
+                            self._sample_one(number, prompt, training, made)
                         except ConfigError as error:  # a full disk, a control image that is gone: no step needs it
                             problem = str(error)
                     journal.phase("generating samples", number + 1, len(self._prompts))
@@ -111,30 +111,30 @@ class SampleRunner:
             journal.say("Not all samples are generated, as the training ends now.")
         finally:
             vae.to(home)
-        self._tell(world.gather((drawn, problem)), training)
+        self._tell(world.gather((made, problem)), training)
 
     def _tell(self, found: Sequence[tuple[dict[int, Path], str]], training: Training) -> None:
-        """Tell in the first process what the others have drawn, and what any could not."""
+        """Tell in the first process what the others have generated, and what any could not."""
         world, journal = training.world, training.journal
         if not world.main:
             return
-        for rank, (drawn, problem) in enumerate(found):
+        for rank, (made, problem) in enumerate(found):
             if problem:
                 journal.warn(f"sample_prompts: a sample is left out ({problem}); the training goes on")
-            for number, path in drawn.items():
+            for number, path in made.items():
                 if rank != world.rank and path.is_file():  # another machine may keep its own
                     with Image.open(path) as image:
                         journal.sampled(training.clock.step, number, path, image, self._prompts[number])
 
     def _read_again(self, world: World, journal: Journal) -> None:
-        """Draw what the prompt file holds now, if it was changed since it was read; one process reads it for all."""
+        """Sample what the prompt file holds now, if it was changed since it was read; one process reads it for all."""
         stamp, changed = self._stamp(), None
         if world.main and stamp is not None and stamp != self._seen:
             self._seen = stamp
             try:
                 changed = self._read()
             except ConfigError as error:
-                journal.warn(f"{error}. Until that is mended, the prompts from before are drawn.")
+                journal.warn(f"{error}. Until that is mended, the prompts from before are sampled.")
         changed = world.gather(changed)[0]
         if changed is None or changed == self._prompts:
             return
@@ -152,7 +152,7 @@ class SampleRunner:
             for name in read:
                 del self._components.encoders[name]
 
-    def _draw_one(self, number: int, prompt: Prompt, training: Training, drawn: dict[int, Path]) -> None:
+    def _sample_one(self, number: int, prompt: Prompt, training: Training, made: dict[int, Path]) -> None:
         request = request_of(prompt)
         if self._config.control_images.guided and prompt.controlnet_image:
             request = replace(request, guide=Image.fromarray(pixels.read(prompt.controlnet_image)))
@@ -162,7 +162,7 @@ class SampleRunner:
         if training.method.shards and not training.world.main:
             return
         write_atomic(path, image.save)
-        drawn[number] = path
+        made[number] = path
         training.journal.sampled(training.clock.step, number, path, image, prompt)
 
     def _path(self, number: int, prompt: Prompt, clock: Clock) -> Path:
@@ -183,7 +183,7 @@ def request_of(prompt: Prompt) -> SampleRequest:
     """What a sampler is asked for by a prompt with its defaults filled in; its images are read."""
     filled: dict[str, Any] = {"width": prompt.width, "height": prompt.height, "steps": prompt.sample_steps}
     filled |= {"scale": prompt.scale, "guidance": prompt.guidance_scale, "seed": prompt.seed}
-    filled["shift"] = prompt.flow_shift or None  # 0 would end the drawing at its first step
+    filled["shift"] = prompt.flow_shift or None  # 0 would end the sampling at its first step
     filled["controls"] = tuple(Image.fromarray(pixels.read(path)) for path in prompt.control_image_path or ())
     mask = prompt.control_image_mask_path
     filled["mask"] = Image.fromarray(pixels.read_mask(mask)) if mask else None

@@ -39,14 +39,14 @@ def test_uneven_times_are_told(result):
     assert "something else used this machine" in report.table(result)
 
 
-def test_the_picture_is_a_drawing_with_a_bar_for_each_measurement(result):
-    drawn = ElementTree.fromstring(picture.svg(result))
+def test_the_chart_has_a_bar_for_each_measurement(result):
+    chart = ElementTree.fromstring(picture.svg(result))
     space = "{http://www.w3.org/2000/svg}"
-    bars = [r for r in drawn.iter(f"{space}rect") if r.get("class") in ("bar", "best")]
+    bars = [r for r in chart.iter(f"{space}rect") if r.get("class") in ("bar", "best")]
     assert len(bars) == len(report.measured_rows(result))
     widths = {r.get("class"): float(r.get("width")) for r in bars[:4]}
     assert widths["best"] < widths["bar"]
-    words = "".join(drawn.itertext())
+    words = "".join(chart.itertext())
     assert "GPU <1>" in words and words.index("Training step at 512") < words.index("Block DoubleStreamBlock at 512")
 
 

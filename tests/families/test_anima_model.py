@@ -204,8 +204,8 @@ def test_a_preview_equals_the_pipelines_picture(own, pipeline, scale, steps, shi
     pipeline.update_components(scheduler=FlowMatchEulerDiscreteScheduler(shift=shift or 3.0))
     pipeline.guider.guidance_scale = scale
     with torch.no_grad():
-        drawn = own[0].sampler(own[1])
-        ours = drawn.decoded(drawn.latents(request))
+        sampler = own[0].sampler(own[1])
+        ours = sampler.decoded(sampler.latents(request))
         theirs = pipeline(
             prompt=CAPTIONS[1], negative_prompt="blurry", height=64, width=96, num_inference_steps=steps,
             generator=torch.Generator().manual_seed(5), output_type="pt", output="images",

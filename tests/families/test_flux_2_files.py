@@ -186,7 +186,7 @@ def test_caches_have_the_names_and_keys_of_musubi_tuner(learnt):
     assert made("without", control_directory=None).losses != done.losses
 
 
-def test_dev_trains_from_captions_that_are_cached_and_draws_none(files, demo, tmp_path):
+def test_dev_trains_from_captions_that_are_cached_and_samples_none(files, demo, tmp_path):
     guided = random.write(tmp_path / "dev", sizes=random.replace(random.TINY, guidance=True))
     data = pictures(tmp_path / "data", ((64, 64),), repeats=1)
     caption = next((data / "1_zorb toy").glob("*.txt")).with_suffix("")

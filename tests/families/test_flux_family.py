@@ -230,24 +230,24 @@ def test_a_tiny_model_learns(files):
 
 
 def test_previews_repeat_and_leave_random_state_alone(dev, parts):
-    draw = dev.sampler(parts)
+    sampler = dev.sampler(parts)
     before = torch.get_rng_state()
-    first = draw(SampleRequest("a red circle", "blurry", 130, 96, 3, 2.0, 3.5, 7, "euler"))
+    first = sampler(SampleRequest("a red circle", "blurry", 130, 96, 3, 2.0, 3.5, 7, "euler"))
     assert first.size == (128, 96) and torch.equal(before, torch.get_rng_state())
-    assert draw(SampleRequest("a red circle", "blurry", 128, 96, 3, 2.0, 3.5, 7)).tobytes() == first.tobytes()
-    assert draw(SampleRequest("a red circle", "blurry", 128, 96, 3, 2.0, 3.5, 8)).tobytes() != first.tobytes()
-    assert draw(SampleRequest("a red circle", "blurry", 128, 96, 3, 1.0, 3.5, 7)).tobytes() != first.tobytes()
-    assert draw(SampleRequest("a red circle", "sharp", 128, 96, 3, 2.0, 3.5, 7)).tobytes() != first.tobytes()
+    assert sampler(SampleRequest("a red circle", "blurry", 128, 96, 3, 2.0, 3.5, 7)).tobytes() == first.tobytes()
+    assert sampler(SampleRequest("a red circle", "blurry", 128, 96, 3, 2.0, 3.5, 8)).tobytes() != first.tobytes()
+    assert sampler(SampleRequest("a red circle", "blurry", 128, 96, 3, 1.0, 3.5, 7)).tobytes() != first.tobytes()
+    assert sampler(SampleRequest("a red circle", "sharp", 128, 96, 3, 2.0, 3.5, 7)).tobytes() != first.tobytes()
 
 
 def test_previews_work_after_the_encoders_have_left(dev, parts):
-    draw = dev.sampler(parts)
-    expected = draw(SampleRequest("a red circle", "blurry", 64, 64, 2, 2.0, 3.5, 1)).tobytes()
-    draw.remember([SampleRequest("a red circle", "blurry")])
+    sampler = dev.sampler(parts)
+    expected = sampler(SampleRequest("a red circle", "blurry", 64, 64, 2, 2.0, 3.5, 1)).tobytes()
+    sampler.remember([SampleRequest("a red circle", "blurry")])
     encoders = dict(parts.encoders)
     parts.encoders.clear()
     try:
-        assert draw(SampleRequest("a red circle", "blurry", 64, 64, 2, 2.0, 3.5, 1)).tobytes() == expected
+        assert sampler(SampleRequest("a red circle", "blurry", 64, 64, 2, 2.0, 3.5, 1)).tobytes() == expected
     finally:
         parts.encoders.update(encoders)
 

@@ -79,9 +79,9 @@ def both(of, parts, cls, request, **given):
     theirs = pipeline(cls, of, parts)
     with torch.no_grad():
         text = of.text(parts, ["a red circle"])
-        draw = of.sampler(parts)
-        controls = draw.controls(request, torch.device("cpu"))
-        ours = draw.denoised(request, text, (request.height // 16, request.width // 16), controls)
+        sampler = of.sampler(parts)
+        controls = sampler.controls(request, torch.device("cpu"))
+        ours = sampler.denoised(request, text, (request.height // 16, request.width // 16), controls)
         answer = theirs(
             prompt_embeds=text["t5_out"], pooled_prompt_embeds=text["l_pooled"],
             latents=noise(request.width, request.height), height=request.height, width=request.width,
@@ -138,7 +138,7 @@ def random_latents(size):
     return torch.randn(1, 16, size[1] // 8, size[0] // 8, generator=generator)
 
 
-def test_kontext_reads_and_draws_what_the_diffusers_pipeline_does(kontext, monkeypatch):
+def test_kontext_reads_and_samples_what_the_diffusers_pipeline_does(kontext, monkeypatch):
     of, parts = kontext
     of.config = replace(of.config, model=replace(of.config.model, guidance_scale=2.5))
     reference = picture((96, 64))
@@ -176,7 +176,7 @@ def test_sizes_of_references_are_kontexts_own_at_a_megapixel():
     assert control_tokens.reference_size((640, 960), 512 * 512) == (416, 624)
 
 
-def test_fill_reads_and_draws_what_the_diffusers_pipeline_does(fill, monkeypatch):
+def test_fill_reads_and_samples_what_the_diffusers_pipeline_does(fill, monkeypatch):
     from diffusers.models.autoencoders import vae
 
     monkeypatch.setattr(vae.DiagonalGaussianDistribution, "sample", lambda self, generator=None: self.mode())
@@ -197,12 +197,12 @@ def test_fill_reads_and_draws_what_the_diffusers_pipeline_does(fill, monkeypatch
 
 def test_previews_show_their_reference(kontext):
     of, parts = kontext
-    draw = of.sampler(parts)
+    sampler = of.sampler(parts)
     request = SampleRequest("a red circle", "blurry", 96, 64, 2, 2.0, 2.5, 7, controls=(picture((50, 30)),))
-    first = draw(request)
-    assert first.size == (96, 64) and draw(request).tobytes() == first.tobytes()
-    assert draw(replace(request, controls=(picture((50, 30), 1),))).tobytes() != first.tobytes()
-    assert draw(replace(request, controls=())).tobytes() != first.tobytes()
+    first = sampler(request)
+    assert first.size == (96, 64) and sampler(request).tobytes() == first.tobytes()
+    assert sampler(replace(request, controls=(picture((50, 30), 1),))).tobytes() != first.tobytes()
+    assert sampler(replace(request, controls=())).tobytes() != first.tobytes()
 
 
 def wrong(files, **values):

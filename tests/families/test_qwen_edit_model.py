@@ -210,7 +210,7 @@ def test_a_preview_equals_the_pipelines_picture(own, pipelines, monkeypatch, ver
     of, parts = own[0][version], own[1]
     denoiser(parts, version == "edit-2511")
     shown = [picture((64, 96), 1), picture((90, 50), 2)][:number]
-    # Theirs are of a megapixel whatever they draw, ours of as many pixels as the preview.
+    # Theirs are of a megapixel whatever they generate, ours of as many pixels as the preview.
     monkeypatch.setattr(plus, "VAE_IMAGE_SIZE", 96 * 64)
     if version == "edit":  # whose text encoder is shown the same scaled picture
         monkeypatch.setattr(
@@ -219,8 +219,8 @@ def test_a_preview_equals_the_pipelines_picture(own, pipelines, monkeypatch, ver
         of.variant = type(of.variant)(**{**vars(of.variant), "condition_area": 96 * 64})
     request = SampleRequest(CAPTION, " ", width=96, height=64, steps=2, scale=4.0, seed=5, controls=tuple(shown))
     with torch.no_grad():
-        drawn = of.sampler(parts)
-        ours = drawn.decoded(drawn.latents(request))
+        sampler = of.sampler(parts)
+        ours = sampler.decoded(sampler.latents(request))
         theirs = pipelines(KINDS[version], version == "edit-2511")(
             image=shown if number > 1 else shown[0], prompt=CAPTION, negative_prompt=" ", true_cfg_scale=4.0,
             height=64, width=96, num_inference_steps=2, generator=torch.Generator().manual_seed(5), output_type="pt",
@@ -232,19 +232,19 @@ def test_a_preview_equals_the_pipelines_picture(own, pipelines, monkeypatch, ver
 def test_a_preview_remembers_its_prompt_with_its_pictures(own):
     of, parts = own[0]["edit-2511"], own[1]
     denoiser(parts, True)
-    draw = of.sampler(parts)
+    sampler = of.sampler(parts)
     request = SampleRequest(CAPTION, " ", 64, 64, 1, 4.0, None, 7, controls=(picture((50, 30)),))
     other = SampleRequest(CAPTION, " ", 64, 64, 1, 4.0, None, 7, controls=(picture((50, 30), 1),))
-    expected = draw(request).tobytes()
-    draw.remember([request])
-    assert draw.unknown([request, other]) == [other]
+    expected = sampler(request).tobytes()
+    sampler.remember([request])
+    assert sampler.unknown([request, other]) == [other]
     encoders = dict(parts.encoders)
     parts.encoders.clear()
     try:
-        assert draw(request).tobytes() == expected
+        assert sampler(request).tobytes() == expected
     finally:
         parts.encoders.update(encoders)
-    assert draw(other).tobytes() != expected
+    assert sampler(other).tobytes() != expected
 
 
 def test_what_is_trained_is_the_path_to_the_image_alone(own):

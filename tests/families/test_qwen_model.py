@@ -195,8 +195,8 @@ def test_captions_are_encoded_as_the_pipeline_does(own, pipeline):
 def test_a_preview_equals_the_pipelines_picture(own, pipeline, scale, steps):
     request = SampleRequest(CAPTIONS[0], " ", width=96, height=64, steps=steps, scale=scale, seed=5)
     with torch.no_grad():
-        drawn = own[0].sampler(own[1])
-        ours = drawn.decoded(drawn.latents(request))
+        sampler = own[0].sampler(own[1])
+        ours = sampler.decoded(sampler.latents(request))
         theirs = pipeline(
             prompt=CAPTIONS[0], negative_prompt=" ", true_cfg_scale=scale, height=64, width=96,
             num_inference_steps=steps, generator=torch.Generator().manual_seed(5), output_type="pt",

@@ -35,10 +35,10 @@ def problems(path, **options):
     return list(family(path, **options).problems())
 
 
-def test_nothing_is_drawn_where_a_file_has_the_weights(tiny_sdxl):
+def test_nothing_random_is_made_where_a_file_has_the_weights(tiny_sdxl):
     before = torch.get_rng_state()
     family(tiny_sdxl).load(torch.float32)
-    with pytest.raises(ValueError), unfilled.undrawn():
+    with pytest.raises(ValueError), unfilled.without_random_init():
         nn.Linear(4, 4)
         raise ValueError
     assert torch.equal(torch.get_rng_state(), before)

@@ -239,7 +239,7 @@ def test_latents_are_raw_samples(parts, tiny_sdxl):
     assert torch.allclose(both[1:], loaded.latents(parts, pixels[1:], torch.Generator().manual_seed(4)), atol=1e-5)
 
 
-def test_a_preview_is_what_diffusers_draws(parts, tiny_sdxl, tiny_sdxl_folder):
+def test_a_preview_is_what_diffusers_generates(parts, tiny_sdxl, tiny_sdxl_folder):
     from diffusers import StableDiffusionXLPipeline
 
     pipeline = StableDiffusionXLPipeline.from_pretrained(tiny_sdxl_folder, local_files_only=True)
@@ -253,12 +253,12 @@ def test_a_preview_is_what_diffusers_draws(parts, tiny_sdxl, tiny_sdxl_folder):
     assert np.abs(np.asarray(ours, dtype=int) - np.asarray(theirs, dtype=int)).max() <= 1
 
 
-@pytest.mark.parametrize("sampler", sorted(preview.SAMPLERS))
+@pytest.mark.parametrize("name", sorted(preview.SAMPLERS))
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_every_sampler_draws(parts, tiny_sdxl, sampler):
-    draw = family(tiny_sdxl).sampler(parts)
+def test_every_sampler_generates(parts, tiny_sdxl, name):
+    sampler = family(tiny_sdxl).sampler(parts)
     one, two = (
-        draw(SampleRequest("a cat", width=64, height=72, steps=3, seed=1, sampler_name=sampler)) for _ in range(2)
+        sampler(SampleRequest("a cat", width=64, height=72, steps=3, seed=1, sampler_name=name)) for _ in range(2)
     )
     assert one.size == (64, 72)
     assert np.array_equal(np.asarray(one), np.asarray(two))
@@ -285,22 +285,22 @@ def test_lms_coefficients_are_the_integrals():
 
 
 def test_prompts_of_different_length_share_a_batch(parts, tiny_sdxl):
-    draw = family(tiny_sdxl).sampler(parts)
+    sampler = family(tiny_sdxl).sampler(parts)
     request = SampleRequest("a (red:1.3) circle over the sea, " * 30, "bad", 64, 64, 2, seed=1)
-    text = draw.text(request, torch.device("cpu"))
+    text = sampler.text(request, torch.device("cpu"))
     assert text["hidden_state1"].shape[:2] == (2, 227)
-    assert len(draw.text(SampleRequest("a cat", scale=1.0), torch.device("cpu"))["pool2"]) == 1
+    assert len(sampler.text(SampleRequest("a cat", scale=1.0), torch.device("cpu"))["pool2"]) == 1
 
 
 def test_remembered_prompts_need_no_encoders(tiny_sdxl):
     loaded = family(tiny_sdxl)
     parts = loaded.load(torch.float32)
-    draw = loaded.sampler(parts)
+    sampler = loaded.sampler(parts)
     request = SampleRequest("a cat", "bad", 64, 64, 2, 5.0, None, 5)
-    before = np.asarray(draw(request))
-    draw.remember([SampleRequest("a cat", "bad")])
+    before = np.asarray(sampler(request))
+    sampler.remember([SampleRequest("a cat", "bad")])
     parts.encoders.clear()
-    assert np.array_equal(before, np.asarray(draw(request)))
+    assert np.array_equal(before, np.asarray(sampler(request)))
 
 
 def test_v_prediction_is_sampled_as_such(parts, tiny_sdxl):

@@ -204,8 +204,8 @@ def test_what_is_trained_is_what_the_pipeline_steps_by(own, pipeline):
 def test_a_preview_equals_the_pipelines_picture(own, pipeline, scale, steps):
     request = SampleRequest(CAPTIONS[1], "blurry", width=96, height=64, steps=steps, scale=scale, seed=5)
     with torch.no_grad():
-        drawn = own[0].sampler(own[1])
-        ours = drawn.decoded(drawn.latents(request))
+        sampler = own[0].sampler(own[1])
+        ours = sampler.decoded(sampler.latents(request))
         theirs = pipeline(
             prompt=CAPTIONS[1], negative_prompt="blurry", guidance_scale=scale, height=64, width=96,
             num_inference_steps=steps, generator=torch.Generator().manual_seed(5), output_type="pt",
@@ -214,7 +214,7 @@ def test_a_preview_equals_the_pipelines_picture(own, pipeline, scale, steps):
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
 
 
-def test_turbo_draws_in_few_steps_without_guidance(files):
+def test_turbo_samples_in_few_steps_without_guidance(files):
     assert dict(family(files).sample_defaults)["sample_steps"] == 25
     turbo = dict(family(files, model_version="turbo").sample_defaults)
     assert (turbo["sample_steps"], turbo["scale"]) == (9, 0.0)

@@ -276,9 +276,9 @@ def test_averages_samples_and_states_see_the_true_weights(full, tmp_path):
         swapped = full("flux_train", **values, **way, blocks_to_swap=4)
         same(plain, swapped)
         same(plain, swapped, "-ema")
-        drawn = [sorted((o.file.parent / "sample").glob("*.png")) for o in (plain, swapped)]
-        assert len(drawn[0]) == 2
-        assert [p.read_bytes() for p in drawn[0]] == [p.read_bytes() for p in drawn[1]]
+        sampled = [sorted((o.file.parent / "sample").glob("*.png")) for o in (plain, swapped)]
+        assert len(sampled[0]) == 2
+        assert [p.read_bytes() for p in sampled[0]] == [p.read_bytes() for p in sampled[1]]
         state = swapped.file.with_name(f"{swapped.file.stem}-step00000002-state")
         alone = values | dict.fromkeys(("sample_prompts", "sample_every_n_steps", "save_every_n_steps"))
         other = {} if way else {"blocks_to_swap": 2}  # without swapping, and with another number of blocks

@@ -143,7 +143,7 @@ def asked(unet):
         return unet(latents, torch.tensor([500.0]), text, added_cond_kwargs=conditions).sample
 
 
-def test_diffusers_reads_an_sdxl_file_and_draws_the_same(tiny_sdxl):
+def test_diffusers_reads_an_sdxl_file_and_generates_the_same(tiny_sdxl):
     from diffusers import StableDiffusionXLPipeline
 
     config, family, model = loaded(tiny_sdxl, network_dim=3, network_alpha=2.0, network_args=["conv_dim=2"])

@@ -55,6 +55,6 @@ def test_a_newcomer_gets_from_an_empty_page_to_a_result_that_can_be_tried(visit,
     page.locator("button.train:visible").press("Enter")
     seen.state("finished")
     page.locator(".live .acts [data-try]").click()
-    tried = page.locator("#draw-lora-first")
-    page.wait_for_function("document.querySelector('#draw-lora-first').value")
+    tried = page.locator("#sampling-lora-first")
+    page.wait_for_function("document.querySelector('#sampling-lora-first').value")
     assert Path(tried.input_value()) == served[1] / "kohya" / "output" / "sdxl-lora.safetensors"

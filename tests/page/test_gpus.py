@@ -76,7 +76,7 @@ def test_gpus_are_chosen_by_name_and_runs_on_them_go_side_by_side(visit, served,
     shows(visitor, ("both", "finished"), ("two", "finished"), ("one", "finished"))
 
 
-def test_what_gpus_do_is_drawn_while_a_run_works(visit, two, tmp_path):
+def test_what_gpus_do_is_shown_while_a_run_works(visit, two, tmp_path):
     with Record.start({}, "sdxl_train", tmp_path / "out", "fox", "SDXL fine-tune") as run:
         run.note(lanes=["0"])
         run.step({"step": 1, "loss": 0.5, "lr": 1e-4})

@@ -98,10 +98,10 @@ def gpu(at, *used, **more):
 
 
 def test_memory_load_temperature_and_power_of_gpus_are_curves(tmp_path):
-    drawn = charts.gpu_charts([gpu(0, 4.0, 2.0), gpu(10, 12.0, 2.0), {"kind": "gpu"}, gpu(20, 18.0, 2.5)])
-    assert [title in drawn for title in ("GPU memory", "GPU load", "Temperature", "GPU power")] == [1, 1, 1, 0]
-    assert drawn.count("<polyline") == 6 and "now 18 GB, 2.5 GB" in drawn and "<span>24</span>" in drawn
-    assert "0.0,125.0 300.0,75.0 600.0,37.5" in drawn  # of 24 GB, in a chart that is 150 high
+    svg = charts.gpu_charts([gpu(0, 4.0, 2.0), gpu(10, 12.0, 2.0), {"kind": "gpu"}, gpu(20, 18.0, 2.5)])
+    assert [title in svg for title in ("GPU memory", "GPU load", "Temperature", "GPU power")] == [1, 1, 1, 0]
+    assert svg.count("<polyline") == 6 and "now 18 GB, 2.5 GB" in svg and "<span>24</span>" in svg
+    assert "0.0,125.0 300.0,75.0 600.0,37.5" in svg  # of 24 GB, in a chart that is 150 high
     assert charts.gpu_charts([]) == charts.gpu_charts([gpu(0, 4.0)]) == ""
     full = [gpu(0, 23.9, spilled=1.5), step(1)]
     assert "1.5 GiB of this training are in the computer" in shown(tmp_path, full)

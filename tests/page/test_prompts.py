@@ -282,7 +282,7 @@ def test_prompts_are_written_while_one_types(visit, served, data, tmp_path):
 
 
 @pytest.mark.browser
-def test_what_a_line_says_beside_its_fields_stays_and_removing_the_last_row_draws_nothing(visit, served):
+def test_what_a_line_says_beside_its_fields_stays_and_removing_the_last_row_samples_nothing(visit, served):
     file = served[1] / "kept.txt"
     file.write_text("a cat --cn pose.png --ci room.png --zz 3\n", encoding="utf-8")
     seen = visit()

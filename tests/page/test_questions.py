@@ -14,7 +14,7 @@ from tests.page.test_runs import config
 from tests.training import wait_for
 
 pytestmark = pytest.mark.browser
-REFRESHED = 2500  # ms in which the panel is drawn anew
+REFRESHED = 2500  # ms in which the panel is shown anew
 
 
 def test_stop_now_and_kill_say_what_is_lost_and_do_nothing_until_it_is_meant(visit, tmp_path, monkeypatch):
@@ -43,7 +43,7 @@ def test_stop_now_and_kill_say_what_is_lost_and_do_nothing_until_it_is_meant(vis
     assert visitor.state("stopped") == run.id and layout.stop_asked(run.folder) == "kill"
 
     run = reader.run(start.launch(config(tmp_path / "out", "cat")))
-    page.wait_for_selector(f'.run[data-run="{run.id}"][data-state="running"]')  # until then its buttons are drawn anew
+    page.wait_for_selector(f'.run[data-run="{run.id}"][data-state="running"]')  # until then its buttons are shown anew
     page.locator(f'.acts[data-run="{run.id}"] > [data-act=now]').click()
     answer.get_by_role("button", name="Stop now", exact=True).click()
     wait_for(lambda: layout.stop_asked(run.folder) == "now", 10)

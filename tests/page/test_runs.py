@@ -267,7 +267,7 @@ def test_a_real_training_of_the_demo_from_the_queue(visit, demo, squares, tmp_pa
 
 
 @pytest.fixture
-def drawn(served, tmp_path, monkeypatch):
+def sampled(served, tmp_path, monkeypatch):
     """A run with a sample, and a way to ask for its pictures."""
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
     folder = tmp_path / "out" / "sample"
@@ -293,8 +293,8 @@ def drawn(served, tmp_path, monkeypatch):
     return record.id, ask, len(places)
 
 
-def test_pictures_are_those_of_a_run_and_no_others(drawn):
-    run_id, ask, count = drawn
+def test_pictures_are_those_of_a_run_and_no_others(sampled):
+    run_id, ask, count = sampled
     status, headers, body = ask(f"run={run_id}&sample=0&small=1")
     assert status == 200 and headers["content-type"] == "image/jpeg"
     assert max(Image.open(io.BytesIO(body)).size) == 192

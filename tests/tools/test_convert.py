@@ -110,7 +110,7 @@ def test_alphas_in_the_metadata_of_diffusers_count(tmp_path):
 
 
 @pytest.mark.parametrize("style", ["diffusers", "kohya"])
-def test_diffusers_draws_the_same_with_a_converted_sdxl_file(style, bases, lora_files, tmp_path):
+def test_diffusers_generates_the_same_with_a_converted_sdxl_file(style, bases, lora_files, tmp_path):
     from diffusers import StableDiffusionXLPipeline
 
     base, (first, _, expected) = bases["sdxl"], lora_files["sdxl"]
@@ -126,7 +126,7 @@ def test_diffusers_draws_the_same_with_a_converted_sdxl_file(style, bases, lora_
     torch.testing.assert_close(asked(base, parts)[0], expected[0], rtol=1e-3, atol=1e-4)
 
 
-def test_diffusers_draws_the_same_with_a_converted_flux_file(bases, lora_files, tmp_path):
+def test_diffusers_generates_the_same_with_a_converted_flux_file(bases, lora_files, tmp_path):
     from diffusers import FluxPipeline, FluxTransformer2DModel
 
     base, (first, _, _) = bases["flux"], lora_files["flux"]

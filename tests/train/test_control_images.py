@@ -94,7 +94,7 @@ def use_tools(made, base):
 
 
 @pytest.mark.parametrize("kind", ["kontext", "fill"])
-def test_a_lora_learns_draws_and_loads_in_diffusers(run, pairs, demo, fill_model, kind):
+def test_a_lora_learns_samples_and_loads_in_diffusers(run, pairs, demo, fill_model, kind):
     made = run(kind, sample_prompts=pairs / "prompts.txt", sample_at_first=True, max_train_steps=3, **DISK)
     assert len(made.losses) == 3 and all(map(math.isfinite, made.losses))
     assert len(list((made.file.parent / "sample").glob("*.png"))) == 2

@@ -61,8 +61,8 @@ def test_diffusers_reads_it(saved):
     assert type(pipe.scheduler).__name__ == "EulerDiscreteScheduler"
     words = "a red circle"
     assert pipe.tokenizer.model_max_length == pipe.tokenizer_2.model_max_length == 77
-    drawn = pipe(words, num_inference_steps=1, height=64, width=64, output_type="latent").images
-    assert drawn.shape == (1, 4, 8, 8) and drawn.isfinite().all()
+    sampled = pipe(words, num_inference_steps=1, height=64, width=64, output_type="latent").images
+    assert sampled.shape == (1, 4, 8, 8) and sampled.isfinite().all()
     assert pipe.tokenizer(words).input_ids == parts.tokenizers["clip_l"](words).input_ids
     assert pipe.tokenizer_2.pad_token_id == parts.tokenizers["clip_g"].pad_token_id
     ids = pipe.tokenizer_2(words, padding="max_length", max_length=77, return_tensors="pt").input_ids

@@ -57,12 +57,12 @@ def trained(demo, squares, tmp_path_factory):
     folder = tmp_path_factory.mktemp("fsdp")
     (folder / "prompts.txt").write_text("one --w 64 --h 64 --s 1 --d 1\ntwo --w 64 --h 64 --s 2 --d 2\nthree --s 1\n")
     made = Trainings(demo, squares, folder)
-    drawn = {"sample_prompts": folder / "prompts.txt", "sample_every_n_steps": 3}
+    sampled = {"sample_prompts": folder / "prompts.txt", "sample_every_n_steps": 3}
     one = made.config("one", **KEPT, train_batch_size=2)
     train(one)
     cases = {
         "whole": ("flux_train", KEPT),
-        "shards": ("flux_train", {**KEPT, **drawn, "fsdp": True}),
+        "shards": ("flux_train", {**KEPT, **sampled, "fsdp": True}),
         "again": ("flux_train", {**KEPT, "fsdp": True, "resume": folder / "shards" / STATE}),
         "fromone": ("flux_train", {**KEPT, "fsdp": True, "resume": folder / "one" / STATE}),
         "halfwhole": ("flux_train", HALF),

@@ -116,7 +116,7 @@ def test_names_and_shapes_of_the_published_model_are_upstreams():
     assert len(shapes) == 1600 and hashlib.sha256(repr(shapes).encode()).hexdigest() == UPSTREAM
 
 
-def test_a_run_learns_draws_and_says_what_it_made(trained):
+def test_a_run_learns_samples_and_says_what_it_made(trained):
     from safetensors import safe_open
 
     assert trained.facts["state"] == "finished" and len(trained.losses) == 3
@@ -152,7 +152,7 @@ def test_a_batch_has_the_control_images_cut_and_mirrored_like_its_images(config,
     batches = Batches(data.scan(made), made, 0)
     draw = next(draw for draw in batches.draws(1) if len(draw.images) == 2)
     draw = replace(draw, images=tuple(n for n, one in enumerate(batches.images.items) if one.size == (64, 64)))
-    parts = list(batches.described(draw))
+    parts = list(batches.choices(draw))
     if cached:  # latents are not made here
         batches.images.latents = type("Cache", (), {"load": lambda *_: {
             name: torch.zeros(4, 8, 8).numpy() for name in ("latents", "latents_flipped")}})()  # fmt: skip

@@ -58,10 +58,10 @@ def test_comments_and_blank_lines_are_skipped(tmp_path):
     assert [p.prompt for p in prompts.read(path)] == ["a cat", "b\u2028dog", "# one, too"]
 
 
-def test_a_size_is_cut_to_what_can_be_drawn_and_steps_are_kept_in_range(tmp_path):
+def test_a_size_is_cut_to_what_can_be_generated_and_steps_are_kept_in_range(tmp_path):
     (read,) = prompts.read(write(tmp_path, "p.txt", "a --w 10 --h 1000 --s 5000 --ss best"))
-    drawn = prompts.with_defaults(read, {"sample_sampler": "euler"}, 64)
-    assert (drawn.width, drawn.height, drawn.sample_steps, drawn.sample_sampler) == (64, 960, 1000, "ddim")
+    sampled = prompts.with_defaults(read, {"sample_sampler": "euler"}, 64)
+    assert (sampled.width, sampled.height, sampled.sample_steps, sampled.sample_sampler) == (64, 960, 1000, "ddim")
 
 
 def test_options_without_effect_are_named(tmp_path):

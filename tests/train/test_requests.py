@@ -42,10 +42,10 @@ def test_samples_and_saves_on_demand_change_no_number(demo, squares, tmp_path, a
     asked = train(config_of(demo, script, output_dir=tmp_path / "asked", **values))
     assert asked.losses == plain.losses
     assert all(torch.equal(asked.tensors()[name], tensor) for name, tensor in plain.tensors().items())
-    (drawn,) = asked.events("sample")
+    (sampled,) = asked.events("sample")
     file, folder, last = asked.events("saved")
     assert plain.events("sample") == [] and len(plain.events("saved")) == 1
-    assert drawn["step"] == file["step"] == folder["step"] < 6 and last["step"] == 6
+    assert sampled["step"] == file["step"] == folder["step"] < 6 and last["step"] == 6
     assert (
         file["file"].endswith(f"-step{file['step']:08d}.safetensors")
         and resume_state.problems(Path(folder["file"])) == []
@@ -59,7 +59,7 @@ def test_samples_and_saves_on_demand_change_no_number(demo, squares, tmp_path, a
 
 
 @pytest.mark.parametrize(("script", "cached"), [(LORAS[0], True), (LORAS[1], True), (LORAS[1], False)])
-def test_prompts_that_are_changed_while_it_trains_are_drawn_from_then_on(
+def test_prompts_that_are_changed_while_it_trains_are_sampled_from_then_on(
     demo, squares, tmp_path, monkeypatch, script, cached
 ):
     first, second = "zorb toy --w 64 --h 64 --s 2 --d 1\n", "# night\nsea, night --w 64 --h 64 --s 2 --d 1\n"
@@ -77,8 +77,8 @@ def test_prompts_that_are_changed_while_it_trains_are_drawn_from_then_on(
     file.write_text(first, encoding="utf-8")
     monkeypatch.setattr(Record, "step", change)
     changed = train(config_of(demo, script, output_dir=tmp_path / "changed", **values))
-    drawn = [(one["step"], one["prompt"]) for one in changed.events("sample")]
-    assert drawn == [(step, text) for step in (2, 4, 6) for text in ("sea, night", "zorb toy")]
+    sampled = [(one["step"], one["prompt"]) for one in changed.events("sample")]
+    assert sampled == [(step, text) for step in (2, 4, 6) for text in ("sea, night", "zorb toy")]
     for one, other in zip(changed.events("sample"), straight.events("sample"), strict=True):
         assert Path(one["file"]).read_bytes() == Path(other["file"]).read_bytes()
     assert changed.losses == straight.losses

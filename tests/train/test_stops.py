@@ -108,11 +108,11 @@ def test_samples_and_validation_are_left_as_they_are(demo, shapes, tmp_path, whe
               "sample_every_n_steps": 2}  # fmt: skip
     straight = train(config_of(demo, LORA, output_dir=tmp_path / "straight", **values))
     assert len(straight.events("sample")) == 4 and len(straight.events("validation")) > 1
-    for place, name in ((validation.ValidationRunner, "_loss"), (samples.SampleRunner, "_draw_one")):
+    for place, name in ((validation.ValidationRunner, "_loss"), (samples.SampleRunner, "_sample_one")):
         when(place, name)
         stopped = train(config_of(demo, LORA, output_dir=tmp_path / "out", **values))
         assert stopped.events("sample") == [] and max(stopped.numbers()) == 2
-        assert len(stopped.events("validation")) == (name == "_draw_one")
+        assert len(stopped.events("validation")) == (name == "_sample_one")
         goes_on(demo, LORA, stopped, straight, tmp_path, values)
         for path in (tmp_path / "out").glob("m*"):
             path.rename(tmp_path / f"{name}{path.name}")
@@ -218,7 +218,7 @@ def test_a_slow_save_is_waited_for_and_never_killed(demo, squares, tmp_path, mon
     assert resume_state.read_progress(tmp_path / "out" / "m-state")["current_step"] == run.facts["step"]
 
 
-def test_two_processes_draw_and_stop_now(demo, squares, tmp_path):
+def test_two_processes_sample_and_stop_now(demo, squares, tmp_path):
     (tmp_path / "prompts.txt").write_text("one --w 64 --h 64 --s 1 --d 1\ntwo --w 64 --h 64 --s 1 --d 2\n")
     config = config_of(demo, LORA, train_data_dir=squares, output_dir=tmp_path / "out", output_name="m",
                        max_train_steps=100000, gradient_accumulation_steps=2,
@@ -237,5 +237,5 @@ def test_two_processes_draw_and_stop_now(demo, squares, tmp_path):
             process.kill()
     assert [process.returncode for process in started] == [0, 0] and reader.at(run.folder).state == "stopped", words
     assert resume_state.problems(tmp_path / "out" / "m-state") == []
-    drawn = [event for event in reader.events(run.folder)[0] if event["kind"] == "sample"]
-    assert [(event["number"], event["prompt"]) for event in drawn] == [(0, "one"), (1, "two")]
+    sampled = [event for event in reader.events(run.folder)[0] if event["kind"] == "sample"]
+    assert [(event["number"], event["prompt"]) for event in sampled] == [(0, "one"), (1, "two")]

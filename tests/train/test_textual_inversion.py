@@ -96,7 +96,7 @@ def test_the_file_is_upstreams_and_loads_in_diffusers_with_both_encoders(trained
         assert torch.allclose(said, ours[output][:, : len(row)], atol=1e-5)
 
 
-def test_a_run_says_what_it_made_and_draws_with_the_word(trained):
+def test_a_run_says_what_it_made_and_samples_with_the_word(trained):
     from safetensors import safe_open
 
     assert trained.facts["state"] == "finished" and len(trained.losses) == 3

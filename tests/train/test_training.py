@@ -304,8 +304,8 @@ def test_curves_that_cannot_be_written_end_no_training(run, tmp_path, monkeypatc
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(SummaryWriter, "add_scalar", full)
-    drawn = run("flux_train_network", logging_dir=tmp_path / "logs", max_train_steps=2)
-    assert drawn.facts["state"] == "finished" and len(drawn.losses) == 2
+    sampled = run("flux_train_network", logging_dir=tmp_path / "logs", max_train_steps=2)
+    assert sampled.facts["state"] == "finished" and len(sampled.losses) == 2
     assert sum("logging to TensorBoard stopped" in message for message in caplog.messages) == 1
 
 
@@ -318,13 +318,13 @@ def test_previews_do_not_disturb_and_are_named_as_before(run, tmp_path, script):
     prompts.write_text("# two\nzorb toy --w 64 --h 96 --s 2 --d 7 --l 2\n\nred zorb --w 64 --h 64 --s 2 --n blurry\n")
     common = {"output_name": "m", "network_dropout": 0.2}
     plain = run(script, **common)
-    folder = tmp_path / "drawn"
-    drawn = run(
+    folder = tmp_path / "sampled"
+    sampled = run(
         script, output_dir=folder, sample_prompts=prompts, sample_every_n_steps=2, sample_at_first=True,
         sample_sampler="euler", **common,
     )  # fmt: skip
-    assert drawn.losses == plain.losses
-    assert all(torch.equal(drawn.tensors()[n], t) for n, t in list(plain.tensors().items())[:20])
+    assert sampled.losses == plain.losses
+    assert all(torch.equal(sampled.tensors()[n], t) for n, t in list(plain.tensors().items())[:20])
     found = sorted(path.name for path in (folder / "sample").iterdir())
     moment = r"\d{14}"
     whens = ("000002", "000004", "e000000")
@@ -336,7 +336,7 @@ def test_previews_do_not_disturb_and_are_named_as_before(run, tmp_path, script):
     assert sizes == {(64, 96), (64, 64)}
     same_seed = [(folder / "sample" / name).read_bytes() for name in found if name.endswith("_7.png")]
     assert len(set(same_seed)) == 3  # before, amidst and after: it learns
-    assert [event["step"] for event in drawn.events("sample")] == [0, 0, 2, 2, 4, 4]
+    assert [event["step"] for event in sampled.events("sample")] == [0, 0, 2, 2, 4, 4]
 
 
 def test_previews_by_epoch_are_named_by_epoch(run, tmp_path):

@@ -121,7 +121,7 @@ class AnimaFamily(OneEncoderFamily):
         return packing.unpack_channels_last(answer.float(), *size)
 
     def sampler(self, parts: ModelComponents) -> "Sampler":
-        """What draws sample images with these networks."""
+        """The sampler that generates images with these networks."""
         return AnimaSampler(self, parts)
 
 

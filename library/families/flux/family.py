@@ -317,7 +317,7 @@ class FluxFamily(TransformerFamily):
         }
 
     def sampler(self, parts: ModelComponents) -> "Sampler":
-        """What draws sample images with these networks."""
+        """The sampler that generates images with these networks."""
         return FluxSampler(self, parts)
 
 

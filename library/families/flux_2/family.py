@@ -158,7 +158,7 @@ class Flux2Family(OneEncoderFamily):
         }
 
     def sampler(self, parts: ModelComponents) -> "Sampler":
-        """What draws sample images with these networks."""
+        """The sampler that generates images with these networks."""
         return Flux2Sampler(self, parts)
 
 

@@ -65,7 +65,7 @@ class Flux2Model(sections.Model):
                 fix={"cache_text_encoder_outputs_to_disk": True})  # fmt: skip
         if run.sample.sample_prompts:
             yield Problem("sample_prompts",
-                "cannot be drawn with model_version = dev, whose text encoder is not read here: leave it empty",
+                "cannot be sampled with model_version = dev, whose text encoder is not read here: leave it empty",
                 also="model_version", fix={"sample_prompts": None})  # fmt: skip
 
 

@@ -118,7 +118,7 @@ class QwenFamily(OneEncoderFamily):
         return packing.unpack(answer.float(), *sizes_in_tokens[0])
 
     def sampler(self, parts: ModelComponents) -> "Sampler":
-        """What draws sample images with these networks."""
+        """The sampler that generates images with these networks."""
         return QwenSampler(self, parts)
 
 

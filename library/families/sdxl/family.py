@@ -273,7 +273,7 @@ class SdxlFamily:
         return {"BasicTransformerBlock": number}
 
     def sampler(self, parts: ModelComponents) -> "Sampler":
-        """What draws sample images with these networks."""
+        """The sampler that generates images with these networks."""
         from library.families.sdxl.sampler import SdxlSampler  # which loads diffusers
 
         return SdxlSampler(self, parts)

@@ -66,6 +66,6 @@ class Positions:
         if key not in self._known:
             if len(self._known) >= self.KEPT:
                 self._known.clear()
-            with torch.inference_mode(False):  # a tensor made while drawing previews must serve in training, too
+            with torch.inference_mode(False):  # a tensor made while generating previews must serve in training, too
                 self._known[key] = make()
         return self._known[key]

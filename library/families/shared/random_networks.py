@@ -14,7 +14,9 @@ from library.families.shared import clip, qwen_vae_names, unfilled
 from library.files import write_atomic
 from library.imports import without_optional
 
-DRAWN = 2**22  # random numbers that are drawn for a matrix; larger ones repeat them, as drawing billions takes minutes
+RANDOM_VALUES = (
+    2**22
+)  # random numbers that are drawn for a matrix; larger ones repeat them, as drawing billions takes minutes
 Tensors = dict[str, Tensor]
 Layout = Callable[[Tensors], Tensors]
 CLIP_WORDS, T5_WORDS = 49408, 32128  # vocabularies of the published tokenizers
@@ -119,8 +121,8 @@ def random_weights(shapes: Iterable[tuple[str, tuple[int, ...]]], seed: int, dty
             tensor = one + 0.02 * torch.randn(shape, generator=generator)
         else:
             inputs = 1.0 if "embed" in name and len(shape) == 2 and "token" in name else math.prod(shape[1:])
-            few = torch.randn(min(math.prod(shape), DRAWN), generator=generator) * (0.7 / math.sqrt(inputs))
-            tensor = few.to(dtype).repeat(-(-math.prod(shape) // DRAWN))[: math.prod(shape)].view(shape)
+            few = torch.randn(min(math.prod(shape), RANDOM_VALUES), generator=generator) * (0.7 / math.sqrt(inputs))
+            tensor = few.to(dtype).repeat(-(-math.prod(shape) // RANDOM_VALUES))[: math.prod(shape)].view(shape)
         out[name] = tensor.to(dtype)
     return out
 

@@ -14,7 +14,7 @@ from library.families.base import ModelComponents, SampleRequest
 
 
 class Sampler(ABC):
-    """Draws sample images with the networks of a training, where they are and in the mode they are in.
+    """Generates sample images with the networks of a training, where they are and in the mode they are in.
 
     The caller sets evaluation mode, autocast and devices, so that compiled graphs are reused rather than made again.
     No random state but its own generator's is touched.
@@ -67,12 +67,12 @@ class Sampler(ABC):
 
     @torch.no_grad()
     def __call__(self, request: SampleRequest) -> Image.Image:
-        """Draw one image. With guidance, prompt and negative prompt are one batch."""
+        """Generate one image. With guidance, prompt and negative prompt are one batch."""
         pixels = self.decoded(self.latents(request))
         return Image.fromarray((pixels * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy())
 
     def size(self, request: SampleRequest) -> tuple[int, int]:
-        """Height and width in pixels that the family can draw: cut to its multiple, at least 64."""
+        """Height and width in pixels that the family can generate: cut to its multiple, at least 64."""
         multiple = self.family.sample_multiple
         height, width = (max(64, side // multiple * multiple) for side in (request.height, request.width))
         return height, width

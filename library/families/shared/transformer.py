@@ -155,7 +155,7 @@ class KeptTables:
         key = (*sizes, device)
         found = self._known.pop(key, None)
         if found is None:
-            with torch.inference_mode(False):  # a table made while drawing previews must serve in training, too
+            with torch.inference_mode(False):  # a table made while generating previews must serve in training, too
                 found = make()
             while len(self._known) >= self.MOST:
                 self._known.pop(next(iter(self._known)))

@@ -15,12 +15,12 @@ def empty_weights() -> Iterator[None]:
 
     Buffers are real. Drawing took most of the time, though nothing is kept on the device "meta".
     """
-    with undrawn(), init_empty_weights(include_buffers=False):
+    with without_random_init(), init_empty_weights(include_buffers=False):
         yield
 
 
 @contextlib.contextmanager
-def undrawn() -> Iterator[None]:
+def without_random_init() -> Iterator[None]:
     """Inside, new layers keep whatever their memory holds, and random states stay: what follows gives them weights."""
     patched: list[tuple[Any, str, Any]] = [
         (init, name, function) for name, function in vars(init).items() if name.endswith("_") and name[0] != "_"

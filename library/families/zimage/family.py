@@ -66,12 +66,12 @@ class ZImageFamily(OneEncoderFamily):
 
     @property
     def is_turbo(self) -> bool:
-        """Whether the model draws in few steps, as the options say."""
+        """Whether the model samples in few steps, as the options say."""
         return self.config.model.model_version == "turbo"
 
     @property
     def sample_defaults(self) -> Mapping[str, Any]:
-        """What a sample prompt leaves open. The scale is that of diffusers: 0 draws without the negative prompt."""
+        """What a sample prompt leaves open. The scale is that of diffusers: 0 samples without the negative prompt."""
         usual = {"negative_prompt": "", "width": 1024, "height": 1024, "sample_steps": 25, "scale": 4.0}
         return usual | ({"sample_steps": 9, "scale": 0.0} if self.is_turbo else {})
 
@@ -116,7 +116,7 @@ class ZImageFamily(OneEncoderFamily):
         return -unpack_channels_last(answer.float(), *size)
 
     def sampler(self, parts: ModelComponents) -> "Sampler":
-        """What draws sample images with these networks."""
+        """The sampler that generates images with these networks."""
         return ZImageSampler(self, parts)
 
 

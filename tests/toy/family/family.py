@@ -150,7 +150,7 @@ class Toy:
         return {"ToyBlock": number}
 
     def sampler(self, parts: ModelComponents) -> "Sampler":
-        """What draws sample images with these networks."""
+        """The sampler that generates images with these networks."""
         from library.families.toy.sampler import ToySampler
 
         return ToySampler(self, parts)

@@ -21,52 +21,52 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Text
 from library.config.run_config import RunConfig
 from library.config.schema import build, read_toml, to_toml
-from library.drawing import plan
 from library.families import RUNS, config_class
 from library.files import write_atomic
 from library.outputs import prompt_rows, prompts
 from library.runs import job as jobs
 from library.runs import layout, reader
+from library.sampling import plan
 
 KIND = "sample"
-LEARNED = (".safetensors", ".pt", ".ckpt")  # endings of files that can be drawn with
+LEARNED = (".safetensors", ".pt", ".ckpt")  # endings of files that can be sampled with
 GUIDE = "controlnet_image"
-LISTED = 20  # runs, and as many drawings as jobs are kept
-FOLDER = ("kohya", "drawings")  # below the first root, unless another folder is chosen
+LISTED = 20  # runs, and as many comparisons as jobs are kept
+FOLDER = ("kohya", "generated")  # below the first root, unless another folder is chosen
 TAB, RUN, JOB = "tab:", "run:", "job:"  # what begins the name of a choice
 
 
-class DrawingTab:
+class SamplingTab:
     """The tab's place on the page, and the answers to what its script asks. Made inside `gr.Blocks`."""
 
     def __init__(self, forms: Mapping[str, SettingsForm], titles: Mapping[str, str], roots: Sequence[Path]) -> None:
         self.forms, self.titles, self.roots = forms, titles, roots
-        gr.HTML(self._markup(), js_on_load="window.kohya.mountDrawing(element)", apply_default_css=False)
+        gr.HTML(self._markup(), js_on_load="window.kohya.mountSampling(element)", apply_default_css=False)
 
     @property
     def answers(self) -> dict[str, Handler]:
         """What scripts may ask."""
-        return {"draw_choices": self.choices, "draw_run": self.of_run, "draw_begin": self.begin,
-                "draw_sheet": self.sheet}  # fmt: skip
+        return {"sampling_choices": self.choices, "sampling_run": self.of_run, "sampling_begin": self.begin,
+                "sampling_sheet": self.sheet}  # fmt: skip
 
     @property
     def shows(self) -> dict[str, PictureHandler]:
         """The pictures that may be asked for."""
-        return {"drawn": self.show}
+        return {"generated": self.show}
 
     def choices(self, sent: ApiRequest) -> JsonObject:
-        """Which models can be drawn with, and what can be shown; nothing of what was sent counts."""
+        """Which models can be sampled with, and what can be shown; nothing of what was sent counts."""
         runs = sorted(reader.runs(), key=lambda run: float(run.facts.get("started") or 0), reverse=True)[:LISTED]
         forms = [[TAB + tab, Text("The form of {name}", name=title)] for tab, title in self.titles.items()]
         done = [job for job in jobs.every(KIND) if job.result.get("files")]
         when = [time.strftime("%d %b %H:%M:%S", time.localtime(job.started)) for job in done]
-        drawn = [[JOB + job.id, Text("Images of {time}", time=at)] for job, at in zip(done, when, strict=True)]
+        generated = [[JOB + job.id, Text("Images of {time}", time=at)] for job, at in zip(done, when, strict=True)]
         listed = [[RUN + run.id, Text("Run {run}", run=run.id)] for run in runs]
         sampled = [entry for run, entry in zip(runs, listed, strict=True) if _samples(run)]
-        return {"models": [*forms, *listed], "sheets": [*drawn, *sampled]}
+        return {"models": [*forms, *listed], "sheets": [*generated, *sampled]}
 
     def of_run(self, sent: ApiRequest) -> JsonObject:
-        """The files that a run has saved, in their order, and the prompts that it draws."""
+        """The files that a run has saved, in their order, and the prompts of its samples."""
         run = _run(sent.text("run"))
         events = reader.progress(run.folder).update().events
         files = dict.fromkeys(_absolute(run, event) for event in events.get("saved", ()))
@@ -75,7 +75,7 @@ class DrawingTab:
         return {"files": kept, "prompts": [one for one in asked if one]}
 
     def begin(self, sent: ApiRequest) -> JsonObject:
-        """Start a drawing. What can be wrong with the form is said before."""
+        """Start generating. What can be wrong with the form is said before."""
         if busy := next((job for job in jobs.every(KIND) if job.active), None):
             raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=busy.id)
         (config, word), loras = self._config(sent), [self._lora(line) for line in sent.texts("loras") if line.strip()]
@@ -98,20 +98,20 @@ class DrawingTab:
         return {"job": job_status(jobs.start(KIND, words, place))}
 
     def sheet(self, sent: ApiRequest) -> JsonObject:
-        """Pictures in rows and columns: of a drawing, or of a run's samples by prompt and step."""
+        """Pictures in rows and columns: of a comparison, or of a run's samples by prompt and step."""
         name = sent.text("name")
         if name.startswith(RUN):
             return _of_samples(_run(name.removeprefix(RUN)))
         job = jobs.find(name.removeprefix(JOB))
         found = job.result
         rows = enumerate(found.get("files") or [])
-        cells = [[_cell("drawn", {"job": job.id, "row": row, "column": column}) if file else None
+        cells = [[_cell("generated", {"job": job.id, "row": row, "column": column}) if file else None
                   for column, file in enumerate(files)] for row, files in rows]  # fmt: skip
         return {"columns": found.get("columns") or [], "rows": found.get("rows") or [], "cells": cells,
                 "folder": found.get("folder") or ""}  # fmt: skip
 
     def show(self, query: Mapping[str, str]) -> Response:
-        """A picture of a drawing by its place; nothing else can be asked for."""
+        """A picture of a comparison by its place; nothing else can be asked for."""
         try:
             found = jobs.find(query.get("job")).result["files"]
             path = paths.present(found[int(query["row"])][int(query["column"])], self.roots, samples.IMAGES)
@@ -123,7 +123,7 @@ class DrawingTab:
         return Response(body, media_type=kind or "application/octet-stream", headers=samples.KEPT)
 
     def _config(self, sent: ApiRequest) -> tuple[RunConfig, str]:
-        """What of a form or a run's config a drawing needs, and the word that it teaches."""
+        """What of a form or a run's config a comparison needs, and the word that it teaches."""
         name = sent.text("model")
         if name.startswith(RUN):
             run = _run(name.removeprefix(RUN))
@@ -150,13 +150,14 @@ class DrawingTab:
 
     def _markup(self) -> str:
         numbers = "".join(
-            f'<div class="field"><label for="draw-{name}">{label}</label><input id="draw-{name}" data-prompt="{name}"'
-            f' inputmode="decimal" spellcheck="false" autocomplete="off"><small>{escape(about)}</small></div>'
+            f'<div class="field"><label for="sampling-{name}">{label}</label>'
+            f'<input id="sampling-{name}" data-prompt="{name}" inputmode="decimal" spellcheck="false"'
+            f' autocomplete="off"><small>{escape(about)}</small></div>'
             for name, label, about in NUMBERS
         )
         return (Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
                 .replace("[numbers]", numbers)
-                .replace("[row]", lora_row("draw-lora", "learned", "File"))
+                .replace("[row]", lora_row("sampling-lora", "learned", "File"))
                 .replace("[browse-guide]", picker.button(GUIDE, "Control image", "file"))
                 .replace("[browse]", picker.button("folder", "Folder for images", "folder"))
                 .replace("[folder]", escape(str(self.roots[0].joinpath(*FOLDER)))))  # fmt: skip

@@ -11,10 +11,10 @@ from library import families, methods
 from library.cli.launch import script_of
 from library.config.problems import ConfigError
 from library.config.schema import build
-from library.drawing import plan, shell
-from library.drawing.draw import draw
 from library.methods.applied_files import AppliedFiles
 from library.outputs.prompts import Prompt
+from library.sampling import plan, shell
+from library.sampling.generate import generate
 from tests.training import config_of, shallow  # noqa: F401
 
 ZORB = Prompt("a zorb, red", width=64, height=64, seed=3, sample_steps=1)
@@ -32,7 +32,7 @@ def config(shallow):  # noqa: F811
 
 @pytest.fixture(scope="module")
 def files(shallow, tmp_path_factory):  # noqa: F811
-    """An embedding of two vectors whose file says its word, the same as .pt, and LLLite that changes what is drawn."""
+    """An embedding of two vectors whose file says its word, the same as .pt, and LLLite that changes the images."""
     folder = tmp_path_factory.mktemp("files")
     chance = torch.Generator().manual_seed(1)
     made = config_of(shallow, CONTROL, network_dim=4, cond_emb_dim=8)
@@ -49,20 +49,20 @@ def files(shallow, tmp_path_factory):  # noqa: F811
     return folder
 
 
-def drawn(config, folder, columns, prompt=ZORB, word=""):
-    sheet = draw(config, columns, [prompt], folder, quiet, word=word)
+def sampled(config, folder, columns, prompt=ZORB, word=""):
+    sheet = generate(config, columns, [prompt], folder, quiet, word=word)
     return [Image.open(name) for name in sheet.files[0]]
 
 
-def test_a_word_is_drawn_where_its_file_is_used(config, files, tmp_path):
+def test_a_word_is_sampled_where_its_file_is_used(config, files, tmp_path):
     columns = [plan.Column("", ((files / name, strength),)) for name, strength in
                (("e.safetensors", 0.0), ("e.safetensors", 1.0), ("zorb.pt", 1.0))]  # fmt: skip
     columns = [plan.Column("", ()), *columns]
-    bare, off, by_metadata, by_name = drawn(config, tmp_path / "o", columns)
+    bare, off, by_metadata, by_name = sampled(config, tmp_path / "o", columns)
     assert bare.tobytes() == off.tobytes() != by_metadata.tobytes() == by_name.tobytes()
     assert by_metadata.text["parameters"].startswith("a zorb, red\n")  # no tag of a LoRA
-    (named,) = drawn(config, tmp_path / "n", [columns[3]], replace(ZORB, prompt="a glim, red"), "glim")
-    (unnamed,) = drawn(config, tmp_path / "u", [columns[0]], replace(ZORB, prompt="a glim, red"))
+    (named,) = sampled(config, tmp_path / "n", [columns[3]], replace(ZORB, prompt="a glim, red"), "glim")
+    (unnamed,) = sampled(config, tmp_path / "u", [columns[0]], replace(ZORB, prompt="a glim, red"))
     assert named.tobytes() != unnamed.tobytes()
 
 
@@ -87,8 +87,8 @@ def test_what_is_read_is_what_a_training_reads(config, files, shallow):  # noqa:
 def test_a_control_image_is_followed_as_strongly_as_asked(config, files, tmp_path):
     file, guided = files / "c.safetensors", replace(ZORB, controlnet_image=str(files / "edges.png"))
     columns = plan.columns("strengths", [(file, 1.0)], [0.0, 0.5, 1.0])
-    off, half, whole = drawn(config, tmp_path / "o", columns, guided)
-    (bare,) = drawn(config, tmp_path / "b", [plan.Column("", ())])
+    off, half, whole = sampled(config, tmp_path / "o", columns, guided)
+    (bare,) = sampled(config, tmp_path / "b", [plan.Column("", ())])
     assert bare.tobytes() == off.tobytes() and len({one.tobytes() for one in (off, half, whole)}) == 3
     family = families.family_for(config)
     parts = family.load(torch.float32)
@@ -124,7 +124,7 @@ def test_files_and_images_that_do_not_fit_are_sentences(config, files, tmp_path)
     for column, prompt, said in ((control, ZORB, "name one behind each prompt"), (control, guided, "does not exist"),
                                  (plan.Column("", ()), guided, "only LLLite follows")):  # fmt: skip
         with pytest.raises(ConfigError, match=said):
-            drawn(config, tmp_path / "o", [column], prompt)
+            sampled(config, tmp_path / "o", [column], prompt)
 
 
 def test_other_families_say_that_they_have_no_such_files(shallow, files):  # noqa: F811

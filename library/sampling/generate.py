@@ -1,4 +1,4 @@
-"""Draw a comparison with the trainer's own preview sampler. Importing this loads torch."""
+"""Generate a comparison with the trainer's own preview sampler. Importing this loads torch."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -13,8 +13,6 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
 from library.data import pixels
-from library.drawing import plan
-from library.drawing.plan import Column
 from library.families.base import Family, ModelComponents, SampleRequest
 from library.files import write_atomic
 from library.memory.placement import placement
@@ -23,18 +21,20 @@ from library.memory.quantization import fp8_storage
 from library.methods.applied_files import AppliedFiles
 from library.outputs import prompts as prompt_files
 from library.outputs.prompts import Prompt
+from library.sampling import plan
+from library.sampling.plan import Column
 from library.train.samples import request_of
 from library.train.world import World
 
 MARGIN, TITLE = 8, 22  # pixels in the sheet
 SMALLEST = 160
 
-Report = Callable[[str, int, int], None]  # what is done now, how much of how much; it may raise to end the drawing
+Report = Callable[[str, int, int], None]  # what is done now, how much of how much; it may raise to stop
 
 
 @dataclass
 class Sheet:
-    """The pictures of a comparison, by row and column; "" where none is drawn yet."""
+    """The pictures of a comparison, by row and column; "" where none is there yet."""
 
     columns: list[str]
     rows: list[str]
@@ -48,7 +48,7 @@ class Sheet:
                 "grid": self.grid}  # fmt: skip
 
 
-def draw(  # noqa: PLR0913 - what is drawn with what, and who is told of it
+def generate(  # noqa: PLR0913 - what is generated from what, and who is told of it
     config: RunConfig,
     columns: Sequence[Column],
     prompts: Sequence[Prompt],
@@ -57,8 +57,9 @@ def draw(  # noqa: PLR0913 - what is drawn with what, and who is told of it
     store: Callable[[Sheet], None] = lambda sheet: None,
     word: str = "",
 ) -> Sheet:
-    """Draw each prompt in each column, column by column, into a new folder in `folder`. `store` is called after each
-    picture; `word` is that of embeddings whose files do not say theirs. Raises ConfigError for files that do not fit.
+    """Generate each prompt in each column, column by column, into a new folder in `folder`. `store` is called after
+    each image; `word` is that of embeddings whose files do not say theirs. Raises ConfigError for files that do not
+    fit.
     """
     family = families.family_for(config)
     if wrong := [*family.problems()]:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from kohya_gui.drawing import drawing
 from kohya_gui.form.form import SettingsForm
 from kohya_gui.form.tab import FAMILIES, TABS
+from kohya_gui.sampling import sampling
 from kohya_gui.server.json_api import ApiRequest
 from library.config.problems import ConfigError
 from library.config.schema import read_toml
@@ -27,7 +27,7 @@ def tab(tmp_path, monkeypatch):
     for name in ("a", "b", "model"):
         (root / f"{name}.safetensors").write_text("x")
     (tmp_path / "secret.safetensors").write_text("x")
-    made = drawing.DrawingTab.__new__(drawing.DrawingTab)
+    made = sampling.SamplingTab.__new__(sampling.SamplingTab)
     form = SettingsForm(TAB.id, FAMILIES, TAB.configs, TAB.basics)
     made.forms, made.titles, made.roots = {TAB.id: form}, {TAB.id: TAB.title}, [root]
     made.started = []
@@ -130,7 +130,7 @@ def test_a_runs_samples_and_files_are_there(tab, tmp_path):
     }
 
 
-def test_only_pictures_of_a_drawing_inside_the_roots_are_shown(tab, tmp_path):
+def test_only_pictures_of_a_comparison_inside_the_roots_are_shown(tab, tmp_path):
     inside, outside = tmp_path / "root" / "0.png", tmp_path / "0.png"
     for path in (inside, outside):
         Image.new("RGB", (32, 32)).save(path)
@@ -160,9 +160,9 @@ def test_files_of_a_run_are_compared(visit, served, monkeypatch):
     monkeypatch.setattr(jobs, "start", lambda kind, words, folder: asked.append(words) or finished(folder, served[1]))
 
     def finished(folder, root):
-        Image.new("RGB", (32, 32), (9, 90, 9)).save(root / "drawn.png")
+        Image.new("RGB", (32, 32), (9, 90, 9)).save(root / "generated.png")
         layout.store(folder / jobs.RESULT, {"columns": ["zorb-10", "zorb-20"], "rows": ["a cat"], "folder": str(root),
-                                            "files": [[str(root / "drawn.png")] * 2]})  # fmt: skip
+                                            "files": [[str(root / "generated.png")] * 2]})  # fmt: skip
         layout.store(folder / jobs.JOB, {"kind": "sample", "state": "finished", "started": 2.0,
                                          "arguments": ["sample", "x.toml"]})  # fmt: skip
         return jobs.at(folder)
@@ -170,18 +170,18 @@ def test_files_of_a_run_are_compared(visit, served, monkeypatch):
     seen = visit()
     page = seen.page
     page.locator(".samples [data-try]").click()  # beside the samples of the run
-    box = page.locator(".drawing")
+    box = page.locator(".sampling")
     box.locator(".board .sample").nth(3).wait_for()
-    assert box.locator("#draw-model").input_value() == "run:zorb-1" == box.locator("#draw-sheet").input_value()
-    page.wait_for_function("document.querySelector('#draw-prompts').value === 'a cat\\na dog'")
+    assert box.locator("#sampling-model").input_value() == "run:zorb-1" == box.locator("#sampling-sheet").input_value()
+    page.wait_for_function("document.querySelector('#sampling-prompts').value === 'a cat\\na dog'")
     assert box.locator(".board .sample span").all_inner_texts() == ["Step 10", "Step 20"] * 2
-    compare, strengths = box.locator("#draw-compare"), box.locator("#draw-strengths")
+    compare, strengths = box.locator("#sampling-compare"), box.locator("#sampling-strengths")
     assert not strengths.is_visible()  # which are for several only
     compare.select_option("strengths")
     assert strengths.is_visible()
     strengths.fill("no number")  # is asked for nowhere else
     box.get_by_role("button", name="All files of this run").click()
-    page.wait_for_function("document.querySelector('#draw-compare').value === 'files'")
+    page.wait_for_function("document.querySelector('#sampling-compare').value === 'files'")
     box.get_by_role("button", name="Generate", exact=True).click()
     box.locator(".board .sample span", has_text="zorb-20").wait_for()
     assert [word for word in asked[0] if word.startswith("--lora=")] == [

@@ -1,4 +1,4 @@
-"""What is drawn: a column for each setting of the LoRA files, a row for each prompt. No torch in here."""
+"""What is generated: a column for each setting of the LoRA files, a row for each prompt. No torch in here."""
 
 import json
 import math
@@ -16,7 +16,7 @@ from library.outputs.prompts import Prompt
 COMPARE = ("together", "strengths", "files")
 STRENGTHS = (0.0, 0.5, 1.0)
 MOST = 200  # pictures
-# Options that say, besides those of the model, with which numbers and in how much memory is drawn.
+# Options that say, besides those of the model, with which numbers and in how much memory.
 KEPT = ("mixed_precision", "fp8_base", "fp8_base_unet", "int8_base", "blocks_to_swap", "attention_kernel", "sdpa",
         "xformers", "sample_sampler")  # fmt: skip
 
@@ -49,7 +49,7 @@ def columns(compare: str, loras: Weighted, strengths: Sequence[float] = STRENGTH
 
 
 def kept(family: str, values: JsonMapping) -> JsonObject:
-    """Of a config's values those that a drawing needs."""
+    """Of a config's values those that a comparison needs."""
     known = options(families.config_class(families.lora_script(family)))
     own = {name for name, option in known.items() if option.section == "model"} | {*KEPT}
     return {name: value for name, value in values.items() if name in own & known.keys()}
@@ -62,7 +62,7 @@ def with_one_seed(prompts: Sequence[Prompt]) -> list[Prompt]:
 
 
 def check_size(number_of_columns: int, prompts: Sequence[Prompt]) -> None:
-    """Raise ConfigError for nothing to draw, or far more than anyone looks at."""
+    """Raise ConfigError for nothing to generate, or far more than anyone looks at."""
     if not prompts:
         raise ConfigError("There is nothing to generate: write a prompt")
     if number_of_columns * len(prompts) > MOST:

@@ -1,4 +1,4 @@
-// The tab Try it: what is filled in becomes a drawing, and what was drawn is shown in rows and columns.
+// The tab Try it: what is filled in becomes a job, and its images are shown in rows and columns.
 import { read } from "../form/page.js";
 import { translated } from "../i18n/words.js";
 import { all, around, hit, isField, make, one, showMessage } from "../server/elements.js";
@@ -24,23 +24,23 @@ let look;
  * @param {new () => T} [type]
  */
 const part = (selector, type) => one(place ?? document, selector, type);
-const model = () => part("#draw-model", HTMLSelectElement);
-const sheets = () => part("#draw-sheet", HTMLSelectElement);
-const text = (/** @type {string} */ id) => /** @type {HTMLInputElement} */ (part(`#draw-${id}`)).value;
+const model = () => part("#sampling-model", HTMLSelectElement);
+const sheets = () => part("#sampling-sheet", HTMLSelectElement);
+const text = (/** @type {string} */ id) => /** @type {HTMLInputElement} */ (part(`#sampling-${id}`)).value;
 
 /** @param {Element} element */
 export function mount(element) {
-  place = one(element, ".drawing");
-  const found = watcher(part(".jobs"), "sample", (job) => void refresh(JOB + job.id), (job) => void drawSheet(JOB + job.id));
+  place = one(element, ".sampling");
+  const found = watcher(part(".jobs"), "sample", (job) => void refresh(JOB + job.id), (job) => void renderSheet(JOB + job.id));
   look = found;
   part("form").addEventListener("submit", (event) => event.preventDefault());
   part("form").addEventListener("input", (event) => {
     const list = hit(event, ".files");
     if (list) grow(list);
   });
-  part("#draw-compare").addEventListener("change", settle);
+  part("#sampling-compare").addEventListener("change", settle);
   model().addEventListener("change", () => void chooseModel());
-  sheets().addEventListener("change", () => void drawSheet(sheets().value));
+  sheets().addEventListener("change", () => void renderSheet(sheets().value));
   part(".epochs").addEventListener("click", () => void fillEpochs());
   part(".go", HTMLButtonElement).addEventListener("click", () => void begin());
   void start();
@@ -68,7 +68,7 @@ async function start() {
 async function refresh(show = "") {
   try {
     /** @type {{ models: Choice[], sheets: Choice[] }} */
-    const known = await ask("draw_choices");
+    const known = await ask("sampling_choices");
     for (const [list, choices] of /** @type {[HTMLSelectElement, Choice[]][]} */ ([[model(), known.models], [sheets(), known.sheets]])) {
       const before = list.value;
       list.replaceChildren(...choices.map(([value, title]) => make("option", { value }, title)));
@@ -76,7 +76,7 @@ async function refresh(show = "") {
     }
     part(".board").hidden = !known.sheets.length;
     if (show && known.sheets.some(([value]) => value === show)) sheets().value = show;
-    if (known.sheets.length) await drawSheet(sheets().value);
+    if (known.sheets.length) await renderSheet(sheets().value);
     settle();
   } catch (error) {
     showMessage(part(".said-of"), "bad", messageOf(error));
@@ -86,21 +86,21 @@ async function refresh(show = "") {
 /** What needs a run is there only where one is chosen, and strengths only where they are compared. */
 function settle() {
   part(".epochs").hidden = !model().value.startsWith(RUN);
-  around(part("#draw-strengths"), ".field").hidden = text("compare") !== "strengths";
+  around(part("#sampling-strengths"), ".field").hidden = text("compare") !== "strengths";
 }
 
 async function chooseModel() {
   settle();
   if (!model().value.startsWith(RUN)) return;
   const { prompts } = await ofRun();
-  const field = part("#draw-prompts", HTMLTextAreaElement);
+  const field = part("#sampling-prompts", HTMLTextAreaElement);
   if (!field.value.trim()) field.value = prompts.join("\n");
 }
 
 /** @returns {Promise<{ files: string[], prompts: string[] }>} */
 async function ofRun() {
   try {
-    return await ask("draw_run", { run: model().value.slice(RUN.length) });
+    return await ask("sampling_run", { run: model().value.slice(RUN.length) });
   } catch (error) {
     showMessage(part(".said-of"), "bad", messageOf(error));
     return { files: [], prompts: [] };
@@ -117,7 +117,7 @@ async function fillEpochs() {
     if (last) one(last, "input", HTMLInputElement).value = file;
     grow(list);
   }
-  if (files.length > 1) part("#draw-compare", HTMLSelectElement).value = "files";
+  if (files.length > 1) part("#sampling-compare", HTMLSelectElement).value = "files";
   settle();
   showMessage(part(".said-of"), files.length ? "" : "bad", files.length ? "" : "This run has saved no file yet.");
 }
@@ -127,7 +127,7 @@ async function begin() {
   const fields = Object.fromEntries(all(part("form"), "[data-prompt]").filter(isField).map((field) => [field.dataset.prompt, field.value]));
   go.disabled = true;
   try {
-    const { job } = await ask("draw_begin", {
+    const { job } = await ask("sampling_begin", {
       model: chosen, form: chosen.startsWith(TAB) ? read(chosen.slice(TAB.length)) : "", fields, prompts: text("prompts"),
       loras: String(valueToSend(part(".files"))).split("\n").filter(Boolean), compare: text("compare"), ...(text("compare") === "strengths" ? { strengths: text("strengths") } : {}), folder: text("folder"),
     });
@@ -144,10 +144,10 @@ async function begin() {
  * Show a sheet: each row is a strip whose pictures can be compared (monitor.js).
  * @param {string} name
  */
-async function drawSheet(name) {
+async function renderSheet(name) {
   try {
     /** @type {Sheet} */
-    const { columns, rows, cells, folder } = await ask("draw_sheet", { name });
+    const { columns, rows, cells, folder } = await ask("sampling_sheet", { name });
     if (!cells.length || (sheets().value !== name && wanted !== name)) return;
     part(".board").hidden = false;
     part(".where").textContent = folder;

@@ -12,23 +12,23 @@ from library.config.json_types import JsonMapping
 from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
 from library.config.schema import build, read_toml
-from library.drawing import plan
 from library.families.recognition import recognised
 from library.outputs import prompts as prompt_files
 from library.outputs.prompts import Prompt
 from library.runs import gpu_slots
 from library.runs.job_work import joined
 from library.runs.lanes import free_lanes
+from library.sampling import plan
 
 if TYPE_CHECKING:
-    from library.drawing.draw import Sheet
+    from library.sampling.generate import Sheet
 
 DONE = 0
 BASE = "pretrained_model_name_or_path"
 
 
 def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
-    """Draw; 0 when it worked. `script_of` says which script a TOML is for. Raises ConfigError."""
+    """Generate; 0 when it worked. `script_of` says which script a TOML is for. Raises ConfigError."""
     asked = parser().parse_args(argv)
     loras = [weighted(text) for text in asked.lora]
     strengths = numbers(asked.strengths)
@@ -39,14 +39,14 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
     word = asked.word or word_of(asked.config)
     with joined("sample") as work, free_lanes({"cpu": asked.cpu}, work.wait) as own:
         os.environ.update(gpu_slots.environment(own))
-        draw = families.load("library.drawing.draw:draw")  # with torch, which looks once for the GPUs that it may use
+        generate = families.load("library.sampling.generate:generate")  # with torch, which looks for GPUs only once
 
         def store(sheet: "Sheet") -> None:
             work.store(sheet.as_json())
             if not work.folder:
                 print(next(name for row in reversed(sheet.files) for name in reversed(row) if name), flush=True)
 
-        sheet = draw(config, columns, prompts, asked.out, work.phase, store, word)
+        sheet = generate(config, columns, prompts, asked.out, work.phase, store, word)
         print(sheet.grid)
     return DONE
 
@@ -72,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--prompt", action="append", default=[], help="what to generate, as a line of a prompt file")
     made.add_argument("--prompts", type=Path, metavar="FILE", help="a prompt file")
     made.add_argument("--seed", type=int, help="for prompts that have none; else a random one, the same for all")
-    made.add_argument("--out", type=Path, default=Path("drawings"), metavar="FOLDER", help="where images are kept")
+    made.add_argument("--out", type=Path, default=Path("generated"), metavar="FOLDER", help="where images are kept")
     made.add_argument("--cpu", action="store_true", help="generate on the processor")
     return made
 
@@ -122,7 +122,7 @@ def prompts_of(asked: argparse.Namespace) -> list[Prompt]:
 
 
 def config_of(path: Path, given: JsonMapping, script_of: Callable[[Path], str]) -> RunConfig:
-    """The config to draw with: of a TOML its model and how that fits into memory, of a model's file that model alone.
+    """The config to sample with: of a TOML its model and how that fits into memory, of a model's file that model alone.
 
     `script_of` says which script a TOML is for.
     """

@@ -14,13 +14,13 @@ from library import families
 from library.cli.launch import script_of
 from library.cli.main import main
 from library.config.problems import ConfigError
-from library.drawing import plan, shell
-from library.drawing.draw import draw
 from library.methods import lora
 from library.methods.applied import AppliedLoras
 from library.outputs.prompts import Prompt
 from library.runs import gpu_slots, lanes, layout, process, reader, start
 from library.runs import job as jobs
+from library.sampling import plan, shell
+from library.sampling.generate import generate
 from library.tools import names
 from tests.training import shallow  # noqa: F401
 
@@ -69,14 +69,14 @@ def lora_file(path, layers, rank=4, seed=0, text=True):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_grid_over_strengths_is_drawn_with_one_seed_and_metadata(given, script, tmp_path):
+def test_a_grid_over_strengths_is_generated_with_one_seed_and_metadata(given, script, tmp_path):
     config = given(script)
     family = families.family_for(config)
     parts = family.load(torch.float32, torch.float32)
     file = lora_file(tmp_path / "zorb.safetensors", adapter_names(family, parts))
     columns = plan.columns("strengths", [(file, 1.0)], [0.0, 1.0, 0.0])
     stored = []
-    sheet = draw(config, columns, [CAT], tmp_path / "out", quiet, lambda one: stored.append(one.as_json()))
+    sheet = generate(config, columns, [CAT], tmp_path / "out", quiet, lambda one: stored.append(one.as_json()))
     bare, changed, again = (Image.open(name) for name in sheet.files[0])
     assert bare.tobytes() == again.tobytes() != changed.tobytes()  # a strength of 0 is the base model itself
     assert bare.size == (64, 64) and sheet.columns == ["× 0", "× 1", "× 0"] and len(stored) == 4
