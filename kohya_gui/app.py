@@ -1,6 +1,7 @@
 """The page as a whole, and the server that shows it."""
 
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from kohya_gui.panel.queue import QueueTab
 from kohya_gui.sampling.sampling import SamplingTab
 from kohya_gui.server import paths, preloads, scripts
 from kohya_gui.server.allowed_folders import AllowedFolders, Roots
-from kohya_gui.server.assets import Assets
+from kohya_gui.server.assets import FOLDER, Assets, contents
 from kohya_gui.server.auth import AuthGate
 from kohya_gui.server.gradio_import import without_apps
 from kohya_gui.server.json_api import JsonApi
@@ -54,6 +55,7 @@ class Page(gr.Blocks):
 
     def __init__(self, training: TrainingTabs, **how: Any) -> None:
         self.service, self.training = JsonApi(), training
+        self.asked_first: list[Path | bytes] = []  # files that each new visitor asks for
         self.service.add(training.answers, training.shows)
         super().__init__(**how)
 
@@ -130,10 +132,20 @@ def application(page: Page, access: JsonObject, root_path: str = "") -> Any:
     page._queue.sleep_when_free = 0.02
     used = preloads.needed(sorted({block.get_block_name() for block in page.blocks.values()}))
     lines, sheets, styles = preloads.head(used)
-    tagged = ScriptTags(inner, page.training.ahead() + lines, sheets)
+    theme = f'<link rel="preload" as="style" href="./theme.css?v={page.theme_hash}">'
+    tagged = ScriptTags(inner, page.training.ahead() + theme + lines, sheets)
     packed = GZipMiddleware(tagged, minimum_size=2000, compresslevel=4)
-    shown = TensorboardProxy(Assets(packed, scripts.FILES | styles))
+    own = scripts.FILES | styles | {"/theme.css": page.theme_css.encode()}
+    shown = TensorboardProxy(Assets(packed, own))
+    page.asked_first = [*own.values(), *(FOLDER / name for name in used)]
     return Protected(AuthGate(Routes(shown, prefix_of(root_path)), **access))
+
+
+def prepare(page: Page) -> None:
+    """Make what the first visit asks for, a third of a second's work, while the browser is being started."""
+    page.training.prepare()
+    for file in page.asked_first:
+        contents(file, packed=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -147,7 +159,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     roots = Roots(paths.roots(given.root), is_private(access, given.root_path))
     with without_collecting():
-        app = application(build(roots), access, given.root_path)
+        page = build(roots)
+        app = application(page, access, given.root_path)
+    threading.Thread(target=prepare, args=(page,), daemon=True).start()
     announce(given, bound.getsockname()[1], access)
     serve(app, bound)
     return 0

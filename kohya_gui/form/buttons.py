@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Iterator, Mapping
 from html import escape
+from threading import Lock
 from urllib.parse import urlencode
 
 import gradio as gr
@@ -23,6 +24,7 @@ class TrainingTabs:
     def __init__(self, tabs: Mapping[str, TrainingTab]) -> None:
         """`tabs` by name, the one that is shown first in front."""
         self.tabs, self.mark = tabs, secrets.token_hex(4)
+        self.making = Lock()  # or who asks while a tab is being made would have it made a second time, more slowly
 
     @property
     def answers(self) -> dict[str, Handler]:
@@ -52,7 +54,14 @@ class TrainingTabs:
     def show(self, query: Mapping[str, str]) -> Response:
         """What is in a tab."""
         headers = {"cache-control": "private, max-age=31536000, immutable"}
-        return Response(self._tab(query.get("tab", "")).markup, media_type="text/html", headers=headers)
+        tab = self._tab(query.get("tab", ""))
+        with self.making:
+            made = tab.markup
+        return Response(made, media_type="text/html", headers=headers)
+
+    def prepare(self) -> None:
+        """Make what is shown first before anybody asks for it."""
+        self.show({"tab": next(iter(self.tabs))})
 
     def _tab(self, name: str) -> TrainingTab:
         if name not in self.tabs:

@@ -12,6 +12,7 @@ const PERIOD = 10_000;
 let asking = null;
 /** @type {Gpu[]} */
 let known = [];
+let asked = false;
 
 /**
  * The field of a launch setting.
@@ -77,8 +78,8 @@ const look = () => (asking ??= ask("gpus").then(({ gpus }) => {
 onSettled((where) => {
   const box = one(where, ".gpus");
   if (known.length > 1) show(box);
-  else if (!box.dataset.asked) void look();
-  box.dataset.asked = "true";
+  else if (!asked) void look();
+  asked = true;
 });
 setInterval(() => {
   if (known.length > 1 && document.visibilityState === "visible" && all(document, ".gpus").some((box) => box.checkVisibility())) void look();

@@ -28,10 +28,17 @@ const timers = {};
 /** @type {Record<string, number>} how often each form was asked about: older answers are not shown */
 const newest = {};
 
+/** @type {Set<string>} tabs that nobody has opened since their forms changed: they are asked about then */
+const later = new Set();
+
 form.onSettled((where) => {
   const tab = where.id.replace(/-form$/, "");
   clearTimeout(timers[tab]);
-  timers[tab] = setTimeout(() => judge(tab), 250);
+  timers[tab] = setTimeout(() => (where.checkVisibility() ? judge(tab) : later.add(tab)), 250);
+});
+form.onOpened((where) => {
+  const tab = where.id.replace(/-form$/, "");
+  if (later.delete(tab)) judge(tab);
 });
 
 /** @param {string} tab */

@@ -1,13 +1,14 @@
 // A training tab: what is in it comes when it is opened, and its buttons ask the server.
 import { markAllowed } from "../server/allowed_folders.js";
-import { around, hit, one, showMessage } from "../server/elements.js";
+import { around, hit, make, one, showMessage } from "../server/elements.js";
 import { address, ask } from "../server/http.js";
 import { tellError } from "./messages.js";
-import { base, download, fill, mount, read, rest } from "./page.js";
+import { base, download, fill, formOf, mount, read, rest } from "./page.js";
 
 /** @typedef {{ message?: string, fill?: string, path?: string, opened?: string, file?: { name: string, text: string } }} Said what is not there stays as it is */
 
 const CHECKS = ["train", "later", "check"]; // what takes seconds; what is wrong with the form itself is said before
+const QUIET = 1500; // milliseconds after the first tab until the others are made
 const LARGEST = 1_000_000; // bytes of a config that is sent from this computer
 
 /** @type {Record<string, Promise<string>>} what is in each tab, once it was asked for */
@@ -27,29 +28,55 @@ function contentOf(tab, mark) {
   return contents[tab];
 }
 
+/** @type {Record<string, HTMLElement>} tabs that were made before anybody opens them */
+const ready = {};
+/** @type {ReturnType<typeof setTimeout> | undefined} when they are */
+let planned;
+
 /**
  * A training tab has come onto the page: put into it what it has, and what its form held before a reload.
  * @param {Element} element
  */
 export async function mountTraining(element) {
-  const place = one(element, ".training"), { tab = "", mark = "" } = place.dataset;
+  const place = one(element, ".training"), { tab = "", mark = "", others = "" } = place.dataset;
+  planned ??= setTimeout(() => makeOthers(others.split(" ").filter(Boolean), mark), QUIET);
+  if (ready[tab]) {
+    place.replaceWith(ready[tab]);
+    document.dispatchEvent(new CustomEvent("kohya:opened", { detail: formOf(tab) }));
+    return;
+  }
   try {
-    place.innerHTML = await contentOf(tab, mark);
+    const content = await contentOf(tab, mark);
+    ready[tab] = place;
+    place.innerHTML = content;
   } catch {
     showMessage(place, "bad", "The page's server does not answer: is it still running?");
     return;
   }
   mount(place);
-  setTimeout(() => fetchOthers(place), 1500);
 }
 
 /**
- * Ask for what is in the other tabs while nothing else happens, so that each opens at once.
- * @param {HTMLElement} place of the tab that is open
+ * Make the other tabs while nothing else happens, so that each opens at once.
+ * @param {string[]} tabs
+ * @param {string} mark of what the server has there
  */
-async function fetchOthers({ dataset: { others = "", mark = "" } }) {
-  for (const tab of others.split(" ").filter(Boolean)) await contentOf(tab, mark).catch(() => {});
+async function makeOthers(tabs, mark) {
+  const place = make("div", { hidden: true });
+  document.body.append(place);
+  for (const tab of tabs) {
+    await idle();
+    const content = await contentOf(tab, mark).catch(() => "");
+    await idle();
+    if (!content || ready[tab]) continue;
+    ready[tab] = make("div", { className: "training", "data-tab": tab, innerHTML: content });
+    place.append(ready[tab]);
+    mount(ready[tab]);
+  }
 }
+
+/** Until the browser has nothing else to do; Safari does not tell. */
+const idle = () => new Promise((done) => ("requestIdleCallback" in window ? requestIdleCallback(done) : setTimeout(done, 200)));
 
 /** @type {Set<string>} what was asked for and is not answered yet: pressing a button again does not ask twice */
 const asked = new Set();

@@ -1,5 +1,5 @@
 // The four steps to a first training, in the panel as long as there was none: each leads to where it is done.
-import { onSettled } from "../form/page.js";
+import { onOpened, onSettled } from "../form/page.js";
 import { showImages } from "../form/live.js";
 import { all, hit, isField, one } from "../server/elements.js";
 import { wait } from "../server/http.js";
@@ -62,3 +62,4 @@ document.addEventListener("click", async (event) => {
 onSettled((where) => requestAnimationFrame(() => { // before it, asking what can be seen would lay out the page once more
   if (where.checkVisibility()) progress(where);
 }));
+onOpened(progress);

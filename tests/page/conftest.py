@@ -25,6 +25,8 @@ FEATURES = (
 )  # fmt: skip
 ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
              "--disable-component-update", "--disable-sync", f"--disable-features={','.join(FEATURES)}"]  # fmt: skip
+# The browser has no time to spare unless a test says so: forms that nobody opens would be made in each visit.
+NEVER_IDLE = "window.idle = []; window.requestIdleCallback = (act) => idle.push(act);"
 STAND_IN = Path(__file__).with_name("stand_in.py")
 # What works the queue off, with stand-ins for the trainings.
 WORKER = """
@@ -103,6 +105,7 @@ class Visit:
     def __init__(self, browser, address, **how):
         self.address, self.how, self.requests, self.complaints = address, how, [], []
         self.context = browser.new_context(viewport=SIZE, accept_downloads=True, **how)
+        self.context.add_init_script(NEVER_IDLE)
         self.page = self.context.new_page()
         self.page.set_default_timeout(30_000)
         self.page.on("request", lambda request: self.requests.append(request.url))

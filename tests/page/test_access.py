@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import os
 import re
+import socket
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -193,6 +194,12 @@ def test_with_a_token_any_address_of_the_machine_will_do_but_no_strange_name(gua
     assert ask(guarded, host="evil.test", authorization="Bearer the-token")[0] == 403
 
 
+def test_the_halves_of_an_answer_do_not_wait_for_each_other():
+    """asyncio switches that off for sockets that say TCP of themselves, and an accepted one says what ours says."""
+    with contextlib.closing(serving.bind("127.0.0.1", 0)) as bound:
+        assert bound.proto == socket.IPPROTO_TCP
+
+
 def test_scripts_come_from_memory_and_may_be_kept():
     assets = Assets(page, scripts.FILES)
     gradio = next(path for path in sorted(assets.files) if path.startswith("/assets/") and path.endswith(".js"))
@@ -234,6 +241,7 @@ def started(monkeypatch):
     """Start the page with arguments; what its access checks were given, or the exit code."""
     seen = {}
     monkeypatch.setattr(app, "build", lambda roots: None)
+    monkeypatch.setattr(app, "prepare", lambda page: None)
     monkeypatch.setattr(app, "application", lambda page, gate, root_path: seen.update(gate))
     monkeypatch.setattr(app, "serve", lambda made, bound: (seen.update(bound=bound.getsockname()), bound.close()))
     monkeypatch.delenv("SSH_CONNECTION", raising=False)

@@ -32,6 +32,37 @@ def test_the_first_screen(visit):
     assert page.evaluate("document.documentElement.scrollWidth") == 1440
 
 
+def test_the_other_tabs_are_made_ahead_and_ask_nothing_before_they_are_opened(visit):
+    page, judged = (visitor := visit()).page, []
+    listen = lambda one: judged.append(one.post_data_json["tab"]) if "/own/judge" in one.url else None  # noqa: E731
+    page.on("request", listen)
+    page.wait_for_function("""() => { idle.splice(0).forEach((act) => act());
+        return document.querySelectorAll("form.settings").length === 5; }""")
+    page.wait_for_function("() => { idle.splice(0).forEach((act) => act()); return !idle.length; }")
+    asked = lambda what: [url for url in visitor.requests if f"/own/{what}" in url]  # noqa: E731
+    assert (len(asked("form?")), len(asked("gpus"))) == (5, 1)
+    ids = page.locator("form.settings [id]").evaluate_all("all => all.map((one) => one.id)")
+    assert len(set(ids)) == len(ids) > 1000
+    assert [form.is_visible() for form in page.locator("form.settings").all()].count(True) == 1
+    with page.expect_response(lambda answer: "/own/judge" in answer.url and "dreambooth" in answer.request.post_data):
+        visitor.tab("DreamBooth")
+    visitor.fill(train_data_dir="/images")
+    visitor.tab("LoRA")
+    visitor.tab("DreamBooth")
+    assert page.locator("#dreambooth-train_data_dir").input_value() == "/images"
+    assert len(asked("form?")) == 5
+    page.remove_listener("request", listen)
+    assert set(judged) <= {"lora", "dreambooth"}
+
+
+def test_what_gradio_waits_for_is_asked_for_by_the_head_of_the_page(visit):
+    visitor = visit()
+    ahead = visitor.page.locator("head link[rel=preload]").evaluate_all("all => all.map((one) => one.href)")
+    assert ["/own/form?" in ahead[0], "/theme.css?v=" in ahead[1]] == [True, True]
+    assert [visitor.requests.count(url) for url in ahead] == [1, 1]
+    assert "immutable" in visitor.context.request.get(ahead[1]).headers["cache-control"]
+
+
 def test_an_empty_form_is_told_all_that_is_missing(visit):
     visitor = visit()
     visitor.click("Train")
