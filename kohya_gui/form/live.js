@@ -10,6 +10,7 @@ import { sentOf, tell, tellError } from "./messages.js";
 import * as form from "./page.js";
 import { probe } from "./probe.js";
 import { several } from "./several.js";
+import { onOpened } from "./tab.js";
 
 /** @typedef {import("./page.js").Field} Field */
 /** @typedef {{ path?: string, family?: string, words?: string, options?: form.Values }} Model what the base model's file is; empty where it is not known */
@@ -36,7 +37,7 @@ form.onSettled((where) => {
   clearTimeout(timers[tab]);
   timers[tab] = setTimeout(() => (where.checkVisibility() ? judge(tab) : later.add(tab)), 250);
 });
-form.onOpened((where) => {
+onOpened((where) => {
   const tab = where.id.replace(/-form$/, "");
   if (later.delete(tab)) judge(tab);
 });

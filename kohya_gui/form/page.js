@@ -307,12 +307,6 @@ export function settle(where) {
 export const onSettled = (listener) => document.addEventListener("kohya:settled", (event) => listener(/** @type {CustomEvent} */ (event).detail));
 
 /**
- * Call back when a training tab is opened whose form may have been made before.
- * @param {(where: HTMLFormElement) => void} listener
- */
-export const onOpened = (listener) => document.addEventListener("kohya:opened", (event) => listener(/** @type {CustomEvent} */ (event).detail));
-
-/**
  * Whether a field differs from what the form began with; where it does it is marked, and a button puts it back.
  * @param {Field} field
  * @param {string} name of the chosen family

@@ -75,6 +75,12 @@ async function makeOthers(tabs, mark) {
   }
 }
 
+/**
+ * Call back when a training tab is opened whose form was made before.
+ * @param {(where: HTMLFormElement) => void} listener
+ */
+export const onOpened = (listener) => document.addEventListener("kohya:opened", (event) => listener(/** @type {CustomEvent} */ (event).detail));
+
 /** Until the browser has nothing else to do; Safari does not tell. */
 const idle = () => new Promise((done) => ("requestIdleCallback" in window ? requestIdleCallback(done) : setTimeout(done, 200)));
 

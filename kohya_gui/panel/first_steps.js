@@ -1,5 +1,6 @@
 // The four steps to a first training, in the panel as long as there was none: each leads to where it is done.
-import { onOpened, onSettled } from "../form/page.js";
+import { onSettled } from "../form/page.js";
+import { onOpened } from "../form/tab.js";
 import { showImages } from "../form/live.js";
 import { all, hit, isField, one } from "../server/elements.js";
 import { wait } from "../server/http.js";
