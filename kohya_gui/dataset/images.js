@@ -1,5 +1,5 @@
 // The data set tab: a folder's images in pages, their captions, and changes that can be taken back.
-import { count, say } from "../i18n/sentences.js";
+import { count, progressOf, say } from "../i18n/sentences.js";
 import { all, hit, isBox, isField, make, makeButton, one, setValue, showMessage } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
 import { badges, captionField, facts, frame } from "./images_cards.js";
@@ -97,7 +97,7 @@ async function work(name, question) {
     while (answer.work) {
       working = answer.work;
       bar.hidden = false;
-      one(bar, "span").textContent = answer.total ? `${answer.phase} ${answer.done.toLocaleString("en")} / ${answer.total.toLocaleString("en")}` : "Looking";
+      one(bar, "span").textContent = answer.total ? progressOf(answer.phase, answer.done.toLocaleString("en"), answer.total.toLocaleString("en")) : "Looking";
       one(bar, "i").style.width = `${answer.total ? (100 * answer.done) / answer.total : 0}%`;
       answer = await ask("images_work", { work: answer.work });
     }

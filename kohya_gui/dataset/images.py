@@ -18,13 +18,13 @@ from kohya_gui.dataset import settings
 from kohya_gui.server import allowed_folders, paths
 from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler, refused
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Problem
+from library.config.problems import ConfigError, Problem, Report
 from library.config.run_config import RunConfig
 from library.curation import album as albums
 from library.curation import changes, sources, tags, thumbs, trash
 from library.curation.album import KINDS, Album, Picture
 from library.curation.tags import Edit
-from library.curation.work import BackgroundTask, Report
+from library.curation.work import BackgroundTask
 
 PAGE, MOST = 48, 200  # images that are sent at once
 TAGS, SAMPLES = 400, 6

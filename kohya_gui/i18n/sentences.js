@@ -33,6 +33,14 @@ export function say(template, given) {
 }
 
 /**
+ * How far a piece of work is: "captioning 3 / 8".
+ * @param {string} work
+ * @param {number | string} done
+ * @param {number | string} total
+ */
+export const progressOf = (work, done, total) => say("{work} {done} / {total}", { work, done, total });
+
+/**
  * How a sentence was made, if that is known.
  * @param {string} text
  */

@@ -4,24 +4,9 @@
 """
 
 import json
-from collections.abc import Iterator, Mapping
 from html import escape
-from typing import Any
 
-from library.config.problems import Text
-
-
-def how_made(found: Any) -> Iterator[dict[str, Any]]:
-    """How the texts in an answer were made, of those that are not their template as it stands."""
-    if isinstance(found, Text):
-        if found.arguments or found != found.template:
-            yield found.as_json()
-    elif isinstance(found, Mapping):
-        for value in found.values():
-            yield from how_made(value)
-    elif isinstance(found, list | tuple):
-        for value in found:
-            yield from how_made(value)
+from library.config.problems import how_made
 
 
 def data(*shown: str) -> str:

@@ -74,7 +74,8 @@ def _list(title: str, lines: Iterable[str], kind: str, sum_up: str = "") -> str:
 
 def text(event: JsonObject) -> str:
     """The words of an event, whatever its writer called them."""
-    return str(next((event[key] for key in ("text", "message", "reason") if event.get(key)), ""))
+    found = next((event[key] for key in ("text", "message", "reason") if event.get(key)), "")
+    return found if isinstance(found, str) else str(found)
 
 
 def compiled(event: JsonObject) -> str:

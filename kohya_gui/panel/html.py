@@ -147,14 +147,17 @@ def _doing(run: RecordedRun, progress: RunProgress, now: float) -> tuple[str, st
         done, of = number(phase.get("done")), number(phase.get("total"))
         # DoubleStreamBlock -> double stream block
         block = re.sub("(?<=[a-z])(?=[A-Z])", " ", str(phase["name"]).removeprefix("compiling ")).lower()
-        return Text("Compiling {block}", block=block), Text("{done} of {of}", done=done, of=of), max(0, done - 1), of
+        said = Text("compiling {block}", block=block).capitalized()
+        return said, Text("{done} of {of}", done=done, of=of), max(0, done - 1), of
     if phase and phase.get("total") and phase.get("done") == phase.get("total") and not step:
         # All is read and encoded, and the first step is what compiles.
         compiling = (run.facts.get("config") or {}).get("compile", {}).get("compile")
         return ("Compiling in the first step" if compiling else "Preparing the first step"), "", 0, 0
     if phase:
         done, of = number(phase.get("done")), number(phase.get("total"))
-        return str(phase.get("name") or "").capitalize(), f"{done} / {of}" if of else "", done, of
+        said = phase.get("name") or ""
+        name = said if isinstance(said, Text) else Text(str(said))
+        return name.capitalized(), f"{done} / {of}" if of else "", done, of
     if run.active and not step:
         return ("Loading Python and the trainer" if run.state == "starting" else "Preparing"), "", 0, 0
     if not step:

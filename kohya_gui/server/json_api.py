@@ -13,9 +13,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from kohya_gui.i18n.sentences import how_made
 from kohya_gui.server.auth import HERE
 from library.config.json_types import JsonObject
+from library.config.problems import how_made
 from library.config.schema import ConfigError
 
 PREFIX = "/own/"

@@ -11,6 +11,7 @@ from library.bench import machine, report, stage
 from library.bench.report import BLOCKS, DECODE, ENCODE, ENCODERS, STEP
 from library.bench.subjects import Subject
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.problems import Text
 from library.config.schema import ConfigError
 from library.measuring import timing
 from library.measuring.candidates import Candidate
@@ -41,7 +42,7 @@ class BenchRun:
         todo = list(self._todo())
         plain = self.subject.config({})
         began, total = time.time(), len(todo)
-        work.phase("the rate of matrix products", 0, total)
+        work.phase(Text("the rate of matrix products"), 0, total)
         self.rate = timing.matmul_rate(self.device, fp8_storage.compute_type(plain))
         try:
             for number, (first, act) in enumerate(todo):
@@ -161,10 +162,11 @@ class BenchRun:
         return row
 
 
-def titled(row: JsonMapping) -> str:
+def titled(row: JsonMapping) -> Text:
     """What is measured, for who waits."""
-    what = row["candidate"] if row["part"] == STEP else row["part"]
-    return f"{what} at {row['resolution']}" if "resolution" in row else str(what)
+    what = row["candidate"] if row["part"] == STEP else Text(row["part"])
+    size = row.get("resolution")
+    return Text("{what}", what=what) if size is None else Text("{what} at {size}", what=what, size=size)
 
 
 def _no_grad(call: Callable[[], Any]) -> Callable[[], Any]:

@@ -10,6 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 from library.bench import machine, stage, verdict
 from library.bench.subjects import Subject
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.problems import Text
 from library.config.schema import ConfigError
 from library.measuring import timing
 from library.measuring.candidates import Candidate
@@ -26,13 +27,13 @@ def run(
     """Profile some steps of a training; the result file's content. The trace goes into the work's folder."""
     config = subject.config(way.chosen())
     began = time.time()
-    work.phase(f"warming up: {way.name} at {resolution}", 0, 3)
+    work.phase(Text("warming up: {way} at {size}", way=way.name, size=resolution), 0, 3)
     try:
         with stage.open_stage(subject, config, device, resolution) as ready:
             plain = timing.measure(ready.step, device, WARM_UP)
-            work.phase(f"profiling {steps} steps", 1, 3)
+            work.phase(Text("profiling {steps} steps", steps=steps), 1, 3)
             found = _profiled(ready, device, steps)
-            work.phase("writing the trace", 2, 3)
+            work.phase(Text("writing the trace"), 2, 3)
             found.export_chrome_trace(str(work.folder / TRACE))
             compiled = ready.compiling()
     except torch.OutOfMemoryError as error:

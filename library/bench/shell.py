@@ -18,6 +18,7 @@ from library import families
 from library.bench import picture, report
 from library.config import environment
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.problems import Text
 from library.config.schema import ConfigError, options
 from library.families import FAMILIES, RUNS, config_class
 from library.files import write_atomic
@@ -57,7 +58,7 @@ def main(argv: Sequence[str], script_of: Callable[[Path], str]) -> int:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own remarks
     kind = "profile" if asked.profile else "bench"
     with begin(kind, asked.out) as work, _cold(asked.fresh):
-        work.phase("loading PyTorch")
+        work.phase(Text("loading PyTorch"))
         subject = _subject(asked)
         found = (_profiled if asked.profile else _measured)(asked, subject, work)
         if asked.json:

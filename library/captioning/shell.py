@@ -1,10 +1,10 @@
 """`kohya caption`: captions for a folder of images, by a model in a local folder or from the Hugging Face Hub."""
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from library.config.problems import Report, Text
 from library.config.schema import ConfigError
 from library.downloads import model_folder
 from library.downloads.shell import default_folder
@@ -22,7 +22,7 @@ def main(argv: list[str]) -> int:
     return run_command("caption", parser(), argv, _captioned)
 
 
-def _captioned(asked: argparse.Namespace, report: Callable[[str, int, int], None]) -> int:
+def _captioned(asked: argparse.Namespace, report: Report) -> int:
     from library.captioning import writing
 
     choices = writing.CaptioningOptions(asked.extension, asked.existing, asked.prefix, asked.suffix, asked.depth)
@@ -103,7 +103,7 @@ def _add_common(one: argparse.ArgumentParser, batch: int) -> None:
     one.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute")
 
 
-def _captioner(asked: argparse.Namespace, report: Callable[[str, int, int], None]) -> "Captioner":
+def _captioner(asked: argparse.Namespace, report: Report) -> "Captioner":
     """The model, downloaded where its id was given, and loaded. What is wrong with other options is said before."""
     if asked.batch_size < 1:
         raise ConfigError("batch_size is {batch_size}: it must be at least 1", batch_size=asked.batch_size)
@@ -112,7 +112,7 @@ def _captioner(asked: argparse.Namespace, report: Callable[[str, int, int], None
 
         limits = Limits(asked.general, asked.character, asked.rating, asked.undesired, asked.underscores)
         folder = model_folder.find(asked.model, model_folder.TAGGER, default_folder(), report)
-        report("loading the model", 0, 1)
+        report(Text("loading the model"), 0, 1)
         return Tagger(folder, limits, asked.batch_size, asked.device)
     from library.captioning.describer import Describer, Generation
 
@@ -126,5 +126,5 @@ def _captioner(asked: argparse.Namespace, report: Callable[[str, int, int], None
     else:
         generation, prompt = Generation(asked.max_tokens, beams=asked.beams), asked.prompt
     folder = model_folder.find(asked.model, model_folder.TRANSFORMERS, default_folder(), report)
-    report("loading the model", 0, 1)
+    report(Text("loading the model"), 0, 1)
     return Describer(folder, prompt, generation, asked.batch_size, asked.device)

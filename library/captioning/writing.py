@@ -8,14 +8,13 @@ from typing import Protocol
 
 from PIL import Image
 
-from library.config.problems import counted
+from library.config.problems import Report, Text, counted
 from library.config.schema import ConfigError
 from library.curation import thumbs, trash
 from library.curation.tags import split
 from library.data import folders
 
 SKIP, ADD, REPLACE = EXISTING = ("skip", "add", "replace")
-Report = Callable[[str, int, int], None]
 Shown = Callable[[Path, str], object]
 
 
@@ -102,7 +101,7 @@ def caption(
     done = Written(skipped=skipped)
     with trash.Change(folder, f"Captions by {captioner.name}", keep=True) as change:
         at = 0
-        report("captioning", 0, len(wanted))
+        report(Text("captioning"), 0, len(wanted))
         for batch in _batches(wanted, captioner.batch_size, done.unreadable):
             at += len(batch)
             pictures = [(file, picture) for file, picture in batch if picture is not None]
@@ -112,7 +111,7 @@ def caption(
                 done.written += change.write({file: text for file, text in texts.items() if text})
                 for file, text in texts.items():
                     shown(file, text)
-            report("captioning", at, len(wanted))
+            report(Text("captioning"), at, len(wanted))
     return done
 
 

@@ -15,13 +15,12 @@ from library.compiler import checks
 from library.config import idle, schema
 from library.config.environment import SWITCHED_ON, first_process, processes, shards_asked
 from library.config.json_types import JsonMapping
-from library.config.problems import ConfigError, Problem, Text, problems_of
+from library.config.problems import ConfigError, Problem, Report, Text, problems_of
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.config.sections.learning import LONGEST
 from library.data import showing
 from library.data.length import Length, length
-from library.data.threads import Report
 from library.families.shared.weights import entries
 from library.files import free_space
 from library.memory.quantization import fp8_matmul, int8_matmul

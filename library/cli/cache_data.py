@@ -10,7 +10,7 @@ from library.cli import train_script
 from library.cli.launch import script_of, split_file, split_launch
 from library.cli.main import DONE, MISUSED, complain
 from library.config import environment
-from library.config.problems import ConfigError, either
+from library.config.problems import ConfigError, Text, either
 from library.config.run_config import RunConfig
 from library.config.schema import Reading
 from library.runs import foreground, gpu_slots, keys
@@ -71,7 +71,7 @@ def main(kind: str, argv: list[str]) -> int:
         with joined("cache") as work:
             last = ""
 
-            def report(phase: str, done: int, total: int) -> None:
+            def report(phase: Text, done: int, total: int) -> None:
                 nonlocal last
                 work.phase(phase, done, total)
                 said = f"{phase} {done} / {total}" if total else phase

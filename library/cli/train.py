@@ -5,13 +5,14 @@ from pathlib import Path
 
 from library.check import preflight
 from library.config import schema
+from library.config.problems import Problem
 from library.config.run_config import RunConfig
 from library.outputs import hub, paths
 from library.train import logging_setup
 from library.train.loop import run_training
 
 
-def train(config: RunConfig, notes: Sequence[str] | None = None, began: float = 0) -> Path | None:
+def train(config: RunConfig, notes: Sequence[Problem] | None = None, began: float = 0) -> Path | None:
     """Train what `config` describes and return the file that came of it. ConfigError lists everything to fix first.
 
     `notes` are what was said when the config was read, and go into the run's record; None asks for them again.

@@ -36,6 +36,7 @@ from library.config.schema import (
 from library.config.values import closest, did_you_mean
 from library.families.shared import read_ahead
 from library.imports import without_collecting
+from library.runs import refusal
 
 C = TypeVar("C", bound=RunConfig)
 OWN = ("config_file", "output_config", "help")
@@ -304,6 +305,8 @@ def fail(error: Exception | str, code: int = 2) -> NoReturn:
     if environment.first_process():
         for line in str(error).splitlines():
             print(f"error: {line}", file=sys.stderr)
+        if isinstance(error, ConfigError):
+            refusal.refuse(error)
     else:  # a launcher ends all processes as soon as one has failed, and the one that talks may not have come so far
         time.sleep(PATIENCE)
     raise SystemExit(code)

@@ -11,6 +11,7 @@ import torch
 
 from library.compiler import torch_private
 from library.config.json_types import JsonObject
+from library.config.problems import Report, Text
 
 KEPT = 4096  # events that PyTorch keeps until they are read; its own 64 are fewer than one step may bring
 
@@ -106,7 +107,7 @@ class CompileLog:
     all compiled code, so that the next log of this process counts from nothing.
     """
 
-    def __init__(self, on_graph: Callable[[str, int, int], None] | None = None) -> None:
+    def __init__(self, on_graph: Report | None = None) -> None:
         """`on_graph` is told when a graph is begun: "compiling" and the class of the block, its number, of how many."""
         self.on_graph = on_graph
         self.events: list[CompiledGraph] = []
@@ -274,8 +275,8 @@ class CompileLog:
         self._owner.setdefault(graph, self._inside)
         self._buckets.setdefault(graph, self.bucket)
         if self.on_graph and self._inside and len(self._owner) > number:
-            made = len(self._owner)
-            self.on_graph(f"compiling {self._inside}", made, max(sum(self.predicted().values()), made))
+            made, said = len(self._owner), Text("compiling {block}", block=self._inside)
+            self.on_graph(said, made, max(sum(self.predicted().values()), made))
 
     def _read(self, m: Any) -> CompiledGraph:
         graph, seconds = str(m.compile_id), (m.duration_us or 0) / 1e6

@@ -5,12 +5,13 @@ the option that it is about, the values that would mend it, and the template and
 it is translated. Nobody has to take sentences apart.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from library.config.json_types import JsonMapping, JsonObject
 
-__all__ = ["FLAG", "ConfigError", "Problem", "Text", "counted", "either", "listed", "problems_of", "read", "together"]
+__all__ = ["FLAG", "ConfigError", "Problem", "Report", "Text", "counted", "either", "how_made", "listed", "problems_of",
+           "read", "restored", "together"]  # fmt: skip
 FLAG = "--"  # the place of an option of a command line
 FACTS = ("also", "fix", "place", "topic", "code")  # of a problem, besides its option and its text
 
@@ -37,6 +38,12 @@ class Text(str):
         """The text, its template and its arguments, for another process or a browser."""
         inner = {name: value.as_json() if isinstance(value, Text) else value for name, value in self.arguments.items()}
         return {"text": str(self), "template": self.template, "arguments": inner}
+
+    def changed(self, change: Callable[[str], str]) -> "Text":
+        """The same with what was put into it changed; a text without arguments is changed whole."""
+        if not self.arguments:
+            return Text(change(str(self)))
+        return Text(self.template, **{name: change(value) for name, value in self.arguments.items()})
 
     def capitalized(self) -> "Text":
         """The same with a capital letter in front, which languages without them need no line of their own for."""
@@ -89,6 +96,11 @@ class Problem(Text):
         """The sentence without the option in front, as it stands below a field."""
         return Text(self.template.removeprefix(":").lstrip(), **self.arguments)
 
+    def changed(self, change: Callable[[str], str]) -> "Problem":
+        """As of any text."""
+        arguments = {name: change(value) for name, value in self.arguments.items()}
+        return self.replaced(**arguments) if arguments else self.replaced(template=change(self.template))
+
     def replaced(self, **changes: Any) -> "Problem":
         """The same with another option, place or fix."""
         facts = {name: getattr(self, name) for name in FACTS}
@@ -114,13 +126,45 @@ def listed(texts: Sequence[str], between: str = ", ") -> Text:
 def either(names: Iterable[str]) -> str:
     """Names as a choice of one: "a", "a or b", "a, b or c"."""
     *first, last = [*names] or [""]
-    return Text("{first} or {last}", first=", ".join(first), last=last) if first else last
+    return Text("{first} or {last}", first=listed(first), last=last) if first else last
 
 
 def together(names: Iterable[str]) -> str:
     """Names that belong together: "a", "a and b", "a, b and c"."""
     *first, last = [*names] or [""]
-    return Text("{first} and {last}", first=", ".join(first), last=last) if first else last
+    return Text("{first} and {last}", first=listed(first), last=last) if first else last
+
+
+Report = Callable[[Text, int, int], None]  # what is done now, how much of how much; it may raise to end the work
+
+
+def how_made(found: Any) -> Iterator[JsonObject]:
+    """How the texts among some values were made, of those that are not their template as it stands."""
+    if isinstance(found, Text):
+        if found.arguments or found != found.template:
+            yield found.as_json()
+        if "\n" in found:  # each line is shown by itself
+            yield from how_made(found.arguments)
+    elif isinstance(found, Mapping):
+        for value in found.values():
+            yield from how_made(value)
+    elif isinstance(found, list | tuple):
+        for value in found:
+            yield from how_made(value)
+
+
+def restored(found: Any, made: Iterable[JsonMapping]) -> Any:
+    """Values as another process has sent them, with the texts that `how_made` has told of as they were made."""
+    texts = {one["text"]: _text(one) for one in made}
+
+    def with_texts(value: Any) -> Any:
+        if isinstance(value, str):
+            return texts.get(value, value)
+        if isinstance(value, Mapping):
+            return {name: with_texts(inner) for name, inner in value.items()}
+        return [with_texts(inner) for inner in value] if isinstance(value, list) else value
+
+    return with_texts(found)
 
 
 def read(sent: JsonMapping) -> Problem:
@@ -146,8 +190,8 @@ class ConfigError(ValueError):
 
     @property
     def said(self) -> str:
-        """What it says: where it is one problem that, which can be translated."""
-        return self.problems[0] if len(self.problems) == 1 else str(self)
+        """What it says, which can be translated: its problem, or a line for each."""
+        return self.problems[0] if len(self.problems) == 1 else listed(self.problems, "\n")
 
 
 def problems_of(texts: Iterable[str]) -> Iterator[Problem]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from library.config import dataset as datasets
 from library.config.json_types import JsonObject
-from library.config.problems import Problem, Text, counted
+from library.config.problems import Problem, Report, Text, counted
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
 from library.curation import tags
@@ -19,7 +19,7 @@ from library.data.folders import Listing
 from library.data.images import Image, ImageSet, bucket_rules, summary
 from library.data.length import length
 from library.data.pixels import check_file, header_size, is_turned
-from library.data.threads import Report, spread
+from library.data.threads import spread
 
 May = Callable[[str], bool]  # whether a path may be followed to where it leads
 
@@ -198,10 +198,10 @@ def opened(root: Path, config: RunConfig, report: Report | None = None, may: May
 
 def examine(album: Album, pictures: list[Picture], report: Report | None = None) -> None:
     """Look into the files of pictures: size, whether they can be decoded, and their captions."""
-    facts = spread(partial(_facts, album), pictures, report, "scanning images")
+    facts = spread(partial(_facts, album), pictures, report, Text("scanning images"))
     for picture, (size, broken, turned) in zip(pictures, facts, strict=True):
         picture.size, picture.broken, picture.turned = size, broken, turned
-    spread(partial(reread, album), pictures, report, "reading captions")
+    spread(partial(reread, album), pictures, report, Text("reading captions"))
 
 
 def fitted(picture: Picture, rules: Buckets) -> None:

@@ -3,16 +3,16 @@
 import hashlib
 import io
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from PIL import Image
 
+from library.config.problems import Report, Text
 from library.config.schema import ConfigError
 from library.curation import thumbs
 
 Hash = tuple[int, int]
-Report = Callable[[str, int, int], None]
 # Why: docs/decisions/2026-11-20-similar-images.md
 NEAR = 10  # of 128 bits may differ; noise and rescaling change fewer, another picture about 64
 PLAIN = 2.0  # grey levels of spread below which a picture has nothing to be known by
@@ -28,7 +28,7 @@ def same_bytes(files: Iterable[tuple[str, int]], report: Report | None = None) -
     by_content: defaultdict[str, list[str]] = defaultdict(list)
     for at, path in enumerate(doubtful):
         if report:
-            report("comparing files", at, len(doubtful))
+            report(Text("comparing files"), at, len(doubtful))
         try:
             with open(path, "rb") as file:
                 by_content[hashlib.file_digest(file, "blake2b").hexdigest()].append(path)

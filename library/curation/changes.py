@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from library.config.problems import counted
+from library.config.problems import Report, Text, counted
 from library.config.schema import ConfigError
 from library.curation import alike, trash
 from library.curation.album import Album, Picture, reread
 from library.curation.tags import Edit
 from library.data import folders
-from library.data.threads import Report, spread
+from library.data.threads import spread
 
 MOST_REPEATS = 10_000
 UNFIT = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
@@ -87,7 +87,7 @@ def edit_tags(album: Album, pictures: Sequence[Picture], edit: Edit, report: Rep
     """Change the tags of many captions at once; how many were changed."""
     changeable(album)
     with trash.lock(album.root.resolve()):
-        spread(partial(reread, album), list(pictures), report, "reading captions")
+        spread(partial(reread, album), list(pictures), report, Text("reading captions"))
         changed = preview(pictures, edit)
         with trash.Change(album.root, _title(edit, len(changed))) as change:
             change.write({Path(p.caption_file): after for p, after in changed}, report)
@@ -135,7 +135,7 @@ def compare(album: Album, report: Report | None = None) -> None:
         [at[path] for path in group] for group in alike.same_bytes([(p.path, p.num_bytes) for p in pictures], report)
     ]
     content = {i: number for number, group in enumerate(same) for i in group}
-    groups = alike.near(spread(alike.looks, [p.path for p in pictures], report, "comparing images"))
+    groups = alike.near(spread(alike.looks, [p.path for p in pictures], report, Text("comparing images")))
     # Pictures too plain to be known by their looks are in no such group, but may be there twice.
     groups += [group for group in same if not any(i in members for members in groups for i in group)]
     album.doubles, album.double_groups, album.compared = {}, [], True

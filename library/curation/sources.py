@@ -8,7 +8,7 @@ from pathlib import Path
 
 from library.config import dataset as datasets
 from library.config.dataset import SubsetConfig
-from library.config.problems import Text
+from library.config.problems import Report, Text
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
 from library.config.sections import AdapterRun
@@ -18,7 +18,6 @@ from library.data import finding, metadata
 from library.data.finding import Survey
 from library.data.folders import Listing, some
 from library.data.images import Image
-from library.data.threads import Report
 
 LEFT_OVER = "there are more than needed"
 TOLD_ELSEWHERE = "its caption is in {}: change it there, and open its folder to change the image"

@@ -5,9 +5,8 @@ import threading
 from collections.abc import Callable
 
 from library.config.json_types import JsonObject
+from library.config.problems import Report, Text
 from library.config.schema import ConfigError
-
-Report = Callable[[str, int, int], None]
 
 
 class Cancelled(Exception):
@@ -18,7 +17,7 @@ class BackgroundTask:
     """One piece of work. `work(report)` is called at once; a stop reaches it at its next report."""
 
     def __init__(self, work: Callable[[Report], JsonObject]) -> None:
-        self.id, self.phase, self.done, self.total = secrets.token_hex(8), "", 0, 0
+        self.id, self.phase, self.done, self.total = secrets.token_hex(8), Text(""), 0, 0
         self.result: JsonObject | None = None
         self.error: str = ""
         self._stop = threading.Event()
@@ -47,7 +46,7 @@ class BackgroundTask:
             self.error = f"This should not have happened ({type(error).__name__}: {error})."
             raise
 
-    def _report(self, phase: str, done: int, total: int) -> None:
+    def _report(self, phase: Text, done: int, total: int) -> None:
         self.phase, self.done, self.total = phase, done, total
         if self._stop.is_set():
             raise Cancelled

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from library.config.problems import Report, Text
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
 from library.data import augment, caches, control_pixels, identity, pixels, text_encoding
 from library.data.caches import LATENT, Wanted
 from library.data.encoding_job import Arrays, EncodingJob, EncodingProcess, clean_up_after, finish, share
 from library.data.folders import some
-from library.data.threads import Report, ahead, num_workers, spread
+from library.data.threads import ahead, num_workers, spread
 from library.families.base import Family, ModelComponents, TakesControls
 from library.files import need_space
 
@@ -100,7 +101,7 @@ def _latents(every: Sequence["Image"], work: EncodingJob) -> Latents:
     def good(wanted: Wanted) -> bool:
         return caches.latents_are_good(existing(wanted), vae, trust)
 
-    found = spread(good, mine, work.report, "checking cached latents")
+    found = spread(good, mine, work.report, Text("checking cached latents"))
     todo = [wanted for wanted, is_good in zip(mine, found, strict=True) if not is_good]
     clean_up_after([wanted.file for wanted in todo])
     if todo:
@@ -157,7 +158,7 @@ def _encode_images(todo: list[Wanted], work: EncodingJob, keep: Callable[[Wanted
             keep(wanted, arrays)
         return len(batch)
 
-    finish(kept, encoded(), "caching latents", len(todo), work.report)
+    finish(kept, encoded(), Text("caching latents"), len(todo), work.report)
     vae.to("cpu")
 
 

@@ -8,8 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from library.config.problems import Report, Text
 from library.config.run_config import RunConfig
-from library.data.threads import Report, ahead
+from library.data.threads import ahead
 from library.families.base import Family, ModelComponents
 from library.files import clean_up
 
@@ -35,7 +36,7 @@ class EncodingJob:
     report: Report  # is told what is going on, and how much of it is done
 
 
-def finish(last: Callable, made: Iterator, phase: str, total: int, report: Report) -> None:
+def finish(last: Callable, made: Iterator, phase: Text, total: int, report: Report) -> None:
     """Finish results (write them) on one thread while the next are made on this one."""
     done = 0
     report(phase, done, total)

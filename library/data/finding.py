@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from library.config.dataset import DatasetConfig, SubsetConfig, drafted
-from library.config.problems import ConfigError, Problem, Text, counted
+from library.config.problems import ConfigError, Problem, Report, Text, counted
 from library.config.run_config import ControlUse, RunConfig
 from library.data import captions, folders, metadata
 from library.data.buckets import Buckets, Size
@@ -16,7 +16,7 @@ from library.data.controls import controls_of, mask_of
 from library.data.folders import SHOWN, Listing, about_images, capped, some
 from library.data.images import Image, ImageSet, balance, bucket_rules, split
 from library.data.pixels import header_size
-from library.data.threads import Report, spread
+from library.data.threads import spread
 
 STANDS_IN = (1024, 1024)  # for a resolution that is not set
 
@@ -289,7 +289,7 @@ def _from_metadata(result: Survey, subset: SubsetConfig) -> list[FoundImage]:
 def _read_sizes(result: Survey, subset: SubsetConfig, found: list[FoundImage]) -> list[tuple[FoundImage, Size, str]]:
     """Look into image headers and caption files where that is still needed."""
     known = _Remembered(result, subset)
-    phase = "reading image sizes" if any(one.size is None for one in found) else "reading captions"
+    phase = Text("reading image sizes" if any(one.size is None for one in found) else "reading captions")
     facts = spread(partial(_facts, result, subset, known), found, result.report, phase)
     good, broken, bad_words = [], [], []
     for one, (size, words) in zip(found, facts, strict=True):

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from library.config.json_types import JsonObject
+from library.config.problems import Text, together
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
 from library.data import augment, captions, control_pixels, pixels
@@ -177,7 +178,7 @@ class Batches:
         """Go on behind the batch that was given last. Returns what prevents an exact resume, or ""."""
         self.epoch, self.index, self.seed = state["epoch"], min(state["index"], len(self)), state["seed"]
         changed = [name for name, value in self._made_of.items() if state.get(name) != value]
-        return f"the {' and the '.join(changed)} differ from those of the saved state" if changed else ""
+        return Text("the {what} differ from those of the saved state", what=together(changed)) if changed else ""
 
     def __iter__(self) -> Iterator[Batch]:
         todo = self.draws(self.epoch)[self.index :]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from PIL import Image as Pillow
 
-from library.config.problems import Problem, Text, counted, either
+from library.config.problems import Problem, Report, Text, counted, either
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun, EmbeddingRun
 from library.data import augment, finding
@@ -15,7 +15,7 @@ from library.data.finding import Survey
 from library.data.folders import SHOWN, about_images, some
 from library.data.images import Image, ImageSet, bucket_rules
 from library.data.pixels import check_file, is_turned
-from library.data.threads import Report, spread
+from library.data.threads import spread
 
 
 class Check(NamedTuple):
@@ -72,7 +72,7 @@ def _damaged(found: Survey, images: list[Image], to_disk: bool, report: Report |
     if gone and not to_disk:
         yield about_images("{count} gone, only latents are left; set cache_latents_to_disk: {gone}",
             count=counted(len(gone), "image"), gone=some(gone), fix={"cache_latents_to_disk": True})  # fmt: skip
-    reasons = spread(check_file, doubtful, report, "checking images")
+    reasons = spread(check_file, doubtful, report, Text("checking images"))
     bad = [f"{path} ({reason})" for path, reason in zip(doubtful, reasons, strict=True) if reason]
     if bad:
         yield about_images("{count} cannot be decoded; replace or remove: {bad}",

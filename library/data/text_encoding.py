@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from library.config.json_types import JsonObject
+from library.config.problems import Text
 from library.config.schema import ConfigError
 from library.data import caches, control_pixels, identity
 from library.data.buckets import Size
@@ -97,7 +98,8 @@ def texts(every: Sequence["Image"], work: EncodingJob) -> Texts:
 
     mine = share(list(images.items()), lambda item: item[0], work.world)
     todo: dict[Phrase, list[str]] = {}
-    for (file, image), is_good in zip(mine, spread(good, mine, work.report, "checking cached captions"), strict=True):
+    checked = spread(good, mine, work.report, Text("checking cached captions"))
+    for (file, image), is_good in zip(mine, checked, strict=True):
         if not is_good:
             todo.setdefault(phrase_of(image, template), []).append(file)
 
@@ -151,7 +153,7 @@ def _encode_phrases(
                 keep(name, arrays)
         return len(batch)
 
-    finish(kept, encoded(), "caching captions", len(todo), work.report)
+    finish(kept, encoded(), Text("caching captions"), len(todo), work.report)
     for encoder in encoders:
         encoder.to("cpu")
 

@@ -10,15 +10,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+from library.config.problems import Report, Text
+
 T = TypeVar("T")
 R = TypeVar("R")
-Report = Callable[[str, int, int], None]
 
 THREADS = 4  # files on network drives answer late; local ones are bound by the interpreter anyway
 SLICE = 256
+NAMELESS = Text("")
 
 
-def spread(work: Callable[[T], R], items: Sequence[T], report: Report | None = None, phase: str = "") -> list[R]:
+def spread(work: Callable[[T], R], items: Sequence[T], report: Report | None = None, phase: Text = NAMELESS) -> list[R]:
     """Do the same with every item, several at a time, and return the results in order."""
 
     def several(start: int) -> list[R]:

@@ -18,6 +18,7 @@ import psutil
 
 from library.config import environment as surroundings
 from library.config.json_types import JsonObject
+from library.config.problems import Text
 from library.config.schema import ConfigError
 from library.doctor import advice, installation
 from library.doctor.finding import MachineFinding, bad, hint, ok
@@ -43,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
             found.append(finding)
             if not asked.json:
                 print(line(finding), flush=True)
-            work.phase(finding.topic, len(found))
+            work.phase(Text(finding.topic), len(found))
             work.store({"kind": "doctor", "finished": False, **report(found)})
         work.store({"kind": "doctor", "finished": True, **report(found)})
     healthy = report(found)["healthy"]

@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -20,12 +20,11 @@ import huggingface_hub
 from huggingface_hub import constants, errors
 from huggingface_hub.file_download import http_get
 
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, Report, Text
 from library.families.shared import hub, weights
 from library.files import clear_errors, need_space, write_atomic
 from library.runs import keys, locking, registry
 
-Report = Callable[[str, int, int], None]
 ENDING = ".safetensors"
 HOSTS = ("huggingface.co", "hf.co")  # and all below them: that of a file's bytes is chosen by the hub
 NAME = re.compile(r"(?!\.)[\w .()+-]{1,150}(?<![. ])", re.ASCII)  # of a file or folder that is made
@@ -186,12 +185,12 @@ def _fill(part: Path, file: RemoteFile, report: Report) -> None:
 
         def __init__(self, *_: Any, **__: Any) -> None:
             self.done = done
-            report(file.name, done, file.size)
+            report(Text("{file}", file=file.name), done, file.size)
 
         def update(self, more: float = 1) -> None:
             """So many bytes more, or less where it has to begin again."""
             self.done += int(more)
-            report(file.name, self.done, file.size)
+            report(Text("{file}", file=file.name), self.done, file.size)
 
         def __enter__(self) -> "ByteCount":
             return self
@@ -240,7 +239,7 @@ def _sha256(path: Path, file: RemoteFile, report: Report) -> str:
         while block := content.read(BLOCK):
             found.update(block)
             done += len(block)
-            report(f"checking {file.name}", done, file.size)
+            report(Text("checking {file}", file=file.name), done, file.size)
     return found.hexdigest()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from library.config.problems import ConfigError, either
+from library.config.problems import ConfigError, Report, Text, either
 from library.downloads import hub
 from library.files import need_space, write_atomic
 
@@ -46,7 +46,7 @@ def is_id(text: str) -> bool:
     return hub.is_repository(text) and not Path(text).expanduser().exists()
 
 
-def find(text: str, kind: FolderFiles, into: Path, report: hub.Report) -> Path:
+def find(text: str, kind: FolderFiles, into: Path, report: Report) -> Path:
     """The folder of a model: the local one that is named, or one below `into` that is downloaded once by its id.
 
     Raises ConfigError when the hub does not have it, it needs code or other weights, or the disk has no room.
@@ -56,7 +56,7 @@ def find(text: str, kind: FolderFiles, into: Path, report: hub.Report) -> Path:
     folder = into / text.rpartition("/")[2]
     if _is_complete(folder, text):
         return folder
-    report("asking the hub", 0, 1)
+    report(Text("asking the hub"), 0, 1)
     found = hub.repository(text, kind.endings)
     if found.closed:
         raise ConfigError(hub.licence(text))

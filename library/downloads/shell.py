@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from library import families
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, Text
 from library.downloads import finding, hub
 from library.families.facts import HubModel
 from library.files import need_space
@@ -77,14 +77,14 @@ def meant(name: str) -> list[str]:
 def _download(names: list[str], folder: Path) -> None:
     """Download files, in order; all that is wrong with them or their places is said before the first."""
     with joined("models") as work:
-        work.phase("asking the hub")
+        work.phase(Text("asking the hub"))
         files = hub.files_of(dict.fromkeys(names))
         places = [hub.place(folder, file) for file in files]
         need_space(folder, sum(hub.still_needed(path, file) for path, file in zip(places, files, strict=True)))
         done: list[str] = []
         shown = -1
 
-        def report(what: str, now: int, total: int) -> None:
+        def report(what: Text, now: int, total: int) -> None:
             nonlocal shown
             work.phase(what, now, total)
             percent = now * 100 // max(1, total)

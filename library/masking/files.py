@@ -12,7 +12,8 @@ from typing import Protocol
 import numpy as np
 from PIL import Image
 
-from library.captioning.writing import Report, Written, listings, rgb
+from library.captioning.writing import Written, listings, rgb
+from library.config.problems import Report, Text
 from library.config.schema import ConfigError
 from library.curation import thumbs, trash
 from library.data import folders
@@ -83,7 +84,7 @@ def make(images: Path, masks: Path, segmenter: Segmenter, options: MaskOptions, 
     Raises ConfigError when there are no images."""
     todo, skipped = _to_do(images, masks, options)
     done = Written(skipped=skipped)
-    report("making masks", 0, len(todo))
+    report(Text("making masks"), 0, len(todo))
     root = images if options.into == ALPHA else masks
     with trash.Change(root, f"Masks by {segmenter.name}", keep=True) as change:
         for start in range(0, len(todo), segmenter.batch_size):
@@ -96,7 +97,7 @@ def make(images: Path, masks: Path, segmenter: Segmenter, options: MaskOptions, 
             else:
                 change.put({file: png(grey) for (_, file, _), grey in zip(read, greys, strict=True)})
             done.written += len(greys)
-            report("making masks", start + len(batch), len(todo))
+            report(Text("making masks"), start + len(batch), len(todo))
     return done
 
 
@@ -110,7 +111,7 @@ def make_of_alpha(images: Path, masks: Path, options: MaskOptions, report: Repor
             if alpha is not None:
                 change.put({file: png(options.grey(np.asarray(alpha, np.float32) / 255))})
                 done.written += 1
-            report("making masks", at, len(todo))
+            report(Text("making masks"), at, len(todo))
     return done
 
 

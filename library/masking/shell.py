@@ -3,8 +3,7 @@
 import argparse
 from pathlib import Path
 
-from library.captioning.writing import Report
-from library.config.problems import counted
+from library.config.problems import Report, Text, counted
 from library.config.schema import ConfigError
 from library.data.folders import some
 from library.downloads import model_folder
@@ -31,7 +30,7 @@ def _make_masks(asked: argparse.Namespace, report: Report) -> int:
         if asked.batch_size < 1:
             raise ConfigError("batch_size is {batch_size}: it must be at least 1", batch_size=asked.batch_size)
         folder = model_folder.find(asked.model, model_folder.TRANSFORMERS, default_folder(), report)
-        report("loading the model", 0, 1)
+        report(Text("loading the model"), 0, 1)
         model = SegmentationModel(folder, asked.words, asked.threshold, asked.batch_size, asked.device)
         done = files.make(images, masks, model, options, report)
     print(f"{images if options.into == files.ALPHA else masks}: {counted(done.written, 'mask')} written")

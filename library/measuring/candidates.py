@@ -11,6 +11,7 @@ from typing import Any
 from library import families
 from library.config import schema
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.problems import Text, together
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
 from library.config.values import did_you_mean
@@ -125,14 +126,14 @@ def saving_memory(config: RunConfig) -> Iterator[Overrides]:
 def advised(changes: Overrides, config: RunConfig) -> str:
     """What to do to a config, in words: "use fp8_base", "lower train_batch_size"."""
 
-    def one(name: str, value: Any) -> str:
-        if isinstance(value, bool):
-            return f"use {name}"
+    def one(name: str, value: Any) -> Text:
+        if isinstance(value, bool | str):
+            return Text("use {name}", name=name if isinstance(value, bool) else f"{name} {value}")
         now = schema.values(config).get(name)
-        verb = "use" if isinstance(value, str) else "set" if not now else "lower" if value < now else "raise"
-        return f"{verb} {name} {value}" if isinstance(value, str) else f"{verb} {name}"
+        template = "set {name}" if not now else "lower {name}" if value < now else "raise {name}"
+        return Text(template, name=name)
 
-    return " and ".join(one(name, value) for name, value in changes.items())
+    return together(one(name, value) for name, value in changes.items())
 
 
 def shown(changes: JsonMapping) -> str:

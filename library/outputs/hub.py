@@ -10,7 +10,7 @@ from typing import Any
 import huggingface_hub
 
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Problem
+from library.config.problems import ConfigError, Problem, Text
 from library.config.run_config import RunConfig
 from library.config.schema import replace
 from library.outputs.paths import saved_kind
@@ -56,7 +56,7 @@ class Uploads:
         if self._threads:
             self._waiting[path] = self._threads.submit(self._send, path)
         else:
-            self._run.phase("uploading")
+            self._run.phase(Text("uploading"))
             self._send(path)
 
     def wait_for(self, path: Path | None) -> None:
@@ -83,7 +83,8 @@ class Uploads:
             else:
                 self._api.upload_file(path_or_fileobj=str(path), **where)
         except Exception as e:
-            self._run.warn(f"{path.name} could not be uploaded ({_reason(e)}); it is in {path.parent}")
+            self._run.warn(Text("{file} could not be uploaded ({reason}); it is in {folder}", file=path.name,
+                reason=_reason(e), folder=path.parent))  # fmt: skip
             return
         self._run.event("uploaded", file=str(path), repository=options.huggingface_repo_id, place=name)
 

@@ -8,6 +8,7 @@ from safetensors import safe_open
 
 from library import families
 from library.config.json_types import JsonObject
+from library.config.problems import Text, listed
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
 from library.config.sections import AdapterRun
@@ -38,21 +39,30 @@ def check(path: Path, shapes_of: Callable[[], Shapes], config: RunConfig) -> Jso
         wrong = differences(path, shapes) or (_verified(path, config) if isinstance(config, AdapterRun) else "")
     except Exception as error:  # of a file that is broken, or a disk that is gone
         log.warning("%s could not be checked", path, exc_info=True)
-        wrong = f"it cannot be read back: {error}"
-    against = "the model's names and shapes" if config.adapters else "what the model holds"
-    return {"ok": not wrong, "text": wrong or f"it loads: all {len(shapes)} tensors match {against}"}
+        wrong = Text("it cannot be read back: {why}", why=error)
+    loads = "it loads: all {count} tensors match what the model holds"
+    if config.adapters:
+        loads = "it loads: all {count} tensors match the model's names and shapes"
+    return {"ok": not wrong, "text": wrong or Text(loads, count=len(shapes))}
 
 
 def differences(path: Path, shapes: Shapes) -> str:
     """What a file and the model do not have in common; "" when all names and shapes match."""
     with safe_open(path, framework="pt") as file:
         found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
-    parts = {
-        "missing from it": [name for name in shapes if name not in found],
-        "unknown to the model": [name for name in found if name not in shapes],
-        "of another shape": [name for name in found if name in shapes and shapes[name] != found[name]],
-    }
-    return "; ".join(f"{len(names)} tensors are {words}, first {names[0]}" for words, names in parts.items() if names)
+    missing = [name for name in shapes if name not in found]
+    unknown = [name for name in found if name not in shapes]
+    other = [name for name in found if name in shapes and shapes[name] != found[name]]
+    said: list[Text] = []
+    if missing:
+        said.append(Text("{count} tensors are missing from it, first {first}", count=len(missing), first=missing[0]))
+    if unknown:
+        said.append(
+            Text("{count} tensors are unknown to the model, first {first}", count=len(unknown), first=unknown[0])
+        )
+    if other:
+        said.append(Text("{count} tensors are of another shape, first {first}", count=len(other), first=other[0]))
+    return listed(said, "; ") if said else ""
 
 
 def _verified(path: Path, config: AdapterRun) -> str:

@@ -17,7 +17,6 @@ from typing import Any
 
 import psutil
 
-from library.config import problems
 from library.config.command import ROOT
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.schema import ConfigError
@@ -48,9 +47,8 @@ class BackgroundJob(reader.ProcessFolder):
 
     @property
     def error(self) -> str:
-        """Why it failed, when it did; as a problem where it was one, which can be translated."""
-        text = str(self.facts.get("error") or "")
-        return problems.read(self.facts["problem"]) if text and "problem" in self.facts else text
+        """Why it failed, when it did."""
+        return self.facts.get("error") or ""
 
     @property
     def doing(self) -> JsonMapping:

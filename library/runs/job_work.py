@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import Problem
+from library.config.problems import Report, Text
 from library.config.schema import ConfigError
 from library.runs import layout, process
 from library.runs.job import FOLDER, JOB, RESULT, STOP, new
@@ -45,7 +45,7 @@ class JobRecord:
         if self._usual is not None:
             signal.signal(signal.SIGTERM, self._usual)
 
-    def phase(self, text: str, done: int = 0, total: int = 0) -> None:
+    def phase(self, text: Text, done: int = 0, total: int = 0) -> None:
         """What is done now, and how much of how much is. Ends the work (KeyboardInterrupt) if it was asked to stop."""
         before, when = self._said
         if not self.folder or (text == before and time.monotonic() - when < OFTEN and done != total):
@@ -55,7 +55,7 @@ class JobRecord:
         if (self.folder / STOP).exists():
             raise KeyboardInterrupt
 
-    def wait(self, text: str) -> None:
+    def wait(self, text: Text) -> None:
         """What the work waits for; a shell hears it once."""
         if not self.folder and self._said[0] != text:
             print(text, flush=True)
@@ -100,7 +100,7 @@ def run_command(
     kind: str,
     known: argparse.ArgumentParser,
     argv: list[str],
-    work: Callable[[argparse.Namespace, Callable[[str, int, int], None]], int],
+    work: Callable[[argparse.Namespace, Report], int],
 ) -> int:
     """Do what a shell or the page asks of a command; without arguments its help is shown. Returns the exit code."""
     if not argv:
@@ -111,7 +111,7 @@ def run_command(
         return work(asked, record.phase if record.folder else _print_phase)
 
 
-def _print_phase(text: str, done: int, total: int) -> None:
+def _print_phase(text: Text, done: int, total: int) -> None:
     print(f"{text} {done} / {total}", flush=True)
 
 
@@ -124,12 +124,13 @@ def begin(kind: str, folder: Path | None = None) -> JobRecord:
 def _end_by(error: BaseException) -> JsonObject:
     if isinstance(error, KeyboardInterrupt):
         return {"state": "stopped", "error": ""}
-    known = {MemoryError: "there is not enough memory for this", ConfigError: str(error), SystemExit: ""}
+    if isinstance(error, ConfigError):
+        return {"state": "failed", "error": error.said}
+    known = {MemoryError: "there is not enough memory for this", SystemExit: ""}
     message = next(
         (text for kind, text in known.items() if isinstance(error, kind)), f"{type(error).__name__}: {error}"
     )
-    made = error.said if isinstance(error, ConfigError) else None
-    return {"state": "failed", "error": message} | ({"problem": made.as_json()} if isinstance(made, Problem) else {})
+    return {"state": "failed", "error": message}
 
 
 def _interrupt(*_: Any) -> None:

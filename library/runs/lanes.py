@@ -5,14 +5,16 @@ import time
 from collections.abc import Callable, Iterator
 
 from library.config.json_types import JsonMapping
+from library.config.problems import Text
 from library.runs import gpu_slots, reader
 
+WAITS = "waiting for images that are generated, or a cache that is made"
 WAITING = 1.0  # seconds between two looks whether they are free
 
 
 @contextlib.contextmanager
-def free_lanes(how: JsonMapping, tell: Callable[[str], None]) -> Iterator[tuple[str, ...]]:
-    """The lanes for a process with these launch options, for it alone; meanwhile `tell` hears for whom it waits."""
+def free_lanes(how: JsonMapping, told: Callable[[Text], None]) -> Iterator[tuple[str, ...]]:
+    """The lanes for a process with these launch options, for it alone; meanwhile `told` hears for whom it waits."""
     with contextlib.ExitStack() as stack:
         while True:
             with gpu_slots.choosing():
@@ -21,7 +23,7 @@ def free_lanes(how: JsonMapping, tell: Callable[[str], None]) -> Iterator[tuple[
                 if own:
                     stack.enter_context(gpu_slots.holding(own))
                     break
-            names = ", ".join(run.id for run in active) or "images that are generated, or a cache that is made"
-            tell(f"waiting for {names}")
+            names = ", ".join(run.id for run in active)
+            told(Text("waiting for {trainings}", trainings=names) if names else Text(WAITS))
             time.sleep(WAITING)
         yield own

@@ -1,4 +1,7 @@
-"""The names inside a run's folder, and how its main file is read and written."""
+"""The names inside the folders of runs and jobs, and how their files are read and written.
+
+Beside the texts of a file, in `texts`, stands how they were made: the page says them in its reader's language.
+"""
 
 import json
 import math
@@ -9,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from library.config import problems
 from library.config.json_types import JsonMapping, JsonObject
 from library.files import write_atomic
 
@@ -20,6 +24,7 @@ REQUESTS = ("sample", "save")  # done after the step, as soon as a file `<reques
 ACTIVE = ("starting", "running", "stopping")
 FINAL = ("finished", "stopped", "failed", "interrupted")
 
+TEXTS = "texts"
 SECRETS = ("wandb_api_key", "huggingface_token")
 
 
@@ -51,10 +56,9 @@ def request_file(folder: Path, request: str) -> Path:
 def load(path: Path) -> JsonObject:
     """A JSON object from a file; empty when the file is missing, half gone or no object."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        return parsed(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def store(path: Path, values: JsonMapping) -> None:
@@ -62,9 +66,22 @@ def store(path: Path, values: JsonMapping) -> None:
     write_atomic(path, dump(values, indent=1) + "\n")
 
 
+def parsed(text: str | bytes) -> JsonObject:
+    """What `dump` wrote, its texts as they were made; empty for what is no object. Raises ValueError."""
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        return {}
+    made = found.pop(TEXTS, None)
+    try:
+        return problems.restored(found, made) if made else found
+    except (AttributeError, KeyError, TypeError):  # written by another version, or by hand
+        return found
+
+
 def dump(values: JsonMapping, indent: int | None = None) -> str:
     """Strict JSON: NaN and infinity become null, and whatever JSON does not know becomes a number or a text."""
-    return json.dumps(_plain(values), ensure_ascii=False, indent=indent)
+    made = [*problems.how_made(values)]
+    return json.dumps(_plain({**values, TEXTS: made} if made else values), ensure_ascii=False, indent=indent)
 
 
 def without_secrets(values: JsonMapping) -> JsonObject:

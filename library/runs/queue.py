@@ -98,7 +98,7 @@ def read() -> Queue:
     worker = found.get("worker")
     return Queue(
         entries,
-        str(found.get("paused") or ""),
+        found.get("paused") or "",
         bool(found.get("go_on", True)),
         worker if isinstance(worker, dict) else {},
         float(found.get("called") or 0.0),

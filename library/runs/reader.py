@@ -1,6 +1,5 @@
 """Reading runs: which there are, how each stands, and what it has said since the last look."""
 
-import json
 import os
 import threading
 import time
@@ -146,10 +145,10 @@ def events(folder: Path, since: int = 0) -> tuple[list[JsonObject], int]:
     found = []
     for line in whole.splitlines():
         try:
-            event = json.loads(line)
+            event = layout.parsed(line)
         except ValueError:
             continue
-        if isinstance(event, dict):
+        if event:
             found.append(event)
     return found, since + len(whole)
 

@@ -17,10 +17,11 @@ from typing import IO, Any
 import psutil
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, Text
 from library.files import write_atomic
 from library.runs import layout, process, registry, restoring
 from library.runs.gpu_log import GpuLog
+from library.runs.refusal import Secrets
 
 HEARTBEAT = 2.0  # seconds between two signs of life
 SPACING = 0.5  # seconds between two lines about the same phase, since caching may report every image
@@ -31,24 +32,7 @@ DELETED = (
     "but files that were saved there before are lost"
 )
 
-ENVIRONMENT = ("WANDB_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")  # where secrets come from besides the config
-SHORTEST = 6  # characters; a shorter word is no secret, and hiding it would spoil the text
-
 PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "gradio", "kohya-trainer")
-
-
-class Secrets:
-    """Tokens and keys of this run, which no file of it may hold, whatever an error message quotes."""
-
-    def __init__(self, config: JsonMapping) -> None:
-        own = [layout.secrets_in(config), [os.environ.get(name, "") for name in ENVIRONMENT]]
-        self._words = sorted({word for words in own for word in words if len(word) >= SHORTEST}, key=len, reverse=True)
-
-    def out_of(self, text: str) -> str:
-        """The text without them."""
-        for word in self._words:
-            text = text.replace(word, "***")
-        return text
 
 
 class Record:
@@ -58,7 +42,7 @@ class Record:
 
         with Record.start(changed(config), script, output_dir, output_name, title) as record:
             record.plan(1600)
-            record.phase("caching latents", 3, 12)
+            record.phase(Text("caching latents"), 3, 12)
             record.step({"step": 1, "loss": 0.12, "lr": {"unet": 1e-4}})
     """
 
@@ -124,7 +108,7 @@ class Record:
                 self.facts[name] = {**known, **value} if isinstance(known, dict) and isinstance(value, dict) else value
         self._write()
 
-    def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
+    def phase(self, name: Text, done: int | None = None, total: int | None = None) -> None:
         """Say what is going on before, between and after the steps: `caching latents`, 312 of 1000."""
         now, (last, said) = time.monotonic(), self._phase_said
         with self._lock:
@@ -248,7 +232,7 @@ class Record:
                 self._log.stream = None  # type: ignore[assignment]  # opened again by the next line
                 self._log.release()
             if not self.facts.get("restored"):
-                self.event("warning", text=DELETED)
+                self.event("warning", text=Text(DELETED))
                 self.say(f"warning: {DELETED}: {self.folder}")
             self.facts["restored"] = time.time()
 
@@ -263,9 +247,9 @@ class Record:
 
 def sentence(error: BaseException) -> str:
     """An exception as its user should read it: our own messages as they are, others with their kind in front."""
-    text = str(error).strip()
     if isinstance(error, ConfigError):
-        return text
+        return error.said
+    text = str(error).strip()
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.runs import keys, layout, reader
-from library.runs.record import ENVIRONMENT, Secrets
+from library.runs.refusal import ENVIRONMENT, Secrets
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = 4  # characters; what is shorter is found in any text, and says nothing

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, Text
 from library.runs import gpu_slots, layout, locking, process, queue, reader, start
 
 PERIOD = 0.5  # seconds between two looks at the queue
@@ -59,7 +59,9 @@ def note(found: queue.Queue, entry: queue.QueueEntry) -> None:
 def after(found: queue.Queue, entry: queue.QueueEntry) -> None:
     """A training of the queue has ended."""
     if entry.ended in ("failed", "interrupted") and not found.go_on:
-        found.paused = f"{entry.name} {'has failed' if entry.ended == 'failed' else 'was interrupted'}."
+        found.paused = Text(
+            "{name} has failed." if entry.ended == "failed" else "{name} was interrupted.", name=entry.name
+        )
 
 
 def start_next(found: queue.Queue) -> None:
@@ -81,7 +83,7 @@ def start_next(found: queue.Queue) -> None:
             else:
                 free = _left(entry, free)
         except ConfigError as error:
-            entry.ended, entry.error = "failed", str(error)
+            entry.ended, entry.error = "failed", error.said
             after(found, entry)
 
 

@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw, PngImagePlugin
 
 from library import families
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, Report, Text
 from library.config.run_config import RunConfig
 from library.data import pixels
 from library.families.base import Family, ModelComponents, SampleRequest
@@ -28,8 +28,6 @@ from library.train.world import World
 
 MARGIN, TITLE = 8, 22  # pixels in the sheet
 SMALLEST = 160
-
-Report = Callable[[str, int, int], None]  # what is done now, how much of how much; it may raise to stop
 
 
 @dataclass
@@ -64,7 +62,7 @@ def generate(  # noqa: PLR0913 - what is generated from what, and who is told of
     family = families.family_for(config)
     if wrong := [*family.problems()]:
         raise ConfigError(*wrong)
-    report("loading the model", 0, 1)
+    report(Text("loading the model"), 0, 1)
     world = World(config)
     parts = family.load(world.storage_dtype, world.compute_dtype, deferring=True)
     fp8_storage.store_when_read(parts, config)
@@ -81,7 +79,7 @@ def generate(  # noqa: PLR0913 - what is generated from what, and who is told of
     prepare_encoders(parts.encoders, {}, config)
     prepare_denoiser(parts.denoiser, family, config, world.device, ())
     done, total = 0, len(columns) * len(whole)
-    parts.denoiser.register_forward_pre_hook(lambda *_: report("generating", done, total))
+    parts.denoiser.register_forward_pre_hook(lambda *_: report(Text("generating"), done, total))
     place = folder / time.strftime("%Y%m%d-%H%M%S")
     sheet = Sheet([one.title for one in columns], [one.prompt for one in whole], place)
     sheet.files = [[""] * len(columns) for _ in whole]

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+from library.config.problems import Report, Text
 from library.config.schema import ConfigError
 from library.tools import adapters, storage, writing
 from library.tools.names import FORMATS
-from library.tools.storage import Report, silent
+from library.tools.storage import silent
 
 
 def convert(
@@ -26,7 +27,7 @@ def convert(
     if to not in FORMATS:
         raise ConfigError("to is {to}: use one of {formats}", to=repr(to), formats=", ".join(FORMATS))
     out = storage.fresh(out, lora)
-    report("reading", 0, 1)
+    report(Text("reading"), 0, 1)
     found = adapters.read(lora)
     found.metadata.pop("lora_adapter_metadata", None)
     return writing.save(found, out, style=to, dtype=dtype, report=report)

@@ -6,12 +6,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from library.config.problems import Report, Text
 from library.config.schema import ConfigError
 from library.tools import storage, writing
 from library.tools.adapters import AdapterFactors, Lora
 from library.tools.models import ModelFile
 from library.tools.names import Module
-from library.tools.storage import Report, silent
+from library.tools.storage import silent
 
 OVERSAMPLED = 16  # further directions that the quick decomposition looks at
 
@@ -74,7 +75,7 @@ def extract(
     modules = [module for module in modules if module.part not in left_out]
     made, same = {}, 0
     for i, module in enumerate(modules):
-        report("extracting", i, len(modules))
+        report(Text("extracting"), i, len(modules))
         change = difference(new, old, module)
         if not bool(change.any()):
             same += 1
@@ -141,7 +142,7 @@ def _alike(new: ModelFile, old: ModelFile, modules: list[Module], least: float, 
     for part in sorted(parts):
         own = [module for module in modules if module.part == part]
         for i, module in enumerate(own):
-            report("comparing text encoders", i, len(own))
+            report(Text("comparing text encoders"), i, len(own))
             if float(difference(new, old, module).abs().max()) > least:
                 parts = parts - {part}
                 break

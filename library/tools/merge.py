@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from library import families
+from library.config.problems import Report, Text
 from library.config.schema import ConfigError
 from library.tools import adapters, storage, writing
 from library.tools.adapters import AdapterFactors, Lora
 from library.tools.models import ModelFile, WeightSlice, delta_shape
 from library.tools.names import Module
-from library.tools.storage import Planned, Report, silent
+from library.tools.storage import Planned, silent
 
 Weighted = Sequence[tuple[str | Path, float]]  # LoRA files and their weights
 
@@ -93,7 +94,7 @@ def join(
     kind = max((lora.dtype for lora, _ in given), key=lambda kind: (kind.itemsize, str(kind)))
     made: dict[Module, AdapterFactors] = {}
     for i, module in enumerate(modules):
-        report("merging", i, len(modules))
+        report(Text("merging"), i, len(modules))
         parts = [(lora.adapters[module], weight) for lora, weight in given if module in lora.adapters]
         limit = (conv_rank or rank) if parts[0][0].is_large_conv else rank
         made[module] = _joined(module, parts, limit).to(storage.dtype_of(dtype) or kind)
@@ -110,7 +111,7 @@ def _read(loras: Weighted, report: Report) -> list[tuple[Lora, float]]:
         raise ConfigError("no LoRA was given: name at least one file")
     given = []
     for i, (path, weight) in enumerate(loras):
-        report("reading", i, len(loras))
+        report(Text("reading"), i, len(loras))
         given.append((adapters.read(path), float(weight)))
     return given
 

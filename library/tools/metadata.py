@@ -4,11 +4,12 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from library.config.problems import Report, Text
 from library.config.schema import ConfigError
 from library.families.shared import weights
 from library.files import need_space, write_atomic
 from library.tools import storage
-from library.tools.storage import Metadata, Report, silent
+from library.tools.storage import Metadata, silent
 
 PREFIXES = ("ss_", "sshs_", "modelspec.")
 
@@ -50,9 +51,9 @@ def edit(
         changed[key] = str(value)
     table = {name: about for name, about in weights.raw_header(path).items() if name != "__metadata__"}
     need_space(target, path.stat().st_size)
-    report("writing", 0, 1)
+    report(Text("writing"), 0, 1)
     written = write_atomic(target, lambda place: _copy(path, place, storage.header_bytes(table, changed)))
-    report("writing", 1, 1)
+    report(Text("writing"), 1, 1)
     return written
 
 

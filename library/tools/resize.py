@@ -7,10 +7,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from library.config.problems import Report, Text
 from library.config.schema import ConfigError
 from library.tools import adapters, storage, writing
 from library.tools.adapters import AdapterFactors, Lora
-from library.tools.storage import Report, silent
+from library.tools.storage import silent
 
 LEAST = 1e-6  # a module whose largest singular value is below this is nothing, and gets rank 1
 
@@ -91,7 +92,7 @@ def resize(
     out, kind = storage.fresh(out, lora), storage.dtype_of(dtype)
     whole, made, ranks, kept = adapters.read(lora), {}, {}, 1.0
     for i, (module, adapter) in enumerate(whole.adapters.items()):
-        report("resizing", i, len(whole.adapters))
+        report(Text("resizing"), i, len(whole.adapters))
         smaller, share = cut(adapter, choices)
         made[module] = smaller.to(kind or adapter.up.dtype)
         ranks[module.kohya] = (adapter.rank, smaller.rank)

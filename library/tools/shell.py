@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from library.config.problems import Report, Text
 from library.config.schema import ConfigError
 from library.runs.job_work import joined
 
@@ -29,11 +30,11 @@ def main(argv: list[str]) -> int:
     return code
 
 
-def terminal() -> Callable[[str, int, int], None]:
+def terminal() -> Report:
     """A report that writes one line to the terminal again and again, and into a file only whole steps."""
     last = [""]
 
-    def report(what: str, done: int, total: int) -> None:
+    def report(what: Text, done: int, total: int) -> None:
         if sys.stderr.isatty():
             print(f"\r{what} {done} / {total}   ", end="\n" if done == total else "", file=sys.stderr, flush=True)
         elif what != last[0]:

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from library.config.problems import Report, Text
 from library.config.schema import ConfigError
 from library.tools import adapters, names, storage
 from library.tools.adapters import AdapterFactors
 from library.tools.models import ModelFile
 from library.tools.names import ALPHA, DOWN, UP, Module
-from library.tools.storage import Report, silent
+from library.tools.storage import silent
 
 SHOWN = 5  # of a kind, in a sentence
 MEDIAN_FACTOR = 100.0  # a module whose change is so many times the usual one is worth a look
@@ -76,7 +77,7 @@ def verify(lora: str | Path, base: str | Path | None = None, *, report: Report =
         return found
     found.style = adapters.style_of(groups)
     for i, (name, parts) in enumerate(sorted(groups.items())):
-        report("checking modules", i, len(groups))
+        report(Text("checking modules"), i, len(groups))
         _look(found, name, parts)
     _overall(found)
     try:

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from library import families
+from library.config.problems import Report
 from library.config.schema import ConfigError
 from library.tools import adapters, storage
 from library.tools.adapters import Lora
-from library.tools.storage import Metadata, Report, silent
+from library.tools.storage import Metadata, silent
 
 INHERITED = ("ss_base_model_version", "modelspec.architecture", "modelspec.implementation", "modelspec.prediction_type")
 

@@ -19,6 +19,7 @@ from library import families
 from library.compiler import blocks, cudagraph, torch_private
 from library.compiler.log import CompileLog
 from library.config import schema
+from library.config.problems import Text
 from library.config.schema import ConfigError
 from library.data.loading import Batches, Kind
 from library.measuring.candidates import NAMED, Overrides, checkpointing_less, shown, swapping_less
@@ -108,7 +109,7 @@ class Tuner:
                     compiling = families.facts(self.config.family).compile_seconds
                     if number == 0 and changes["compile"] and not self._pays(COMPILED_SAVES, compiling):
                         return
-                    self.journal.phase(f"trying {short(changes)}", len(self.results) + 1)
+                    self.journal.phase(Text("trying {settings}", settings=short(changes)), len(self.results) + 1)
                     self.results.append(self.measure_candidate(changes))
                 if number == 0 and not self.compiles:
                     return  # where compiling does not work there is nothing to choose about it

@@ -1,8 +1,7 @@
 """Caching alone: the latents or the text encoder outputs of a data set beside its images, without a training."""
 
-from collections.abc import Callable
-
 from library import data, families
+from library.config.problems import Report, Text
 from library.config.run_config import RunConfig
 from library.data import encoding
 from library.imports import without_collecting
@@ -10,7 +9,7 @@ from library.memory.quantization import fp8_storage
 from library.train.world import World
 
 
-def make_caches(config: RunConfig, report: Callable[[str, int, int], None]) -> int:
+def make_caches(config: RunConfig, report: Report) -> int:
     """Write the caches on disk that the config asks for; how many images the data set has.
 
     Of several processes each makes its share, and all are done when this returns. Caches that are there and still fit
@@ -18,9 +17,9 @@ def make_caches(config: RunConfig, report: Callable[[str, int, int], None]) -> i
     """
     with World(config) as world:
         told = report if world.main else lambda phase, done, total: None
-        told("reading the data set", 0, 0)
+        told(Text("reading the data set"), 0, 0)
         images = data.scan(config)
-        told("opening the model", 0, 0)
+        told(Text("opening the model"), 0, 0)
         family = families.family_for(config)
         with without_collecting():
             components = family.load(world.storage_dtype, world.compute_dtype, deferring=True)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from library.config.problems import Text
 from library.config.schema import ConfigError
 from library.data.images import ImageSet
 from library.files import free_space
@@ -102,7 +103,7 @@ class Checkpointer:
 
     def _save_file(self, path: Path) -> None:
         updates = self._training.updates
-        self._journal.phase("saving")
+        self._journal.phase(Text("saving"))
         with optimizers.averaged(updates.bare):
             self._by_main(lambda: self._write(path))
         if self._config.optim.ema_decay:
@@ -131,12 +132,12 @@ class Checkpointer:
 
         checked = verify.check(path, expected, self._config)
         if not checked.get("ok", True):
-            self._journal.warn(f"{path.name} does not load as it should: {checked['text']}")
+            self._journal.warn(Text("{file} does not load as it should: {why}", file=path.name, why=checked["text"]))
         self._journal.saved(path, clock.step, **checked)
 
     def _save_state(self, folder: Path | None) -> None:
         """Save a state to resume from; without a folder, as the backup that replaces the one before."""
-        self._journal.phase("saving the state")
+        self._journal.phase(Text("saving the state"))
         step = self._saved_at = self._training.clock.step
         state = resume_state.collect(self._training)
 
@@ -152,6 +153,12 @@ class Checkpointer:
         self._by_main(write)
         self._training.world.wait_for_everyone()
         self._journal.requests.state_saved()
+
+
+NOT_SAVED = (
+    "save_state_every_n_minutes: the state after step {step} was not saved, {left} ({why}); the training goes on and "
+    "tries again"
+)
 
 
 class Backups:
@@ -175,11 +182,9 @@ class Backups:
             if not self._warned:
                 self._warned = True
                 known = self._names.backups()
-                left = f"the newest is {known[-1].name}" if known else "there is none yet"
-                self._journal.warn(
-                    f"save_state_every_n_minutes: the state after step {step} was not saved, {left} ({error}); "
-                    "the training goes on and tries again"
-                )
+                left = Text("the newest is {state}", state=known[-1].name) if known else Text("there is none yet")
+                why = error.said if isinstance(error, ConfigError) else error
+                self._journal.warn(Text(NOT_SAVED, step=step, left=left, why=why))
             return
         self._warned = False
         self._journal.saved(folder, step, backup=True)
@@ -199,6 +204,5 @@ class Backups:
         if free >= state.size and free - state.size + held >= later:
             return ""
         needed = max(state.size, state.size + later - held)
-        return (
-            f"{needed / 1e9:.1f} GB needed in {folder.parent}, also for what is saved later, {free / 1e9:.1f} GB free"
-        )
+        return Text("{needed} GB needed in {folder}, also for what is saved later, {free} GB free",
+            needed=f"{needed / 1e9:.1f}", folder=folder.parent, free=f"{free / 1e9:.1f}")  # fmt: skip

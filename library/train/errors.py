@@ -7,12 +7,16 @@ from typing import Any
 
 import torch
 
+from library.config.problems import Text, either
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
 from library.data.folders import some
 from library.measuring.candidates import advised, saving_memory
 
 MOST_SKIPPED = 100  # steps that a gradient scaler may leave out in a row; it halves the scale each time
+NOT_FINITE = {"loss NaN": "the loss of step {step} is NaN", "loss infinite": "the loss of step {step} is infinite",
+              "gradient NaN": "the gradient of step {step} is NaN",
+              "gradient infinite": "the gradient of step {step} is infinite"}  # fmt: skip
 Newest = Mapping[str, Path]  # "file" and "state" -> what was saved last
 
 # What the backends of torch.distributed say where a process no longer answers.
@@ -20,18 +24,18 @@ GONE = ("Connection reset by peer", "Connection closed by peer", "Broken pipe", 
 NO_ROOM = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
 
 
-def explain_error(error: BaseException, config: RunConfig, doing: str, newest: Newest) -> BaseException:
+def explain_error(error: BaseException, config: RunConfig, doing: Text, newest: Newest) -> BaseException:
     """The error as the user should read it; itself, where there is nothing better to say.
 
     `doing` is the phase or step that it ended, `newest` what was saved last.
     """
     if isinstance(error, torch.OutOfMemoryError):
-        ways = _listed([*_smaller(config, doing), "lower resolution"])
+        ways = either([*_smaller(config, doing), Text("lower resolution")])
         return ConfigError(
             "the GPU ran out of memory ({doing}): {ways}{then}", doing=doing, ways=ways, then=_go_on(newest)
         )
     if isinstance(error, MemoryError) or any(sign in str(error) for sign in NO_ROOM):
-        ways = "use fewer data loader workers, cache to disk instead of in memory, or close other programs"
+        ways = Text("use fewer data loader workers, cache to disk instead of in memory, or close other programs")
         return ConfigError(
             "the computer ran out of memory, RAM ({doing}): {ways}{then}", doing=doing, ways=ways, then=_go_on(newest)
         )
@@ -44,7 +48,7 @@ class ProcessGone(ConfigError):
     """Another process of the training has ended without a word to the others."""
 
 
-def process_gone(doing: str, newest: Newest) -> ProcessGone:
+def process_gone(doing: Text, newest: Newest) -> ProcessGone:
     """The sentence about another process that has ended while this one did something."""
     return ProcessGone(
         "another process of this training has ended, and none goes on without it ({doing}); its own last lines, or "
@@ -72,21 +76,25 @@ class NonFiniteWatch:
         return "gradient"
 
 
-def non_finite_message(what: str, line: Mapping[str, Any], images: list[str], config: RunConfig, newest: Newest) -> str:
+def non_finite_message(
+    what: str, line: Mapping[str, Any], images: list[str], config: RunConfig, newest: Newest
+) -> Text:
     """The sentence about a loss or gradient that is NaN or infinite; `images` are those whose loss it is."""
-    ways = ["lower the learning rate"]
+    ways = [Text("lower the learning rate")]
     if config.precision.mixed_precision == "fp16":
-        ways.append("use mixed_precision bf16, whose range is larger")
+        ways.append(Text("use mixed_precision bf16, whose range is larger"))
         if not config.cache.latents and not getattr(config.model, "no_half_vae", True):
-            ways.append("use no_half_vae")
+            ways.append(Text("use no_half_vae"))
     if images:
-        ways.append("replace these images")
+        ways.append(Text("replace these images"))
     if what == "gradients":
-        about = f"the gradients of {MOST_SKIPPED} steps in a row are NaN or infinite, so nothing is trained"
+        template = "the gradients of {count} steps in a row are NaN or infinite, so nothing is trained"
+        about = Text(template, count=MOST_SKIPPED)
     else:
         value = line["loss"] if what == "loss" else line["grad_norm"]
-        about = f"the {what} of step {line['step']} is {'NaN' if math.isnan(value) else 'infinite'}"
-    return f"{about}{f' with {some(images, 8)}' if images else ''}: {_listed(ways)}{_go_on(newest)}"
+        about = Text(NOT_FINITE[f"{what} {'NaN' if math.isnan(value) else 'infinite'}"], step=line["step"])
+    about = Text("{number} with {images}", number=about, images=some(images, 8)) if images else about
+    return Text("{about}: {ways}{then}", about=about, ways=either(ways), then=_go_on(newest))
 
 
 def weights_problem(parameters: list[torch.nn.Parameter], step: int, newest: Newest) -> str:
@@ -96,30 +104,28 @@ def weights_problem(parameters: list[torch.nn.Parameter], step: int, newest: New
         sound.setdefault(p.device, []).append(p.detach().isfinite().all())
     if all(torch.stack(flags).all() for flags in sound.values()):
         return ""
-    return f"after step {step} the weights hold NaN or infinity: lower the learning rate{_go_on(newest)}"
+    template = "after step {step} the weights hold NaN or infinity: lower the learning rate{then}"
+    return Text(template, step=step, then=_go_on(newest))
 
 
 def _smaller(config: RunConfig, doing: str) -> Iterator[str]:
     """What would need less while this is done, in words."""
     if doing.startswith("caching latents"):
-        yield from ["lower vae_batch_size"] * (config.cache.vae_batch_size > 1)
+        if config.cache.vae_batch_size > 1:
+            yield Text("lower {name}", name="vae_batch_size")
         return
     if doing.startswith("caching captions"):
-        yield "lower text_encoder_batch_size or train_batch_size"
+        yield Text("lower text_encoder_batch_size or train_batch_size")
         return
     if doing.startswith("generating"):
-        yield "ask for smaller sample images (--w and --h in the prompt file)"
+        yield Text("ask for smaller sample images (--w and --h in the prompt file)")
     yield from (advised(changes, config) for changes in saving_memory(config))
 
 
 def _go_on(newest: Newest) -> str:
     """What is left of the work so far."""
     if state := newest.get("state"):
-        return f"; resume from {state}"
+        return Text("; resume from {state}", state=state)
     if file := newest.get("file"):
-        return f"; the last good file is {file}"
+        return Text("; the last good file is {file}", file=file)
     return ""
-
-
-def _listed(ways: list[str]) -> str:
-    return ways[0] if len(ways) == 1 else f"{', '.join(ways[:-1])} or {ways[-1]}"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from library.config.json_types import JsonMapping
+from library.config.problems import Report, Text
 from library.config.run_config import RunConfig
 from library.config.schema import changed
 from library.data.loading import Batches
@@ -46,7 +47,7 @@ class Journal:
         self.uploads = Uploads(config, self)
         self.siblings = Siblings(world, self.record)
         self.requests = ControlRequests(self.record, config.save.save_state_every_n_minutes, self.siblings)
-        self.doing = ""  # what goes on, for the sentence of an error: a phase, or "step 12"
+        self.doing = Text("")  # what goes on, for the sentence of an error: a phase, or "step 12"
         self.completed = False  # whether all steps were done: a request to stop during the last one changed nothing
         self.newest: dict[str, Path] = {}  # "file" and "state" -> what was saved last
         self._progress = Progress(self.say)
@@ -86,7 +87,7 @@ class Journal:
     def _process_gone(self) -> errors.ProcessGone:
         return errors.process_gone(self.doing, self.newest or self.siblings.newest)
 
-    def begin(self, remarks: Sequence[str], notes: Sequence[str]) -> None:
+    def begin(self, remarks: Sequence[Text], notes: Sequence[Text]) -> None:
         """Open trackers and uploads, and say what should be known first; `notes` are on the console already."""
         for note in notes:
             self.event("warning", text=note)
@@ -106,7 +107,7 @@ class Journal:
         if self.record:
             self.record.say(text)
 
-    def warn(self, text: str) -> None:
+    def warn(self, text: Text) -> None:
         """A sentence that should not be overlooked."""
         self.event("warning", text=text)
         self.say(f"Warning: {text}")
@@ -121,7 +122,7 @@ class Journal:
         if self.record:
             self.record.note(**facts)
 
-    def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
+    def phase(self, name: Text, done: int | None = None, total: int | None = None) -> None:
         """What goes on outside of the steps. Before the first step it raises Stopped when somebody asked for a stop."""
         if self._marks and name != self.doing:
             self.mark(self.doing or "imports and checks")
@@ -146,7 +147,7 @@ class Journal:
         self._marks.clear()
 
     @property
-    def on_graph(self) -> Callable[[str, int, int], None] | None:
+    def on_graph(self) -> Report | None:
         """Who is told that a graph is begun, which may be in a thread of the compiler."""
         return self.record.phase if self.record else None
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from library import data, families, methods
 from library.compiler import prewarm, torch_settings
 from library.compiler.log import CompileLog
+from library.config.problems import Text
 from library.config.run_config import RunConfig
 from library.data import encoding, text_encoding
 from library.data.images import ImageSet
@@ -36,7 +37,7 @@ from library.train.validation import ValidationRunner
 from library.train.world import World
 
 
-def run_training(config: RunConfig, remarks: Sequence[str] = (), notes: Sequence[str] = (), began: float = 0) -> Path:
+def run_training(config: RunConfig, remarks: Sequence[Text] = (), notes: Sequence[Text] = (), began: float = 0) -> Path:
     """Train what `config` describes and return the file that came of it.
 
     `remarks` and `notes` go into the run's record; the notes have been said before. `began` is when the process did.
@@ -54,9 +55,9 @@ def run_training(config: RunConfig, remarks: Sequence[str] = (), notes: Sequence
         family = families.family_for(config)
 
         # What to learn from. Encoded once, then what encodes it leaves.
-        journal.phase("reading the data set")
+        journal.phase(Text("reading the data set"))
         images = data.scan(config)
-        journal.phase("loading the model")
+        journal.phase(Text("loading the model"))
         with without_collecting():
             components = family.load(world.storage_dtype, world.compute_dtype, deferring=True)
         samples = SampleRunner(family, components, config)
@@ -87,7 +88,7 @@ def run_training(config: RunConfig, remarks: Sequence[str] = (), notes: Sequence
         prepared = prepare_denoiser(components.denoiser, family, config, world.device, sizes, text_learns, compile_log)
         compile_log.attention, compile_log.fallback = prepared.attention, prepared.not_compiled
         if prepared.not_compiled:
-            journal.warn(f"Not compiled: {prepared.not_compiled}")
+            journal.warn(Text("Not compiled: {why}", why=prepared.not_compiled))
         journal.mark("moving to the device")
         updates = Updates(method, config, world, seed, clock.total)
         method.train()
@@ -111,7 +112,7 @@ def read_weights(
     components: ModelComponents, family: Family, config: RunConfig, world: World, journal: Journal
 ) -> None:
     """Read the denoiser's weights to where the steps want them, once nothing has to be encoded beside them."""
-    journal.phase("loading the model")
+    journal.phase(Text("loading the model"))
     with prewarm.prewarm_before_steps(config, world.device), without_collecting():
         components.read_denoiser(placement.placement(family, config, world.device))
     journal.mark("reading the weights")
@@ -134,7 +135,7 @@ def take_steps(training: Training, precompiler: Precompiler, images: ImageSet, s
     accumulation = config.steps.gradient_accumulation_steps
     stepper = Stepper(training.batches, clock, training.generators, training.world, journal.requests, accumulation)
     for window in stepper:  # the batches of one optimizer step, from where the resumed state stopped
-        journal.doing = f"step {clock.step}"
+        journal.doing = Text("step {step}", step=clock.step)
         precompiler.take_over(training.batches, compute_loss, training.step_log.meter.pause)
         try:
             numbers, losses = train_step(window, stepper, compute_loss, updates, precompiler, journal.has_curves)

@@ -12,7 +12,7 @@ from torch import nn
 
 from library.compiler import blocks, cudagraph
 from library.compiler.log import CompileLog
-from library.config.problems import Problem
+from library.config.problems import Problem, Text
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
 from library.data.loading import Batches, Kind, latent_area
@@ -31,11 +31,11 @@ PASSES_A_SIZE = 8  # recording one takes as long as four passes
 class Listener(Reporter, Protocol):
     """Who is told what the compiler does."""
 
-    def warn(self, text: str) -> None:
+    def warn(self, text: Text) -> None:
         """A line that should not be overlooked."""
         ...
 
-    def phase(self, name: str, done: int, total: int) -> None:
+    def phase(self, name: Text, done: int, total: int) -> None:
         """Progress."""
         ...
 
@@ -89,11 +89,11 @@ class Precompiler:
         if recorder.automatic and passes < PASSES_A_SIZE * len(sizes):
             recorder.give_up(f"there are {len(sizes)} sizes of image for {passes} batches", expected=True)
         elif not self.log.active:
-            self._journal.phase("recording CUDA graphs", 0, 1)
+            self._journal.phase(Text("recording CUDA graphs"), 0, 1)
             before = rng.get_rng_state(self._world.device)
             compute_loss.rehearse(batches.example(max(sizes, key=latent_area)), self._world.device)
             rng.set_rng_state(before, self._world.device)
-            self._journal.phase("recording CUDA graphs", 1, 1)
+            self._journal.phase(Text("recording CUDA graphs"), 1, 1)
             pause()
 
     def run_ahead(self, batches: Batches, compute_loss: LossFunction, pause: Callable[[], None]) -> None:
@@ -166,23 +166,26 @@ class Precompiler:
         options, steps = self._options, self._clock.total - self._clock.step
         limit, needed = options.compile_cache_size_limit, self.log.graphs_per_block
         if 0 < limit < needed:
-            problem = f"compile_cache_size_limit = {limit}: blocks need {needed} graphs for the sizes of this data set"
-            problem += f", and run eagerly beyond the limit; use {needed} or more, 0 for as many as it takes, "
-            problem += "or compile_dynamic = auto"
+            problem = Text(
+                "compile_cache_size_limit = {limit}: blocks need {needed} graphs for the sizes of this data set, and "
+                "run eagerly beyond the limit; use {needed} or more, 0 for as many as it takes, or "
+                "compile_dynamic = auto", limit=limit, needed=needed,
+            )  # fmt: skip
             if options.compile_fullgraph:
                 raise ConfigError(problem)
             self._journal.warn(problem)
         if 0 < steps <= (first := options.compile_compare_steps):
             self._journal.warn(
-                f"compile_compare_steps = {first}: nothing is compiled, as only {steps} are to be done; use fewer"
-            )
+                Text("compile_compare_steps = {first}: nothing is compiled, as only {steps} are to be done; use fewer",
+                     first=first, steps=steps)
+            )  # fmt: skip
 
     def _run(self, batches: Batches, compute_loss: LossFunction, pause: Callable[[], None]) -> None:
         if self._clock.done:
             return
         log, device = self.log, self._world.device
         graphs = sum(log.predicted().values())
-        self._journal.phase("compiling", 0, graphs)
+        self._journal.phase(Text("compiling"), 0, graphs)
         single = compiles_size_by_size(self._config, device)
         self._journal.say(graphs_sentence(self._options, len(batches.shapes), single))
         # With parts of one model all processes have to compute at once.
@@ -204,7 +207,7 @@ class Precompiler:
                 rng.set_rng_state(before, device)
         if not log.fallback:
             self.prove()
-        self._journal.phase("compiling", graphs, graphs)
+        self._journal.phase(Text("compiling"), graphs, graphs)
         pause()
 
     def note(self) -> bool:
@@ -224,12 +227,12 @@ class Precompiler:
             if not self._options.compile_fallback:
                 raise ConfigError(Problem("compile",
                     ": no graph was made for {names}, though it ran; switch compile off", names=names))  # fmt: skip
-            log.fallback = f"no graph was made for {names}"
-            self._journal.warn(f"compile: {log.fallback}; these blocks run without it.")
+            log.fallback = Text("no graph was made for {names}", names=names)
+            self._journal.warn(Text("compile: {why}; these blocks run without it.", why=log.fallback))
             return
         if broken := log.graph_breaks():
-            self._journal.warn(f"compile: a block does not fit into one graph ({broken[0]}), so it runs eagerly in "
-                               "parts; compile_fullgraph stops there and shows the place")  # fmt: skip
+            self._journal.warn(Text("compile: a block does not fit into one graph ({why}), so it runs eagerly in "
+                "parts; compile_fullgraph stops there and shows the place", why=broken[0]))  # fmt: skip
         total = log.summary()
         shown = ", ".join(f"{n} for {total['blocks'].get(k, 0)} {k}" for k, n in total["graphs"].items())
         self._journal.say(f"Compiled: {total['num_graphs']} graphs ({shown}) in {total['seconds']:.1f} s, "
@@ -258,7 +261,7 @@ class Precompiler:
                 reason=reason)) from error  # fmt: skip
         self.log.fallback = reason
         torch.compiler.set_stance("force_eager")
-        self._journal.warn(f"Compiling failed ({reason}); the run goes on without it.")
+        self._journal.warn(Text("Compiling failed ({reason}); the run goes on without it.", reason=reason))
 
 
 def graphs_sentence(options: Any, number: int, single: bool = False) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from library.compiler.torch_private import LazyTensor, pytree
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Problem
+from library.config.problems import ConfigError, Problem, Text, listed
 from library.config.run_config import RunConfig
 from library.config.schema import options
 from library.config.sections import AdapterRun
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from library.train.training import Training
 
 VERSION = 1
+NOT_EXACTLY = "resume: the training continues, but not bit-exactly: {differences}"
 WHOLE = ("denoiser", "clip_l", "clip_g", "t5xxl")  # what a whole model's tensors begin with
 BESIDE = {"embedding.": "textual-inversion", "lllite_": "lllite"}  # the same of what else learns -> its kind
 LEARNED = {
@@ -121,7 +122,7 @@ def collect(training: "Training") -> State | None:
 
 def resume(folder: Path, training: "Training") -> None:
     """Go on where a state folder written by `State.write` stopped. ConfigError when it does not fit this run."""
-    training.journal.phase("resuming")
+    training.journal.phase(Text("resuming"))
     config, world, updates, clock = training.config, training.world, training.updates, training.clock
     facts = read_progress(folder)
     if not config.steps.moved and (why := finished(folder, facts, clock.total, names(config).last)):
@@ -140,7 +141,7 @@ def resume(folder: Path, training: "Training") -> None:
         updates.average.load_state_dict(_tensors(folder / AVERAGE))
     elif updates.average:
         updates.average.start()
-        training.journal.warn("resume: the state has no averaged weights; the average starts again")
+        training.journal.warn(Text("resume: the state has no averaged weights; the average starts again"))
     if world.scaler:
         world.scaler.load_state_dict(_read(folder / SCALER, world.device))
     _compare(facts, training, training.batches.load_state_dict(facts["batches"]))
@@ -171,11 +172,11 @@ def _compare(facts: JsonMapping, training: "Training", data: str) -> None:
     found = list(differences(facts.get("settings", {}), now))
     given = config.steps.seed
     if given is not None and given != facts["seed"]:
-        found.append(f"the seed stays {facts['seed']}, {given} is not used")
+        found.append(Text("the seed stays {seed}, {given} is not used", seed=facts["seed"], given=given))
     found += [data] * bool(data)
     found += differences(facts.get("computed_by", {}), computed_by(training.world.device))
     if found:
-        training.journal.warn(f"resume: the training continues, but not bit-exactly: {'; '.join(found)}")
+        training.journal.warn(Text(NOT_EXACTLY, differences=listed(found, "; ")))
 
 
 def problems(folder: Path, config: RunConfig | None = None, total: int | None = None) -> list[Problem]:
@@ -379,10 +380,10 @@ def differences(known: JsonMapping, now: JsonMapping) -> Iterator[str]:
     """What is not as it was. Options that one of the two versions of this program does not have are left out."""
     for name, value in now.items():
         if name in known and known[name] != value:
-            yield f"{name} was {_shown(known[name])} and is {_shown(value)}"
+            yield Text("{name} was {before} and is {now}", name=name, before=_shown(known[name]), now=_shown(value))
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, list):
-        return " ".join(map(str, value)) or "not set"
-    return "not set" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+        return " ".join(map(str, value)) or Text("not set")
+    return Text("not set") if value is None else str(value).lower() if isinstance(value, bool) else str(value)

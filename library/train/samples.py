@@ -9,7 +9,7 @@ from typing import Any
 from PIL import Image
 
 from library.compiler import cudagraph
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, Text
 from library.config.run_config import RunConfig
 from library.data import pixels
 from library.families.base import Family, ModelComponents, SampleRequest
@@ -59,7 +59,7 @@ class SampleRunner:
     def encode_prompts(self, world: World, journal: Journal) -> None:
         """Encode the prompts while the text encoders are there: with cached text they leave before the first step."""
         if self.wanted and self._config.cache.text:
-            journal.phase("encoding the sample prompts")
+            journal.phase(Text("encoding the sample prompts"))
             for encoder in self._components.encoders.values():
                 encoder.to(world.device)
             self._sampler.remember(self._requests())
@@ -90,7 +90,7 @@ class SampleRunner:
         world, journal = training.world, training.journal
         training.step_log.settle()
         self._read_again(world, journal)
-        journal.phase("generating samples", 0, len(self._prompts))
+        journal.phase(Text("generating samples"), 0, len(self._prompts))
         vae: Any = self._components.vae  # which is kept where samples are wanted
         home = vae.device
         vae.to(world.device)
@@ -105,8 +105,8 @@ class SampleRunner:
                         try:
                             self._sample_one(number, prompt, training, made)
                         except ConfigError as error:  # a full disk, a control image that is gone: no step needs it
-                            problem = str(error)
-                    journal.phase("generating samples", number + 1, len(self._prompts))
+                            problem = error.said
+                    journal.phase(Text("generating samples"), number + 1, len(self._prompts))
         except WorkCancelled:
             journal.say("Not all samples are generated, as the training ends now.")
         finally:
@@ -120,7 +120,7 @@ class SampleRunner:
             return
         for rank, (made, problem) in enumerate(found):
             if problem:
-                journal.warn(f"sample_prompts: a sample is left out ({problem}); the training goes on")
+                journal.warn(Text("sample_prompts: a sample is left out ({why}); the training goes on", why=problem))
             for number, path in made.items():
                 if rank != world.rank and path.is_file():  # another machine may keep its own
                     with Image.open(path) as image:
@@ -134,7 +134,7 @@ class SampleRunner:
             try:
                 changed = self._read()
             except ConfigError as error:
-                journal.warn(f"{error}. Until that is mended, the prompts from before are sampled.")
+                journal.warn(Text("{why}. Until that is mended, the prompts from before are used.", why=error.said))
         changed = world.gather(changed)[0]
         if changed is None or changed == self._prompts:
             return
@@ -143,7 +143,7 @@ class SampleRunner:
         if not (self._config.cache.text and self._sampler.unknown(self._requests())):
             return
         # The text encoders have left the GPU for good; a few prompts are encoded on the processor.
-        journal.phase("encoding the sample prompts")
+        journal.phase(Text("encoding the sample prompts"))
         read = {name: waiting.read() for name, waiting in self._components.read_again.items()}
         self._components.encoders |= read
         try:

@@ -77,7 +77,7 @@ class Siblings:
         if any(map(process.alive, before)) or facts.get("state") in layout.FINAL:
             return
         if facts and 0 in self._known:
-            more = {"state": "failed", "error": str(error), "ended": time.time(), "phase": None}
+            more = {"state": "failed", "error": error.said, "ended": time.time(), "phase": None}
             with contextlib.suppress(OSError, ConfigError):
                 layout.store(self._run / layout.RUN, facts | more)
         _say(error)

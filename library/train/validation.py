@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from library.compiler import cudagraph
+from library.config.problems import Text
 from library.data.images import ImageSet
 from library.data.loading import Batch, Batches
 from library.data.threads import ahead, num_workers
@@ -34,7 +35,9 @@ class ValidationRunner:
         held_back = images.validation
         self._batches: Batches | None = Batches(held_back, training.config, self._seed) if held_back else None
         if self._batches is None and getattr(self._options, "validation_split", 0.0):
-            training.journal.warn("validation_split is so small that it holds no image back: nothing is validated")
+            training.journal.warn(
+                Text("validation_split is so small that it holds no image back: nothing is validated")
+            )
 
     def when_due(self) -> None:
         """After a step: every so many steps and, if nothing else is said, at the end of every epoch."""
@@ -84,7 +87,7 @@ class ValidationRunner:
         workers = num_workers(training.config.data.max_data_loader_n_workers)
         made = ahead(batches.make, [draw for _, draw in own], workers)
         for place, ((number, _), batch) in enumerate(zip(own, made, strict=True)):
-            training.journal.phase("validating", number, len(numbered))
+            training.journal.phase(Text("validating"), number, len(numbered))
             batch = batch.to(world.device)
             if batch.latents is None:
                 generator = self._generator(number, "image")

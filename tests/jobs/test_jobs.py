@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from library.config.schema import ConfigError
+from kohya_gui.tools.commands import job_status
+from library.config.problems import ConfigError, Text, how_made
 from library.runs import job as jobs
 from library.runs import layout
 from library.runs.job_work import JobRecord, begin, joined
@@ -130,6 +131,16 @@ def test_the_end_is_written_down(monkeypatch):
         work.phase("one", 1, 2)
         work.store({"x": 1})
     assert work.folder is None and len(jobs.every("tools")) == 1
+
+
+def test_a_page_is_told_how_the_words_of_a_job_were_made():
+    with pytest.raises(ConfigError), begin("tools") as work:
+        work.phase(Text("checking {file}", file="a.safetensors"), 1, 2)
+        doing = job_status(jobs.at(work.folder))
+        raise ConfigError("{path} is no LoRA", path="a.safetensors")
+    failed = job_status(jobs.at(work.folder))
+    assert [one["template"] for one in how_made(doing)] == ["checking {file}"]
+    assert [one["template"] for one in how_made(failed)] == ["{path} is no LoRA"]
 
 
 def test_the_last_jobs_of_a_kind_are_kept_but_none_that_works(monkeypatch):

@@ -1,9 +1,10 @@
 """The texts that the page may show, as they stand in its sources and in those of the rules that it tells of."""
 
 import ast
+import functools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -26,30 +27,72 @@ SAID_IN_JS = re.compile(r"\bsay\(([^{]*?(?:\"[^\"]*\"[^{\"]*?)+),\s*\{")
 COUNTED_IN_JS = re.compile(r"\bcount\([^\"]*?, \"([^\"]+)\"\)")
 
 
-def templates(path: Path) -> Iterator[str]:
-    """The templates of texts with arguments, and of problems, that a module or a script makes."""
-    text = path.read_text(encoding="utf-8")
+@functools.cache
+def nodes(path: Path) -> list[ast.AST]:
+    """All that a module is made of."""
+    return [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+
+
+def calls(path: Path) -> Iterator[tuple[str, ast.Call]]:
+    """The calls in a module, by the last part of the name that is called."""
+    for node in nodes(path):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func).split(".")[-1], node
+
+
+def templates(path: Path, without: Sequence[str] = ()) -> Iterator[str]:
+    """The templates of texts with arguments, and of problems, that a module or a script makes; not by callables of
+    `without`."""
     if path.suffix == ".js":
+        text = path.read_text(encoding="utf-8")
         for found in SAID_IN_JS.findall(text):
             yield from re.findall(r"\"([^\"]*[a-z][^\"]*)\"", found)
         for noun in COUNTED_IN_JS.findall(text):
             yield from (f"{{count}} {noun}", f"{{count}} {noun}s")
         return
-    tree = ast.parse(text)
     assigned: dict[str, list[ast.expr]] = {}
-    for node in ast.walk(tree):
+    for node in nodes(path):
         for target in node.targets if isinstance(node, ast.Assign) else ():
             for name in target.elts if isinstance(target, ast.Tuple) else (target,):
                 assigned.setdefault(ast.unparse(name), []).append(node.value)
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
-        name = ast.unparse(node.func).split(".")[-1]
+    for name, node in calls(path):
         if name == "counted" and isinstance(node.args[1], ast.Constant):
             yield from (f"{{count}} {node.args[1].value}", f"{{count}} {node.args[1].value}s")
-        if name in MAKERS and len(node.args) > MAKERS[name]:
+        if name in MAKERS and name not in without and len(node.args) > MAKERS[name]:
             for template in constants(node.args[MAKERS[name]], assigned):
                 yield template.removeprefix(":").lstrip() if name not in ("Text", "say") else template
+
+
+# Callables that hear what is being done -> which argument says it. What else these names stand for takes no text.
+TOLD = {"phase": 0, "report": 0, "told": 0, "on_graph": 0, "spread": 3, "finish": 2}
+
+
+def progress(path: Path) -> Iterator[tuple[str, str | ast.expr | None]]:
+    """Calls that tell what is being done: their source, and the template of the text, the expression that makes it
+    elsewhere, or None where it is a plain text."""
+    for name, node in calls(path):
+        if name not in TOLD or len(node.args) <= TOLD[name]:
+            continue
+        told = node.args[TOLD[name]]
+        if isinstance(told, ast.Constant | ast.JoinedStr):
+            yield ast.unparse(node), None
+        elif isinstance(told, ast.Call) and ast.unparse(told.func) == "Text" and isinstance(told.args[0], ast.Constant):
+            yield ast.unparse(node), str(told.args[0].value)
+        elif isinstance(told, ast.IfExp):
+            for part in (told.body, told.orelse):
+                is_text = isinstance(part, ast.Call) and isinstance(part.args[0], ast.Constant)
+                yield ast.unparse(node), str(part.args[0].value) if is_text else part
+        else:
+            yield ast.unparse(node), told
+
+
+def filled_by_hand(path: Path) -> Iterator[str]:
+    """Calls whose template has its values in it already, which no catalogue knows."""
+    for name, node in calls(path):
+        if name in ("Text", "Problem", "ConfigError", "warn"):
+            at = MAKERS.get(name, 0)
+            if len(node.args) > at and isinstance(node.args[at], ast.JoinedStr):
+                yield ast.unparse(node)
 
 
 def constants(given: ast.expr, assigned: Mapping[str, list[ast.expr]], deep: bool = True) -> Iterator[str]:

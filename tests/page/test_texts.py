@@ -20,23 +20,9 @@ from tests import source
 from tests.page import page_texts
 
 TABLES = {name: texts.table(name) for name in texts.LANGUAGES if name != "en"}
-# What is wrong with a form is said by these.
-RULES = ("library/config/sections/*.py", "library/config/values.py", "library/config/reading.py",
-         "library/config/command.py", "library/families/*/options.py")  # fmt: skip
-# What is wrong with a training whose form is well filled in: files, names, packages, this machine.
-PREFLIGHT = ("library/outputs/paths.py", "library/optim/optimizers.py", "library/optim/lr_schedule.py",
-             "library/outputs/hub.py", "library/check/*.py", "library/outputs/trackers.py", "library/data/preflight.py",
-             "library/data/folders.py", "library/data/finding.py", "library/methods/__init__.py",
-             "library/families/network_args.py", "library/families/*/family.py", "library/families/*/checkpoint.py",
-             "library/families/shared/hub.py", "library/families/sdxl/model.py", "library/families/shared/weights.py",
-             "library/data/buckets.py", "library/compiler/checks.py", "library/runs/queue.py",
-             "library/downloads/hub.py")  # fmt: skip
-# What the tabs and their tools refuse: images, captions, masks, LoRA files, other programs' configs.
-REFUSALS = ("library/config/*.py", "library/curation/*.py", "library/captioning/[dw]*.py", "library/masking/*[!l].py",
-            "library/downloads/model_folder.py", "library/files.py", "library/data/metadata.py", "library/runs/*.py",
-            "library/families/shared/tokenizers.py", "library/families/shared/part_files.py",
-            "library/tools/[!ms]*.py", "library/tools/me*.py", "library/tools/storage.py",
-            "kohya_gui/dataset/*.py", "kohya_gui/form/*.py")  # fmt: skip
+# What is said in a shell alone: by its commands, in its set-up, of its flags.
+SHELL = ("library/cli", "library/demo", "library/doctor", "library/bench/diffusers")
+LOGGED = ("say",)  # makes lines of a log in the library, and texts in the page's scripts
 FORMS = ("adapter", "adapter_size", "compare", "compile_summary",
          "form", "api", "messages", "paths", "presets", "probe", "start_preset", "tab",
          "search", "live", "page", "buttons", "models", "print_command", "sections", "elements")  # fmt: skip
@@ -115,8 +101,8 @@ def test_no_catalogue_has_a_line_that_nothing_says():
     said = {text for path in files if path.suffix != ".html" for text in page_texts.templates(path)}
     for path in files:
         if path.suffix == ".py":
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            said |= {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+            literals = [node.value for node in page_texts.nodes(path) if isinstance(node, ast.Constant)]
+            said |= {text for text in literals if isinstance(text, str)}
     html = [text for text in said if re.match("<[a-z]", text)]
     said |= {text for markup in html for text in page_texts.Words(markup).found}
     said |= {*page(), *of_presets(), *of_adapters(), *(advice for _, advice in (*explain.KNOWN, *explain.ENDINGS))}
@@ -158,12 +144,33 @@ def test_why_an_option_has_no_effect_is_in_every_catalogue():
     assert len(why) > 80 and not absent([*why, "No effect: {reason}"]), "add these"
 
 
-def test_what_is_wrong_with_a_form_or_a_training_is_in_every_catalogue():
-    paths = [path for rule in (*RULES, *PREFLIGHT, *REFUSALS) for path in source.ROOT.glob(rule)]
-    said = [text for path in paths for text in page_texts.templates(path)]
+def of_library():
+    """The modules whose sentences a page may show: of a form, a check, a job, a running training or its record."""
+    shell = tuple(str(source.ROOT / folder) for folder in SHELL)
+    return [path for path in sources("library", suffixes=(".py",)) if not str(path).startswith(shell)]
+
+
+def test_what_is_wrong_with_a_form_a_job_or_a_training_is_in_every_catalogue():
+    said = [text for path in of_library() for text in page_texts.templates(path, LOGGED)]
     said = [text for text in said if re.search(r"[a-z]{2} [a-z]{2}", page_texts.PLACE.sub("", text))]
-    assert len(said) > 200 and "cannot be used with cache_latents: switch one of them off" in said
+    assert len(said) > 700 and "cannot be used with cache_latents: switch one of them off" in said
     assert not absent(said), "add these"
+
+
+def test_what_jobs_and_trainings_do_is_said_by_texts_that_are_in_every_catalogue():
+    said, others = [], []
+    for path in of_library():
+        for call, told in page_texts.progress(path):
+            said += [told] if isinstance(told, str) else []
+            others += [f"{path.name}: {call}"] if told is None else []
+    assert len(said) > 45 and {"generating", "caching latents", "waiting for {trainings}"} <= set(said)
+    assert not others, "these are no Text"
+    assert not absent(said), "add these"
+
+
+def test_sentences_that_are_shown_are_made_of_templates():
+    filled = [f"{path.name}: {call}" for path in of_library() for call in page_texts.filled_by_hand(path)]
+    assert not filled, "these cannot be translated: use {places} and arguments"
 
 
 def test_why_a_training_failed_is_in_every_catalogue():

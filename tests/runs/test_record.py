@@ -10,8 +10,10 @@ import time
 
 import pytest
 
+from library.config.problems import ConfigError, Problem, Text
 from library.runs import layout, process, reader, registry, stop
 from library.runs.record import Record
+from library.runs.refusal import refuse
 from tests.source import ROOT
 from tests.training import wait_for
 
@@ -89,6 +91,41 @@ def test_an_exception_is_the_cause_of_the_failure(tmp_path):
     found = reader.run(record.id)
     assert found.state == "failed" and found.error == "RuntimeError: the loss is not a number"
     assert "Traceback" in reader.tail(record.folder)
+
+
+def test_what_is_said_can_be_translated_where_it_is_read_and_holds_no_secret(tmp_path):
+    problems = [Problem("vae", "{path} is missing", path="/x"), Problem("", "bad token {token}", token="canary-3")]
+    with pytest.raises(ConfigError), Record.start({"huggingface_token": "canary-3"}, "s", tmp_path, "cat") as record:
+        record.phase(Text("trying {settings}", settings="fp8"), 1, 2)
+        record.event("warning", text=Text("canary-3 is wrong"))
+        raise ConfigError(*problems)
+    [phase, warning, _] = reader.read(record.id)[0]
+    assert phase["name"] == "trying fp8" and phase["name"].arguments == {"settings": "fp8"}
+    assert warning["text"] == "*** is wrong"
+    error = reader.run(record.id).error
+    first, second = error.arguments.values()
+    assert error == "vae /x is missing\nbad token ***" and (first.option, first.template) == (
+        "vae",
+        "{path} is missing",
+    )
+    assert second.arguments == {"token": "***"} and b"canary" not in (record.folder / "run.json").read_bytes()
+
+
+def test_an_older_record_is_read_as_it_is(tmp_path):
+    layout.store(tmp_path / "run.json", {"state": "failed", "error": "vae /x is missing"})
+    assert reader.at(tmp_path).error == "vae /x is missing"
+    (tmp_path / "progress.jsonl").write_text('{"kind": "phase", "name": "saving"}\n{"kind": "x", "texts": [{}]}\n')
+    assert reader.events(tmp_path)[0] == [{"kind": "phase", "name": "saving"}, {"kind": "x"}]
+
+
+def test_why_a_training_of_the_page_cannot_begin_is_in_its_record(tmp_path, monkeypatch):
+    monkeypatch.setenv("KOHYA_RUN_DIR", str(tmp_path))
+    layout.store(tmp_path / "run.json", {"state": "starting", "id": "cat"})
+    refuse(ConfigError("{path} is no model", path="/x"))
+    found = layout.load(tmp_path / "run.json")
+    assert (found["state"], found["error"], found["error"].arguments) == ("failed", "/x is no model", {"path": "/x"})
+    refuse(ConfigError("a second word"))  # of one that has ended
+    assert layout.load(tmp_path / "run.json")["error"] == "/x is no model"
 
 
 def test_the_first_word_about_the_end_counts(tmp_path):
