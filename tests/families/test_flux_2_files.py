@@ -10,6 +10,7 @@ from library.demo import lora
 from library.families import recognition
 from library.families.flux import random as random_flux
 from library.families.flux_2 import keys, random, vae
+from library.families.shared import autoencoder
 from library.tools import convert, extract, merge, names, resize, verify
 from tests.families.test_flux_2_model import family
 from tests.training import config_of, pictures, train
@@ -56,7 +57,7 @@ def test_a_single_file_is_read_with_any_prefix_and_in_the_layout_of_diffusers(fi
 def test_a_vae_is_read_in_both_layouts_and_keeps_its_statistics(files, tmp_path):
     own = load_file(files["vae"])
     assert {"encoder.quant_conv.weight", "decoder.post_quant_conv.weight", "bn.running_var"} <= own.keys()
-    path = saved(vae.to_diffusers(own), tmp_path / "v.safetensors")
+    path = saved(autoencoder.to_diffusers(own), tmp_path / "v.safetensors")
     assert said(files, vae=path) == []
     read = [vae.load(one, torch.bfloat16).state_dict() for one in (files["vae"], path)]
     assert read[0]["bn.running_mean"].dtype == torch.float32 and read[0]["quant_conv.weight"].dtype == torch.bfloat16

@@ -14,7 +14,7 @@ from library.families.base import SampleRequest
 from library.families.flux_2 import keys, random, sampler, text_encoder, vae
 from library.families.flux_2.demo import settings
 from library.families.flux_2.tokens import Flux2Positions
-from library.families.shared import packing
+from library.families.shared import autoencoder, packing
 from library.families.shared.double_stream import BlockLayers, DoubleStreamBlock, SingleStreamBlock
 from library.families.shared.transformer import rope
 
@@ -171,7 +171,7 @@ def pipeline(files, own, theirs):
     encoder = Qwen3Model(config).eval()
     encoder.load_state_dict({name.removeprefix("model."): tensor for name, tensor in tensors.items()}, strict=True)
     other = AutoencoderKLFlux2(block_out_channels=random.TINY.vae_widths)
-    other.load_state_dict(vae.to_diffusers(load_file(files["vae"])), strict=True)
+    other.load_state_dict(autoencoder.to_diffusers(load_file(files["vae"])), strict=True)
     tokenizer = own[1].tokenizers["text_encoder"]
     tokenizer.chat_template, tokenizer.padding_side = TEMPLATE, "right"
     scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)

@@ -2,6 +2,7 @@
 files of other families in every slot."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -218,6 +219,27 @@ def layers_of(demo: Any, name: str) -> dict[str, tuple[int, ...]]:
     paths = (path for part, path in names.layers(header, False) if part == "denoiser")
     before = names.prefixes["kohya"]["denoiser"]
     return {f"{before}{path.replace('.', '_')}": header.get(f"{path}.weight", (4, 4)) for path in paths}
+
+
+@pytest.mark.parametrize("script", [*LORAS, *RELATIVES])
+def test_a_part_that_is_not_whole_says_what_is_missing_and_unknown_tensors_are_no_harm(demo, script, tmp_path):
+    config = config_of(demo, script)
+    if families.facts(config.family).saves_all_parts:
+        pytest.skip("its file holds all networks")
+    for option, own in slots(config).items():
+        tensors = {name: torch.empty(shape) for name, shape in weights.header(own).items()}
+        path, repeated = (
+            tmp_path / f"{option}.safetensors",
+            [n for n in tensors if re.search(r"(blocks?|layers)\.1\.", n)],
+        )
+        tensors.pop((repeated or list(tensors))[-1])  # of a block or layer that is not the first, whose tell the sizes
+        save_file(tensors, path)
+        (problem,) = said(demo, script, **{option: path})
+        assert problem.option == option and "is not complete: 1 of its " in str(problem) and path.name in str(problem)
+        if option != BASE and not any(name.endswith("embed_tokens.weight") for name in tensors):
+            save_file({f"vae.{name}": torch.empty(shape) for name, shape in weights.header(own).items()}
+                      | {"loss.logvar": torch.zeros(1)}, path)  # fmt: skip
+            assert said(demo, script, **{option: path}) == []
 
 
 @pytest.mark.parametrize("script", [*LORAS, *RELATIVES])

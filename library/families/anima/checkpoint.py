@@ -16,7 +16,7 @@ from library.families.anima.facts import ADAPTER, BARE, FACTS, MARK, TRANSFORMER
 from library.families.anima.model import BLOCK, Anima, AnimaShape, count
 from library.families.anima.options import OTHERS
 from library.families.facts import Shapes
-from library.families.shared import hub, language_model, qwen_vae, qwen_vae_names, tokenizers, weights
+from library.families.shared import expected_tensors, hub, language_model, qwen_vae, qwen_vae_names, tokenizers, weights
 from library.families.shared.denoiser_file import DenoiserFile, Extra
 from library.families.shared.one_encoder import Checkpoint
 from library.families.shared.part_files import Entries, Part, PartFiles, read_entries
@@ -29,9 +29,19 @@ PARTS = {
         ("blocks.0.mlp.layer1.weight",),
     ),
     "text_encoder": Part(
-        "qwen3", OTHERS["qwen3"], ("text_encoder", "qwen_3_06b*.safetensors"), (language_model.QWEN3_MARK,)
+        "qwen3",
+        OTHERS["qwen3"],
+        ("text_encoder", "qwen_3_06b*.safetensors"),
+        (language_model.QWEN3_MARK,),
+        expected_tensors.language_model,
     ),
-    "vae": Part("vae", OTHERS["vae"], ("vae", "qwen_image_vae.safetensors"), (qwen_vae_names.MARK,)),
+    "vae": Part(
+        "vae",
+        OTHERS["vae"],
+        ("vae", "qwen_image_vae.safetensors"),
+        (qwen_vae_names.MARK,),
+        expected_tensors.video_autoencoder,
+    ),
 }
 BESIDE = {"llm_adapter": Part("llm_adapter_path", "the text adapter of Anima", ("text_conditioner",), (MARK,))}
 WORDS = {

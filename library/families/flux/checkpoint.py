@@ -13,9 +13,9 @@ from library.families.flux.facts import FACTS, LATER
 from library.families.flux.model import Flux, Sizes
 from library.families.flux.options import OTHERS
 from library.families.flux.variants import FOLDER, RADIANCE, VARIANTS, FluxVariant
-from library.families.shared import clip, weights
+from library.families.shared import autoencoder, clip, denoiser_file, expected_tensors, t5, weights
 from library.families.shared.double_stream_file import DoubleStreamFile
-from library.families.shared.part_files import Entries, Part, PartFiles, complete
+from library.families.shared.part_files import Entries, Part, PartFiles, complete, incomplete, lacking
 from library.families.shared.untrained import UNKNOWN
 
 BASE = "pretrained_model_name_or_path"
@@ -26,10 +26,12 @@ def _parts(variant: FluxVariant) -> Iterator[tuple[str, Part]]:
     yield "denoiser", Part(BASE, variant.transformer, ("transformer", *variant.files), transformers)
     if "clip_l" in variant.encoders:
         clip_l = ("text_encoder", "clip_l.safetensors")
-        yield "clip_l", Part("clip_l", OTHERS["clip_l"], clip_l, ("embeddings.token_embedding.weight",))
+        marks = (clip.MARKER,)
+        yield "clip_l", Part("clip_l", OTHERS["clip_l"], clip_l, marks, expected_tensors.clip)
     t5xxl = (variant.text_encoder, "t5xxl_fp16.safetensors", "t5xxl*.safetensors")
-    yield "t5xxl", Part("t5xxl", OTHERS["t5xxl"], t5xxl, ("encoder.block.0.layer.0.SelfAttention.q.weight",))
-    yield "ae", Part("ae", OTHERS["ae"], ("vae", "ae.safetensors"), ("decoder.conv_in.weight",))
+    yield "t5xxl", Part("t5xxl", OTHERS["t5xxl"], t5xxl, (t5.MARKER,), expected_tensors.t5)
+    ae = ("vae", "ae.safetensors")
+    yield "ae", Part("ae", OTHERS["ae"], ae, (autoencoder.MARKER,), expected_tensors.autoencoder)
 
 
 DENOISER = DoubleStreamFile(
@@ -40,6 +42,7 @@ DENOISER = DoubleStreamFile(
 )
 # What the parts are called by their headers.
 KINDS = {"clip_l": "a CLIP text encoder", "t5xxl": "a T5 text encoder", "ae": "a VAE"}
+PLAIN = {"denoiser": weights.without_prefix, "clip_l": clip.plain, "t5xxl": t5.plain, "ae": autoencoder.plain}
 FILES = {name: PartFiles(dict(_parts(variant))) for name, variant in VARIANTS.items()}  # by model_type
 
 
@@ -55,9 +58,10 @@ def problems(config: RunConfig, model_type: str) -> Iterator[Problem]:
         elif part == "denoiser" and (problem := another(path, entries, model_type)):
             yield problem
         else:
-            found[part] = plain_shapes(entries)
+            found[part] = plain_shapes(entries, part)
             if part == "denoiser":
                 yield from config.compile.beyond(keys.blocks(found[part]))
+                yield from denoiser_file.problems(path, BASE, DENOISER.open)
 
     yield from files.problems(config, look)
     yield from mismatched(found, files.parts)
@@ -65,7 +69,7 @@ def problems(config: RunConfig, model_type: str) -> Iterator[Problem]:
 
 def another(path: Path, entries: Entries, model_type: str) -> Problem | None:
     """The problem of a transformer that is of another variant than model_type says."""
-    words = FACTS.recognise(plain_shapes(entries)).removesuffix(FOLDER)
+    words = FACTS.recognise(plain_shapes(entries, "denoiser")).removesuffix(FOLDER)
     if words == VARIANTS[model_type].found:
         return None
     fitting = next(name for name, variant in VARIANTS.items() if variant.found == words)
@@ -82,14 +86,14 @@ def title(config: RunConfig) -> str:
     return str(about.get("modelspec.title", "")) if isinstance(about, dict) else ""
 
 
-def plain_shapes(entries: Entries) -> dict[str, tuple[int, ...]]:
+def plain_shapes(entries: Entries, part: str) -> dict[str, tuple[int, ...]]:
     """Shapes by key, without the prefixes that keys may have."""
-    return {plain: tuple(entries[name]["shape"]) for plain, name in weights.without_prefix(entries).items()}
+    return {plain: tuple(entries[name]["shape"]) for plain, name in PLAIN[part](entries).items()}
 
 
 def unfit(path: Path, entries: Entries, part: str, about: Part) -> str | None:
     """Why a file cannot serve as a part, in a sentence with the fix; None when it can."""
-    shapes = plain_shapes(entries)
+    shapes = plain_shapes(entries, part)
     of, found = recognition.described({name: tuple(entry["shape"]) for name, entry in entries.items()})
     if found == "a LoRA file":
         template = "{path} is a LoRA file, not a model; expected {what}"
@@ -98,6 +102,8 @@ def unfit(path: Path, entries: Entries, part: str, about: Part) -> str | None:
         return Text(template, path=path, what=about.what)
     ours = of is FACTS and all(found != later for *_, later in LATER)
     fits = ours if part == "denoiser" else found in (KINDS[part], UNKNOWN)
+    if fits and (problem := lacking(path, about, shapes, "" if found == UNKNOWN else found)):
+        return problem
     if not fits or not any(name.endswith(about.marker) for name in shapes):
         other = of if part == "denoiser" and of is not FACTS else None
         if other:
@@ -119,12 +125,7 @@ def unusual(path: Path, shapes: Shapes) -> str | None:
     try:
         sizes = Sizes.of(DENOISER.bfl_shapes(shapes))
     except KeyError as e:
-        return Text(
-            "{path} is {found} that is not complete, {missing} is missing: get the file again",
-            path=path,
-            found=Text(FACTS.recognise(shapes).removesuffix(FOLDER)),
-            missing=e.args[0],
-        )
+        return incomplete(path, FACTS.recognise(shapes).removesuffix(FOLDER), [e.args[0]])
     if sizes.in_channels not in (inputs := {one.inputs * sizes.out_channels for one in VARIANTS.values()}):
         return Text(
             "{path} takes {takes} channels (Depth, Canny), which is not trained here: use one that takes {inputs}",
@@ -157,12 +158,8 @@ def mismatched(shapes: Mapping[str, Shapes], parts: Mapping[str, Part]) -> Itera
 
 def load_clip_l(path: Path, dtype: Any, mmap: bool = True) -> Any:
     """Read CLIP-L: a single file (`text_model.*`, with any prefix), or a folder of whatever version of transformers."""
-    file, marker = weights.read(path, mmap), "embeddings.token_embedding.weight"
-    found = next((name for name in file if name.endswith(marker)), None)
-    if found is None:
-        raise recognition.wrong(path, "a CLIP-L text encoder")
-    prefix = found.removesuffix(marker).removesuffix("text_model.")
-    names = {clip.canonical(name.removeprefix(prefix)): name for name in file if name.startswith(prefix)}
-    names.pop("text_model.embeddings.position_ids", None)
-    with complete(path, "a CLIP-L text encoder"):
-        return clip.encoder({plain: weights.cast(file[name], dtype) for plain, name in names.items()})
+    file = weights.read(path, mmap)
+    if not any(name.endswith(clip.MARKER) for name in file):
+        raise recognition.wrong(path, KINDS["clip_l"])
+    with complete(path, KINDS["clip_l"]):
+        return clip.encoder({own: weights.cast(file[name], dtype) for own, name in clip.plain(file).items()})

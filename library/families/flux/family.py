@@ -81,9 +81,8 @@ class FluxFamily(TransformerFamily):
     def is_schnell(self) -> bool:
         """Whether the model was distilled without guidance, from its header."""
         path = self.files.located(self.config, "denoiser")
-        return Sizes.of(
-            checkpoint.DENOISER.bfl_shapes(checkpoint.plain_shapes(part_files.read_entries(path)))
-        ).is_schnell
+        plain = checkpoint.plain_shapes(part_files.read_entries(path), "denoiser")
+        return Sizes.of(checkpoint.DENOISER.bfl_shapes(plain)).is_schnell
 
     @property
     def architecture(self) -> str:
@@ -175,7 +174,7 @@ class FluxFamily(TransformerFamily):
         for part in self.files.parts:
             with contextlib.suppress(ConfigError):
                 if path := self.files.present(self.config, part):
-                    shapes = checkpoint.plain_shapes(part_files.read_entries(path))
+                    shapes = checkpoint.plain_shapes(part_files.read_entries(path), part)
                     found["vae" if part == "ae" else part] = shapes
         if "denoiser" in found:
             found["denoiser"] = checkpoint.DENOISER.bfl_shapes(found["denoiser"])

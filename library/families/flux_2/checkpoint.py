@@ -6,14 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from library.config.problems import ConfigError, Problem
+from library.config.problems import Problem
 from library.families.facts import Shapes
 from library.families.flux_2 import keys, text_encoder, vae
 from library.families.flux_2.facts import FACTS, TRANSFORMER, VAE
 from library.families.flux_2.model import DOUBLE, SINGLE, Flux2, Flux2Shape
 from library.families.flux_2.options import OTHERS
 from library.families.flux_2.versions import VERSIONS, fits, recognised
-from library.families.shared import language_model, tokenizers, weights
+from library.families.shared import autoencoder, expected_tensors, language_model, tokenizers, weights
 from library.families.shared.double_stream_file import DoubleStreamFile
 from library.families.shared.one_encoder import Checkpoint
 from library.families.shared.part_files import Entries, Part, PartFiles, complete, whole_model
@@ -30,8 +30,15 @@ PARTS = {
         OTHERS["text_encoder"],
         ("text_encoder", "qwen_3_[48]b*.safetensors"),
         (language_model.QWEN3_MARK,),
+        expected_tensors.language_model,
     ),
-    "vae": Part("vae", OTHERS["vae"], ("vae", "flux2-vae.safetensors"), ("decoder.conv_in.weight",)),
+    "vae": Part(
+        "vae",
+        OTHERS["vae"],
+        ("vae", "flux2-vae.safetensors"),
+        (autoencoder.MARKER,),
+        expected_tensors.autoencoder_with_statistics,
+    ),
 }
 WORDS = {"denoiser": TRANSFORMER, "text_encoder": language_model.QWEN3, "vae": VAE}
 FILES = PartFiles(PARTS, FACTS, WORDS, "FLUX.2 klein or dev")
@@ -61,7 +68,7 @@ def widths(own: Shapes) -> dict[str, tuple[str, int]]:
         return {}
     return {
         "text_encoder": (language_model.EMBEDDING, own["txt_in.weight"][1] // text_encoder.TAPS),
-        "vae": ("decoder.conv_in.weight", own["img_in.weight"][1] // 4),
+        "vae": (autoencoder.MARKER, own["img_in.weight"][1] // 4),
     }
 
 
@@ -99,17 +106,12 @@ def calls_itself_distilled(path: Path) -> bool:
 
 
 def plain_shapes(entries: Entries, part: str) -> Shapes:
-    """Shapes by the network's own keys. Raises ConfigError for a transformer that is not complete."""
+    """Shapes by the network's own keys. KeyError names a tensor that a transformer lacks."""
     shapes = {name: tuple(entry["shape"]) for name, entry in entries.items()}
     if part == "denoiser":
-        try:
-            return DENOISER.bfl_shapes({plain: shapes[name] for plain, name in weights.without_prefix(shapes).items()})
-        except KeyError as e:
-            raise ConfigError("this FLUX.2 transformer is not complete, {tensor} is missing: get it again",
-                tensor=e.args[0]) from e  # fmt: skip
-    if part == "text_encoder":
-        return {plain: shapes[name] for plain, name in language_model.plain_names(shapes).items()}
-    return shapes
+        return DENOISER.bfl_shapes({plain: shapes[name] for plain, name in weights.without_prefix(shapes).items()})
+    known = language_model.plain_names(shapes) if part == "text_encoder" else autoencoder.plain(shapes)
+    return {plain: shapes[name] for plain, name in known.items()}
 
 
 CHECKPOINT = Checkpoint(

@@ -15,7 +15,8 @@ def recognise(shapes: Shapes) -> str:
 
 def recognise_part(shapes: Shapes) -> str:
     """Its VAE keeps the statistics of its latents; that of FLUX.1 has none."""
-    return VAE if "bn.running_mean" in shapes and "decoder.conv_in.weight" in shapes else ""
+    marks = ("bn.running_mean", "decoder.conv_in.weight")
+    return VAE if all(any(name.endswith(mark) for name in shapes) for mark in marks) else ""
 
 
 def hub_model(size: str, length: int, encoder: tuple[str, int]) -> HubModel:

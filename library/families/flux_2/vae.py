@@ -16,23 +16,22 @@ from library.families import recognition
 from library.families.flux_2.facts import VAE
 from library.families.shared import autoencoder, random_networks, unfilled, weights
 from library.families.shared.part_files import complete
-from library.families.shared.weights import assign
+from library.families.shared.weights import assign, inverse, renamed
 from library.imports import without_optional
 
 EPS = 1e-4  # that is added to the variance
-# Where the single file has what diffusers keeps at the top.
-INSIDE = {"quant_conv.": "encoder.quant_conv.", "post_quant_conv.": "decoder.post_quant_conv."}
 COUNTED = "bn.num_batches_tracked"
 
 
 def load(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
     """Read the autoencoder, single file or diffusers; its statistics stay in float32."""
     file = weights.read(path, mmap)
-    if "bn.running_mean" not in file:
+    if not any(name.endswith("bn.running_mean") for name in file):
         raise recognition.wrong(path, VAE)
     with complete(path, VAE):
-        tensors = {name: weights.cast(file[name], torch.float32 if name.startswith("bn.") else dtype) for name in file}
-        return build(to_diffusers(tensors))
+        found = autoencoder.to_diffusers(file)
+        kinds = {name: torch.float32 if name.startswith("bn.") else dtype for name in found}
+        return build({name: weights.cast(tensor, kinds[name]) for name, tensor in found.items()})
 
 
 def build(tensors: Mapping[str, Tensor]) -> nn.Module:
@@ -55,20 +54,10 @@ def _class() -> Any:
     return AutoencoderKLFlux2
 
 
-def to_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of either layout -> diffusers names."""
-    names = {name: name for name in tensors}
-    for theirs, single in INSIDE.items():
-        names |= {name: theirs + name.removeprefix(single) for name in names if name.startswith(single)}
-    return autoencoder.to_diffusers({names[name]: tensor for name, tensor in tensors.items()})
-
-
 def to_single(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors by diffusers name -> those of the single file."""
-    out = autoencoder.to_single(tensors)
-    for theirs, single in INSIDE.items():
-        out = {single + n.removeprefix(theirs) if n.startswith(theirs) else n: tensor for n, tensor in out.items()}
-    return out
+    places = inverse(autoencoder.INSIDE)
+    return {renamed(name, places): tensor for name, tensor in autoencoder.to_single(tensors).items()}
 
 
 def normalised(vae: Any, latents: Tensor) -> Tensor:

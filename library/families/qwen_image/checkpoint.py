@@ -17,7 +17,7 @@ from library.families.qwen_image.facts import FACTS, INDEX, TEXT_ENCODER, VAE, o
 from library.families.qwen_image.model import QwenImage, QwenShape, count
 from library.families.qwen_image.options import OTHERS
 from library.families.qwen_image.variants import EDIT_2511, TRANSFORMER, VARIANTS, QwenVariant, called
-from library.families.shared import language_model, qwen_vae, qwen_vae_names, tokenizers, weights
+from library.families.shared import expected_tensors, language_model, qwen_vae, qwen_vae_names, tokenizers, weights
 from library.families.shared.denoiser_file import DenoiserFile
 from library.families.shared.one_encoder import Checkpoint
 from library.families.shared.part_files import Entries, Part, PartFiles, complete, pipeline, read_entries, whole_model
@@ -34,8 +34,15 @@ PARTS = {
         OTHERS["text_encoder"],
         ("text_encoder", "qwen_2.5_vl*.safetensors"),
         ("layers.0.self_attn.q_proj.bias",),
+        expected_tensors.seeing_model,
     ),
-    "vae": Part("vae", OTHERS["vae"], ("vae", "qwen_image_vae.safetensors"), (qwen_vae_names.MARK,)),
+    "vae": Part(
+        "vae",
+        OTHERS["vae"],
+        ("vae", "qwen_image_vae.safetensors"),
+        (qwen_vae_names.MARK,),
+        expected_tensors.video_autoencoder,
+    ),
 }
 SEEING = replace(
     PARTS["text_encoder"],
@@ -55,7 +62,8 @@ def checkpoint_of(variant: QwenVariant) -> Checkpoint:
     """How the files of a relative become networks."""
     seeing = bool(variant.template)
     parts = PARTS | ({"text_encoder": SEEING} if seeing else {})
-    files = PartFiles(parts, FACTS, {"denoiser": (TRANSFORMER, EDIT_2511), "vae": VAE}, "Qwen-Image or Qwen-Image-Edit")
+    words = {"denoiser": (TRANSFORMER, EDIT_2511), "vae": VAE, "text_encoder": TEXT_ENCODER}
+    files = PartFiles(parts, FACTS, words, "Qwen-Image or Qwen-Image-Edit")
     denoiser = DenoiserFile(
         TRANSFORMER,
         variant.title,

@@ -24,9 +24,10 @@ def recognise(shapes: Shapes) -> str:
 
 def recognise_part(shapes: Shapes) -> str:
     """What else a file is of Qwen-Image. Its VAE has convolutions over time, its text encoder biases in attention."""
-    for name in ("decoder.conv_in.weight", "decoder.conv1.weight"):
-        if len(shapes.get(name, ())) == 5:
-            return VAE if shapes.get("encoder.conv_in.weight", (0, 3))[1] == 3 else "a VAE of Qwen-Image-Layered"
+    for name, shape in shapes.items():
+        if len(shape) == 5 and name.endswith(("decoder.conv_in.weight", "decoder.conv1.weight")):
+            seen = shapes.get(f"{name.rpartition('decoder.')[0]}encoder.conv_in.weight", (0, 3))[1]
+            return VAE if seen == 3 else "a VAE of Qwen-Image-Layered"
     if any(name.endswith("layers.0.self_attn.q_proj.bias") and "vision" not in name for name in shapes) and any(
         name.endswith("embed_tokens.weight") for name in shapes
     ):

@@ -14,7 +14,11 @@ from library.families.shared.weights import assign, inverse, renamed
 from library.imports import without_optional
 
 ATTENTION = {"group_norm": "norm", "to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "proj_out"}
+WHAT = "a VAE"
 FLUX = (0.3611, 0.1159)  # scale and shift of FLUX.1: latents are (VAE sample - shift) * scale
+MARKER = "decoder.conv_in.weight"
+PARTS = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.", "bn.")  # what the names of its tensors begin with
+INSIDE = {"encoder.quant_conv": "quant_conv", "decoder.post_quant_conv": "post_quant_conv"}  # FLUX.2's single files
 OLD_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}  # diffusers before 0.17
 
 
@@ -37,25 +41,41 @@ def table(levels: int, layers: int) -> dict[str, str]:
 
 
 def _counts(names: Iterable[str]) -> tuple[int, int]:
-    """Levels and blocks per level, from names of either layout."""
-    found = [name.split(".") for name in names if name.startswith(("encoder.down.", "encoder.down_blocks."))]
-    levels = {parts[2] for parts in found}
-    layers = {parts[4] for parts in found if parts[2] == "0" and parts[3] in ("block", "resnets")}
-    return len(levels), len(layers)
+    """Levels and blocks per level, from names of either layout, of which some may be missing."""
+    levels = layers = 0
+    for name in names:
+        match name.split("."):
+            case ["encoder" | "decoder" as side, "down" | "up" | "down_blocks" | "up_blocks", level, inside, n, *_]:
+                levels = max(levels, int(level) + 1)
+                if inside in ("block", "resnets"):
+                    layers = max(layers, int(n) + (side == "encoder"))  # the decoder has one more
+    return levels, layers
+
+
+def plain(names: Iterable[str]) -> dict[str, str]:
+    """Keys of a file in either layout, with any prefix -> {diffusers' key: key in the file}. Others are left out."""
+    names = list(names)
+    before = next((name.removesuffix(MARKER) for name in names if name.endswith(MARKER)), "")
+    inside = {name.removeprefix(before): name for name in names if name.startswith(before)}
+    inside = {name: key for name, key in inside.items() if name.startswith(PARTS)}
+    single = any(name.startswith(("encoder.down.", "decoder.up.")) for name in inside)
+    back = (inverse(table(*_counts(inside))) if single else {}) | INSIDE
+    found = {}
+    for name, key in inside.items():
+        own = renamed(name, back)
+        parts = own.rsplit(".", 2)
+        if ".attentions." in own and parts[1] in OLD_ATTENTION:
+            own = f"{parts[0]}.{OLD_ATTENTION[parts[1]]}.{parts[2]}"
+        found[own] = key
+    return found
 
 
 def to_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors of either layout -> diffusers names; the attention's 1x1 convolutions become the matrices they are."""
-    back = inverse(table(*_counts(tensors))) if any(n.startswith("encoder.down.") for n in tensors) else {}
     out = {}
-    for name, tensor in tensors.items():
-        name = renamed(name, back)
-        parts = name.rsplit(".", 2)
-        if ".attentions." in name and parts[1] in OLD_ATTENTION:
-            name = f"{parts[0]}.{OLD_ATTENTION[parts[1]]}.{parts[2]}"
-        if ".attentions." in name and tensor.ndim == 4:
-            tensor = tensor[:, :, 0, 0]
-        out[name] = tensor
+    for name, key in plain(tensors).items():
+        tensor = tensors[key]
+        out[name] = tensor[:, :, 0, 0] if ".attentions." in name and tensor.ndim == 4 else tensor
     return out
 
 
@@ -92,20 +112,16 @@ def settings(tensors: Mapping[str, Tensor]) -> JsonObject:
         ),
         "layers_per_block": layers,
         "latent_channels": tensors["decoder.conv_in.weight"].shape[1],
-        "use_quant_conv": "quant_conv.weight" in tensors,
-        "use_post_quant_conv": "post_quant_conv.weight" in tensors,
+        "use_quant_conv": any(name.startswith("quant_conv.") for name in tensors),
+        "use_post_quant_conv": any(name.startswith("post_quant_conv.") for name in tensors),
     }
 
 
 def load(path: Path, dtype: Any, constants: tuple[float, float], mmap: bool = True) -> nn.Module:
     """Read an autoencoder, single file or diffusers, as an AutoencoderKL; `constants` are its scale and shift. Its
     names may have a prefix, as those that were cut out of a checkpoint have."""
-    file, marker = weights.read(path, mmap), "decoder.conv_in.weight"
-    found = next((name for name in file if name.endswith(marker)), None)
-    if found is None:
-        raise recognition.wrong(path, "an autoencoder")
-    before = found.removesuffix(marker)
-    names = {name.removeprefix(before): name for name in file if name.startswith(before)}
-    with complete(path, "an autoencoder"):
-        tensors = {plain: weights.cast(file[name], dtype) for plain, name in names.items()}
-        return build(to_diffusers(tensors), *constants)
+    file = weights.read(path, mmap)
+    if not any(name.endswith(MARKER) for name in file):
+        raise recognition.wrong(path, WHAT)
+    with complete(path, WHAT):
+        return build({name: weights.cast(tensor, dtype) for name, tensor in to_diffusers(file).items()}, *constants)

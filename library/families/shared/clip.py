@@ -4,16 +4,16 @@ Whatever the installed transformers calls its modules, the names here are the on
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from library.families import recognition
-from library.families.shared import unfilled, weights
+from library.families.shared import unfilled
 from library.families.shared.weights import assign
 
+MARKER = "embeddings.token_embedding.weight"
 HEAD = 64  # every CLIP text encoder in use has heads of 64 channels
 LENGTH = 77  # tokens one pass sees: BOS, 75 of the caption, EOS
 
@@ -23,6 +23,16 @@ def canonical(name: str) -> str:
     if name.startswith(("text_model.", "text_projection")) or name == "logit_scale":
         return name
     return f"text_model.{name}"
+
+
+def plain(names: Iterable[str]) -> dict[str, str]:
+    """Keys of a CLIP-L's file, with any prefix -> {key as files have it (`text_model.*`): key in the file}."""
+    names = list(names)
+    before = next((name.removesuffix(MARKER) for name in names if name.endswith(MARKER)), "")
+    before = before.removesuffix("text_model.")
+    found = {canonical(name.removeprefix(before)): name for name in names if name.startswith(before)}
+    found.pop("text_model.embeddings.position_ids", None)
+    return found
 
 
 def encoder(tensors: Mapping[str, Tensor], act: str = "quick_gelu", eos: int | None = None, projected: bool = False):
@@ -59,18 +69,6 @@ def encoder(tensors: Mapping[str, Tensor], act: str = "quick_gelu", eos: int | N
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     """A text encoder's tensors by file name."""
     return {canonical(n): t for n, t in model.state_dict().items() if not n.endswith("position_ids")}
-
-
-def load_clip_l(path: Any, dtype: torch.dtype | None = None, mmap: bool = True) -> nn.Module:
-    """Read clip_l.safetensors (`text_model.*`, any of the usual prefixes before it) as a CLIPTextModel."""
-    file = weights.read(path, mmap)
-    marker = "text_model.embeddings.token_embedding.weight"
-    prefix = next((name.removesuffix(marker) for name in file if name.endswith(marker)), None)
-    if prefix is None:
-        raise recognition.wrong(path, "a CLIP-L text encoder")
-    names = {name.removeprefix(prefix): name for name in file if name.startswith(f"{prefix}text_model.")}
-    names.pop("text_model.embeddings.position_ids", None)
-    return encoder({short: weights.cast(file[name], dtype) for short, name in names.items()})
 
 
 def tokens(tokenizer: Any, texts: Sequence[str], chunks: int = 1, pad: int | None = None) -> Tensor:

@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from library.config.json_types import JsonMapping
+from library.config.problems import ConfigError, Problem
 from library.families.base import WeightPlacement
 from library.families.facts import Shapes
 from library.families.shared import transfer, unfilled, weights
+from library.families.shared.expected_tensors import require
 from library.families.shared.part_files import complete
 from library.families.shared.weights import FileRange, Source, Weights
 
@@ -66,13 +68,35 @@ class DenoiserFile:
         with complete(path, self.what):
             with unfilled.empty_weights():
                 model = self.build(shapes)
-            transfer.expect(model, {name: shapes[name] for name in model.state_dict()})
-        wanted = model.state_dict()
+            wanted = model.state_dict()
+            require(wanted, shapes)
+            transfer.expect(model, {name: shapes[name] for name in wanted})
         sources = {name: beside[name][1] if name in beside else rows_of(file, *names[name]) for name in wanted}
         if unread := len(names.keys() - wanted):
             logger.warning("%s: %d tensors are not part of %s and are left out", path, unread, self.title)
         kind = transfer.widened(dtype, self.in_blocks if keep_8_bits else None)
         return model, functools.partial(transfer.fill, model, sources, kind)
+
+
+def problems(path: Path, option: str, opening: Callable[[Path, torch.dtype, bool], object]) -> Iterator[Problem]:
+    """Why a transformer cannot be opened, from its header: tensors that are missing or have a wrong shape."""
+    try:
+        _opened(
+            opening, path, tuple((file, file.stat().st_mtime_ns, file.stat().st_size) for file in weights.files(path))
+        )
+    except ConfigError as e:
+        yield from (Problem(option, ": {problem}", problem=problem) for problem in e.problems)
+
+
+@functools.lru_cache(maxsize=64)  # forms, and the stages of a start, ask again about the same files
+def _opened(opening: Callable[[Path, torch.dtype, bool], object], path: Path, _versions: object) -> None:
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # what is left out is told when the file is read
+    try:
+        with weights.shapes_only():
+            opening(path, torch.float32, False)
+    finally:
+        logging.disable(level)
 
 
 def rows_of(file: Weights, name: str, piece: int, pieces: int) -> Source:

@@ -14,6 +14,7 @@ from library.families.base import WeightPlacement
 from library.families.facts import Shapes
 from library.families.shared import transfer, unfilled, weights
 from library.families.shared.double_stream_keys import DoubleStreamKeys, joined
+from library.families.shared.expected_tensors import require
 from library.families.shared.part_files import complete
 from library.families.shared.weights import Source
 
@@ -54,6 +55,7 @@ class DoubleStreamFile:
             shapes = self.bfl_shapes({plain: stored[name] for plain, name in names.items()})
             with unfilled.empty_weights():
                 model = self.build(shapes)
+            require(model.state_dict(), shapes)
             transfer.expect(model, {name: shapes[name] for name in model.state_dict()})
             sources = {}
             for name in model.state_dict():

@@ -22,7 +22,8 @@ QWEN3_MARK = "layers.0.self_attn.q_norm.weight"  # a tensor of it that Qwen2.5-V
 def plain_names(names: Iterable[str]) -> dict[str, str]:
     """Keys of a file -> {key of the language model: key in the file}; what sees pictures is left out."""
     names = list(names)
-    prefix = next((name.removesuffix(EMBEDDING) for name in names if name.endswith(EMBEDDING)), "")
+    marks = (EMBEDDING, QWEN3_MARK, "layers.0.self_attn.q_proj.bias")  # the first may be missing where not all is there
+    prefix = next((name.removesuffix(mark) for mark in marks for name in names if name.endswith(mark)), "")
     inside = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
     return {plain: name for plain, name in inside.items() if plain.startswith(("embed_tokens.", "layers.", "norm."))}
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from library.config.problems import ConfigError, Problem
 from library.families.base import DeferredNetwork, ModelComponents, TextCache, WeightPlacement
 from library.families.facts import Shapes
-from library.families.shared import part_files, tokenizers, weights
+from library.families.shared import denoiser_file, part_files, tokenizers, weights
 from library.families.shared.part_files import Entries, PartFiles
 from library.families.shared.transformer_family import TransformerFamily
 
@@ -52,9 +52,11 @@ class OneEncoderFamily(TransformerFamily):
 
     def problems(self) -> Iterator[Problem]:
         """What is missing or wrong among the model's files, each in a sentence; reads headers only."""
-        wrong = list(self.checkpoint.problems(self.config))
+        wrong, files = list(self.checkpoint.problems(self.config)), self.checkpoint.files
+        if not wrong and (path := files.present(self.config, "denoiser")):
+            option = files.parts["denoiser"].option
+            wrong = list(denoiser_file.problems(path, option, self.checkpoint.open_denoiser))
         yield from wrong
-        files = self.checkpoint.files
         options = {files.parts[part].option for part in ("denoiser", ENCODER) if part in files.parts}
         if len(options) < 2 or not files.named(self.config, ENCODER) or any(one.option in options for one in wrong):
             return  # the tokenizer is looked for beside the networks, so it is asked for once these are found

@@ -13,6 +13,8 @@ from library.families import recognition
 from library.families.facts import FamilyFacts, Shapes
 from library.families.recognition import whole_model
 from library.families.shared import hub, weights
+from library.families.shared.expected_tensors import IncompleteError, few
+from library.families.shared.untrained import UNKNOWN
 
 Entries = Mapping[str, JsonMapping]  # dtype and shape by key, as a header has them
 Look = Callable[[str, Path, Entries], Iterator[Problem]]  # part, its file, what that holds
@@ -26,6 +28,8 @@ class Part:
     what: str
     inside: tuple[str, ...]  # patterns, the preferred one first
     marker: tuple[str, ...]  # a tensor that only this network has, in each of its layouts
+    # What a file holds by plain name -> the names of all that a whole one has, where that is known from names alone.
+    tensors: Callable[[Shapes], list[str]] = lambda _shapes: []
 
 
 @dataclass(frozen=True)
@@ -120,8 +124,14 @@ class PartFiles:
         found: dict[str, Shapes] = {}
 
         def look(part: str, path: Path, entries: Entries) -> Iterator[Problem]:
-            shapes = plain_shapes(entries, part)
-            if problem := self.unfit(part, path, entries, shapes):
+            stored, missing = {name: tuple(entry["shape"]) for name, entry in entries.items()}, ""
+            try:
+                shapes = plain_shapes(entries, part)
+            except KeyError as e:  # a layout that cannot be told from what is there
+                shapes, missing = stored, e.args[0]
+            of, words = recognition.described(stored)
+            problem = incomplete(path, words, [missing]) if missing and of and of is self.facts else None
+            if problem := problem or self.unfit(part, path, entries, shapes):
                 yield Problem(self.parts[part].option, ": {problem}", problem=problem)
                 return
             found[part] = shapes
@@ -141,10 +151,13 @@ class PartFiles:
             if part == "denoiser":
                 template = "{path} is a LoRA file, not a model: give it as --network_weights; expected {what}"
             return Text(template, path=path, what=about.what)
-        wanted = self.words.get(part, found)
-        if found in ((wanted,) if isinstance(wanted, str) else wanted) and any(
-            name.endswith(about.marker) for name in shapes
-        ):
+        words = self.words.get(part, found)
+        wanted = (words,) if isinstance(words, str) else words
+        marked = any(name.endswith(about.marker) for name in shapes)
+        known = found if found in wanted and found != UNKNOWN else ""
+        if (known or found == UNKNOWN) and (problem := lacking(path, about, shapes, known)):
+            return problem
+        if marked and found in (*wanted, UNKNOWN):  # what an unknown one lacks is told where it is opened
             return weights.stored_oddly(path, entries, scaled=True)
         if of and of is self.facts and found not in of.base_models:
             return Text("{path} is {found}, which is not trained here: use {instead}",
@@ -190,14 +203,39 @@ def read_entries(path: Path) -> dict[str, JsonObject]:
     return entries
 
 
+def lacking(path: Path, about: Part, shapes: Shapes, found: str) -> Text | None:
+    """The sentence about a file of a part that is not whole; None for one that is, or that is mostly something else.
+
+    `found` is what its header says it is, "" if that is not known.
+    """
+    wanted = about.tensors(shapes)
+    missing = [name for name in wanted if name not in shapes]
+    if missing and (found or 2 * (len(wanted) - len(missing)) > len(shapes)):
+        return incomplete(path, found or about.what, missing, len(wanted))
+    if found and not wanted and not any(name.endswith(about.marker) for name in shapes):
+        return incomplete(path, found, [about.marker[0]])
+    return None
+
+
+def incomplete(path: Path, what: str, missing: list[str], wanted: int = 0) -> Text:
+    """The sentence about a file that lacks tensors, of so many if that is known."""
+    if not wanted:
+        return Text("{path} is {what} that is not complete: {tensor} is missing; download it again, or join all files "
+            "that it came in", path=path, what=Text(what), tensor=missing[0])  # fmt: skip
+    return Text("{path} is {what} that is not complete: {number} of its {wanted} tensors are missing ({names}); "
+        "download it again, or join all files that it came in", path=path, what=Text(what), number=len(missing),
+        wanted=wanted, names=few(missing))  # fmt: skip
+
+
 @contextmanager
 def complete(path: Path, what: str) -> Iterator[None]:
     """Turn a tensor that is missing or has a wrong shape into a sentence about the file."""
     try:
         yield
-    except KeyError as e:
-        raise ConfigError("{path} is not {what} that is complete, {tensor} is missing: get it again",
-            path=path, what=what, tensor=e.args[0]) from e  # fmt: skip
+    except IncompleteError as e:
+        raise ConfigError(incomplete(path, what, e.missing, e.wanted)) from e
+    except KeyError as e:  # of those that tell the sizes of the network
+        raise ConfigError(incomplete(path, what, [e.args[0]])) from e
     except RuntimeError as e:  # torch's word for wrong shapes; the last line names one
         raise ConfigError(
             "{path} does not fit together: {why}", path=path, why=str(e).strip().splitlines()[-1].strip()

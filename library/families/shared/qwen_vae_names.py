@@ -1,6 +1,6 @@
 """Names of the tensors of Qwen-Image's VAE, in the layouts that its files have. Other families have it as well."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from library.families.shared.weights import renamed
@@ -9,7 +9,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-MARK = "decoder.conv_in.weight"
+MARK, SINGLE_MARK = "decoder.conv_in.weight", "decoder.conv1.weight"  # in each layout
+PARTS = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.")  # what the names of its tensors begin with
+SINGLE_PARTS = ("encoder.", "decoder.", "conv1.", "conv2.")
 
 # Single file (Wan 2.1) -> diffusers, inside a residual block and inside an attention of the VAE.
 RESIDUAL = {"residual.0": "norm1", "residual.2": "conv1", "residual.3": "norm2", "residual.6": "conv2",
@@ -17,10 +19,21 @@ RESIDUAL = {"residual.0": "norm1", "residual.2": "conv1", "residual.3": "norm2",
 MIDDLE = ("mid_block.resnets.0", "mid_block.attentions.0", "mid_block.resnets.1")
 
 
-def plain(names: Mapping[str, object]) -> dict[str, str]:
-    """Keys of a VAE's file in either layout -> {diffusers' key: key in the file}."""
-    if "decoder.conv1.weight" not in names:
-        return {name: name for name in names}
+def plain(names: Iterable[str]) -> dict[str, str]:
+    """Keys of a VAE's file in either layout, with any prefix -> {diffusers' key: key in the file}. Others are left
+    out."""
+    names = list(names)
+    marks = (MARK, SINGLE_MARK)
+    before = next((name.removesuffix(mark) for name in names for mark in marks if name.endswith(mark)), "")
+    inside = {name.removeprefix(before): name for name in names if name.startswith(before)}
+    if not any(name.endswith(SINGLE_MARK) for name in names):
+        return {name: key for name, key in inside.items() if name.startswith(PARTS)}
+    return {new: inside[name] for new, name in _from_single(inside).items()}
+
+
+def _from_single(names: Iterable[str]) -> dict[str, str]:
+    """Keys of a single file without prefix -> {diffusers' key: key}."""
+    names = [name for name in names if name.startswith(SINGLE_PARTS)]
     # Resnets of a level, and the layer after them that changes the size; the encoder has one resnet less.
     middle = {f"{side}.middle.{n}": f"{side}.{new}" for side in ("encoder", "decoder") for n, new in enumerate(MIDDLE)}
     ends = {f"{side}.{old}": f"{side}.{new}" for side in ("encoder", "decoder")

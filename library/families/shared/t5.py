@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from library.config.problems import ConfigError
 from library.families import recognition
 from library.families.shared import unfilled, weights
+from library.families.shared.part_files import complete
 
+WHAT = "a T5 text encoder"
 MARKER = "encoder.block.0.layer.0.SelfAttention.q.weight"
 EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight")  # one matrix; files hold it under either name or both
 BIAS = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
@@ -46,7 +47,14 @@ def embedding(names: Iterable[str]) -> str:
     return EMBEDDINGS[1] if EMBEDDINGS[0] not in names and EMBEDDINGS[1] in names else EMBEDDINGS[0]
 
 
-def load(path: str | Path, dtype: torch.dtype, mmap: bool = True) -> nn.Module:
+def plain(names: Iterable[str]) -> dict[str, str]:
+    """Keys of a file, with any prefix -> {T5's own key: key in the file}."""
+    names = list(names)
+    before = next((name.removesuffix(MARKER) for name in names if name.endswith(MARKER)), "")
+    return {name.removeprefix(before): name for name in names if name.startswith(before)}
+
+
+def load(path: Path, dtype: torch.dtype, mmap: bool = True) -> nn.Module:
     """Read a T5 encoder (one file, shards, or a text_encoder_2 folder) as a T5EncoderModel in `dtype`.
 
     Weights stored in 8 bits are widened: there is no faster arithmetic for them here. Raises ConfigError.
@@ -54,27 +62,21 @@ def load(path: str | Path, dtype: torch.dtype, mmap: bool = True) -> nn.Module:
     from transformers.models.t5.modeling_t5 import T5DenseActDense, T5DenseGatedActDense, T5EncoderModel
 
     file = weights.read(path, mmap)
-    if MARKER not in file:
-        raise recognition.wrong(path, "a T5 text encoder")
-    try:
+    if not any(name.endswith(MARKER) for name in file):
+        raise recognition.wrong(path, WHAT)
+    names, shapes = plain(file), file.shapes()
+    with complete(path, WHAT):
         with unfilled.empty_weights():
-            model = T5EncoderModel(config(file.shapes()))
+            model = T5EncoderModel(config({own: shapes[name] for own, name in names.items()}))
         for module in model.modules():
             if type(module) is T5DenseGatedActDense:
                 module.__class__ = _dense(T5DenseGatedActDense)
             elif type(module) is T5DenseActDense:
                 module.__class__ = _dense(T5DenseActDense)
         model.encoder.embed_tokens = model.shared  # one matrix, or moving the model would make two of it
-        stored = {name: embedding(file) if name in EMBEDDINGS else name for name in model.state_dict()}
-        return weights.assign(model, {name: weights.cast(file[key], dtype) for name, key in stored.items()})
-    except KeyError as e:
-        raise ConfigError(
-            "{path} is not a complete T5 encoder, {tensor} is missing: get it again", path=path, tensor=e.args[0]
-        ) from e
-    except RuntimeError as e:  # torch's word for tensors of a wrong shape; the last line names one
-        raise ConfigError(
-            "{path} does not fit together: {why}", path=path, why=str(e).strip().splitlines()[-1].strip()
-        ) from e
+        stored = {own: embedding(names) if own in EMBEDDINGS else own for own in model.state_dict()}
+        found = {own: names[name] for own, name in stored.items() if name in names}
+        return weights.assign(model, {own: weights.cast(file[key], dtype) for own, key in found.items()})
 
 
 @functools.cache

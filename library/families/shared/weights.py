@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Text
 from library.config.values import quoted
+from library.families.shared.expected_tensors import require
 
 # What the names of a denoiser begin with in files that other programs write.
 PREFIXES = ("model.diffusion_model.", "diffusion_model.", "net.", "transformer.")
@@ -305,8 +306,11 @@ def _main(folder: Path, variant: str | None) -> Path:
 
 
 def assign(model: Any, tensors: JsonMapping) -> Any:
-    """Give a model built without memory its tensors, without a copy; every one must be there and fit."""
-    model.load_state_dict(dict(tensors), strict=True, assign=True)
+    """Give a model built without memory its tensors, without a copy. Every one must be there and fit; others are not
+    read."""
+    wanted = model.state_dict()
+    require(wanted, tensors)
+    model.load_state_dict({name: tensors[name] for name in wanted}, strict=True, assign=True)
     return model.eval().requires_grad_(False)
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from library.config.problems import Problem
 from library.config.run_config import RunConfig
 from library.families.facts import Shapes
-from library.families.shared import autoencoder, language_model, tokenizers
+from library.families.shared import autoencoder, expected_tensors, language_model, tokenizers
 from library.families.shared.denoiser_file import DenoiserFile
 from library.families.shared.one_encoder import Checkpoint
 from library.families.shared.part_files import Entries, Part, PartFiles, whole_model
@@ -31,8 +31,9 @@ PARTS = {
         OTHERS["text_encoder"],
         ("text_encoder", "qwen_3_4b*.safetensors"),
         (language_model.QWEN3_MARK,),
+        expected_tensors.language_model,
     ),
-    "vae": Part("vae", OTHERS["vae"], ("vae", "ae.safetensors"), ("decoder.conv_in.weight",)),
+    "vae": Part("vae", OTHERS["vae"], ("vae", "ae.safetensors"), (autoencoder.MARKER,), expected_tensors.autoencoder),
 }
 WORDS = {"denoiser": TRANSFORMER, "text_encoder": language_model.QWEN3, "vae": "a VAE"}
 FILES = PartFiles(PARTS, FACTS, WORDS, "Z-Image or Z-Image Turbo")
@@ -55,7 +56,7 @@ def problems(config: RunConfig) -> Iterator[Problem]:
 
     yield from FILES.fitting(config, plain_shapes, of_denoiser, lambda own: {
         "text_encoder": (language_model.EMBEDDING, own.get("cap_embedder.1.weight", (0, 0))[1]),
-        "vae": ("decoder.conv_in.weight", own.get("all_x_embedder.2-1.weight", (0, 0))[1] // 4),
+        "vae": (autoencoder.MARKER, own.get("all_x_embedder.2-1.weight", (0, 0))[1] // 4),
     })  # fmt: skip
 
 
@@ -84,7 +85,7 @@ def plain_shapes(entries: Entries, part: str) -> Shapes:
     """Shapes by the network's own keys."""
     if part == "denoiser":
         return DENOISER.plain_shapes(entries)
-    known = language_model.plain_names(entries) if part == "text_encoder" else {name: name for name in entries}
+    known = language_model.plain_names(entries) if part == "text_encoder" else autoencoder.plain(entries)
     return {plain: tuple(entries[name]["shape"]) for plain, name in known.items()}
 
 

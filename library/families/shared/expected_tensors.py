@@ -1,0 +1,154 @@
+"""Which tensors networks consist of. Those of text encoders and autoencoders are told without building these: what
+builds them takes seconds to import.
+
+Such a function takes what a file holds by plain name, of which some may be missing, and answers all names of a whole
+one.
+"""
+
+import itertools
+import re
+from collections.abc import Collection, Iterable, Mapping
+
+from library.families.facts import Shapes
+
+BOTH = "{weight,bias}"
+RESNET = "{norm1,conv1,norm2,conv2}"
+QUANTS = ("quant_conv", "post_quant_conv")  # of autoencoders that have them
+
+
+class IncompleteError(KeyError):
+    """Tensors of a network that a file does not hold."""
+
+    def __init__(self, missing: list[str], wanted: int):
+        super().__init__(missing[0])
+        self.missing, self.wanted = missing, wanted
+
+    def __str__(self) -> str:
+        return f"{len(self.missing)} of {self.wanted} tensors are missing: {few(self.missing)}"
+
+
+def few(names: list[str]) -> str:
+    """The first of several names, for a sentence."""
+    return ", ".join([*names[:2], *(["..."] if len(names) > 2 else [])])
+
+
+def require(wanted: Collection[str], names: Collection[str]) -> None:
+    """Raise IncompleteError unless all that is wanted is among the names."""
+    if missing := [name for name in wanted if name not in names]:
+        raise IncompleteError(missing, len(wanted))
+
+
+def spelled(*patterns: str) -> list[str]:
+    """What patterns stand for: "a.{b,c}.d" is a.b.d and a.c.d."""
+    return [
+        "".join(parts)
+        for pattern in patterns
+        for parts in itertools.product(*(part.split(",") for part in re.split(r"[{}]", pattern)))
+    ]
+
+
+def count(names: Iterable[str], start: str) -> int:
+    """How many members a list has whose tensors begin with `start`, as far as its highest number tells."""
+    found = (name.removeprefix(start).partition(".")[0] for name in names if name.startswith(start))
+    return max((int(number) + 1 for number in found if number.isdecimal()), default=0)
+
+
+def clip(names: Collection[str]) -> list[str]:
+    """Of a CLIP text encoder."""
+    layer = "text_model.encoder.layers."
+    return spelled(
+        "text_model.embeddings.{token,position}_embedding.weight",
+        f"text_model.final_layer_norm.{BOTH}",
+        *(f"{layer}{n}.{{layer_norm1,layer_norm2,mlp.fc1,mlp.fc2}}.{BOTH}" for n in range(count(names, layer))),
+        *(f"{layer}{n}.self_attn.{{q,k,v,out}}_proj.{BOTH}" for n in range(count(names, layer))),
+    )
+
+
+def t5(names: Collection[str]) -> list[str]:
+    """Of a T5 text encoder. Its embedding has two names, of which one is enough."""
+    block = "encoder.block."
+    inner = "{wi_0,wi_1,wo}" if any(".wi_" in name for name in names) else "{wi,wo}"
+    embedding = "encoder.embed_tokens.weight"
+    return spelled(
+        embedding if embedding in names else "shared.weight",
+        f"{block}0.layer.0.SelfAttention.relative_attention_bias.weight",
+        "encoder.final_layer_norm.weight",
+        *(f"{block}{n}.layer.0.SelfAttention.{{q,k,v,o}}.weight" for n in range(count(names, block))),
+        *(f"{block}{n}.layer.1.DenseReluDense.{inner}.weight" for n in range(count(names, block))),
+        *(f"{block}{n}.layer.{{0,1}}.layer_norm.weight" for n in range(count(names, block))),
+    )
+
+
+def language_model(names: Collection[str]) -> list[str]:
+    """Of a Qwen2 or Qwen3, whose attention has biases or norms."""
+    norms = "self_attn.{q,k}_norm.weight" if any("q_norm" in name for name in names) else "self_attn.{q,k,v}_proj.bias"
+    inside = (norms, "self_attn.{q,k,v,o}_proj.weight", "mlp.{gate,up,down}_proj.weight",
+              "{input,post_attention}_layernorm.weight")  # fmt: skip
+    layers = range(count(names, "layers."))
+    return spelled("embed_tokens.weight", "norm.weight", *(f"layers.{n}.{one}" for n in layers for one in inside))
+
+
+def seeing_model(names: Collection[str]) -> list[str]:
+    """Of a Qwen2.5-VL with what sees pictures, where there is any of that."""
+    words = language_model([name for name in names if not name.startswith("visual.")])
+    if len(names) == len({*names} & {*words}):
+        return words
+    block = "visual.blocks."
+    return words + spelled(
+        "visual.patch_embed.proj.weight",
+        "visual.merger.ln_q.weight",
+        f"visual.merger.mlp.{{0,2}}.{BOTH}",
+        *(f"{block}{n}.norm{{1,2}}.weight" for n in range(count(names, block))),
+        *(f"{block}{n}.attn.{{qkv,proj}}.{BOTH}" for n in range(count(names, block))),
+        *(f"{block}{n}.mlp.{{gate,up,down}}_proj.{BOTH}" for n in range(count(names, block))),
+    )
+
+
+def autoencoder(shapes: Shapes) -> list[str]:
+    """Of an AutoencoderKL, by diffusers' names."""
+    levels = max(count(shapes, "encoder.down_blocks."), count(shapes, "decoder.up_blocks."))
+    sides = {"encoder.down_blocks": "downsamplers", "decoder.up_blocks": "upsamplers"}
+    starts = [f"{start}.{n}.resnets." for start in sides for n in range(levels)]
+    each = {start: max(count(shapes, one) for one in starts if one.startswith(start)) for start in sides if levels}
+    resnets = [f"{start}{n}" for start in starts for n in range(each[".".join(start.split(".")[:2])])]
+    return spelled(
+        f"{{encoder,decoder}}.{{conv_in,conv_norm_out,conv_out}}.{BOTH}",
+        f"{{encoder,decoder}}.mid_block.resnets.{{0,1}}.{RESNET}.{BOTH}",
+        f"{{encoder,decoder}}.mid_block.attentions.0.{{group_norm,to_q,to_k,to_v,to_out.0}}.{BOTH}",
+        *(f"{resnet}.{RESNET}.{BOTH}" for resnet in resnets),
+        *(f"{resnet}.conv_shortcut.{BOTH}" for resnet in resnets if _changes_width(shapes, f"{resnet}.conv1.weight")),
+        *(f"{start}.{n}.{name}.0.conv.{BOTH}" for start, name in sides.items() for n in range(levels - 1)),
+        *(f"{one}.{BOTH}" for one in QUANTS if any(name.startswith(f"{one}.") for name in shapes)),
+    )
+
+
+def autoencoder_with_statistics(shapes: Shapes) -> list[str]:
+    """Of FLUX.2's."""
+    return [*autoencoder(shapes), *spelled("bn.running_{mean,var}")]
+
+
+def video_autoencoder(shapes: Shapes) -> list[str]:
+    """Of Qwen-Image's, by diffusers' names."""
+    resnet = ("{norm1,norm2}.gamma", f"{{conv1,conv2}}.{BOTH}")
+    levels, each = count(shapes, "decoder.up_blocks."), count(shapes, "decoder.up_blocks.0.resnets.")
+    down = [f"encoder.down_blocks.{n}" for n in range(max(levels * each - 1, 0))]  # one resnet less, what halves, ...
+    halving = [one for n, one in enumerate(down, start=1) if each and n % each == 0]
+    up = [f"decoder.up_blocks.{n}.resnets.{i}" for n in range(levels) for i in range(each)]
+    doubling = [f"decoder.up_blocks.{n}.upsamplers.0" for n in range(levels - 1)]
+    resnets = [one for one in (*down, *up) if one not in halving]
+    return spelled(
+        *(f"{one}.{BOTH}" for one in QUANTS),
+        f"{{encoder,decoder}}.{{conv_in,conv_out}}.{BOTH}",
+        "{encoder,decoder}.norm_out.gamma",
+        "{encoder,decoder}.mid_block.attentions.0.norm.gamma",
+        f"{{encoder,decoder}}.mid_block.attentions.0.{{to_qkv,proj}}.{BOTH}",
+        *(f"{{encoder,decoder}}.mid_block.resnets.{{0,1}}.{one}" for one in resnet),
+        *(f"{path}.{one}" for path in resnets for one in resnet),
+        *(f"{one}.conv_shortcut.{BOTH}" for one in resnets if _changes_width(shapes, f"{one}.conv1.weight")),
+        *(f"{one}.resample.1.{BOTH}" for one in (*halving, *doubling)),
+    )
+
+
+def _changes_width(shapes: Mapping[str, tuple[int, ...]], name: str) -> bool:
+    shape = shapes.get(name, (0, 0))
+    return shape[0] != shape[1]
