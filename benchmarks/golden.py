@@ -194,10 +194,11 @@ def cases() -> list[GoldenCase]:
 def make_inputs(folder: Path) -> None:
     """Tiny models, pictures and prompts, once: a comparison must not depend on what makes them."""
     from library.demo import files
+    from library.families import FAMILIES
 
     unfinished = folder.with_name("inputs-unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
-    demo = files.prepare(unfinished / "demo", ("flux", "sdxl"))
+    demo = files.prepare(unfinished / "demo", FAMILIES)
     shutil.move(demo.folder / "models", unfinished / "models")
     shutil.move(demo.images, unfinished / "images")
     shutil.copytree(unfinished / "images" / "2_plix house", unfinished / "regularisation" / "1_house")
