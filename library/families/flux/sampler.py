@@ -9,17 +9,15 @@ from torch import Tensor
 from library.families.base import SampleRequest
 from library.families.flux import control_tokens
 from library.families.shared import packing
-from library.families.shared.sampler import Sampler, generator_of
+from library.families.shared.sampler import FlowSampler, generator_of
 from library.objectives import flow
 
 if TYPE_CHECKING:
     from library.families.flux.family import FluxFamily
 
-SIDE = 16  # pixels of one token
 
-
-class FluxSampler(Sampler):
-    """Euler steps, whatever sample_sampler says."""
+class FluxSampler(FlowSampler):
+    """Kontext and Fill are shown pictures behind the tokens of the image, or beside each of them."""
 
     family: "FluxFamily"
 
@@ -29,7 +27,7 @@ class FluxSampler(Sampler):
 
     def latents(self, request: SampleRequest) -> Tensor:
         """Denoise from seeded noise; float32 [1, C, h, w] in the cache's convention."""
-        height, width = (side // SIDE for side in self.size(request))
+        height, width = self.grid(request)
         text = self.text(request, self.denoiser.img_in.weight.device)
         controls = self.controls(request, text["t5_out"].device)
         return packing.unpack(self.denoised(request, text, (height, width), controls), height, width)
@@ -60,21 +58,19 @@ class FluxSampler(Sampler):
         model, inpaints = self.denoiser, self.family.variant.control_images.inpaints
         count, device = len(text["t5_out"]), model.img_in.weight.device
         noise = torch.randn(1, size[0] * size[1], model.sizes.out_channels, generator=generator_of(request))
-        tokens = noise.to(device)
         strength = self.family.sample_defaults["guidance_scale"] if request.guidance is None else request.guidance
         guidance = torch.full((count,), strength, device=device)
         references = [] if inpaints else [(one.shape[-2] // 2, one.shape[-1] // 2) for one in controls]
         fixed = self.family.conditions(text, size, device, references) | {"guidance": guidance}
         more = control_tokens.packed(controls, inpaints)
+
+        def velocity(tokens: Tensor, sigma: float) -> Tensor:
+            times = torch.full((len(tokens),), sigma, device=device)
+            img = control_tokens.shown(tokens, more, inpaints)
+            return model(img=img, timesteps=times, **fixed)[:, : tokens.shape[1]].float()
+
         sigmas = flow.schedule(request.steps, size[0] * size[1], shift=not model.sizes.is_schnell)
-        for now, after in zip(sigmas, sigmas[1:], strict=False):
-            times = torch.full((count,), now, device=device)
-            img = control_tokens.shown(tokens.expand(count, -1, -1), more, inpaints)
-            velocity = model(img=img, timesteps=times, **fixed)[:, : tokens.shape[1]].float()
-            if count == 2:
-                velocity = velocity[:1] + (velocity[1:] - velocity[:1]) * request.scale
-            tokens = tokens + (after - now) * velocity
-        return tokens
+        return self.integrate(noise.to(device), sigmas, request, velocity)
 
     def encoded(self, pixels: Tensor) -> Tensor:
         """Latents of a picture beside noise and words. The VAE comes to its device for this and goes back."""

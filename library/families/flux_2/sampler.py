@@ -12,33 +12,28 @@ from library.families.base import SampleRequest
 from library.families.flux_2.tokens import shown
 from library.families.flux_2.vae import denormalised
 from library.families.shared import packing
-from library.families.shared.sampler import Sampler, generator_of
+from library.families.shared.sampler import TOKEN, FlowSampler, generator_of
 from library.objectives import flow
 
 if TYPE_CHECKING:
     from library.families.flux_2.family import Flux2Family
 
-SIDE = 16  # pixels of one token
 LARGEST = 1024 * 1024  # pixels of a reference image; larger ones are scaled down
 # Lines through numbers of image tokens: mu of 10 and of 200 steps.
 FEW, MANY = (8.73809524e-05, 1.89833333), (0.00016927, 0.45666666)
 LONG = 4300  # tokens from which on the number of steps says nothing
 
 
-class Flux2Sampler(Sampler):
-    """Euler steps, whatever sample_sampler says."""
+class Flux2Sampler(FlowSampler):
+    """Reference images stand behind the tokens of the image."""
 
     family: "Flux2Family"
-
-    def is_guided(self, request: SampleRequest) -> bool:
-        """Whether the negative prompt is steered away from."""
-        return request.scale > 1.0
 
     def latents(self, request: SampleRequest) -> Tensor:
         """Denoise from seeded noise; float32 [1, 32, h, w] in the cache's convention."""
         model = self.denoiser
         device = model.img_in.weight.device
-        height, width = (side // SIDE for side in self.size(request))
+        height, width = self.grid(request)
         text = self.text(request, device)
         count = len(text["ctx_vec"])
         controls = [self.encoded(one, device) for one in request.controls]
@@ -47,14 +42,12 @@ class Flux2Sampler(Sampler):
         strength = self.family.sample_defaults.get("guidance_scale", 1.0)
         guidance = torch.full((count,), strength if request.guidance is None else request.guidance, device=device)
         fixed = self.family.conditions(text, (height, width), device, controls) | {"guidance": guidance}
-        sigmas = schedule(request.steps, height * width)
-        for now, after in zip(sigmas, sigmas[1:], strict=False):
-            times = torch.full((count,), now, device=device)
-            seen = shown(tokens.expand(count, -1, -1), controls)
-            velocity = model(img=seen, timesteps=times, **fixed)[:, : tokens.shape[1]].float()
-            if count == 2:
-                velocity = velocity[:1] + (velocity[1:] - velocity[:1]) * request.scale
-            tokens = tokens + (after - now) * velocity
+
+        def velocity(tokens: Tensor, sigma: float) -> Tensor:
+            times = torch.full((len(tokens),), sigma, device=device)
+            return model(img=shown(tokens, controls), timesteps=times, **fixed)[:, : tokens.shape[1]].float()
+
+        tokens = self.integrate(tokens, schedule(request.steps, height * width), request, velocity)
         return packing.unpack(tokens, height, width)
 
     def encoded(self, picture: Image.Image, device: torch.device) -> Tensor:
@@ -75,7 +68,7 @@ def pixels(picture: Image.Image) -> Tensor:
         scale = math.sqrt(LARGEST / (width * height))
         picture = picture.resize((int(width * scale), int(height * scale)), Image.Resampling.LANCZOS)
         width, height = picture.size
-    inner = max(width // SIDE, 1) * SIDE, max(height // SIDE, 1) * SIDE
+    inner = max(width // TOKEN, 1) * TOKEN, max(height // TOKEN, 1) * TOKEN
     left, top = (width - inner[0]) // 2, (height - inner[1]) // 2
     picture = picture.crop((left, top, left + inner[0], top + inner[1]))
     return torch.from_numpy(np.asarray(picture).astype("float32") / 255).permute(2, 0, 1)[None] * 2 - 1

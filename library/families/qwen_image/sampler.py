@@ -13,42 +13,42 @@ from library.families.qwen_image.options import LINE
 from library.families.qwen_image.pictures import pixels, scaled_size, tokens_of
 from library.families.shared import packing
 from library.families.shared.qwen_vae import denormalised
-from library.families.shared.sampler import Sampler, generator_of
+from library.families.shared.sampler import FlowSampler, generator_of
 from library.objectives import flow
 
 if TYPE_CHECKING:
     from library.families.qwen_image.family import QwenFamily
 
-SIDE = 16  # pixels of one token
 LAST = 0.02  # the sigma of the last step
 
 
-class QwenSampler(Sampler):
-    """Euler steps, whatever sample_sampler says."""
+class QwenSampler(FlowSampler):
+    """The Edit models are shown reference images behind the tokens of the image."""
 
     family: "QwenFamily"
 
-    def is_guided(self, request: SampleRequest) -> bool:
-        """Whether the negative prompt is steered away from."""
-        return request.scale > 1.0
+    def guided(self, negative: Tensor, prompt: Tensor, scale: float) -> Tensor:
+        """Away from the negative prompt, each token as long as the prompt's."""
+        made = super().guided(negative, prompt, scale)
+        return made * (prompt.norm(dim=-1, keepdim=True) / made.norm(dim=-1, keepdim=True))
 
     def latents(self, request: SampleRequest) -> Tensor:
         """Denoise from seeded noise; float32 [1, 16, h, w]. Prompt and negative prompt are one padded batch."""
         model = self.denoiser
         device = model.img_in.weight.device
-        height, width = (side // SIDE for side in self.size(request))
+        height, width = self.grid(request)
         text = self.text(request, device)
-        count = len(text["vl_embed"])
         noise = torch.randn(1, model.sizes.in_channels // 4, 2 * height, 2 * width, generator=generator_of(request))
         references = self.references(request, device)
         shown, sizes = tokens_of(noise.to(device), references)
         tokens, shown = shown[:, : height * width], shown[:, height * width :]
-        sigmas = schedule(request.steps, height * width)
-        for now, after in zip(sigmas, sigmas[1:], strict=False):
-            times = torch.full((count,), now, device=device)
-            img = torch.cat((tokens, shown), dim=1).expand(count, -1, -1)
-            answer = model(img, sizes, text["vl_embed"], text["vl_mask"], times).float()
-            tokens = tokens + (after - now) * (guided(answer, request.scale) if count == 2 else answer)
+
+        def velocity(tokens: Tensor, sigma: float) -> Tensor:
+            times = torch.full((len(tokens),), sigma, device=device)
+            img = torch.cat((tokens, shown.expand(len(tokens), -1, -1)), dim=1)
+            return model(img, sizes, text["vl_embed"], text["vl_mask"], times).float()
+
+        tokens = self.integrate(tokens, schedule(request.steps, height * width), request, velocity)
         return packing.unpack(tokens, height, width)
 
     def references(self, request: SampleRequest, device: torch.device) -> list[Tensor]:
@@ -77,13 +77,6 @@ class QwenSampler(Sampler):
     def decoder_input(self, latents: Tensor) -> Tensor:
         """Latents of the cache as the VAE takes them."""
         return denormalised(latents)
-
-
-def guided(answers: Tensor, scale: float) -> Tensor:
-    """Answers [negative, prompt] -> [1, S, C]: away from the negative one, each token as long as the prompt's."""
-    negative, prompt = answers[:1], answers[1:]
-    made = negative + scale * (prompt - negative)
-    return made * (prompt.norm(dim=-1, keepdim=True) / made.norm(dim=-1, keepdim=True))
 
 
 def schedule(steps: int, tokens: int) -> list[float]:

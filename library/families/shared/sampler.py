@@ -1,9 +1,10 @@
 """What samplers of all families share: remembered prompts, seeded noise, the way from latents to an image."""
 
 import contextlib
+import itertools
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from PIL import Image
 from torch import Tensor
 
 from library.families.base import ModelComponents, SampleRequest
+
+TOKEN = 16  # pixels of a side of one token of a transformer
 
 
 class Sampler(ABC):
@@ -101,6 +104,43 @@ class Sampler(ABC):
         vae.to(device)
         yield vae
         vae.to(home)
+
+
+class FlowSampler(Sampler):
+    """Euler steps along the straight path from noise to the image, whatever sample_sampler says."""
+
+    def is_guided(self, request: SampleRequest) -> bool:
+        """Whether the negative prompt is steered away from."""
+        return request.scale > 1.0
+
+    def grid(self, request: SampleRequest) -> tuple[int, int]:
+        """Height and width in tokens."""
+        height, width = self.size(request)
+        return height // TOKEN, width // TOKEN
+
+    def guided(self, negative: Tensor, prompt: Tensor, scale: float) -> Tensor:
+        """Classifier-free guidance: the velocities of both prompts -> the one that is followed, all [1, ...]."""
+        return negative + scale * (prompt - negative)
+
+    def integrate(
+        self,
+        noise: Tensor,
+        sigmas: Sequence[float],
+        request: SampleRequest,
+        velocity: Callable[[Tensor, float], Tensor],
+    ) -> Tensor:
+        """Noise [1, ...] -> the image, along sigmas from 1 to 0.
+
+        `velocity` is of what was reached so far [B, ...] at a sigma: noise minus image, float32 [B, ...]. B is 2 with
+        guidance, for the negative prompt and the prompt, else 1.
+        """
+        count = 2 if self.is_guided(request) else 1
+        for now, after in itertools.pairwise(sigmas):
+            step = velocity(noise.expand(count, *noise.shape[1:]), now)
+            if count == 2:
+                step = self.guided(step[:1], step[1:], request.scale)
+            noise = noise + (after - now) * step
+        return noise
 
 
 def generator_of(request: SampleRequest) -> torch.Generator:
