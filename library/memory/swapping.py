@@ -267,6 +267,3 @@ def _padded(size: int) -> int:
 
 def _view(memory: Tensor, offset: int, like: Tensor) -> Tensor:
     return memory[offset : offset + like.nbytes].view(like.dtype).as_strided(like.shape, like.stride())
-
-
-of = find_trainable_swap

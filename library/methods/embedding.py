@@ -13,7 +13,8 @@ from library.config.problems import ConfigError, Problem
 from library.config.sections import EmbeddingRun
 from library.families.base import Family, ModelComponents
 from library.families.shared import added_words
-from library.methods.beside import BesideModel, dtype_of
+from library.methods.base import dtype_of
+from library.methods.beside import BesideModel
 from library.methods.small_files import tensors_of
 
 log = logging.getLogger(__name__)

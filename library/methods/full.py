@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
 from library.families.base import Family, HasBlockRates, HasFrozenParts, ModelComponents, WritesFolders
-from library.methods import snapshot
+from library.methods.base import BaseMethod
 from library.methods.sharding import ShardedModel, rows_of
 
 # Where text encoders learn, CLIP-L's last layer but one is read and never its pooled vector: these get no gradient.
@@ -20,11 +20,11 @@ RATES = {"clip_l": "learning_rate_te1", "clip_g": "learning_rate_te2"}
 LABELS = {"clip_l": "text_encoder1", "clip_g": "text_encoder2"}
 
 
-class FullFinetune:
+class FullFinetune(BaseMethod):
     """All or most parameters of a model."""
 
     def __init__(self, parts: ModelComponents, family: Family, groups: list[dict[str, Any]]) -> None:
-        """`groups` as for the optimizer; what is in none of them stays frozen."""
+        """`groups` as for the optimizer, the denoiser's first; what is in none of them stays frozen."""
         # The networks as they are now, whatever `parts` loses later.
         self.parts, self.family, self._groups = copy.copy(parts), family, groups
         self.parts.encoders, self.parts.deferred = dict(parts.encoders), dict(parts.deferred)
@@ -50,14 +50,6 @@ class FullFinetune:
         for group, params in zip(self._groups, known, strict=True):
             group["params"] = [shards.parameters[p] if isinstance(p, str) else p for p in params]
 
-    def groups(self) -> list[dict[str, Any]]:
-        """Parameter groups: {"params", "lr", "name"}, the denoiser first. A group with rate 0 is left out."""
-        return [dict(group) for group in self._groups]
-
-    def parameters(self) -> list[nn.Parameter]:
-        """All that learns, in the order of the groups."""
-        return [p for group in self._groups for p in group["params"]]
-
     def state_dict(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """The whole model in the single file's keys; not copied and not cast where `dtype` is None."""
         tensors = self.family.export(self.parts)
@@ -70,14 +62,10 @@ class FullFinetune:
 
     def snapshot(self) -> dict[str, Tensor]:
         """All that learns, as it is, for a saved state; not copied."""
-        taken = snapshot.take(named := self._named())
+        taken = super().snapshot()
         if shards := self.shards:
-            taken |= {name: shards.whole(name.partition(".")[2]) for name, p in named.items() if rows_of(p)}
+            taken |= {name: shards.whole(name.partition(".")[2]) for name, p in self.named().items() if rows_of(p)}
         return taken
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put a snapshot back, bit for bit. ConfigError when it is of another network."""
-        snapshot.put_back(self._named(), tensors)
 
     def train(self, mode: bool = True) -> "FullFinetune":
         """Training or evaluation mode of the networks that learn."""
@@ -85,17 +73,8 @@ class FullFinetune:
             network.train(mode and self.trained_parts.get(name, False))  # what is read for saving only does not learn
         return self
 
-    def note_gradients(self) -> None:
-        """Nothing is taken from the gradients."""
-
-    def mean_gradient(self) -> None:
-        """Upstream shows none for whole models."""
-
-    def limit_norms(self, maximum: float) -> dict[str, Tensor]:
-        """Only adapters are limited."""
-        return {}
-
-    def _named(self) -> dict[str, nn.Parameter]:
+    def named(self) -> dict[str, nn.Parameter]:
+        """All that learns, by network and path; of a model in shards this process' rows."""
         every = {f"{n}.{key}": p for n, net in _networks(self.parts).items() for key, p in net.named_parameters()}
         every |= {f"denoiser.{name}": p for name, p in self.shards.parameters.items()} if self.shards else {}
         return {name: p for name, p in every.items() if p.requires_grad}

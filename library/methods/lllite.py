@@ -13,7 +13,8 @@ from library.compiler.subclass import keep_class_name
 from library.config.problems import ConfigError, Problem
 from library.config.sections import ControlRun
 from library.families.base import Family, HasControlledLayers, ModelComponents
-from library.methods.beside import BesideModel, dtype_of
+from library.methods.base import dtype_of
+from library.methods.beside import BesideModel
 from library.methods.small_files import tensors_of
 
 PARTS = ("conditioning1", "down", "mid", "up")  # of the names in a file

@@ -16,11 +16,10 @@ from library.config.sections import AdapterRun
 from library.families import network_args
 from library.families.base import Family, ModelComponents
 from library.families.shared.network_args import patterns
-from library.methods import ggpo, snapshot, targets
+from library.methods import ggpo, targets
 from library.methods.adapters import Adapter, AdapterSpec, adapter_class, saved_alpha
-from library.methods.beside import dtype_of
+from library.methods.base import BaseMethod, dtype_of
 from library.methods.factor_cache import FactorCache
-from library.methods.sharding import ShardedModel
 from library.methods.small_files import tensors_of
 from library.methods.targets import AdapterPlan, TargetLayer
 from library.tools import adapters as adapter_files
@@ -60,12 +59,8 @@ class AdapterLocation:
         return f"lora_unet_{self.path.replace('.', '_')}" if self.part == "denoiser" else ""
 
 
-class LoraAdapters:
+class LoraAdapters(BaseMethod):
     """Adapters inside a frozen model."""
-
-    denoiser: nn.Module | None = None
-    block_classes: tuple[str, ...] = ()
-    shards: ShardedModel | None = None
 
     def __init__(self, adapters: dict[str, Adapter], places: dict[str, AdapterLocation], config: AdapterRun) -> None:
         """`adapters` and where they are, by their name in the file."""
@@ -85,14 +80,6 @@ class LoraAdapters:
                 # What has no learning rate stays as it is, and costs no gradient.
                 parameter.requires_grad_(id(parameter) in learning)
                 self.trained_parts[place.part] = self.trained_parts.get(place.part, False) or parameter.requires_grad
-
-    def groups(self) -> list[dict[str, Any]]:
-        """Parameter groups: {"params", "lr", "name"}, text encoders first. A group with rate 0 is left out."""
-        return [dict(group) for group in self._groups]
-
-    def parameters(self) -> list[nn.Parameter]:
-        """All that learns, in the order of the groups."""
-        return [p for group in self._groups for p in group["params"]]
 
     def state_dict(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """What the file holds, on the CPU; cast to `dtype`, alpha as well, when one is given."""
@@ -123,14 +110,6 @@ class LoraAdapters:
             raise ConfigError(Problem("network_weights", template, module=min(wrong), more=more))
         return Unmatched([n for n in self.adapters if n not in found], [n for n in found if n not in self.adapters])
 
-    def snapshot(self) -> dict[str, Tensor]:
-        """All that learns, as it is, for a saved state; not copied."""
-        return snapshot.take(self._named() | self._noted())
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put a snapshot back, bit for bit. ConfigError when it is of another network."""
-        snapshot.put_back(self._named() | self._noted(), tensors)
-
     def train(self, mode: bool = True) -> "LoraAdapters":
         """Switch dropout on or off."""
         for adapter in self.adapters.values():
@@ -151,10 +130,6 @@ class LoraAdapters:
         """Before a step: how large it is about to be, as sd-scripts shows it where there is GGPO."""
         return ggpo.mean_gradient(self.adapters.values()) if self.args.ggpo else None
 
-    def _noted(self) -> dict[str, Tensor]:
-        """What GGPO remembers from step to step."""
-        return {f"{n}.ggpo_rows": a.ggpo_rows for n, a in self.adapters.items() if "ggpo_rows" in a._buffers}
-
     @torch.no_grad()
     def limit_norms(self, maximum: float) -> dict[str, Tensor]:
         """`scale_weight_norms`: shrink each adapter whose product is larger than `maximum`, both factors alike.
@@ -173,10 +148,12 @@ class LoraAdapters:
         scaled = (torch.stack(ratios) != 1).sum()
         return {"keys_scaled": scaled, "average": after.mean(), "maximum": after.max()}
 
-    def _named(self) -> dict[str, nn.Parameter]:
+    def named(self) -> dict[str, Tensor]:
+        """All that learns, and what GGPO remembers from step to step."""
         own = ("lora_down.", "lora_up.")
         every = ((f"{n}.{key}", p) for n, a in self.adapters.items() for key, p in a.named_parameters())
-        return {name: p for name, p in every if name.partition(".")[2].startswith(own)}
+        remembered = {f"{n}.ggpo_rows": a.ggpo_rows for n, a in self.adapters.items() if "ggpo_rows" in a._buffers}
+        return {name: p for name, p in every if name.partition(".")[2].startswith(own)} | remembered
 
 
 def attach(parts: ModelComponents, family: Family, config: AdapterRun) -> LoraAdapters:

@@ -27,9 +27,9 @@ from library.config.sections import AdapterRun
 from library.families import network_args
 from library.families.base import Family, ModelComponents
 from library.families.facts import block_of
-from library.methods import lora, snapshot
-from library.methods.lora import AdapterLocation, Unmatched, dtype_of, file_of, tell
-from library.methods.sharding import ShardedModel
+from library.methods import lora
+from library.methods.base import BaseMethod, dtype_of
+from library.methods.lora import AdapterLocation, Unmatched, file_of, tell
 from library.tools.names import names_of
 
 # What the package would find in our denoiser by name or class, but not in sd-scripts' U-Net, where these have other
@@ -51,12 +51,8 @@ class VisibleDenoiser:
         return ((path, module) for path, module in seen if path not in self._left_out)
 
 
-class LycorisAdapters:
+class LycorisAdapters(BaseMethod):
     """Adapters that another package made, behind our protocol."""
-
-    denoiser: nn.Module | None = None
-    block_classes: tuple[str, ...] = ()
-    shards: ShardedModel | None = None
 
     def __init__(self, network: Any, places: dict[str, AdapterLocation], config: AdapterRun) -> None:
         """`places` of adapters by their names."""
@@ -74,14 +70,6 @@ class LycorisAdapters:
             part = places[adapter.lora_name].part
             learns = any(p.requires_grad for p in adapter.parameters())
             self.trained_parts[part] = self.trained_parts.get(part, False) or learns
-
-    def groups(self) -> list[dict[str, Any]]:
-        """Parameter groups as the package divides them: {"params", "lr", "name"}."""
-        return [dict(group) for group in self._groups]
-
-    def parameters(self) -> list[nn.Parameter]:
-        """All that learns, in the order of the groups."""
-        return [p for group in self._groups for p in group["params"]]
 
     def state_dict(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """What the file holds, on the CPU; cast to `dtype` when one is given."""
@@ -115,14 +103,6 @@ class LycorisAdapters:
         missing = [name for name in missing if not (taken and any(block in name for block in blocks))]
         return Unmatched(missing, [name for name in unexpected if name not in taken])
 
-    def snapshot(self) -> dict[str, Tensor]:
-        """All that learns, as it is, for a saved state; not copied."""
-        return snapshot.take(self._named())
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put a snapshot back, bit for bit. ConfigError when it is of another network."""
-        snapshot.put_back(self._named(), tensors)
-
     def train(self, mode: bool = True) -> "LycorisAdapters":
         """Switch dropout on or off."""
         for parameter in self.parameters():  # the package views some as matrices, whatever order the model is in
@@ -143,13 +123,8 @@ class LycorisAdapters:
         values = {"keys_scaled": scaled, "average": average, "maximum": largest}
         return {name: torch.as_tensor(value) for name, value in values.items()}
 
-    def note_gradients(self) -> None:
-        """The package takes nothing from the gradients."""
-
-    def mean_gradient(self) -> None:
-        """Upstream shows none for networks of other packages."""
-
-    def _named(self) -> dict[str, nn.Parameter]:
+    def named(self) -> dict[str, nn.Parameter]:
+        """All that learns."""
         return {f"{a.lora_name}.{key}": p for a in self.network.loras for key, p in a.named_parameters()}
 
     def _make_groups(self) -> list[dict[str, Any]]:

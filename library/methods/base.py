@@ -1,0 +1,59 @@
+"""What training methods have in common: parameter groups, and snapshots of what learns."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from library.config.run_config import RunConfig
+from library.methods import snapshot
+from library.methods.sharding import ShardedModel
+
+
+class BaseMethod(ABC):
+    """Keeps what learns in parameter groups, each with its learning rate; subclasses say what it is by name."""
+
+    denoiser: nn.Module | None = None  # where its own weights learn
+    block_classes: tuple[str, ...] = ()
+    shards: ShardedModel | None = None
+    _groups: list[dict[str, Any]]
+
+    @abstractmethod
+    def named(self) -> Mapping[str, Tensor]:
+        """What a saved state holds, by its name there: all that learns, and buffers that change with it."""
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Parameter groups: {"params", "lr", "name"}. A group with rate 0 is left out."""
+        return [dict(group) for group in self._groups]
+
+    def parameters(self) -> list[nn.Parameter]:
+        """All that learns, in the order of the groups."""
+        return [p for group in self._groups for p in group["params"]]
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """What a saved state holds, as it is; not copied."""
+        return snapshot.take(self.named())
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put a snapshot back, bit for bit. ConfigError when it is of another network."""
+        snapshot.put_back(self.named(), tensors)
+
+    def note_gradients(self) -> None:  # noqa: B027 - most methods take nothing from the gradients
+        """Before a step: take from the gradients what the next forward pass needs of them."""
+
+    def mean_gradient(self) -> Tensor | None:
+        """Before a step: the mean size of the gradients; upstream shows it for some adapters only."""
+        return None
+
+    def limit_norms(self, maximum: float) -> dict[str, Tensor]:
+        """`scale_weight_norms`, which only adapters have."""
+        return {}
+
+
+def dtype_of(config: RunConfig) -> torch.dtype:
+    """What is trained beside a frozen model is in float32, unless everything shall be in half precision."""
+    if config.precision.full_bf16:
+        return torch.bfloat16
+    return torch.float16 if config.precision.full_fp16 else torch.float32
