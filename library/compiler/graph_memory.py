@@ -1,4 +1,4 @@
-"""The memory that all CUDA graphs of a denoiser share, and what is captured or run in it."""
+"""The memory pool that all CUDA graphs of a denoiser share."""
 
 import contextlib
 import warnings
@@ -10,12 +10,12 @@ from library.compiler import torch_private
 
 
 class GraphMemory:
-    """The memory of all recordings of a denoiser. Passes before a recording use it too, so that they need no other."""
+    """The pool of all recordings of a denoiser. Warm-up passes allocate from it too, so that they need no more."""
 
     def __init__(self) -> None:
-        self._held = torch.cuda.CUDAGraph()  # as long as there is a graph of it, the memory stays
+        self._held = torch.cuda.CUDAGraph()  # an empty graph that keeps the pool alive
         self._pool = torch.cuda.graph_pool_handle()
-        with warnings.catch_warnings(action="ignore"), self.capturing(self._held):  # it is empty
+        with warnings.catch_warnings(action="ignore"), self.capturing(self._held):  # PyTorch warns that it is empty
             pass
 
     def used(self) -> contextlib.AbstractContextManager[None]:

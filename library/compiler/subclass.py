@@ -1,7 +1,7 @@
-"""Changing how a block behaves without changing what it is: its names, its weights, its place in the tree.
+"""Replace the class of a block by a subclass: its parameters, their names and its place in the tree stay.
 
-A block is given a subclass of its own class. All blocks of one class get the same one, so that compiled graphs, which
-PyTorch keeps with the code of `forward`, go on being shared.
+All blocks of one class get the same subclass, so that they go on sharing compiled graphs, which PyTorch caches by the
+code object of `forward`.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""What a model family answers, and the values it hands around. Importing this needs no torch."""
+"""The protocol of a model family, and the values it takes and returns. Importing this needs no torch."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,16 +12,17 @@ if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor, nn
 
+    from library.config.problems import Problem
     from library.families.shared.sampler import Sampler
 
 
 @dataclass(frozen=True)
 class DeferredNetwork:
-    """A network that is read when somebody needs it; each time it is read, it is another one."""
+    """A network that is read from its files when it is needed; each `read` makes a new one."""
 
     read: "Callable[[], nn.Module]"
     files: tuple[Path, ...]
-    kind: str  # what besides the files decides over its weights: which part of them, its type
+    kind: str  # what determines its weights besides the files: which network, and its dtype
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class ModelComponents:
 
 @dataclass(frozen=True)
 class LatentCache:
-    """How a family's encoded images are kept beside the images."""
+    """The file format of a family's cached latents."""
 
     suffix: str  # of the file's name, after <stem>_<W>x<H>: "_sdxl.npz"
     keyed_by_size: bool  # keys carry the latents' size, so that one file holds several
@@ -78,7 +79,7 @@ class LatentCache:
 
 @dataclass(frozen=True)
 class TextCache:
-    """How a family's encoded captions are kept beside the images."""
+    """The file format of a family's cached text outputs."""
 
     suffix: str  # of the file's name, after <stem>: "_te_outputs.npz"
     keys: tuple[str, ...]  # the arrays in it, which are also the names that Family.text answers with
@@ -98,13 +99,13 @@ class TextCache:
 
 @dataclass(frozen=True)
 class BlockInputs:
-    """What blocks of one class are called with, by position: what flows from block to block, and which sizes vary."""
+    """The arguments of blocks of one class, by position: which are passed from block to block, and which sizes vary."""
 
     streams: tuple[int, ...]
     dynamic: tuple[tuple[int, int], ...]  # (position, dimension) of sizes that depend on the bucket
-    sizes: int = 1  # how many there are of them, where each is compiled for itself
-    level: int = 0  # how often the picture was halved, where sizes are compiled: blocks of other levels see others
-    before_trainable: bool = False  # of all that learns: no gradient comes to the block, and none is asked of it
+    sizes: int = 1  # how many of them occur, where each is compiled on its own
+    level: int = 0  # Family.resolution_level, where sizes are compiled one by one: other levels see other sizes
+    before_trainable: bool = False  # the block runs before all that learns, so that no gradient goes through it
 
 
 @dataclass(frozen=True)
@@ -131,12 +132,12 @@ class BlockCost:
     """What blocks of one class cost, measured with steps of rank 16 at 1024 x 1024; the defaults where nothing was."""
 
     container: str  # name of the lists in the denoiser that hold these blocks
-    activations: float = 30  # numbers that autograd keeps for each number in the block's stream
-    used: float = 0.8  # share of its parameters that each token meets
+    activations: float = 30  # elements kept for backward per element of the block's main input
+    used: float = 0.8  # share of its parameters that each token is multiplied with
 
 
 class Family(Protocol):
-    """What differs between SDXL, FLUX.1 and the next one. Nothing else in library/ may ask which it is.
+    """Everything in which model families differ. No other part of library/ may ask which family it is.
 
     A family object holds the run's config, so its methods take none.
     """
@@ -170,7 +171,7 @@ class Family(Protocol):
 
     @property
     def sample_defaults(self) -> Mapping[str, Any]:
-        """What a sample prompt leaves open."""
+        """Defaults of a sample prompt's fields."""
         ...
 
     @property
@@ -190,7 +191,7 @@ class Family(Protocol):
 
     @property
     def validation_timesteps(self) -> Sequence[float]:
-        """How noisy the images are on which validation measures the loss."""
+        """The noise levels at which validation measures the loss, in 0..1."""
         ...
 
     @property
@@ -205,7 +206,7 @@ class Family(Protocol):
 
     @property
     def utilization(self) -> Mapping[bool, float]:
-        """The share of a GPU's rate on paper that a step reaches, eager (False) and compiled."""
+        """Expected model FLOPs utilization of a step (0..1), eager (False) and compiled (True)."""
         ...
 
     @property
@@ -218,12 +219,12 @@ class Family(Protocol):
         """sd-scripts' word (ss_base_model_version): "sdxl_base_v1-0", "flux1", "chroma"."""
         ...
 
-    def problems(self) -> Iterator[str]:
-        """What is wrong with the model's files, a sentence each: from headers only, nothing is loaded."""
+    def problems(self) -> "Iterator[Problem]":
+        """What is wrong with the model's files: from headers only, nothing is loaded."""
         ...
 
-    def notes(self) -> Iterator[str]:
-        """What is set and has no meaning for this very model, a sentence each; asked when nothing is wrong with it."""
+    def notes(self) -> "Iterator[Problem]":
+        """Options that have no effect with this very model; asked when nothing is wrong with it."""
         ...
 
     def stored_shapes(self) -> Mapping[str, Mapping[str, tuple[int, ...]]]:
@@ -272,9 +273,10 @@ class Family(Protocol):
         ...
 
     def noised(self, latents: "Tensor", generator: "torch.Generator", timesteps: "Tensor | None" = None) -> NoisedBatch:
-        """Latents of the cache made hard. Stays on their device, without waiting for it.
+        """Cached latents [B, C, h, w] -> noised latents, timesteps, target and weights of a training step.
 
-        `timesteps` [B], as in `validation_timesteps`, are used instead of drawn ones when given.
+        All on the latents' device, without a device sync. `timesteps` [B], as in `validation_timesteps`, are used
+        instead of sampled ones when given.
         """
         ...
 
@@ -286,7 +288,7 @@ class Family(Protocol):
         sizes: "Tensor",
         controls: "Sequence[Tensor]" = (),
     ) -> "Tensor":
-        """The denoiser's answer in the terms of the target, float32. `denoiser` may be wrapped; it is called itself.
+        """The prediction in the parametrization of the target, float32 [B, C, h, w]. `denoiser` may be wrapped.
 
         sizes: float32 [B, 6], original height and width, crop top and left, target height and width. controls: what
         TakesControls.control_latents made of the pictures beside the images; to paint within a mask [B, 1, H, W] (1:
@@ -299,15 +301,15 @@ class Family(Protocol):
         ...
 
     def resolution_level(self, path: str) -> int:
-        """How often the picture was halved where a block of the denoiser is; 0 where it never is between blocks."""
+        """log2 of the downsampling of the latents at the input of this block; 0 where all blocks see the same size."""
         ...
 
     def execution_key(self, path: str) -> tuple[int, ...]:
-        """When a part of the denoiser runs: earlier ones have less; those with as much run in the order of the tree."""
+        """Sort key of a module of the denoiser by execution order; equal keys run in the order of the module tree."""
         ...
 
     def swap_plan(self, number: int) -> dict[str, int]:
-        """`blocks_to_swap` -> how many blocks of each class in `block_classes` wait in host memory."""
+        """`blocks_to_swap` -> how many blocks of each class in `block_classes` are kept in host memory."""
         ...
 
     def sampler(self, parts: ModelComponents) -> "Sampler":
@@ -324,7 +326,7 @@ class TakesControls(Protocol):
     """A family whose model is shown pictures besides noise and words (`RunConfig.control_images`)."""
 
     def control_latents(self, parts: ModelComponents, pixels: "Tensor") -> "Tensor":
-        """Pixels [B, 3, H, W] in [-1, 1] of such pictures -> latents [B, C, h, w] float32, without chance."""
+        """Pixels [B, 3, H, W] in [-1, 1] of such pictures -> latents [B, C, h, w], float32 and deterministic."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Layers that leave images in the order that convolutions like best."""
+"""Layers that keep images in the memory format channels_last, in which convolutions are fastest."""
 
 import functools
 
@@ -12,8 +12,8 @@ from library.compiler.subclass import keep_class_name, with_gradient
 class GroupNorm(nn.GroupNorm):
     """The same numbers, with channels kept last in memory.
 
-    PyTorch's own answers in another order on CUDA. Inductor then orders images anew for the convolution behind it, and
-    takes the strides of the first image size for those of all (torch 2.11 with sizes that vary).
+    PyTorch's own returns contiguous memory on CUDA. Inductor then converts it again for the next convolution, and uses
+    the strides of the first image size for all sizes (torch 2.11 with dynamic sizes).
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -32,27 +32,27 @@ class GroupNorm(nn.GroupNorm):
 
 
 @functools.cache
-def _in_order(cls: type[nn.Module]) -> type[nn.Module]:
-    """A convolution that orders its input itself: diffusers hands a shortcut's over channels first while training."""
+def _with_channels_last(cls: type[nn.Module]) -> type[nn.Module]:
+    """A convolution that converts its input: in training diffusers passes that of a shortcut with channels first."""
 
-    class InOrder(cls):
+    class ChannelsLastInput(cls):
         def forward(self, input: Tensor) -> Tensor:
             return super().forward(input.contiguous(memory_format=torch.channels_last))
 
-    return keep_class_name(InOrder, cls)
+    return keep_class_name(ChannelsLastInput, cls)
 
 
 def keep_channels_last(block: nn.Module) -> None:
-    """Give the GroupNorms and shortcuts within a block that is about to be compiled this behaviour."""
+    """Replace the classes of GroupNorms and shortcuts within a block that is about to be compiled."""
     for name, module in block.named_modules():
         if type(module) is nn.GroupNorm:
             module.__class__ = GroupNorm
         elif name.endswith("conv_shortcut"):
-            module.__class__ = _in_order(type(module))
+            module.__class__ = _with_channels_last(type(module))
 
 
 class LearningGroupNorm(nn.GroupNorm):
-    """PyTorch's own, which may learn in front of everything else that does, on a CPU too."""
+    """PyTorch's own, with a workaround for weights that learn while the input needs no gradient (see with_gradient)."""
 
     def forward(self, input: Tensor) -> Tensor:
         """[B, C, h, w] -> the same."""
@@ -60,7 +60,7 @@ class LearningGroupNorm(nn.GroupNorm):
 
 
 def let_norms_learn(denoiser: nn.Module) -> None:
-    """Give those GroupNorms that learn, and are still PyTorch's own, this behaviour."""
+    """Apply that to the GroupNorms that learn and are still PyTorch's own."""
     for module in denoiser.modules():
         if type(module) is nn.GroupNorm and any(p.requires_grad for p in module.parameters()):
             module.__class__ = LearningGroupNorm

@@ -1,13 +1,13 @@
-"""Block swapping: some blocks wait in host memory and visit the device when it is their turn.
+"""Block swapping: some blocks are kept in host memory, and copied to the device when they run.
 
-The host keeps the one true copy of a weight in pinned memory, and the device has a ring of slots that blocks of the
-same shape take turns in. The next block is fetched on a side stream while the present one computes. All of this happens
+The host keeps the authoritative copy of a weight in pinned memory; the device has a ring of slots that blocks of the
+same shape share. The next block is prefetched on a side stream while the current one computes. All of this happens
 around the block's call, so that a compiled block stays one graph with its Linear layers in it. Blocks are checkpointed,
-since a weight may have left between forward and backward.
+since a slot may be overwritten between forward and backward.
 
-Frozen weights only ever travel to the device. For weights that learn there are two ways. Either their gradients go to
-the host when the block has made them, and the optimizer steps there, between backward and the next forward. Or they are
-stepped on the device, within the backward pass, and go back to the host when their slot is wanted by another block.
+Frozen weights are only ever copied to the device. For weights that learn there are two ways. Either gradients are
+copied to the host as soon as they are complete, and the optimizer steps there, between backward and the next forward.
+Or weights are stepped on the device, within the backward pass, and written back when another block needs their slot.
 """
 
 import functools
@@ -72,7 +72,7 @@ class Swap:
                 module.__class__ = _swapped(type(module))
 
     def use(self, index: int, forward: bool) -> None:
-        """The weights of a block are needed now; the next one's will be."""
+        """Make the weights of a block available on the device, and prefetch those of the next one."""
         self._fetch(index)
         if self.stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
@@ -85,7 +85,7 @@ class Swap:
             self._fetch(self._order[following])
 
     def sync_to_host(self) -> None:
-        """After the backward pass: what is true is in host memory, and nothing is under way any more.
+        """After the backward pass: bring host memory up to date and wait for all copies.
 
         Where the optimizer steps on the host, weights and gradients are there now, as `p` and `p.grad`.
         """
@@ -95,17 +95,17 @@ class Swap:
             torch.cuda.synchronize(self.device)
         if self.learn == "host":
             for ring in self._rings.values():
-                ring.clear()  # what is in the slots is about to grow old
+                ring.clear()  # the optimizer is about to change the host's copies
             for packed in self.blocks:
                 packed.hand_over_gradients()
 
     def forget_gradients(self) -> None:
-        """Let the gradients go that have not been handed over."""
+        """Release the gradients that have not been handed over."""
         for packed in self.blocks:
             packed.gradients.clear()
 
     def undo(self) -> None:
-        """Go back to weights that are ordinary tensors, in host memory, and listen for no gradient any more."""
+        """Go back to ordinary tensors in host memory, without gradient hooks."""
         for ring in self._rings.values():
             ring.write_back()
         if self.device.type == "cuda":
@@ -136,7 +136,7 @@ def find_trainable_swap(denoiser: nn.Module) -> Swap | None:
 
 
 class _Packed:
-    """The matrices of one block in one piece of host memory: the frozen ones, or all of a block that learns itself."""
+    """The matrices of one block in one host buffer: the frozen ones, or all of a block that learns itself."""
 
     def __init__(self, block: nn.Module, pin: bool, learns: bool) -> None:
         self.block, self.pin = block, pin
@@ -227,7 +227,7 @@ class _Ring:
             self._flush(owner, memory)
 
     def clear(self) -> None:
-        """Send all blocks home."""
+        """Let all blocks use their host copies again."""
         for number, (owner, memory) in self.slots.items():
             if owner is not None:
                 owner.point_at(None)

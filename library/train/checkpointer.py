@@ -104,7 +104,7 @@ class Checkpointer:
     def _save_file(self, path: Path) -> None:
         updates = self._training.updates
         self._journal.phase(Text("saving"))
-        with optimizers.averaged(updates.bare):
+        with optimizers.averaged(updates.raw_optimizer):
             self._by_main(lambda: self._write(path))
         if self._config.optim.ema_decay:
             with updates.average.applied() if updates.average else contextlib.nullcontext():

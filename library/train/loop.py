@@ -61,7 +61,7 @@ def run_training(config: RunConfig, remarks: Sequence[Text] = (), notes: Sequenc
         with without_collecting():
             components = family.load(world.storage_dtype, world.compute_dtype, deferring=True)
         samples = SampleRunner(family, components, config)
-        read_needed(components, config, samples.wanted)
+        read_networks(components, config, samples.wanted)
         samples.encode_prompts(world, journal)
         encoding.encode(images, family, components, config, world, journal.phase)
         batches = Batches(images, config, seed, world.rank, world.ranks)
@@ -99,8 +99,11 @@ def run_training(config: RunConfig, remarks: Sequence[Text] = (), notes: Sequenc
             return take_steps(training, precompiler, images, samples)
 
 
-def read_needed(components: ModelComponents, config: RunConfig, previews: bool) -> None:
-    """Read what the steps or previews use; what is only for encoding waits until something is not cached yet."""
+def read_networks(components: ModelComponents, config: RunConfig, previews: bool) -> None:
+    """Read the VAE and the text encoders where steps or previews use them.
+
+    What is only needed to encode the data set stays deferred until something turns out not to be cached.
+    """
     fp8_storage.store_when_read(components, config)
     if previews or not config.cache.latents:
         components.read_vae()
@@ -139,27 +142,27 @@ def take_steps(training: Training, precompiler: Precompiler, images: ImageSet, s
         precompiler.take_over(training.batches, compute_loss, training.step_log.meter.pause)
         try:
             numbers, losses = train_step(window, stepper, compute_loss, updates, precompiler, journal.has_curves)
-        except WorkCancelled:  # somebody cannot wait for the end of the step
+        except WorkCancelled:  # stopped between two batches of the step, which is then taken back
             updates.zero_grad()
             stepper.drop_step()
             break
         training.step_log.push(numbers, losses, updates.rates(), stepper.timer.ended())
 
-        # Once in a while: measure it, look at it, keep it.
+        # When due: validate, generate samples, save.
         validation.when_due()
         samples.when_due(training)
         checkpointer.when_due()
 
-    if stepper.unreadable:
-        checkpointer.rescue(stepper.unreadable)
+    if stepper.read_error:
+        checkpointer.rescue(stepper.read_error)
     journal.completed = clock.done
     file = checkpointer.final()
-    tell_utilization(training)
+    log_utilization(training)
     return file
 
 
-def tell_utilization(training: Training) -> None:
-    """Say which share of the GPU's matrix rate the steps reached, where enough of them were timed."""
+def log_utilization(training: Training) -> None:
+    """Log the model FLOPs utilization (MFU) of the steps on a GPU, where enough of them were timed."""
     seconds = training.step_log.meter.speed(training.clock.step).get("s_it")
     if not seconds or training.world.device.type != "cuda" or not training.world.main:
         return
@@ -180,8 +183,9 @@ def train_step(  # noqa: PLR0913 - what takes a step, and what it learns from
 ) -> tuple[dict[str, Tensor], list[BatchLoss]]:
     """One optimizer step over the batches of `window`.
 
-    Returns its numbers (the loss over all processes, norms), and the loss of each batch with its images, all of them
-    scalars on the device: nothing here waits for it. `watched` asks for numbers that only trackers show.
+    Returns its numbers (the mean loss of all processes, gradient norms), and the loss of each batch with its images,
+    all of them 0-dim tensors on the device: nothing here synchronizes with it. `watched` asks for numbers that only
+    trackers show. Where compiling or recording fails in the first pass, it is repeated once without.
     """
     world, clock = stepper.world, stepper.clock
 
@@ -194,25 +198,29 @@ def train_step(  # noqa: PLR0913 - what takes a step, and what it learns from
             losses.append((loss.detach(), batch.paths))
         return losses
 
-    may_fail = compute_loss.compile_log.active or world.device.type == "cuda"
-    before = rng.get_rng_state(world.device) if may_fail else None
+    may_retry = compute_loss.compile_log.active or world.device.type == "cuda"
+    rng_before = rng.get_rng_state(world.device) if may_retry else None
     losses: list[BatchLoss] = []
     try:
         losses = forward_backward()
     except Exception as error:
-        if before is None or updates.sent or not precompiler.recover(error, compute_loss.components.denoiser):
+        if (
+            rng_before is None
+            or updates.gradients_sent
+            or not precompiler.recover(error, compute_loss.components.denoiser)
+        ):
             raise
-    if before and not losses:  # outside of the exception, which holds what it met
+    if rng_before and not losses:  # outside of the handler: the exception keeps the tensors of the failed pass
         updates.zero_grad()
-        rng.set_rng_state(before, world.device)  # forward and backward never differ in what they draw
+        rng.set_rng_state(rng_before, world.device)  # forward and backward never differ in what they draw
         losses = forward_backward()
 
     updates.average_gradients()
-    loss, asked = stepper.over_ranks(torch.stack([loss for loss, _ in losses]).mean())
+    loss, requests = stepper.average_loss(torch.stack([loss for loss, _ in losses]).mean())
     numbers = {"loss": loss, **updates.clip()}
     if updates.should_step(*numbers.values()):
         numbers |= updates.step(watched)
     numbers |= updates.limit_norms()
     updates.zero_grad()
     updates.average_weights(clock.step)
-    return {**numbers, **asked}, losses
+    return {**numbers, **requests}, losses

@@ -1,4 +1,4 @@
-"""The loss of a batch: noise it, predict, compare."""
+"""The loss of a batch: add noise, predict, compare with the target."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ class Machine(Protocol):
 
 @dataclass(frozen=True)
 class LossFunction:
-    """Mean weighted loss of a batch on the device, a scalar there. Nothing in it waits for the device."""
+    """Mean weighted loss of a batch, a 0-dim tensor on the device, without a device sync."""
 
     family: Family
     components: ModelComponents
@@ -60,7 +60,7 @@ class LossFunction:
 
             def predict(controls: Sequence[Tensor]) -> Tensor:
                 def predict_all(noised: NoisedBatch, text: dict[str, Tensor], sizes: Tensor) -> Tensor:
-                    shown = [filled(rows, len(sizes)) for rows in controls]
+                    shown = [pad_rows(rows, len(sizes)) for rows in controls]
                     return family.predict(components.denoiser, noised, text, sizes, shown)
 
                 return predict_padded(size, predict_all, noised, text, batch.sizes)
@@ -68,7 +68,7 @@ class LossFunction:
             predicted = predict(controls)
             target = noised.target
             if batch.keep_base is not None and self.config.can_be_left_out:
-                base = self._base_answer(predict, controls)
+                base = self._base_prediction(predict, controls)
                 target = torch.where(batch.keep_base[:, None, None, None], base, target)
         losses = objective.elementwise(predicted, target, self.config, noised)
         return objective.reduce(losses, noised.weight, batch.weights, batch.mask)
@@ -82,10 +82,10 @@ class LossFunction:
         if ranks == 1:
             return self.family.noised(latents, generator)
         own = slice(rank * len(latents), (rank + 1) * len(latents))
-        return _each(self.family.noised(latents.repeat(ranks, 1, 1, 1), generator), lambda values: values[own])
+        return _map_tensors(self.family.noised(latents.repeat(ranks, 1, 1, 1), generator), lambda values: values[own])
 
     def controls(self, batch: Batch) -> list[Tensor]:
-        """What the model is shown besides noise and words, as `Family.predict` takes it."""
+        """Reference images, control image or inpainting mask, as `Family.predict` takes them."""
         found = list(batch.controls)
         if found and batch.latents is None and not batch.is_guided:
             assert isinstance(self.family, TakesControls)  # or finding them would have failed
@@ -102,13 +102,13 @@ class LossFunction:
                 text |= self.family.text(self.components, batch.captions, tuple(live))
         if length := batch.text_length:
             cut = text.keys() & self.family.text_lengths.keys()
-            text |= {name: fitted(text[name], length) for name in cut}
+            text |= {name: with_text_length(text[name], length) for name in cut}
         return text
 
-    def _base_answer(self, predict: Callable[[Sequence[Tensor]], Tensor], controls: Sequence[Tensor]) -> Tensor:
+    def _base_prediction(self, predict: Callable[[Sequence[Tensor]], Tensor], controls: Sequence[Tensor]) -> Tensor:
         """The base model's own answer, for images that shall not change it (diff_output_preservation).
 
-        Gradients stay on, and their graph is thrown away: a compiled block would need another graph without them.
+        Gradients stay enabled and the result is detached: without them a compiled block would need another graph.
         """
         if self.config.control_images.guided:  # what follows a control image does nothing without one
             return predict(()).detach()
@@ -120,7 +120,7 @@ class LossFunction:
             method.set_multiplier(1.0)
 
     def rehearse(self, batch: Batch, device: torch.device) -> None:
-        """Forward and backward as in a step, without a trace: no gradient is kept, and no hook of a weight runs."""
+        """Forward and backward as in a step, without side effects: no gradient is kept, no hook of a weight runs."""
         loss = self(batch.to(device))
         weights = self.method.parameters()
         if shards := self.method.shards:  # whose own parameters are not those that the loss comes from
@@ -138,24 +138,24 @@ class LossFunction:
 def predict_padded(size: int, predict: Predict, noised: NoisedBatch, text: dict[str, Tensor], sizes: Tensor) -> Tensor:
     """Predict for a batch that is shorter than `size`, the last of its bucket, in the shape of a full one.
 
-    Another batch size would cost another graph of every block in the middle of a run. The rows that fill it up repeat
-    the last one, and their answers are dropped: the numbers are those of the short batch.
+    Another batch size would compile every block again in the middle of a run. The padding repeats the last row, and
+    its predictions are dropped, so that the loss is that of the short batch.
     """
     if size <= len(sizes):
         return predict(noised, text, sizes)
-    full = _each(noised, lambda rows: filled(rows, size))
-    text = {name: filled(rows, size) for name, rows in text.items()}
-    return predict(full, text, filled(sizes, size))[: len(sizes)]
+    full = _map_tensors(noised, lambda rows: pad_rows(rows, size))
+    text = {name: pad_rows(rows, size) for name, rows in text.items()}
+    return predict(full, text, pad_rows(sizes, size))[: len(sizes)]
 
 
-def filled(rows: Tensor, size: int) -> Tensor:
-    """Rows of a batch, filled up to so many with the last one."""
+def pad_rows(rows: Tensor, size: int) -> Tensor:
+    """[B, ...] -> [size, ...]: the last row is repeated; unchanged where there are as many already."""
     missing = size - len(rows)
     return torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])]) if missing > 0 else rows
 
 
-def fitted(text: Tensor, length: int) -> Tensor:
-    """What encoders made of captions [B, L, ...], cut to so many tokens, or with zeros behind it."""
+def with_text_length(text: Tensor, length: int) -> Tensor:
+    """Text outputs [B, L, ...] -> [B, length, ...]: cut, or padded with zeros at the end."""
     if (missing := length - text.shape[1]) <= 0:
         return text[:, :length].contiguous()
     return torch.cat([text, text.new_zeros(len(text), missing, *text.shape[2:])], dim=1)
@@ -166,6 +166,7 @@ def live_encoders(components: ModelComponents, method: TrainingMethod, cached: b
     return tuple(name for name in components.encoders if not cached or method.trained_parts.get(name))
 
 
-def _each(noised: NoisedBatch, change: Callable[[Tensor], Tensor]) -> NoisedBatch:
+def _map_tensors(noised: NoisedBatch, change: Callable[[Tensor], Tensor]) -> NoisedBatch:
+    """The same batch with every tensor changed."""
     values = {f.name: getattr(noised, f.name) for f in fields(noised)}
     return replace(noised, **{name: change(value) for name, value in values.items() if value is not None})

@@ -1,4 +1,4 @@
-"""From batches to the steps of a training: which batches a step has, what it may draw, and how it is taken back."""
+"""Group batches into optimizer steps, seed the generators of each batch, and take back a step that is cancelled."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -36,11 +36,11 @@ class Stepper:
         # A step can be dropped between its batches, and by one process alone.
         self._droppable = size > 1 and world.ranks == 1
         self._before: dict[str, Any] = {}  # where everything stood before this step
-        self.unreadable: ConfigError | None = None  # what kept the next step from being read, after which none follows
+        self.read_error: ConfigError | None = None  # why the next step could not be read; no step follows
 
     def __iter__(self) -> Iterator[list[Batch]]:
         self.requests.defer_signals()
-        while not self.clock.done and not self.requests.stopping and not self.unreadable:
+        while not self.clock.done and not self.requests.stopping and not self.read_error:
             if self.clock.epoch_ended:
                 self.batches.set_epoch(self.clock.epoch + 1)
             self._remember()
@@ -60,7 +60,7 @@ class Stepper:
         except ConfigError as error:
             if self.world.ranks > 1:  # the others have begun the step, and wait for this one
                 raise
-            self.unreadable = error
+            self.read_error = error
             if self._droppable:
                 self.drop_step()
 
@@ -73,8 +73,8 @@ class Stepper:
             compile_log.bucket = batch.bucket
             yield number, self.timer.moved(batch)
 
-    def over_ranks(self, loss: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean loss of all processes, and on the way whether one of them was asked for something."""
+    def average_loss(self, loss: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The mean loss of all processes, and in the same all-reduce which requests (ASKED) any of them got."""
         if self.world.ranks == 1:
             return loss, {}
         said = self.requests.flags()
@@ -88,7 +88,7 @@ class Stepper:
             self._before["random"] = rng.get_rng_state(self.world.device)
 
     def drop_step(self) -> None:
-        """Be where this step began: clock, place in the data and random numbers. Weights do not change within it."""
+        """Restore clock, place in the data and random state of before this step. Weights have not changed within it."""
         clock, known = self.clock, self._before["clock"]
         clock.step, clock.epoch, clock.in_epoch = (
             known[name] for name in ("current_step", "current_epoch", "step_in_epoch")

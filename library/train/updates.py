@@ -1,6 +1,6 @@
-"""What happens to the weights once their gradients are there: clip, step, zero_grad.
+"""From gradients to new weights: average over processes, clip, step, limit norms, zero_grad, EMA.
 
-Most of it may already have happened by then: see `fused_step`, for optimizers that step within the backward pass.
+With an optimizer that steps within the backward pass (`fused_step`) most of this has happened by then.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -52,7 +52,7 @@ class NonFiniteGuard:
 
 
 def _within(optimizer: Any) -> Iterator[Any]:
-    """The optimizers of which it is made, or itself."""
+    """The parts of a partitioned optimizer, or the optimizer itself."""
     yield from (part.optimizer for part in optimizer.bundles) if hasattr(optimizer, "bundles") else (optimizer,)
 
 
@@ -71,30 +71,31 @@ class Updates:
             gradients.broadcast(p.detach() for p in self._parameters if not rows_of(p))
             whole = [p for p in gradients.by_arrival(method) if not rows_of(p)]
             self._averager = gradients.GradientAverager(whole, world.ranks)
-        self.bare = optimizers.optimizer(method, config, seed)
+        # Without accelerate's wrapper, which `optimizer` is.
+        self.raw_optimizer = optimizers.optimizer(method, config, seed)
         if self._early:
-            self.bare.step_early(self._limit, world.average if world.ranks > 1 else None)
+            self.raw_optimizer.step_early(self._limit, world.average if world.ranks > 1 else None)
         if config.precision.full_fp16 and world.scaler is not None:
             world.accelerator.scaler = torch_private.HalfGradScaler(world.device.type)
         # As accelerate has it, the schedule advances once for every process: warm-up steps are counted in its steps.
-        self.schedule = schedule(self.bare, config, total_steps * world.ranks)
-        self.optimizer = world.accelerator.prepare_optimizer(self.bare, device_placement=False)
+        self.schedule = schedule(self.raw_optimizer, config, total_steps * world.ranks)
+        self.optimizer = world.accelerator.prepare_optimizer(self.raw_optimizer, device_placement=False)
         # Blocks that wait in host memory, if they learn; adapters never leave the device.
         self._swap = swapping.find_trainable_swap(method.denoiser) if method.denoiser else None
         self.average = ExponentialMovingAverage.wanted(method, config, world.device, world.main)
-        self._guard = NonFiniteGuard(self.bare, world.device, world.scaler is not None)
-        optimizers.train_mode(self.bare)
+        self._guard = NonFiniteGuard(self.raw_optimizer, world.device, world.scaler is not None)
+        optimizers.train_mode(self.raw_optimizer)
 
     def expect_gradients(self, last: bool) -> None:
-        """Before a backward pass, which is the `last` one of a step or not."""
+        """Call before each backward pass; gradients are reduced over processes in the `last` one of a step."""
         if self._averager:
             self._averager.expect(last)
         if self._shards:
             self._shards.expect_gradients(last)
 
     @property
-    def sent(self) -> bool:
-        """Whether other processes have got gradients of this step, so that it cannot be computed again."""
+    def gradients_sent(self) -> bool:
+        """Whether gradients of this step were sent to other processes already, so that it cannot be computed again."""
         return bool(self._averager and self._averager.begun)
 
     def average_gradients(self) -> None:
@@ -109,7 +110,7 @@ class Updates:
         if self._swap:
             self._swap.sync_to_host()
         if self._early:  # each was clipped alone, when it came
-            return {} if (norm := self.bare.norm()) is None else {"grad_norm": norm}
+            return {} if (norm := self.raw_optimizer.norm()) is None else {"grad_norm": norm}
         if not self._limit:
             return {}
         if self._shards:
@@ -140,8 +141,8 @@ class Updates:
         return {NORMS[name]: value for name, value in self._method.limit_norms(self._norm_limit).items()}
 
     def zero_grad(self) -> None:
-        """Let all gradients go."""
-        self.bare.zero_grad(set_to_none=True)  # accelerate's wrapper looks up its signature every time
+        """Release all gradients."""
+        self.raw_optimizer.zero_grad(set_to_none=True)  # accelerate's wrapper looks up its signature every time
         if self._swap:
             self._swap.forget_gradients()
 
@@ -152,24 +153,24 @@ class Updates:
 
     def state_dict(self) -> State:
         """What the optimizer keeps, as of one that steps whole weights; all processes have to ask."""
-        state = self.bare.state_dict()
+        state = self.raw_optimizer.state_dict()
         return self._by_part(state, self._shards.offered_state) if self._shards else state
 
     def load_state_dict(self, state: State) -> None:
         """Go on from there, with this process' part of it. Raises what optimizers do for a state of another kind."""
-        self.bare.load_state_dict(self._by_part(state, own_state) if self._shards else state)
+        self.raw_optimizer.load_state_dict(self._by_part(state, own_state) if self._shards else state)
 
     def _by_part(self, state: State, change: Callable[[State, Sequence[nn.Parameter]], State]) -> State:
         """The states of all optimizers that this one is made of, changed by the weights that each steps."""
-        if not isinstance(self.bare, PartitionedOptimizer):
+        if not isinstance(self.raw_optimizer, PartitionedOptimizer):
             return change(state, self._parameters)
-        pairs = zip(state["bundles"], self.bare.bundles, strict=True)
+        pairs = zip(state["bundles"], self.raw_optimizer.bundles, strict=True)
         return {**state, "bundles": [change(known, [p for _, p in bundle.weights]) for known, bundle in pairs]}
 
     def rates(self) -> dict[str, float]:
         """Learning rates by the group's name; of an optimizer that finds its own step, also times that."""
         found = {}
-        for i, group in enumerate(self.bare.param_groups):
+        for i, group in enumerate(self.raw_optimizer.param_groups):
             name, rate = group.get("name") or f"group{i}", float(group["lr"])
             found[name] = rate
             if "d" in group:

@@ -134,7 +134,7 @@ def evaluation_mode(networks: Iterable[nn.Module], training: Training) -> Iterat
             torch.compiler.set_stance("force_eager"),
             torch.no_grad(),
             training.world.autocast(),
-            optimizers.averaged(training.updates.bare),
+            optimizers.averaged(training.updates.raw_optimizer),
         ):
             yield
     finally:

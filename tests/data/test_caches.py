@@ -17,7 +17,7 @@ from library import data
 from library.config.schema import ConfigError
 from library.data import caches, encoding, loading
 from library.families.base import TextCache
-from library.train.loss import fitted
+from library.train.loss import with_text_length
 from tests.data import make
 
 DISK = {"cache_latents_to_disk": True}
@@ -402,4 +402,6 @@ def test_captions_of_any_length_are_kept_without_padding(folder, disk):
         assert len(family.read) == 3 and not again.read
     batch = loading._padded(found)
     assert batch["own"].tolist() == [[1, 0, 0], [1, 1, 1], [1, 1, 0]] and batch["hidden"][0, 1:].sum() == 0
-    assert fitted(batch["own"], 5).tolist()[2] == [1, 1, 0, 0, 0] and fitted(batch["own"], 2).shape == (3, 2)
+    assert with_text_length(batch["own"], 5).tolist()[2] == [1, 1, 0, 0, 0] and with_text_length(
+        batch["own"], 2
+    ).shape == (3, 2)

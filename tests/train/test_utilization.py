@@ -63,7 +63,7 @@ def test_it_is_said_and_recorded_on_a_gpu(demo, gpu, device):
         step_log=SimpleNamespace(meter=meter),
         journal=SimpleNamespace(say=said.append, note=lambda **facts: noted.update(facts)),
     )
-    loop.tell_utilization(training)
+    loop.log_utilization(training)
     assert len(said) == len(noted) == (device == "cuda")
     if said:
         reached = utilization.step_operations(config, training.batches.kinds()) / 0.5 / 1e12
