@@ -126,6 +126,15 @@ function show(training, said) {
 }
 
 /**
+ * Windows' editor marks UTF-16 at the beginning of a file; all else is UTF-8.
+ * @param {Uint8Array} file
+ */
+function encodingOf([first, second]) {
+  if (first === 0xff && second === 0xfe) return "utf-16le";
+  return first === 0xfe && second === 0xff ? "utf-16be" : "utf-8";
+}
+
+/**
  * Send a config that was chosen on this computer.
  * @param {HTMLInputElement} input
  */
@@ -134,7 +143,8 @@ async function upload(input) {
   if (!file) return;
   try {
     if (file.size > LARGEST) throw new Error("This file is larger than any config: choose a TOML, JSON or YAML file.");
-    const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
+    const sent = await file.arrayBuffer();
+    const text = new TextDecoder(encodingOf(new Uint8Array(sent)), { fatal: true }).decode(sent);
     await press(training, "upload", { name: file.name, text });
   } catch (error) {
     tellError(tab, error instanceof TypeError ? new Error("This is not a text file in UTF-8: save it with that encoding.") : error);

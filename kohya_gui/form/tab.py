@@ -34,7 +34,8 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Problem, Text
 from library.config.problems import read as read_problem
 from library.config.run_config import RunConfig
-from library.config.schema import Reading, changed, flat, mending, read_text, to_toml
+from library.config.schema import Reading, changed, flat, mending, to_toml
+from library.config.text_files import read_text
 from library.downloads import finding
 from library.families import RUNS, config_class
 from library.files import RESERVED

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from library import importers
 from library.config.json_types import JsonObject
-from library.config.schema import ConfigError, missing, read_text, to_toml
+from library.config.schema import ConfigError, missing, to_toml
+from library.config.text_files import read_text
 from library.families import RUNS, config_class
 from library.files import clear_errors, write_atomic
 

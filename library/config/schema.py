@@ -22,6 +22,7 @@ from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Problem, Text
 from library.config.run_config import RunConfig
+from library.config.text_files import read_text
 from library.config.values import Option, closest, did_you_mean
 
 __all__ = [
@@ -361,18 +362,6 @@ def once(pairs: Iterable[tuple[Any, Any]], path: str | Path) -> dict[Any, Any]:
             raise ConfigError("{path} has {key} twice in one table; delete one of them", path=path, key=key)
         found[key] = value
     return found
-
-
-def read_text(path: str | Path) -> str:
-    """The text of a file. Raises ConfigError when it is absent or not text."""
-    try:
-        return Path(path).read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise ConfigError("{path} does not exist", path=path) from None
-    except OSError as e:
-        raise ConfigError("{path} cannot be read: {why}", path=path, why=e.strerror or e) from None
-    except UnicodeDecodeError:
-        raise ConfigError("{path} is not a text file in UTF-8: save it with that encoding", path=path) from None
 
 
 def to_toml(config: RunConfig, comment: str = "", secrets: bool = False) -> str:

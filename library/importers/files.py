@@ -9,7 +9,8 @@ import yaml
 
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.run_config import RunConfig
-from library.config.schema import ConfigError, load_json, load_toml, once, options, read_text, values
+from library.config.schema import ConfigError, load_json, load_toml, once, options, values
+from library.config.text_files import read_text
 from library.config.values import did_you_mean
 from library.importers import aitoolkit, aitoolkit_data, flat, kohya_ss, musubi, onetrainer
 from library.importers.ledger import Configs, Imported, KeyLedger, settle

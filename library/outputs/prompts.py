@@ -13,6 +13,7 @@ from library.config.problems import ConfigError, Problem
 from library.config.run_config import ControlUse
 from library.config.schema import section_options
 from library.config.sections.outputs import Sample
+from library.config.text_files import encoding_of
 
 MAX_STEPS = 1000
 NO_CONTROLS = ControlUse()
@@ -84,8 +85,8 @@ def read(path: str | Path) -> list[Prompt]:
     """All prompts of a file, in order. ConfigError names every line or entry that makes no sense."""
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as e:
+        text = path.read_text(encoding=encoding_of(path))
+    except (OSError, UnicodeError) as e:
         raise ConfigError(Problem("sample_prompts",
             ": {path} cannot be read as text ({kind}); give a prompt file", path=path,
             kind=type(e).__name__)) from e  # fmt: skip
@@ -122,7 +123,7 @@ def notes(path: str | Path, use: ControlUse = NO_CONTROLS, shifts: bool = False)
         return []
     return [Problem("sample_prompts", ": {name}, line {number}: --{letter} {why}", name=path.name,
         number=number, letter=option, why=why)
-        for number, line in prompt_lines(path.read_text(encoding="utf-8-sig"))
+        for number, line in prompt_lines(path.read_text(encoding=encoding_of(path)))
         for option in line.split(" --")[1:] if (why := _why_idle(option, use, shifts))]  # fmt: skip
 
 

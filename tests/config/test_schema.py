@@ -270,6 +270,14 @@ def test_broken_file_is_one_sentence(tmp_path, content, sentence):
     assert len(str(e.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16-le", "utf-16-be"])
+def test_a_file_of_windows_editor_is_read(tmp_path, encoding):
+    path = tmp_path / "a.toml"
+    mark = "\ufeff" if encoding.startswith("utf-16") else ""
+    path.write_bytes(f'{mark}output_name = "Zürich"\r\nseed = 3\r\n'.encode(encoding))
+    assert read_toml(path) == {"output_name": "Zürich", "seed": 3}
+
+
 def test_numbers_that_mean_nothing_are_not_written():
     for number in (float("nan"), float("inf")):
         with pytest.raises(ConfigError):

@@ -181,7 +181,7 @@ def test_what_is_loaded_imported_uploaded_or_edited_is_what_the_command_trains(v
     visitor.click("Load config")
     visitor.until("Loaded fox.json")
     check("theirs/fox.toml")
-    (tmp_path / "up.toml").write_text((root / "dog.toml").read_text(encoding="utf-8"), encoding="utf-8")
+    (tmp_path / "up.toml").write_text((root / "dog.toml").read_text(encoding="utf-8"), encoding="utf-16")
     visitor.page.locator("input[type=file]").locator("nth=0").set_input_files(tmp_path / "up.toml")
     visitor.until("Loaded up.toml")
     check("results/dog.toml")
