@@ -88,7 +88,7 @@ def _is_wanted(run: reader.RecordedRun, others: list[reader.RecordedRun]) -> boo
 def _can_be_tried(run: reader.RecordedRun) -> bool:
     """Whether what a run has trained can be sampled with in the tab Try it."""
     script = str(run.facts.get("script"))
-    return script in RUNS and config_class(script).kind == "lora"
+    return script in RUNS and config_class(script).kind in ("lora", "textual-inversion", "lllite")
 
 
 def _has_sample_prompts(run: reader.RecordedRun) -> bool:

@@ -92,6 +92,10 @@ def compiled(event: JsonObject) -> str:
     return line
 
 
+def _size(count: float) -> str:
+    return f"{count / 1e3:,.1f} kB" if count < 1e5 else f"{count / 1e6:,.1f} MB"
+
+
 def saved(event: JsonObject) -> str:
     """A file or a state: its name, its size, and whether it loads into its model. HTML."""
     name = str(event.get("file") or event.get("path") or "")
@@ -101,7 +105,7 @@ def saved(event: JsonObject) -> str:
     if not isinstance(size, int | float):
         path = Path(name)
         size = path.stat().st_size if path.is_file() else 0
-    line = html.escape(Path(name).name) + (f" <small>({size / 1e6:,.1f} MB)</small>" if size else "")
+    line = html.escape(Path(name).name) + (f" <small>({_size(size)})</small>" if size else "")
     if "ok" in event:
         mood, mark, words = ("fine", "✓", "loads") if event["ok"] else ("wrong", "✗", text(event) or "does not load")
         said = listed([mark, words], " ")

@@ -20,12 +20,12 @@ from library import families
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Text
 from library.config.run_config import RunConfig
-from library.config.schema import build, read_toml, to_toml
+from library.config.schema import build, flat, read_toml, to_toml
 from library.families import RUNS, config_class
 from library.files import write_atomic
 from library.outputs import prompt_rows, prompts
 from library.runs import job as jobs
-from library.runs import layout, reader
+from library.runs import layout, reader, resume
 from library.sampling import plan
 
 KIND = "sample"
@@ -127,7 +127,7 @@ class SamplingTab:
         name = sent.text("model")
         if name.startswith(RUN):
             run = _run(name.removeprefix(RUN))
-            script, values = str(run.facts.get("script")), read_toml(run.folder / layout.TOML)
+            script, values = str(run.facts.get("script")), _settings(run)
             if script not in RUNS:
                 raise ConfigError("There is no such choice: load the page again.")
             family = config_class(script).family
@@ -168,6 +168,16 @@ def _run(name: str) -> reader.RecordedRun:
         return reader.run(name)
     except KeyError:
         raise ConfigError("This run is not there any more: load the page again.") from None
+
+
+def _settings(run: reader.RecordedRun) -> JsonObject:
+    """What a run was started with; in a shell, whose paths may be relative to its folder, there is no TOML of it."""
+    if (path := run.folder / layout.TOML).is_file():
+        return read_toml(path)
+    there = Path(str(run.facts.get("folder") or ""))
+    found = {name: value for name, value in flat(resume.settings(run)).items() if value is not None}
+    paths_of = {name: there / value for name, value in found.items() if isinstance(value, str) and value}
+    return found | {name: str(path) for name, path in paths_of.items() if path.exists()}
 
 
 def _absolute(run: reader.RecordedRun, event: JsonObject) -> Path:

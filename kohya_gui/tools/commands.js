@@ -54,7 +54,7 @@ function card(job, at) {
   return make("div", { className: `card job ${kind}`, "data-job": job.id, "data-state": job.state },
     make("div", { className: "line" }, make("b", {}, job.title), make("small", {}, [job.about, job.when].filter(Boolean).join(" · ")), make("span", { className: "state" }, STATES[job.state] ?? job.state),
       busy(job) && make("button", { type: "button", "data-stop": job.id }, job.state === "stopping" ? "End now" : "Stop")),
-    busy(job) && make("p", { className: "quiet" }, job.total ? progressOf(job.text, shown(job.done), shown(job.total)) : job.text || "starting"),
+    busy(job) && make("p", { className: "quiet" }, job.total ? progressOf(job.text, shown(job.done), shown(job.total)) : job.text || "Starting"),
     busy(job) && make("div", { className: `track ${job.total ? "" : "waiting"}` }, make("i", { style: `width:${share * 100}%` })),
     last.length ? make("p", { className: "cause" }, last.join(" ")) : null,
     lines.some((line) => !line.startsWith("error:")) ? make("details", { open: at === 0 && !busy(job) }, make("summary", {}, "Output"), make("pre", {}, lines.join("\n"))) : null);

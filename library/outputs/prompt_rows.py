@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from library.config.problems import ConfigError, Problem
+from library.config.problems import ConfigError, Problem, Text, listed
+from library.config.text_files import encoding_of
 from library.outputs.prompts import LETTERS, Prompt, option_of, parse_line, problem_of, prompt_lines, read
 
 Row = Mapping[str, str]  # texts by field of Prompt; what a line says besides is in REST
@@ -17,7 +18,7 @@ def rows(path: Path) -> list[dict[str, str]]:
     """The prompts of a file as texts. Raises ConfigError as `read` does; a file without prompts has no rows."""
     if path.suffix.lower() in (".toml", ".json"):
         return [_row(prompt) for prompt in read(path)]
-    return [_row_of_line(line) for _, line in prompt_lines(path.read_text(encoding="utf-8-sig"))]
+    return [_row_of_line(line) for _, line in prompt_lines(path.read_text(encoding=encoding_of(path)))]
 
 
 def _row(prompt: Prompt) -> dict[str, str]:
@@ -74,22 +75,23 @@ def _why_not(row: Row) -> str:
     """Why a line would not be read as this row; "" where it is."""
     for name, value in row.items():
         if not value.isprintable():
-            return f"{name} has to be one line of text"
+            return Text("{name} has to be one line of text", name=name)
     if row["prompt"].lstrip().startswith("#"):
-        return "a prompt cannot begin with #, which begins a comment"
+        return Text("a prompt cannot begin with #, which begins a comment")
     read_back, wrong = _row(parse_line(line({**row, REST: ""}))), []
     for name, value in row.items():
         if name in (REST, "prompt", "negative_prompt") or not value.strip():
             continue
         if read_back.get(name) is None or not _same(name, read_back[name], value):
-            wrong.append(f"{name} cannot be {value.strip()!r}")
+            wrong.append(Text("{name} cannot be {value}", name=name, value=repr(value.strip())))
     if wrong:
-        return "; ".join(wrong)
-    if any(not row.get(name, "").strip() for name in read_back):
-        return "the prompt begins as an option does in a prompt file; write another word first"
+        return listed(wrong, "; ")
+    if " --" not in row["prompt"] and any(not row.get(name, "").strip() for name in read_back):
+        return Text("the prompt begins as an option does in a prompt file; write another word first")
     for name in ("prompt", "negative_prompt"):
         if read_back.get(name, "") != row.get(name, "").strip():
-            return f"{name} holds a blank and two dashes, which begin an option in a prompt file"
+            return Text("{name} holds a blank and two dashes, which begin an option in a prompt file: remove them, and "
+                "use the fields for options", name=name)  # fmt: skip
     return problem_of(parse_line(line(row)))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonValue
-from library.config.problems import ConfigError, Problem
+from library.config.problems import ConfigError, Problem, Text
 from library.config.run_config import ControlUse
 from library.config.schema import section_options
 from library.config.sections.outputs import Sample
@@ -235,12 +235,13 @@ def _placed(where: str, prompt: Prompt) -> str:
 def problem_of(prompt: Prompt) -> str:
     """What of a prompt makes no sense; "" where all does."""
     if prompt.sample_steps is not None and not 1 <= prompt.sample_steps <= MAX_STEPS:
-        return f"sample_steps {prompt.sample_steps} is not between 1 and {MAX_STEPS}"
+        return Text("sample_steps {number} is not between 1 and {most}", number=prompt.sample_steps, most=MAX_STEPS)
     for name in ("width", "height"):
         if (getattr(prompt, name) or 0) > LARGEST:
-            return f"{name} {getattr(prompt, name)} is more than {LARGEST}; write a smaller one"
+            return Text("{name} {number} is more than {most}; write a smaller one", name=name,
+                number=getattr(prompt, name), most=LARGEST)  # fmt: skip
     if prompt.seed is not None and not -(2**63) <= prompt.seed < 2**64:
-        return f"seed {prompt.seed} is too large; write one below 2^64"
+        return Text("seed {seed} is too large; write one below 2^64", seed=prompt.seed)
     return ""
 
 

@@ -128,7 +128,7 @@ def _check_guides(prompts: Sequence[Prompt], follows: bool) -> None:
     for prompt in prompts:
         guide = prompt.controlnet_image
         if follows and not guide:
-            raise ConfigError("a LLLite file follows a control image: name one behind each prompt (--cn edges.png)")
+            raise ConfigError("a LLLite file follows a control image: choose one, in a prompt file with --cn edges.png")
         if guide and not follows:
             raise ConfigError("{image} is a control image, which only LLLite follows: add its file, or leave --cn out",
                 image=guide)  # fmt: skip

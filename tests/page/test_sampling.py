@@ -1,6 +1,7 @@
 """The tab Try it: what is filled in becomes a command, samples of runs stand beside each other, nothing leads out."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,10 @@ from kohya_gui.form.form import SettingsForm
 from kohya_gui.form.tab import FAMILIES, TABS
 from kohya_gui.sampling import sampling
 from kohya_gui.server.json_api import ApiRequest
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, Text
 from library.config.schema import read_toml
 from library.runs import job as jobs
-from library.runs import layout, reader, registry
+from library.runs import layout, process, reader, registry
 
 TAB = TABS[0]
 NAME = next(iter(TAB.configs))
@@ -68,7 +69,7 @@ def test_a_form_becomes_a_command(tab, tmp_path):
         ({"loras": "x"}, "list of texts"),
         ({"folder": "/etc"}, "outside"),
         ({"prompts": " "}, "write a prompt"),
-        ({"prompts": "a --ci /etc/passwd"}, "begins as an option"),
+        ({"prompts": "a --ci /etc/passwd"}, "use the fields"),
         ({"fields": {"width": "wide"}}, "width cannot be"),
         ({"fields": {"controlnet_image": "/etc/x.png"}}, "outside"),
         ({"fields": {"rest": " --ci /etc/x"}}, "not what the page sends"),
@@ -194,3 +195,45 @@ def test_files_of_a_run_are_compared(visit, served, monkeypatch):
     page.set_viewport_size({"width": 390, "height": 844})
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert reader.run("zorb-1").state == "finished"
+
+
+@pytest.mark.browser
+def test_an_embedding_with_a_control_image_is_tried_and_its_job_speaks_the_readers_language(visit, served, monkeypatch):
+    """From a run that was started in a shell: its paths are relative, and no TOML of it is kept."""
+    root, script = served[1], "sdxl_train_textual_inversion"
+    for name in ("base.safetensors", "words/zorb.safetensors", "edges.png"):
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text("x")
+    folder = root / "words" / "runs" / "word-1"
+    folder.mkdir(parents=True)
+    config = {"model": {"pretrained_model_name_or_path": "base.safetensors"}, "embedding": {"token_string": "zorb"}}
+    layout.store(folder / layout.RUN, {"id": "word-1", "script": script, "state": "finished", "started": 3.0,
+        "folder": str(root), "output_dir": str(root / "words"), "output_name": "zorb", "config": config})  # fmt: skip
+    saved = {"kind": "saved", "file": str(root / "words" / "zorb.safetensors"), "step": 1}
+    (folder / layout.PROGRESS).write_text(json.dumps(saved) + "\n", "utf-8")
+    registry.add(folder)
+    asked = []
+
+    def begin(kind, words, folder):
+        asked.append((folder, words))
+        doing = {"text": Text("generating"), "done": 1, "total": 2}
+        layout.store(folder / jobs.JOB, {"kind": "sample", "state": "running", "started": time.time(), "doing": doing,
+                                         "arguments": words, **process.identity()})  # fmt: skip
+        return jobs.at(folder)
+
+    monkeypatch.setattr(jobs, "start", begin)
+    page = visit(locale="zh-CN").page
+    page.locator(".acts [data-try='word-1']").click()
+    box = page.locator(".sampling")
+    page.wait_for_function("document.querySelector('#sampling-lora-first').value.endsWith('zorb.safetensors')")
+    box.locator("#sampling-prompts").fill("a zorb")
+    box.locator("#sampling-controlnet_image").fill(str(root / "edges.png"))
+    box.locator("button.go").click()
+    box.get_by_text("正在生成 1 / 2").wait_for()
+    ((place, words),) = asked
+    assert read_toml(words[1]) == {"pretrained_model_name_or_path": str(root / "base.safetensors")}
+    assert "--word=zorb" in words and f"--lora={root / 'words' / 'zorb.safetensors'}=1" in words
+    assert (place / "prompts.txt").read_text() == f"a zorb --cn {root / 'edges.png'}\n"
+    failed = ConfigError("{path} does not exist", path="edges.png").said
+    layout.store(place / jobs.JOB, {**layout.load(place / jobs.JOB), "state": "failed", "error": failed, "doing": None})
+    box.get_by_text("edges.png 不存在").wait_for()

@@ -49,12 +49,12 @@ def sources(*folders, suffixes=(".py", ".js")):
 
 
 def page():
-    """The texts of the page as it is opened."""
+    """The texts of the page as it is opened, and the titles of trainings."""
     from kohya_gui.app import build
 
     made = build()
     tabs = [text for tab in made.training.tabs.values() for text in page_texts.of_markup(tab.markup)]
-    return [*page_texts.of_page(made.config), *tabs]
+    return [*page_texts.of_page(made.config), *tabs, *(config_class(script).title for script in RUNS)]
 
 
 def of_presets():

@@ -121,7 +121,7 @@ def test_files_and_images_that_do_not_fit_are_sentences(config, files, tmp_path)
         with pytest.raises(ConfigError, match=said):
             AppliedFiles(parts, family).add(tmp_path / name)
     control, guided = plan.Column("", ((files / "c.safetensors", 1.0),)), replace(ZORB, controlnet_image="gone.png")
-    for column, prompt, said in ((control, ZORB, "name one behind each prompt"), (control, guided, "does not exist"),
+    for column, prompt, said in ((control, ZORB, "choose one, in a prompt file"), (control, guided, "does not exist"),
                                  (plan.Column("", ()), guided, "only LLLite follows")):  # fmt: skip
         with pytest.raises(ConfigError, match=said):
             sampled(config, tmp_path / "o", [column], prompt)
