@@ -22,6 +22,7 @@ from typing import Any
 
 BUCKETS = [(8, 8), (8, 10), (10, 8), (6, 12), (12, 6), (8, 12), (12, 8), (6, 10), (10, 6), (10, 10), (6, 14), (14, 6)]
 TEXT = 24
+FLUX_DEPTH = 8, 16  # double and single blocks
 
 
 def flux():
@@ -33,7 +34,7 @@ def flux():
     from library.families.shared.packing import Positions
 
     torch.manual_seed(0)
-    model = Flux(Sizes(16, 16, 32, 48, 96, 24, 384, 8, 16, guidance=True))
+    model = Flux(Sizes(16, 16, 32, 48, 96, 24, 384, *FLUX_DEPTH, guidance=True))
     positions = Positions()
 
     def call(height, width):

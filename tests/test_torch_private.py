@@ -31,9 +31,11 @@ def private_uses(code: str) -> list[str]:
         known |= {short: name for name, short in names if short}
         found += [name for name, _ in names if private(name)]
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute):
-            start, _, rest = ast.unparse(node).partition(".")
-            found += [name for name in [f"{known.get(start, start)}.{rest}"] if private(name)]
+        rest: list[str] = []
+        while isinstance(node, ast.Attribute):
+            rest, node = [node.attr, *rest], node.value
+        if rest and isinstance(node, ast.Name):
+            found += [name for name in [".".join([known.get(node.id, node.id), *rest])] if private(name)]
     return found
 
 

@@ -111,6 +111,7 @@ def _texts() -> Iterator[tuple[str, str]]:
         yield from ((name, english) for english in table(path.stem))
 
 
+@cache
 def found(text: str) -> list[str]:
     """What is not to be written and stands in a text."""
     return [match[0] for bad in INSTEAD for match in re.finditer(bad.replace(" ", r"\s+"), text, re.IGNORECASE)]
@@ -166,12 +167,13 @@ def glossary() -> list[list[str]]:
 @pytest.mark.parametrize(("language", "column"), [("zh", 2), ("ja", 3)])
 def test_the_catalogues_use_the_words_of_the_glossary(language, column):
     other = []
+    names = re.compile(r"\{\w*\}|<\w+>|\w*_\w+|Torch Compile|Weights & Biases")
+    lines = [(english, names.sub("", english), said) for english, said in table(language).items()]
     for row in glossary():
         word, translated = row[0], row[column]
         # Not as a part of a name, such as compile_mode, a file or Torch Compile; "compile" alone is also an option.
         plain = re.compile(rf"(?<![\w.\-]){re.escape(word)}(e?s)?(?![\w=\-]|\.\w)", re.IGNORECASE)
-        for english, said in table(language).items():
-            text = re.sub(r"\{\w*\}|<\w+>|\w*_\w+|Torch Compile|Weights & Biases", "", english)
+        for english, text, said in lines:
             if plain.search(text) and translated not in said and word.lower() not in said.lower():
                 other.append(f"{word}: {english!r} is {said!r}, without {translated}")
     assert len(glossary()) > 30 and not other, "\n".join(other)

@@ -16,7 +16,8 @@ def holds(name: str, *shape: int) -> Callable[[Shapes], bool]:
 def matching(kinds: Iterable[tuple[str, int | None, str]], shapes: Shapes) -> str:
     """The first words whose pattern is in a name, of a tensor with so many rows where a number says how many."""
     for pattern, rows, words in kinds:
-        if any(re.search(pattern, name) and rows in (None, *shape[:1]) for name, shape in shapes.items()):
+        search = re.compile(pattern).search
+        if any(rows in (None, *shape[:1]) for name, shape in shapes.items() if search(name)):
             return words
     return ""
 

@@ -1,6 +1,7 @@
 """The bench on models that are tiny: every part is really run, and what goes wrong is a result like others."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,9 +12,11 @@ from library import families
 from library.bench import machine, measure, profiling, random_weights, report, stage, subjects
 from library.bench.diffusers import model as diffusers_model
 from library.cli import main
+from library.families.sdxl import random as sdxl_random
 from library.measuring import candidates, timing
 from library.runs import job as jobs
 from library.runs.job_work import begin
+from tests.training import FEWER
 
 pytestmark = pytest.mark.slow  # models are run, and some compiled
 CPU = torch.device("cpu")
@@ -70,7 +73,9 @@ def test_flops_are_those_that_are_really_done(flux):
     assert counted.step == counter.get_total_flops()
 
 
-def test_a_step_of_the_other_family():
+def test_a_step_of_the_other_family(monkeypatch):
+    sizes = sdxl_random.TINY
+    monkeypatch.setattr(sdxl_random, "TINY", replace(sizes, **{name: FEWER[name] for name in ("unet", "depth")}))
     found = subjects.FamilySubject("sdxl_train_network", {}, "tiny")
     with begin("bench") as work:
         (row,) = bench(found, ["eager"], ["step"]).run(work)["results"]

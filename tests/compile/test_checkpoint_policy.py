@@ -67,20 +67,21 @@ def compiled_keeps(made, script, expected, **how):
 @pytest.mark.parametrize("script", LORA)
 def test_attention_is_kept_at_a_small_price_and_gradients_stay(made, plain, script):
     *expected, everything = plain(script)
-    eager = made(script, SIZES, gradient_checkpointing=True, checkpoint_keep_attention=True)
-    torch.testing.assert_close(eager.gradients(SIZES)[1], expected[1])
-    ways = ({}, {"checkpoint_keep_attention": True})
-    inputs, attention = (compiled_keeps(made, script, expected, gradient_checkpointing=True, **how) for how in ways)
-    assert inputs < attention < everything
+    how = {"gradient_checkpointing": True}
+    keeps = how | {"checkpoint_keep_attention": True}
+    torch.testing.assert_close(made(script, SIZES, **keeps).gradients(SIZES)[1], expected[1])
+    attention = compiled_keeps(made, script, expected, **keeps)
+    assert attention < everything
+    if script == "flux_train_network":  # what nothing but the inputs takes is the same elsewhere, and takes long
+        assert compiled_keeps(made, script, expected, **how) < attention
 
 
-@pytest.mark.parametrize(("script", "budgets"), [("flux_train_network", (0.5, 0.0)), ("sdxl_train_network", (0.25,))])
-def test_a_budget_keeps_its_share_and_gradients_stay(made, plain, script, budgets):
+def test_a_budget_keeps_its_share_and_gradients_stay(made, plain):
+    """PyTorch divides a graph, of whichever family."""
+    script = "flux_train_network"
     *expected, everything = plain(script)  # which is a budget of 1
-    sizes = [everything]
-    for budget in budgets:
-        sizes.append(compiled_keeps(made, script, expected, compile_activation_budget=budget))
-    assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == len(sizes)
+    half, nothing = (compiled_keeps(made, script, expected, compile_activation_budget=share) for share in (0.5, 0.0))
+    assert nothing < half < everything
 
 
 def test_every_thread_compiles_with_the_same_settings(made):

@@ -8,16 +8,19 @@ from library.config.idle import idle
 from library.config.schema import ConfigError, build
 from tests.training import config_of, train
 
-# Graphs cost the time of these tests: one case has images of many sizes, the other traces a backward pass too.
+# Graphs cost the time of these tests: one case has images of many sizes, the other traces a backward pass too. And the
+# steps from which a resumed run goes on: before a switch, where all of it is repeated; after it; and between two.
 CASES = {
-    "3": ("shapes", {"compile_backend": "eager", "compile_blocks": "single:all", "resolution": "96"}),
-    "single:2, double:4": ("squares", {"compile_backend": "aot_eager", "compile_blocks": "double:0=eager,single:all"}),
-}
+    "3": ("shapes", (2, 4), {"compile_backend": "eager", "compile_blocks": "single:all", "resolution": "96"}),
+    "single:2, double:4": (
+        "squares", (3,), {"compile_backend": "aot_eager", "compile_blocks": "double:0=eager,single:all"}
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("begins", CASES)
 def test_repeated_and_resumed_runs_are_equal_bit_for_bit(begins, shallow, request, tmp_path):
-    images, quick = CASES[begins]
+    images, resumed_from, quick = CASES[begins]
     data = request.getfixturevalue(images)
 
     def run(name, **values):
@@ -26,12 +29,10 @@ def test_repeated_and_resumed_runs_are_equal_bit_for_bit(begins, shallow, reques
         return train(config_of(shallow, "flux_train_network", **given | values))
 
     first = run("first", save_state=True, save_every_n_steps=1)
-    if images == "shapes":
-        assert run("again").losses == first.losses
     steps = {int(step) for step in begins.replace(",", ":").replace(" ", "").split(":") if step.isdigit()}
     assert {event["step"] for event in first.events("compile")} == steps
     assert first.facts["compile"]["graphs"] == first.facts["compile"]["predicted"]
-    for step in (min(steps) - 1, min(steps) + 1):  # before a switch, and after it
+    for step in resumed_from:
         (state,) = first.file.parent.glob(f"*{step:08d}-state")
         resumed = run(f"from{step}", resume=state)
         assert resumed.losses == first.losses[step:]

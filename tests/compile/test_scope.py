@@ -11,17 +11,19 @@ SIZES, ONE = ((8, 8), (8, 16), (16, 8)), ((8, 8),)
 FLUX = "flux_train_network"
 EACH = {"DoubleStreamBlock": 1, "SingleStreamBlock": 1}
 ONE_LEARNS = {"network_args": ["train_single_block_indices=2", "train_double_block_indices=none"]}
+LAST_LEARNS = ["train_single_block_indices=1", "train_double_block_indices=none"]
+WHOLE = {"compile_scope": "model", "compile_backend": "eager"}
 INNER = {"compile_scope": "inner", "gradient_checkpointing": True}
 
 
 @pytest.mark.parametrize(
     ("demo", "values", "sizes", "graphs"),
     [
-        ("shallow", {"compile_scope": "model", "compile_backend": "eager"}, SIZES, {"Flux": 1}),
-        ("shallow", {"compile_scope": "model", "compile_dynamic": "false", "compile_backend": "eager"}, SIZES,
-         {"Flux": 2}),
-        # The backward pass is traced of the quicker kind.
-        ("deep", {**INNER, "blocks_to_swap": 3, "compile_blocks": "double:all=eager,single:all"}, SIZES, EACH),
+        # Adapters are a good part of a graph, so that one block has them.
+        ("shallow", {**WHOLE, "network_args": LAST_LEARNS}, SIZES, {"Flux": 1}),
+        ("shallow", {**WHOLE, "network_args": LAST_LEARNS, "compile_dynamic": "false"}, SIZES[:2], {"Flux": 2}),
+        # Of the quicker kind: what is compiled of a block, and how it is swapped, is the same for both.
+        ("deep", {**INNER, "blocks_to_swap": 3, "compile_blocks": "single:all"}, SIZES, {"SingleStreamBlock": 1}),
         ("deep", {"compile_blocks": "double:all=eager,single:all,single:1=eager"}, ONE,
          {**EACH, "SingleStreamBlock": 2}),
         ("deep", {**ONE_LEARNS, "gradient_checkpointing": True}, ONE, {**EACH, "SingleStreamBlock": 3}),

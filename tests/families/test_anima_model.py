@@ -15,6 +15,7 @@ from library.families.anima.model import Block
 from library.families.base import SampleRequest
 from library.families.shared import qwen_vae, qwen_vae_names
 from library.families.shared.packing import pack, unpack_channels_last
+from tests.families import wide
 
 CAPTIONS = ["a photo of a red circle", "two small cats sit on a wooden table, best quality, masterpiece"]
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/anima_losses.json").read_text(encoding="utf-8"))
@@ -133,10 +134,13 @@ def test_a_block_of_full_width_equals_diffusers():
 
     sizes = random.shape(random.FULL, 8)
     assert sizes.axes == (44, 42, 42) and abs(sizes.theta - 42870.94) < 0.01
-    block, theirs = Block(sizes), CosmosTransformerBlock(16, 128, 1024, adaln_lora_dim=256, qk_norm="rms_norm")
+    with torch.device("meta"):
+        block, theirs = Block(sizes), CosmosTransformerBlock(16, 128, 1024, adaln_lora_dim=256, qk_norm="rms_norm")
+    wide.filled(block)
     inside = {new: old for old, new in keys.INSIDE.items()}
     named = {name.rpartition(".")[::2]: tensor for name, tensor in block.state_dict().items()}
-    theirs.load_state_dict({f"{inside[path]}.{end}": tensor for (path, end), tensor in named.items()}, strict=True)
+    renamed = {f"{inside[path]}.{end}": tensor for (path, end), tensor in named.items()}
+    theirs.load_state_dict(renamed, strict=True, assign=True)
     x, temb, shared, context = (torch.randn(1, *shape) for shape in ((6, 2048), (2048,), (6144,), (5, 1024)))
     model = torch.nn.Module()
     model.sizes, model._tables = sizes, random.Anima(random.shape(random.TINY, 8))._tables

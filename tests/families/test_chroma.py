@@ -14,6 +14,7 @@ from library.families.flux.model import Flux, Sizes
 from library.families.shared import t5
 from tests import flux_files
 from tests.families import test_flux_model as flux_model
+from tests.families import wide
 from tests.families.flux import family, step
 from tests.families.test_flux_files import same
 
@@ -210,9 +211,8 @@ def test_blocks_of_full_width_answer_as_diffusers_do():
         ours = Flux(Sizes(64, 64, 0, 32, 3072, 128, 12288, 1, 1, False, (64, 64, 1)))
         config = flux_files.diffusers_config(ours.state_dict())
         theirs = getattr(diffusers, config.pop("_class_name"))(**config)
-    tensors = {name: torch.empty(t.shape).uniform_(-0.03, 0.03) for name, t in ours.state_dict().items()}
-    ours.load_state_dict(tensors, assign=True)
-    theirs.load_state_dict(keys.to_diffusers(tensors), assign=True)
+    wide.filled(ours)
+    theirs.load_state_dict(keys.to_diffusers(ours.state_dict()), assign=True)
     made = diffusers.models.transformers.transformer_chroma.ChromaCombinedTimestepTextProjEmbeddings(16, 17)
     theirs.time_text_embed = made  # its table is no weight, and was left on the meta device
     given = flux_model.inputs(ours.sizes, 2, 3, 4, batch=1)

@@ -17,6 +17,7 @@ from library.families.flux_2.tokens import Flux2Positions
 from library.families.shared import autoencoder, packing
 from library.families.shared.double_stream import BlockLayers, DoubleStreamBlock, SingleStreamBlock
 from library.families.shared.transformer import rope
+from tests.families import wide
 
 CAPTIONS = ["a red circle", "a drawing of a blue square, simple, flat colors, on a wooden table, best quality"]
 TEMPLATE = (
@@ -112,13 +113,14 @@ def test_blocks_of_full_width_equal_diffusers():
     img, txt = torch.randn(1, 6, sizes.hidden), torch.randn(1, 3, sizes.hidden)
     mods = [torch.randn(1, 1, 3 * n * sizes.hidden) / 4 for n in (2, 2, 1)]
     for block, kind in ((DoubleStreamBlock, Flux2TransformerBlock), (SingleStreamBlock, Flux2SingleTransformerBlock)):
-        ours, double = block(layers), block is DoubleStreamBlock
+        double = block is DoubleStreamBlock
+        with torch.device("meta"):
+            ours, other = block(layers), kind(sizes.hidden, 24, 128)
+        wide.filled(ours)
         before = f"{'double' if double else 'single'}_blocks.0."
         pairs = {name: made for name, made in keys.TREES.pairs(1, 1, False) if name.startswith(before)}
         state = {before + name: tensor for name, tensor in ours.state_dict().items()}
         named = keys.double_stream_keys.apart(state, pairs.items(), lambda t, n: [len(t) // n] * n)
-        with torch.device("meta"):
-            other = kind(sizes.hidden, 24, 128)
         other.load_state_dict({n.split(".", 2)[2]: t for n, t in named.items()}, strict=True, assign=True)
         with torch.no_grad():
             if double:

@@ -13,6 +13,7 @@ from library.families.base import SampleRequest
 from library.families.qwen_image import random, sampler, text_encoder
 from library.families.qwen_image.model import QwenImage, QwenImageTransformerBlock, QwenShape, table
 from library.families.shared import packing, qwen_vae_names
+from tests.families import wide
 
 CAPTIONS = ["a red circle", "a drawing of a blue square, simple, flat colors, on a wooden table, best quality"]
 
@@ -97,10 +98,10 @@ def test_one_block_of_full_width_equals_diffusers():
 
     full = random.FULL
     torch.manual_seed(0)
-    ours = QwenImageTransformerBlock(full.hidden, full.head, 4 * full.hidden)
     with torch.device("meta"):
+        ours = QwenImageTransformerBlock(full.hidden, full.head, 4 * full.hidden)
         other = Theirs(full.hidden, full.hidden // full.head, full.head)
-    other.load_state_dict(ours.state_dict(), strict=True, assign=True)
+    other.load_state_dict(wide.filled(ours).state_dict(), strict=True, assign=True)
     img, txt, temb = torch.randn(1, 12, full.hidden), torch.randn(1, 5, full.hidden), torch.randn(1, full.hidden)
     axes = QwenShape(64, 64, 3584, full.hidden, full.head, 4 * full.hidden, 60).axes
     assert axes == (16, 56, 56)

@@ -13,6 +13,7 @@ from library.families.shared import autoencoder
 from library.families.shared.packing import pack_channels_last, unpack_channels_last
 from library.families.zimage import keys, random, text_encoder
 from library.families.zimage.model import ZImage, ZImageTransformerBlock, tables
+from tests.families import wide
 
 CAPTIONS = ["a red circle", "a drawing of a blue square, simple, flat colors, on a wooden table, best quality"]
 TEMPLATE = (
@@ -100,10 +101,10 @@ def test_one_block_of_full_width_equals_diffusers():
 
     sizes = random.shape(random.FULL)
     torch.manual_seed(0)
-    ours = ZImageTransformerBlock(sizes)
     with torch.device("meta"):
+        ours = ZImageTransformerBlock(sizes)
         other = Theirs(0, sizes.hidden, 30, 30, 1e-5, True)
-    other.load_state_dict(ours.state_dict(), strict=True, assign=True)
+    other.load_state_dict(wide.filled(ours).state_dict(), strict=True, assign=True)
     x, temb = torch.randn(1, 32, sizes.hidden), torch.randn(1, 256)
     assert sizes.axes == (32, 48, 48)
     positions = tables(4, 8, 32, torch.device("cpu"), sizes.axes)

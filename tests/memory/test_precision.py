@@ -122,6 +122,8 @@ def test_losses_are_close_and_compiled_ones_too(demo, shapes, squares, tmp_path,
     assert eight != wide and only != wide
     assert eight == pytest.approx(wide, rel=0.03)
     assert only == pytest.approx(wide, rel=0.03)
+    if not script.startswith(("flux_train", "sdxl")):
+        return  # the other families have the same linear layers; their blocks are compiled in test_integers.py
     # Of the U-Net's many graphs, which differ in channels alone, one of each kind; of FLUX.1 the quicker kind, whose
     # backward pass is traced for all.
     few = {"compile_blocks": training.FEW[script]}

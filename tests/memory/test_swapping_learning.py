@@ -29,12 +29,13 @@ BLOCKS = {
     "flux_2_train": 4,
     "anima_train": 3,
 }
-# Of the graphs of residual blocks, which differ in channels alone, those of the first and the last. Backward passes are
+# Of the graphs of residual blocks, which differ in channels alone, those of the first and, of the model that learns, of
+# the last. Backward passes are
 # traced of all kinds where their own weights learn, and where adapters do of one; those of the families that are not
 # here, in compile/test_captions_of_any_length.py.
 COMPILED_BLOCKS = {
     "sdxl_train": "transformer:all,resnet:0,11",
-    "sdxl_train_network": "transformer:all,resnet:0,11",
+    "sdxl_train_network": "transformer:all,resnet:0",
     "flux_train_network": "double:all=eager,single:all",
 }
 READ = {}  # the networks of a script, of which models have copies, and what its text encoders say about one caption
@@ -247,13 +248,11 @@ def same(one, other, ending=""):
     ("script", "values"),
     [
         ("flux_train", {"gradient_accumulation_steps": 2}),
-        ("flux_train", FUSED),
         ("flux_train", HALF),
         ("flux_train", {**HALF, **FUSED}),
-        ("sdxl_train", {"gradient_accumulation_steps": 2}),
         ("sdxl_train", {**HALF, **FUSED}),
     ],
-    ids=["flux accumulated", "flux fused", "flux half", "flux fused half", "sdxl accumulated", "sdxl fused half"],
+    ids=["flux accumulated", "flux half", "flux fused half", "sdxl fused half"],
 )
 def test_trainings_are_the_same(full, script, values):
     number = 3
@@ -271,16 +270,17 @@ def test_averages_samples_and_states_see_the_true_weights(full, tmp_path):
     prompts.write_text("a red circle --w 64 --h 64 --s 1 --d 1", encoding="utf-8")
     more = {"sample_prompts": prompts, "sample_every_n_steps": 2, "save_every_n_steps": 2, "save_state": True}
     values = {"max_train_steps": 4, "ema_decay": 0.8, **more}
+    alone = values | dict.fromkeys(("sample_prompts", "sample_every_n_steps", "save_every_n_steps"))
     for way in (FUSED, {}):
-        plain = full("flux_train", **values, **way)
+        plain = full("flux_train", **values if way else alone, **way)
         swapped = full("flux_train", **values, **way, blocks_to_swap=4)
         same(plain, swapped)
         same(plain, swapped, "-ema")
-        sampled = [sorted((o.file.parent / "sample").glob("*.png")) for o in (plain, swapped)]
-        assert len(sampled[0]) == 2
-        assert [p.read_bytes() for p in sampled[0]] == [p.read_bytes() for p in sampled[1]]
+        if way:
+            sampled = [sorted((o.file.parent / "sample").glob("*.png")) for o in (plain, swapped)]
+            assert len(sampled[0]) == 2
+            assert [p.read_bytes() for p in sampled[0]] == [p.read_bytes() for p in sampled[1]]
         state = swapped.file.with_name(f"{swapped.file.stem}-step00000002-state")
-        alone = values | dict.fromkeys(("sample_prompts", "sample_every_n_steps", "save_every_n_steps"))
         other = {} if way else {"blocks_to_swap": 2}  # without swapping, and with another number of blocks
         resumed = full("flux_train", **alone, **way, **other, resume=state)
         assert resumed.losses == plain.losses[2:]
