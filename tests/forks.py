@@ -31,11 +31,15 @@ STARTED = []  # so that nobody warns of a program that is still there when its o
 class Forked:
     """A process, with what tests use of `subprocess.Popen`."""
 
-    def __init__(self, arguments, environment):
-        """`arguments` are those of Python: a script or `-m` with a module, and its own arguments."""
+    def __init__(self, arguments, environment, given=""):
+        """`arguments` are those of Python: a script or `-m` with a module, and its own arguments. `given` is what it
+        reads from its standard input."""
         folder = tempfile.mkdtemp(prefix="kohya-forked-")
         self._out, self._code = Path(folder, "out"), Path(folder, "code")
         job = {"arguments": arguments, "environment": environment, "out": str(self._out), "code": str(self._code)}
+        if given:
+            job["in"] = str(Path(folder, "in"))
+            Path(job["in"]).write_text(given, encoding="utf-8")
         server = _server()
         server.sendall(json.dumps(job).encode() + b"\n")
         self.pid, self.returncode = int(_line(server)), None
@@ -75,6 +79,15 @@ def start(arguments, **environment):
         return Forked(arguments, given)
     how = {"cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen([sys.executable, *arguments], env=given, **how)
+
+
+def run(command, input, env, timeout, **how):
+    """As `subprocess.run` with these of its arguments, forked where that is possible."""
+    if not hasattr(os, "fork"):
+        return subprocess.run(command, input=input, env=env, timeout=timeout, **how)
+    process = Forked(command[1:], env, input)
+    said, _ = process.communicate(timeout)
+    return subprocess.CompletedProcess(command, process.returncode, said, said)
 
 
 @functools.cache
@@ -165,7 +178,7 @@ def work(door):
                 if not (pid := os.fork()):
                     for inherited in (door, *clients):
                         inherited.close()
-                    os._exit(be(job["arguments"], job["environment"], job["out"]))
+                    os._exit(be(job["arguments"], job["environment"], job["out"], job.get("in", os.devnull)))
                 running[pid] = Path(job["code"])
                 ready.sendall(f"{pid}\n".encode())
             else:
@@ -174,10 +187,10 @@ def work(door):
                     return running
 
 
-def be(arguments, environment, out):
+def be(arguments, environment, out, given):
     """Become a process that Python would have started with these arguments; the answer is its exit code."""
     os.setsid()
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(os.open(given, os.O_RDONLY), 0)
     for number in (1, 2):
         os.dup2(os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     os.environ.clear()

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,6 +11,7 @@ from kohya_gui.form import compile_summary, presets
 from library.check import isolated
 from library.config.schema import read_toml
 from library.runs import keys, launcher, reader, start
+from tests import forks
 from tests.training import copied
 
 pytestmark = pytest.mark.browser
@@ -206,8 +209,10 @@ def test_settings_of_kohya_ss_come_back_whole_and_are_compared(visit, served, tm
 
 def test_from_nothing_to_a_trained_lora(visit, demo, monkeypatch, tmp_path):
     """The whole way with the real check and the real training: told what is wrong, mended by a click, trained."""
-    monkeypatch.setattr(isolated, "check", REAL[0])
-    monkeypatch.setattr(isolated, "check_all", REAL[1])
+    for name, real in zip(("check", "check_all"), REAL, strict=False):
+        monkeypatch.setattr(isolated, name, real)
+    forked = SimpleNamespace(run=forks.run, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr(isolated, "subprocess", forked)  # four processes, of which none has to load torch
     monkeypatch.setattr(start, "starting", lambda path, script, **how: REAL[2](path, script, **{**how, "cpu": True}))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     visitor, out = visit(), tmp_path / "out"

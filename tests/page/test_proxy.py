@@ -93,16 +93,20 @@ def test_under_a_path_of_a_proxy_everything_works(visitor, proxy, cut):
 
 def test_tensorboard_is_started_on_demand_behind_the_door(visitor, tmp_path, proxy):
     import httpx
-    from torch.utils.tensorboard import SummaryWriter
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
     from library.runs.record import Record
 
     curves = f"{visitor.address}tensorboard/"
     visitor.page.goto(curves)
     assert "No training has written curves" in visitor.page.content()
-    with SummaryWriter(str(tmp_path / "logs" / "cat" / "network_train")) as writer:
-        for step in range(5):
-            writer.add_scalar("loss/average", 1 / (1 + step), step)
+    writer = EventFileWriter(str(tmp_path / "logs" / "cat" / "network_train"))  # torch's own loads all of torch
+    for step in range(5):
+        point = Summary.Value(tag="loss/average", simple_value=1 / (1 + step))
+        writer.add_event(Event(step=step, wall_time=time.time(), summary=Summary(value=[point])))
+    writer.close()
     config = {"log": {"logging_dir": str(tmp_path / "logs")}}
     with Record.start(config, "sdxl_train_network", tmp_path / "out", "cat", "SDXL LoRA"):
         pass
