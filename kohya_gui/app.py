@@ -90,7 +90,7 @@ def build(roots: Sequence[Path] = ()) -> Page:
                     ToolsTab()
             with gr.Column(scale=2, min_width=0, elem_id="side"):
                 monitor = RunPanel()
-        monitor.on_load(page)
+    page.service.add(monitor.answers)
     page.service.add(Picker(roots or paths.roots()).answers)
     page.service.add(images.answers, images.shows)
     masks = MaskEditing(roots or paths.roots(), images.album)

@@ -138,8 +138,37 @@ function render(dialog) {
 export const pickedRun = () => all(document, "select.runs", HTMLSelectElement)[0]?.value ?? "";
 
 document.addEventListener("change", (event) => {
-  if (hit(event, "select.runs")) all(document, "button.chosen")[0]?.click();
+  if (hit(event, "select.runs")) showNews();
 });
+
+const PERIOD = 1000; // milliseconds between two looks
+let mark = "", asking = false;
+
+/** What is shown of the run is Gradio's to change. Each time costs a hundred times what asking for news does. */
+const showNews = () => all(document, "button.news")[0]?.click();
+
+async function look() {
+  if (asking || document.visibilityState === "hidden" || !document.querySelector("button.news")) return;
+  asking = true;
+  try {
+    const now = (await ask("panel", { run: pickedRun() })).mark;
+    if (now !== mark) showNews();
+    mark = now;
+  } catch {
+    mark = ""; // who knows what has happened when the server is back
+  }
+  asking = false;
+}
+
+/** Gradio puts the panel onto the page, some time. */
+function begin() {
+  if (!document.querySelector("button.news")) return void setTimeout(begin, 50);
+  void look();
+  setInterval(look, PERIOD);
+}
+
+begin();
+document.addEventListener("visibilitychange", look);
 
 document.addEventListener("click", async (event) => {
   const fold = hit(event, ".unfold");

@@ -4,6 +4,9 @@ import time
 
 import pytest
 
+from kohya_gui.server import assets
+from tests.training import wait_for
+
 
 def test_an_idle_page_hardly_wakes_up(served):
     """Of whatever waits in this process: a server that polls a thousand times a second would be seen."""
@@ -11,3 +14,29 @@ def test_an_idle_page_hardly_wakes_up(served):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
     time.sleep(1)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before < 300
+
+
+def test_the_stopwatch_of_the_installed_gradio_is_taken_out():
+    (tracker,) = assets.FOLDER.glob("statustracker-*.js")
+    sent = assets.contents(tracker, False)
+    assert len(tracker.read_bytes()) - len(sent) in range(30, 200) and sent.count(b"performance.now()") > 0
+
+
+@pytest.mark.browser
+def test_an_idle_page_asks_for_news_only_and_draws_nothing(visit):
+    visitor = visit()
+    page = visitor.page
+    page.evaluate("""() => { const next = requestAnimationFrame;
+        window.requestAnimationFrame = (act) => { drawn++; return next(act); }; window.drawn = 0; }""")
+
+    def done():
+        """How many frames and events there were between two looks."""
+        with page.expect_request("**/own/panel"):
+            pass
+        page.evaluate("drawn = 0")
+        visitor.requests.clear()
+        with page.expect_request("**/own/panel"):
+            pass
+        return page.evaluate("drawn"), [url for url in visitor.requests if "gradio_api" in url]
+
+    wait_for(lambda: done() == (0, []), 60)  # the loader's picture takes some seconds to come to rest
