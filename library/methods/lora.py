@@ -159,7 +159,7 @@ class LoraAdapters(BaseMethod):
 def attach(parts: ModelComponents, family: Family, config: AdapterRun) -> LoraAdapters:
     """Put adapters into the denoiser and the text encoders as the config says. The model must be frozen already."""
     plan, network = targets.plan(config, family.adapter_targets), config.network
-    weights = file_of(network.network_weights) if network.network_weights else None
+    weights = plain_file("network_weights", network.network_weights) if network.network_weights else None
     sizes = by_name(weights) if weights is not None and network.dim_from_weights else None
     adapters, places = {}, {}
     for root, found, spec, kind in _chosen(parts, family, plan, sizes):
@@ -225,6 +225,17 @@ def file_of(path: str | Path) -> dict[str, Tensor]:
     path = Path(path)
     tensors = tensors_of(path, "a LoRA file")
     return adapter_files.kohya_named(path, tensors) if path.suffix == ".safetensors" else tensors
+
+
+def plain_file(option: str, path: str | Path) -> dict[str, Tensor]:
+    """`file_of` where nothing but a plain LoRA can be used. ConfigError for one of another kind."""
+    tensors = file_of(path)
+    for key in tensors:
+        if kind := adapter_files.other_kind(key):
+            raise ConfigError(Problem(option,
+                ": {path} is {kind}, not a plain LoRA: choose a LoRA, or the network_module that it was trained with",
+                path=path, kind=kind))  # fmt: skip
+    return tensors
 
 
 def by_name(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:

@@ -144,9 +144,12 @@ def sizes_of(shapes: Mapping[str, Iterable[int]]) -> dict[str, tuple[int, int]]:
 
 
 def of_other_tree(keys: Iterable[str]) -> bool:
-    """Whether kohya's names in a file are those of another tree than the one that is trained here."""
+    """Whether names in a file that look like kohya's are those of another tree than the one that is trained here, or of
+    another trainer."""
     patterns = [own.elsewhere for own in every() if own.elsewhere]
-    return any(re.search(pattern, key) for key in keys for pattern in patterns)
+    known = {prefix for own in every() for prefix, part in own.other_prefixes.items() if part == "denoiser"}
+    others = tuple(prefix for prefix in known if prefix.startswith("lora_"))
+    return any(key.startswith(others) or any(re.search(pattern, key) for pattern in patterns) for key in keys)
 
 
 def kohya_key(key: str) -> str:

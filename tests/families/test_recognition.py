@@ -19,6 +19,7 @@ from library.demo import files
 from library.families import recognition
 from library.families.anima import random as random_anima
 from library.families.shared import weights
+from library.methods import lora
 from tests.training import LORAS, config_of
 
 BASE = "pretrained_model_name_or_path"
@@ -240,6 +241,20 @@ def test_a_part_that_is_not_whole_says_what_is_missing_and_unknown_tensors_are_n
             save_file({f"vae.{name}": torch.empty(shape) for name, shape in weights.header(own).items()}
                       | {"loss.logvar": torch.zeros(1)}, path)  # fmt: skip
             assert said(demo, script, **{option: path}) == []
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_names_of_onetrainer_are_those_of_the_same_layers_and_dora_is_named(demo, family, tmp_path):
+    if "lora_transformer_" not in families.load(families.facts(family).lora_names).other_prefixes:
+        pytest.skip("OneTrainer's names of it are kohya's")
+    sides = {"lora_down": 1, "lora_up": 0}
+    own = {f"{layer}.{side}.weight": (shape[0], 4) if row == 0 else (4, shape[1])
+           for layer, shape in layers_of(demo, family).items() for side, row in sides.items()}  # fmt: skip
+    theirs = {name.replace("lora_unet_", "lora_transformer_"): shape for name, shape in own.items()}
+    assert own.keys() <= lora.file_of(made(theirs, tmp_path / "theirs.safetensors")).keys()
+    dora = own | {f"{next(iter(own)).partition('.')[0]}.dora_scale": (4, 1)}
+    with pytest.raises(ConfigError, match="is DoRA, not a plain LoRA"):
+        lora.plain_file("network_weights", made(dora, tmp_path / "dora.safetensors"))
 
 
 @pytest.mark.parametrize("script", [*LORAS, *RELATIVES])

@@ -51,7 +51,7 @@ FITS_NOT = [
     ({"network_weights": "HERE/out/plain.safetensors", "network_dim": 2}, "has rank 8 in the file and 2 here"),
     ({"network_weights": "HERE/out/plain.safetensors", "network_args": ["img_attn_dim=2"]}, "has rank 8 in the file"),
     ({"network_weights": "HERE/out/plain.safetensors", **LOKR}, "network_weights: nothing in"),
-    ({"network_weights": "HERE/out/lokr.safetensors"}, "has no lora_down.weight in the file"),
+    ({"network_weights": "HERE/out/lokr.safetensors"}, "is LoKr, not a plain LoRA"),
     ({"network_weights": "HERE/else.safetensors"}, "network_weights: nothing in"),
     ({"base_weights": "HERE/else.safetensors"}, "base_weights: nothing in"),
     ({"network_args": ["train_blocks=double", "train_double_block_indices=50"]}, "nothing is trained"),
