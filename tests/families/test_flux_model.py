@@ -220,15 +220,16 @@ def test_weights_stored_in_8_bits_are_widened_where_they_are_used():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stored_in_8_bits", [False, True], ids=["plain", "8 bits and a mask"])
-def test_one_graph_for_each_kind_of_block_over_all_buckets(stored_in_8_bits):
-    """What compiling relies on: whatever the bucket, the text length and the block's place, the code is the same."""
+def test_one_graph_for_each_kind_of_block_over_all_buckets():
+    """What compiling relies on: whatever the bucket, the text length and the block's place, the code is the same.
+
+    In 8 bits and with a mask; without them, in compile/test_counts.py.
+    """
     from torch._dynamo.utils import counters
 
     def prepared():
         model = made(sizes(double_blocks=3, single_blocks=3))
-        if stored_in_8_bits:
-            store_in_8_bits(model)
+        store_in_8_bits(model)
         for name, parameter in model.named_parameters():  # as with adapters: only what is inside the blocks learns
             inside = "blocks" in name and parameter.dtype == torch.float32
             parameter.requires_grad_(inside and name.endswith("bias"))
@@ -245,8 +246,8 @@ def test_one_graph_for_each_kind_of_block_over_all_buckets(stored_in_8_bits):
         outs = []
         for model in (eager, compiled):
             model.zero_grad()
-            mask = torch.arange(length).expand(2, length) < length - 1 if stored_in_8_bits else None
-            with torch.autocast("cpu", torch.bfloat16, enabled=stored_in_8_bits):
+            mask = torch.arange(length).expand(2, length) < length - 1
+            with torch.autocast("cpu", torch.bfloat16):
                 outs.append(model(**inputs(model.sizes, height, width, length), txt_attention_mask=mask).float())
             outs[-1].square().sum().backward()
         torch.testing.assert_close(outs[1], outs[0], rtol=1e-4, atol=1e-5)

@@ -28,7 +28,9 @@ def run(demo, shapes, tmp_path_factory):
 def test_losses_and_weights_are_the_same(run, script):
     chance = {"max_train_steps": 2} | ({"network_dropout": 0.2} if script in training.LORAS else {})
     plain = run(script, **chance)
-    for way in ({"gradient_checkpointing": True}, OFFLOAD):
+    # Where inputs wait on the host they are recomputed as well, by the same code for all families.
+    inputs_stay = {"gradient_checkpointing": True}
+    for way in (inputs_stay, OFFLOAD) if script.startswith(("sdxl", "flux_train")) else (OFFLOAD,):
         other = run(script, **chance, **way)
         assert other.losses == plain.losses
         assert other.numbers("grad_norm") == plain.numbers("grad_norm")
