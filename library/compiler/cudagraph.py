@@ -190,7 +190,7 @@ class GraphedModel:
         if len(self.made) >= self.most:
             return None
         began, rng_states = time.perf_counter(), (torch.get_rng_state(), torch.cuda.get_rng_state())
-        recording, no_room, why, dear = None, False, "", ""
+        recording, no_room, why, not_worth_it = None, False, "", ""
         shape = " x ".join(map(str, asked.tensors[0].shape))
         try:
             if self._memory is None:
@@ -200,13 +200,13 @@ class GraphedModel:
             passes = PASSES_OF_OTHER_SIZES if self.made else WARMUP_PASSES
             recording = Recording(call, asked, self.learn, self._memory, passes)
             why = recording.capture(self.learn, self.gradients, self._memory)
-            dear = "" if why else self._too_dear(recording)
+            not_worth_it = "" if why else self._why_not_worth_it(recording)
         except torch.OutOfMemoryError:
             no_room = True  # what the error holds is released below
         finally:
             torch.set_rng_state(rng_states[0])
             torch.cuda.set_rng_state(rng_states[1])
-        if (no_room or dear == NO_ROOM_FOR_OPTIMIZER) and self.free_others():
+        if (no_room or not_worth_it == NO_ROOM_FOR_OPTIMIZER) and self.free_others():
             recording = None
             self._release(self.most)
             return self.record(call, asked)
@@ -216,17 +216,17 @@ class GraphedModel:
             problem = "CUDA graphs for inputs of %s do not fit into the GPU's memory beside those of other image sizes"
             logger.warning(f"{problem}: %d sizes are recorded from now on, the others train slower", shape, self.most)
             return None
-        if no_room or why or dear:
+        if no_room or why or not_worth_it:
             recording = None
             too_small = f"the GPU's memory is too small for those of inputs of {shape}"
-            return self.give_up(why or dear or too_small, expected=bool(dear))
+            return self.give_up(why or not_worth_it or too_small, expected=bool(not_worth_it))
         assert recording is not None
         self.made[asked.key] = recording
         pace = f", {recording.seconds:.3f} s a pass instead of {recording.before:.3f} s" if recording.seconds else ""
         logger.info("Recorded CUDA graphs for inputs of %s in %.1f s%s", shape, time.perf_counter() - began, pace)
         return recording
 
-    def _too_dear(self, recording: "Recording") -> str:
+    def _why_not_worth_it(self, recording: "Recording") -> str:
         """Why a recording that nobody insists on is not worth its memory, "" if it is."""
         if self._reserve is None:
             return ""

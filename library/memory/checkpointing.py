@@ -37,7 +37,7 @@ def wrap(
     for group in blocks:
         for block in group:
             if offload or around:
-                block.__class__ = _offloaded(type(block)) if offload else _surrounded(type(block))
+                block.__class__ = _offloaded(type(block)) if offload else _checkpointed_outside(type(block))
             else:
                 block.__class__ = _checkpointed(type(block), keep_attention, own_gradients)
 
@@ -66,7 +66,7 @@ _keeping_attention.cache_hash = "outputs of _scaled_dot_product"  # type: ignore
 _keeping_nothing.cache_hash = "nothing"  # type: ignore[attr-defined]
 
 
-def _overlooks_functions() -> bool:
+def _keeps_function_outputs() -> bool:
     """Whether compiled checkpoints keep what functions with a gradient of their own answer, such as products in 8 bits.
 
     PyTorch 2.11 does, which took 15 GB of FLUX.1 per image; 2.13 asks every operation anyway.
@@ -77,7 +77,7 @@ def _overlooks_functions() -> bool:
 @functools.cache
 def _checkpointed(cls: type[nn.Module], keep_attention: bool = False, own_gradients: bool = False) -> type[nn.Module]:
     how: dict[str, Any] = {"use_reentrant": False}
-    if keep_attention or (own_gradients and _overlooks_functions()):
+    if keep_attention or (own_gradients and _keeps_function_outputs()):
         how["context_fn"] = _keeping_attention if keep_attention else _keeping_nothing
         torch_private.allow_in_place_checkpoints()
 
@@ -93,8 +93,8 @@ def _checkpointed(cls: type[nn.Module], keep_attention: bool = False, own_gradie
 
 
 @functools.cache
-def _surrounded(cls: type[nn.Module]) -> type[nn.Module]:
-    class Surrounded(cls):
+def _checkpointed_outside(cls: type[nn.Module]) -> type[nn.Module]:
+    class CheckpointedOutside(cls):
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
                 return super().__call__(*args, **kwargs)
@@ -102,7 +102,7 @@ def _surrounded(cls: type[nn.Module]) -> type[nn.Module]:
             states = RecomputeStates.recording
             return checkpoint(super().__call__, *args, **states.options(how) if states else how, **kwargs)
 
-    return keep_class_name(Surrounded, cls, "checkpointed from outside")
+    return keep_class_name(CheckpointedOutside, cls, "checkpointed from outside")
 
 
 @functools.cache
@@ -111,25 +111,29 @@ def _offloaded(cls: type[nn.Module]) -> type[nn.Module]:
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
                 return super().__call__(*args, **kwargs)
-            call, device, fresh = super().__call__, args[0].device, [args]
+            call, device, first_args = super().__call__, args[0].device, [args]
 
-            def run(*parked: Any) -> Any:
-                # Forward uses the tensors it was given; only the recompute fetches the parked ones.
-                given = fresh.pop() if fresh else [x.to(device, non_blocking=True) if _moves(x) else x for x in parked]
+            def run(*offloaded: Any) -> Any:
+                # Forward uses the tensors it was given; only the recompute copies the offloaded ones back.
+                given = (
+                    first_args.pop()
+                    if first_args
+                    else [x.to(device, non_blocking=True) if _is_stream(x) else x for x in offloaded]
+                )
                 return call(*given, **kwargs)
 
-            return checkpoint(run, *[_park(x) if _moves(x) else x for x in args], use_reentrant=False)
+            return checkpoint(run, *[_offload(x) if _is_stream(x) else x for x in args], use_reentrant=False)
 
     return keep_class_name(Offloaded, cls, "checkpointed, inputs on the host")
 
 
-def _moves(x: Any) -> bool:
-    """Whether an input is worth parking: what flows from block to block, not what all of them share."""
+def _is_stream(x: Any) -> bool:
+    """Whether an input is passed from block to block, and not shared by all of them: those are offloaded."""
     return isinstance(x, Tensor) and x.requires_grad
 
 
-def _park(x: Tensor) -> Tensor:
-    """A copy in pinned host memory, made on the compute stream, so that it is ordered before the way back."""
+def _offload(x: Tensor) -> Tensor:
+    """A copy in pinned host memory, made on the compute stream, so that it is ordered before the copy back."""
     if x.device.type == "cpu":
         return x.detach().requires_grad_(True)
     host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)

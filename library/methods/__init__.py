@@ -77,7 +77,8 @@ def attach(parts: ModelComponents, family: Family, config: RunConfig) -> Trainin
         return full.attach(parts, family, config)
     for path, multiplier in base_weights(config):
         tensors = lora.plain_file("base_weights", path)
-        lora.tell("base_weights", path, lora.merge(parts, family, tensors, multiplier), len(lora.by_name(tensors)))
+        unmatched = lora.merge(parts, family, tensors, multiplier)
+        lora.report_unmatched("base_weights", path, unmatched, len(lora.by_name(tensors)))
     is_ours = config.network.module.startswith("networks.")
     return (lora if is_ours else lycoris).attach(parts, family, config)
 

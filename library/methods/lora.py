@@ -162,20 +162,22 @@ def attach(parts: ModelComponents, family: Family, config: AdapterRun) -> LoraAd
     weights = plain_file("network_weights", network.network_weights) if network.network_weights else None
     sizes = by_name(weights) if weights is not None and network.dim_from_weights else None
     adapters, places = {}, {}
-    for root, found, spec, kind in _chosen(parts, family, plan, sizes):
+    for root, found, spec, kind in _targets(parts, family, plan, sizes):
         adapters[found.name] = kind.around(found.layer, spec, dtype_of(config))
         parent, _, child = found.path.rpartition(".")
         setattr(root.get_submodule(parent), child, adapters[found.name])
         places[found.name] = AdapterLocation(found.part, found.path)
     method = LoraAdapters(adapters, places, config)
-    method.factor_caches = [*_prepared(method, parts, config)]
-    _tell(method)
+    method.factor_caches = [*_factor_caches(method, parts, config)]
+    _log_adapters(method)
     if weights is not None:
-        tell("network_weights", network.network_weights, method.load_state_dict(weights), len(by_name(weights)))
+        report_unmatched(
+            "network_weights", network.network_weights, method.load_state_dict(weights), len(by_name(weights))
+        )
     return method
 
 
-def tell(option: str, path: Any, unmatched: Unmatched, num_adapters: int) -> None:
+def report_unmatched(option: str, path: Any, unmatched: Unmatched, num_adapters: int) -> None:
     """Warn about what a file of adapters and this model do not have in common. ConfigError when that is everything."""
     if len(unmatched.unexpected) >= num_adapters:
         names = f" ({_some(unmatched.unexpected)})" if unmatched.unexpected else ""
@@ -196,7 +198,7 @@ def merge(parts: ModelComponents, family: Family, tensors: Mapping[str, Tensor],
         for layer in targets.layers(root, part, family.adapter_name, ()):
             name = layer.name if layer.name in found else AdapterLocation(part, layer.path).alias
             if "lora_down.weight" in found.get(name, {}):
-                _add(layer.layer, found[name], multiplier)
+                _merge_product(layer.layer, found[name], multiplier)
                 used.add(name)
     return Unmatched(unexpected=[n for n in found if n not in used])
 
@@ -253,7 +255,8 @@ def by_name(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 # ---- attaching
 
 
-def _prepared(method: LoraAdapters, parts: ModelComponents, config: AdapterRun) -> Iterator[FactorCache]:
+def _factor_caches(method: LoraAdapters, parts: ModelComponents, config: AdapterRun) -> Iterator[FactorCache]:
+    """What casts and scales all factors of a network once per pass, for each network with adapters."""
     for part, network in networks(parts).items():
         adapters = [adapter for name, adapter in method.adapters.items() if method.places[name].part == part]
         # Where the whole denoiser is one graph, that would take the preparation in, and make it anew for each layer.
@@ -262,7 +265,7 @@ def _prepared(method: LoraAdapters, parts: ModelComponents, config: AdapterRun) 
             yield FactorCache(network, adapters)
 
 
-def _chosen(
+def _targets(
     parts: ModelComponents, family: Family, plan: AdapterPlan, sizes: dict[str, dict[str, Tensor]] | None
 ) -> list[tuple[nn.Module, TargetLayer, AdapterSpec, type[Adapter]]]:
     chosen = []
@@ -289,7 +292,8 @@ def _from_file(found: TargetLayer, plan: AdapterPlan, sizes: dict[str, dict[str,
     return dataclasses.replace(spec, rank=rows // parts, alpha=spec.alpha / parts)
 
 
-def _add(layer: nn.Linear | nn.Conv2d, tensors: Mapping[str, Tensor], multiplier: float) -> None:
+def _merge_product(layer: nn.Linear | nn.Conv2d, tensors: Mapping[str, Tensor], multiplier: float) -> None:
+    """Add multiplier * alpha / rank * (up @ down) to the weight, in float32; rounded once to its dtype."""
     where = {"device": layer.weight.device, "dtype": torch.float32}
     down, up = tensors["lora_down.weight"].to(**where), tensors["lora_up.weight"].to(**where)
     rank = down.shape[0]
@@ -298,7 +302,7 @@ def _add(layer: nn.Linear | nn.Conv2d, tensors: Mapping[str, Tensor], multiplier
     layer.weight.copy_((layer.weight.float() + delta).to(layer.weight.dtype))
 
 
-def _tell(method: LoraAdapters) -> None:
+def _log_adapters(method: LoraAdapters) -> None:
     for part, learns in method.trained_parts.items():
         count = sum(place.part == part for place in method.places.values())
         log.info("LoRA on %s: %d layers%s", part, count, "" if learns else ", not trained (learning rate 0)")
@@ -314,22 +318,23 @@ def _some(names: list[str]) -> str:
 
 
 def _groups(method: LoraAdapters, config: AdapterRun) -> Iterator[dict[str, Any]]:
+    """Parameter groups, text encoders first: by part, by block where these have weights, by pattern and for LoRA+."""
     optim, args = config.optim, method.args
     ratio = args.loraplus_text_encoder_lr_ratio or args.loraplus_lr_ratio
     for names, rate, label in _encoder_rates(method, config):
-        yield from _rated(method, names, rate, label, ratio)
+        yield from _rate_groups(method, names, rate, label, ratio)
     unet = [n for n, place in method.places.items() if place.part == "denoiser"]
     rate = optim.learning_rate if optim.unet_lr is None else optim.unet_lr
     ratio = args.loraplus_unet_lr_ratio or args.loraplus_lr_ratio
     weights = getattr(args, "block_weights", ())
     if not weights:
-        yield from _rated(method, unet, rate, "unet", ratio)
+        yield from _rate_groups(method, unet, rate, "unet", ratio)
         return
     blocks: dict[int, list[str]] = {}
     for name in unet:
         blocks.setdefault(method.args.block_of(name), []).append(name)
     for block, names in blocks.items():
-        yield from _rated(method, names, rate * weights[block], f"unet_block{block}", ratio)
+        yield from _rate_groups(method, names, rate * weights[block], f"unet_block{block}", ratio)
 
 
 def _encoder_rates(method: LoraAdapters, config: AdapterRun) -> Iterable[tuple[list[str], float, str]]:
@@ -345,7 +350,7 @@ def _encoder_rates(method: LoraAdapters, config: AdapterRun) -> Iterable[tuple[l
         yield [n for n, part in encoders.items() if part == name], rates[i], f"textencoder {i + 1}"
 
 
-def _rated(
+def _rate_groups(
     method: LoraAdapters, names: list[str], rate: float, label: str, ratio: float | None
 ) -> Iterator[dict[str, Any]]:
     """One group, or several: patterns of `network_reg_lrs` have their own, and LoRA+ gives lora_up another rate."""

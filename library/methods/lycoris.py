@@ -29,7 +29,7 @@ from library.families.base import Family, ModelComponents
 from library.families.facts import block_of
 from library.methods import lora
 from library.methods.base import BaseMethod, dtype_of
-from library.methods.lora import AdapterLocation, Unmatched, file_of, tell
+from library.methods.lora import AdapterLocation, Unmatched, file_of, report_unmatched
 from library.tools.names import names_of
 
 # What the package would find in our denoiser by name or class, but not in sd-scripts' U-Net, where these have other
@@ -211,7 +211,7 @@ def attach(parts: ModelComponents, family: Family, config: AdapterRun) -> Lycori
         except ConfigError as e:
             raise ConfigError(*(Problem("network_weights", ": {why}", why=why) for why in e.problems)) from e
         # Each kind of adapter has an alpha, so that alone does not make it the same kind.
-        tell("network_weights", weights, unmatched, sum(not name.endswith(".alpha") for name in tensors))
+        report_unmatched("network_weights", weights, unmatched, sum(not name.endswith(".alpha") for name in tensors))
     return method
 
 

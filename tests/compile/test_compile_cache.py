@@ -204,7 +204,7 @@ class Attends(nn.Module):
 def test_checkpoints_that_are_asked_of_every_operation_are_found_again(how, tmp_path, monkeypatch, forget):
     """PyTorch passes its cache by where it does not know what a policy decides."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(checkpointing, "_overlooks_functions", lambda: True)
+    monkeypatch.setattr(checkpointing, "_keeps_function_outputs", lambda: True)
     counted = torch._dynamo.utils.counters["aot_autograd"]
     for found in ({"autograd_cache_miss": 1, "autograd_cache_saved": 1}, {"autograd_cache_hit": 1}):
         torch._dynamo.reset()

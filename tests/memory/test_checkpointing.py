@@ -85,8 +85,8 @@ def test_text_encoders_that_learn_recompute_too(run, monkeypatch, script, values
 
 def test_what_flows_from_block_to_block_is_parked_once_a_block(run, monkeypatch):
     parked = []
-    park = checkpointing._park
-    monkeypatch.setattr(checkpointing, "_park", lambda x: (parked.append(x.shape), park(x))[1])
+    park = checkpointing._offload
+    monkeypatch.setattr(checkpointing, "_offload", lambda x: (parked.append(x.shape), park(x))[1])
     run("flux_train_network", **OFFLOAD, max_train_steps=1)
     tiny = {"DoubleStreamBlock": 2, "SingleStreamBlock": 4}
     # Image and text, then both as one; what enters the first block is in no graph of gradients, and stays.

@@ -45,10 +45,10 @@ def quantize_fp8_(layer: nn.Linear, device: torch.device) -> None:
     if weight.dtype == FP8:
         scale = torch.ones(layer.out_features, device=weight.device)
     else:
-        few, rows = rounded(weight.to(device))
-        layer.weight.data, scale = few.to(weight.device), rows[:, 0].to(weight.device)
+        quantized, rows = rounded(weight.to(device))
+        layer.weight.data, scale = quantized.to(weight.device), rows[:, 0].to(weight.device)
     layer.register_buffer("weight_scale", scale, persistent=False)
-    layer.__class__ = with_forward(type(layer), _answer)
+    layer.__class__ = with_forward(type(layer), _forward_fp8)
 
 
 def rounded(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,8 +57,9 @@ def rounded(rows: Tensor) -> tuple[Tensor, Tensor]:
     return (rows.float() / scale).clamp(-LARGEST, LARGEST).to(FP8), scale
 
 
-def _answer(layer: Any, x: Tensor) -> Tensor:
-    if x.dim() == 2:  # one row an image: reading the weight is all the work there is
+def _forward_fp8(layer: Any, x: Tensor) -> Tensor:
+    """x [..., in] -> [..., out] in bfloat16, with input and weight in 8 bits."""
+    if x.dim() == 2:  # one row an image: bound by reading the weight, which 8-bit products would not speed up
         weight = layer.weight.to(torch.bfloat16) * layer.weight_scale[:, None].to(torch.bfloat16)
         return F.linear(x.to(torch.bfloat16), weight, _bias(layer))
     rows = x.to(torch.bfloat16).flatten(0, -2)
@@ -76,16 +77,20 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
         ctx.save_for_backward(weight, scale)
-        few, rows = rounded(x)
-        return _multiplied(few, weight.t(), rows, scale[None])
+        quantized, rows = rounded(x)
+        return _multiplied(quantized, weight.t(), rows, scale[None])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         weight, scale = ctx.saved_tensors
-        few, rows = rounded(gradients[0].float() * scale)
+        quantized, rows = rounded(gradients[0].float() * scale)
         # The hardware sums along rows that lie in one piece, here those of the transposed weight.
-        turned = weight.t().contiguous().t()
-        return _multiplied(few, turned, rows, torch.ones_like(turned[:1], dtype=torch.float32)), None, None
+        transposed = weight.t().contiguous().t()
+        return (
+            _multiplied(quantized, transposed, rows, torch.ones_like(transposed[:1], dtype=torch.float32)),
+            None,
+            None,
+        )
 
 
 def _multiplied(left: Tensor, right: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

@@ -32,30 +32,33 @@ def quantize_int8_(
         rows = int8_matmul.rotated(rows, rotation)
         kept = rotation.to(here, dtype if dtype.itemsize > 1 else torch.bfloat16)
         layer.register_buffer("rotation", kept, persistent=False)
-    few, scale = int8_matmul.rounded(rows)
-    few = few.reshape(layer.weight.shape)
-    order = torch.channels_last if few.dim() == 4 else torch.contiguous_format
-    layer.weight.data = few.to(here).contiguous(memory_format=order)
+    quantized, scale = int8_matmul.rounded(rows)
+    quantized = quantized.reshape(layer.weight.shape)
+    order = torch.channels_last if quantized.dim() == 4 else torch.contiguous_format
+    layer.weight.data = quantized.to(here).contiguous(memory_format=order)
     layer.register_buffer("weight_scale", scale[:, 0].to(here), persistent=False)
-    answer = _rotated if rotate else _multiplied if in_int8 else _answer
-    layer.__class__ = with_forward(type(layer), answer)
+    forward = _forward_rotated if rotate else _forward_int8 if in_int8 else _forward_dequantized
+    layer.__class__ = with_forward(type(layer), forward)
 
 
-def _rotated(layer: Any, x: Tensor) -> Tensor:
+def _forward_rotated(layer: Any, x: Tensor) -> Tensor:
+    """x [..., in] -> [..., out]: rotate the input as the weight was, then multiply in int8."""
     dtype = wanted_type(x)
-    return _multiplied(layer, int8_matmul.rotated(x.to(dtype), layer.rotation.to(dtype)))
+    return _forward_int8(layer, int8_matmul.rotated(x.to(dtype), layer.rotation.to(dtype)))
 
 
-def _multiplied(layer: Any, x: Tensor) -> Tensor:
-    if x.dim() == 2:  # one row an image: reading the weight is all the work there is
-        return _answer(layer, x)
+def _forward_int8(layer: Any, x: Tensor) -> Tensor:
+    """x [..., in] -> [..., out], with input and weight in int8."""
+    if x.dim() == 2:  # one row an image: bound by reading the weight, which int8 products would not speed up
+        return _forward_dequantized(layer, x)
     dtype = wanted_type(x)
     rows = x.to(dtype).flatten(0, -2)
     answer = int8_matmul.Int8Product.apply(rows, layer.weight, layer.weight_scale).unflatten(0, x.shape[:-1])
     return answer if layer.bias is None else answer + layer.bias.to(dtype)
 
 
-def _answer(layer: Any, x: Tensor) -> Tensor:
+def _forward_dequantized(layer: Any, x: Tensor) -> Tensor:
+    """The layer's output in the compute dtype, with the weight brought back from int8."""
     dtype = wanted_type(x)
     scale = layer.weight_scale.view(-1, *[1] * (layer.weight.dim() - 1))
     weight = (layer.weight * scale).to(dtype)

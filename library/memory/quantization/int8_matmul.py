@@ -59,16 +59,16 @@ class Int8Product(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
         """Round each row of x, and multiply."""
         ctx.save_for_backward(weight, scale)
-        few, rows = rounded(x)
-        return torch.ops.kohya.int8_product(few, weight, rows, scale, x.dtype)
+        quantized, rows = rounded(x)
+        return torch.ops.kohya.int8_product(quantized, weight, rows, scale, x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         """The weight's scale goes into the gradient before its rows are rounded."""
         weight, scale = ctx.saved_tensors
-        few, rows = rounded(gradients[0].float() * scale)
-        turned = weight.t().contiguous()
-        return torch.ops.kohya.int8_product(few, turned, rows, None, gradients[0].dtype), None, None
+        quantized, rows = rounded(gradients[0].float() * scale)
+        transposed = weight.t().contiguous()
+        return torch.ops.kohya.int8_product(quantized, transposed, rows, None, gradients[0].dtype), None, None
 
 
 # An operator of its own, which a compiled graph calls as it is: the same kernel and numbers, compiled or not.
