@@ -30,7 +30,7 @@ class AdapterSpec:
     dropout: float = 0.0  # single values of down(x)
     rank_dropout: float = 0.0  # whole ranks, drawn for each image
     module_dropout: float = 0.0  # the whole adapter, drawn for each forward
-    noise: ggpo.Noise | None = None  # noise in what a linear layer answers, see ggpo.py
+    noise: ggpo.Noise | None = None  # noise added to the output of a linear layer, see ggpo.py
     frozen_down: bool = False  # lora_down stays as it was drawn (LoRA-FA)
     split: tuple[int, ...] = ()  # output sizes of separate adapters inside one fused matrix (query, key, value, ...)
 
@@ -62,7 +62,7 @@ class Adapter(nn.Module):
         new.__dict__.update({k: v.copy() if isinstance(v, dict | set) else v for k, v in layer.__dict__.items()})
         new.spec, new.alpha, new.multiplier = spec, spec.alpha, 1.0
         device = layer.weight.device
-        new._grow(spec, {"device": device, "dtype": dtype})
+        new._add_factors(spec, {"device": device, "dtype": dtype})
         new.register_buffer("scale", torch.ones((), device=device), persistent=False)
         new.set_multiplier(1.0)
         if spec.noise and isinstance(layer, nn.Linear):
@@ -94,9 +94,9 @@ class Adapter(nn.Module):
         return [(factor, self.strength if n else None) for n, factor in enumerate(factors)]
 
     def delta(self, x: Tensor) -> Tensor:
-        """What the adapter adds to the layer's answer."""
+        """x [..., in] -> what the adapter adds to the output of the layer [..., out]."""
         down, *ups = self.cached_factors or self._own_factors(x)
-        hidden = self._dropped(self._down(x, down))
+        hidden = self._dropout(self._down(x, down))
         if not scaled_in(ups[0].dtype):
             hidden = hidden * self.scale
         answer = self._up(hidden, ups)
@@ -164,13 +164,16 @@ class Adapter(nn.Module):
 
     # ---- for the two kinds of layer
 
-    def _grow(self, spec: AdapterSpec, where: dict) -> None:
+    def _add_factors(self, spec: AdapterSpec, where: dict) -> None:
+        """Make lora_down and lora_up, on a device and in a dtype (`where`)."""
         raise NotImplementedError
 
     def _down(self, x: Tensor, down: Tensor) -> Tensor:
+        """[..., in] -> [..., rank], or of images [B, in, h, w] -> [B, rank, h\', w\']."""
         raise NotImplementedError
 
     def _up(self, hidden: Tensor, ups: Sequence[Tensor]) -> Tensor:
+        """[..., rank] -> [..., out], or of images [B, rank, h, w] -> [B, out, h, w]."""
         raise NotImplementedError
 
     def _merged_up(self) -> Tensor:
@@ -179,20 +182,25 @@ class Adapter(nn.Module):
     def _take_up(self, up: Tensor) -> None:
         self.lora_up.weight.copy_(up.reshape(self.lora_up.weight.shape))
 
-    def _per_rank(self, hidden: Tensor) -> tuple[int, ...]:
+    def _rank_mask_shape(self, hidden: Tensor) -> tuple[int, ...]:
+        """The shape of a mask with one value for each image and rank, to be broadcast over `hidden`."""
         raise NotImplementedError
 
-    def _dropped(self, hidden: Tensor) -> Tensor:
+    def _dropout(self, hidden: Tensor) -> Tensor:
         """Masks drawn on the device, as F.dropout under torch.compile repeats its mask on CUDA (pytorch#198333)."""
         spec = self.spec
         if not spec.drops or not self.training:  # in this order: `training` is a guard of the graph once it is read
             return hidden
         if spec.dropout:
-            hidden = hidden * kept(hidden, hidden.shape, spec.dropout) / max(1 - spec.dropout, 1e-6)
+            hidden = hidden * keep_mask(hidden, hidden.shape, spec.dropout) / max(1 - spec.dropout, 1e-6)
         if spec.rank_dropout:
-            hidden = hidden * kept(hidden, self._per_rank(hidden), spec.rank_dropout) / max(1 - spec.rank_dropout, 1e-6)
+            hidden = (
+                hidden
+                * keep_mask(hidden, self._rank_mask_shape(hidden), spec.rank_dropout)
+                / max(1 - spec.rank_dropout, 1e-6)
+            )
         if spec.module_dropout:
-            hidden = hidden * kept(hidden, (1,), spec.module_dropout)
+            hidden = hidden * keep_mask(hidden, (1,), spec.module_dropout)
         return hidden
 
 
@@ -204,21 +212,21 @@ class LoraLinear(Adapter, nn.Linear):
         return self.base(input) + self.delta(input)
 
     def base(self, x: Tensor) -> Tensor:
-        """The frozen layer's own answer."""
-        return F.linear(x, fit(self.weight, x), None if self.bias is None else fit(self.bias, x))
+        """The output of the frozen layer itself."""
+        return F.linear(x, cast_like(self.weight, x), None if self.bias is None else cast_like(self.bias, x))
 
-    def _grow(self, spec: AdapterSpec, where: dict) -> None:
+    def _add_factors(self, spec: AdapterSpec, where: dict) -> None:
         self.lora_down = _linear(self.in_features, spec.rank, where)
         self.lora_up = _linear(spec.rank, self.out_features, where)
-        _start(self.lora_down, [self.lora_up], spec.frozen_down)
+        _init_factors(self.lora_down, [self.lora_up], spec.frozen_down)
 
     def _down(self, x: Tensor, down: Tensor) -> Tensor:
-        return F.linear(x, fit(down, x))
+        return F.linear(x, cast_like(down, x))
 
     def _up(self, hidden: Tensor, ups: Sequence[Tensor]) -> Tensor:
-        return F.linear(hidden, fit(ups[0], hidden))
+        return F.linear(hidden, cast_like(ups[0], hidden))
 
-    def _per_rank(self, hidden: Tensor) -> tuple[int, ...]:
+    def _rank_mask_shape(self, hidden: Tensor) -> tuple[int, ...]:
         return (hidden.shape[0], *(1 for _ in hidden.shape[1:-1]), hidden.shape[-1])
 
 
@@ -234,14 +242,14 @@ class SplitLoraLinear(LoraLinear):
         """The parts of lora_up."""
         return [*self.lora_up]
 
-    def _grow(self, spec: AdapterSpec, where: dict) -> None:
+    def _add_factors(self, spec: AdapterSpec, where: dict) -> None:
         self.lora_down = _linear(self.in_features, spec.rank * len(spec.split), where)
         self.lora_up = nn.ModuleList(_linear(spec.rank, size, where) for size in spec.split)
-        _start(self.lora_down, self.lora_up, spec.frozen_down)
+        _init_factors(self.lora_down, self.lora_up, spec.frozen_down)
 
     def _up(self, hidden: Tensor, ups: Sequence[Tensor]) -> Tensor:
         parts = zip(ups, hidden.chunk(len(ups), dim=-1), strict=True)
-        return torch.cat([F.linear(h, fit(up, h)) for up, h in parts], dim=-1)
+        return torch.cat([F.linear(h, cast_like(up, h)) for up, h in parts], dim=-1)
 
     def _merged_up(self) -> Tensor:
         return torch.block_diag(*(up.weight for up in self.lora_up))
@@ -263,25 +271,25 @@ class LoraConv2d(Adapter, nn.Conv2d):
         return self.base(input) + self.delta(input)
 
     def base(self, x: Tensor) -> Tensor:
-        """The frozen layer's own answer."""
-        return self._conv_forward(x, fit(self.weight, x), None if self.bias is None else fit(self.bias, x))
+        """The output of the frozen layer itself."""
+        return self._conv_forward(x, cast_like(self.weight, x), None if self.bias is None else cast_like(self.bias, x))
 
-    def _grow(self, spec: AdapterSpec, where: dict) -> None:
+    def _add_factors(self, spec: AdapterSpec, where: dict) -> None:
         shape = {"stride": self.stride, "padding": self.padding, "dilation": self.dilation, "bias": False}
         kernel: Any = self.kernel_size  # which Conv2d declares as two numbers where it takes them
         with unfilled.without_random_init():
             self.lora_down = nn.Conv2d(self.in_channels, spec.rank, kernel, **shape, **where)
             self.lora_up = nn.Conv2d(spec.rank, self.out_channels, 1, bias=False, **where)
-        _start(self.lora_down, [self.lora_up], spec.frozen_down)
+        _init_factors(self.lora_down, [self.lora_up], spec.frozen_down)
 
     def _down(self, x: Tensor, down: Tensor) -> Tensor:
         padding: Any = self.padding  # a word or numbers, which conv2d declares apart
-        return F.conv2d(x, fit(down, x), None, self.stride, padding, self.dilation)
+        return F.conv2d(x, cast_like(down, x), None, self.stride, padding, self.dilation)
 
     def _up(self, hidden: Tensor, ups: Sequence[Tensor]) -> Tensor:
-        return F.conv2d(hidden, fit(ups[0], hidden))
+        return F.conv2d(hidden, cast_like(ups[0], hidden))
 
-    def _per_rank(self, hidden: Tensor) -> tuple[int, ...]:
+    def _rank_mask_shape(self, hidden: Tensor) -> tuple[int, ...]:
         return (*hidden.shape[:2], 1, 1)
 
 
@@ -294,8 +302,8 @@ def adapter_class(layer: nn.Module, spec: AdapterSpec) -> type[Adapter] | None:
     return None
 
 
-def fit(weight: Tensor, x: Tensor) -> Tensor:
-    """A weight in the dtype it is used with. Autocast does that by itself, and keeps its copy of float32 leaves."""
+def cast_like(weight: Tensor, x: Tensor) -> Tensor:
+    """The weight in the dtype of x; unchanged under autocast, which caches its casts: a cast here would defeat that."""
     if torch.is_autocast_enabled(x.device.type):
         return weight
     return weight.to(x.dtype)
@@ -306,7 +314,7 @@ def scaled_in(dtype: torch.dtype) -> bool:
     return dtype != torch.float16
 
 
-def kept(like: Tensor, shape: tuple[int, ...], p: float) -> Tensor:
+def keep_mask(like: Tensor, shape: tuple[int, ...], p: float) -> Tensor:
     """A mask of zeros with probability `p` and ones else, on the device and in the dtype of `like`."""
     return (torch.rand(shape, device=like.device) >= p).to(like.dtype)
 
@@ -322,7 +330,8 @@ def _linear(inputs: int, outputs: int, where: dict) -> nn.Linear:
 
 
 @torch.no_grad()
-def _start(down: nn.Linear | nn.Conv2d, ups: Iterable[Any], frozen: bool = False) -> None:
+def _init_factors(down: nn.Linear | nn.Conv2d, ups: Iterable[Any], frozen: bool = False) -> None:
+    """lora_down as a linear layer is initialized, or for LoRA-FA; lora_up zero, so that an adapter begins as none."""
     weight = down.weight
     # Drawn on the host, so that the same seed gives the same adapters wherever the model is.
     drawn = torch.empty_like(weight, device="cpu") if weight.device.type not in ("cpu", "meta") else weight

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from library.config.problems import ConfigError
 from library.families.base import Family, ModelComponents
 from library.methods import targets
-from library.methods.adapters import fit, saved_alpha
+from library.methods.adapters import cast_like, saved_alpha
 from library.methods.lora import AdapterLocation, by_name, file_of, networks
 
 LORA, LOHA = ("lora_down.weight", "lora_up.weight"), ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b")
@@ -43,11 +43,11 @@ class LayerChange:
             self._ready = {name: value.to(x.device) for name, value in self.stored.items() if name != "alpha"}
         if LORA[0] in self._ready:
             return self._low_rank(layer, x)
-        weight = fit((self._product() * self.strength).reshape(layer.weight.shape), x)
+        weight = cast_like((self._product() * self.strength).reshape(layer.weight.shape), x)
         return F.linear(x, weight) if isinstance(layer, nn.Linear) else layer._conv_forward(x, weight, None)
 
     def _low_rank(self, layer: nn.Linear | nn.Conv2d, x: Tensor) -> Tensor:
-        down, up = (fit(self._ready[name], x) for name in LORA)
+        down, up = (cast_like(self._ready[name], x) for name in LORA)
         scale = self.strength * saved_alpha(self.stored, down.shape[0]) / down.shape[0]
         if isinstance(layer, nn.Linear):
             return F.linear(F.linear(x, down.flatten(1)), up.flatten(1)) * scale

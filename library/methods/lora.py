@@ -287,7 +287,7 @@ def _from_file(found: TargetLayer, plan: AdapterPlan, sizes: dict[str, dict[str,
     if not tensors or "lora_down.weight" not in tensors:
         return None
     rows = tensors["lora_down.weight"].shape[0]
-    spec = plan.made(found, rows, saved_alpha(tensors, rows))
+    spec = plan.spec_of_rank(found, rows, saved_alpha(tensors, rows))
     parts = len(spec.split) or 1
     return dataclasses.replace(spec, rank=rows // parts, alpha=spec.alpha / parts)
 

@@ -56,9 +56,9 @@ class AdapterPlan:
     def spec(self, found: TargetLayer) -> AdapterSpec | None:
         """The adapter for this layer, or None."""
         rank, alpha = self.args.rank_of(found, self.rank, self.alpha)
-        return self.made(found, rank, alpha) if rank else None
+        return self.spec_of_rank(found, rank, alpha) if rank else None
 
-    def made(self, found: TargetLayer, rank: int, alpha: float | int) -> AdapterSpec:
+    def spec_of_rank(self, found: TargetLayer, rank: int, alpha: float | int) -> AdapterSpec:
         """A spec of this rank, with the dropouts and the splitting the config asks for."""
         return AdapterSpec(
             rank=rank,

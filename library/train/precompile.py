@@ -27,7 +27,6 @@ from library.train.world import World
 PASSES_A_SIZE = 8  # recording one takes as long as four passes
 
 
-# Why: docs/decisions/2026-11-20-compile-before-the-first-step.md
 class Listener(Reporter, Protocol):
     """Who is told what the compiler does."""
 
@@ -40,6 +39,7 @@ class Listener(Reporter, Protocol):
         ...
 
 
+# Why: docs/decisions/2026-11-20-compile-before-the-first-step.md
 class Precompiler:
     """Makes the graphs of a training, and keeps account of those that come later."""
 

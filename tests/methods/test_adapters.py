@@ -95,10 +95,10 @@ def test_dropouts_are_off_in_evaluation_and_right_on_average():
 
 def test_rank_dropout_is_one_mask_for_all_tokens_of_an_image():
     new = adapted(nn.Linear(6, 2), rank=8, rank_dropout=0.5)
-    hidden = new._dropped(torch.ones(3, 5, 8))
+    hidden = new._dropout(torch.ones(3, 5, 8))
     assert torch.equal(hidden, hidden[:, :1].expand_as(hidden)) and len(hidden[:, 0].unique(dim=0)) > 1
     conv = adapted(nn.Conv2d(4, 6, 3), rank=8, rank_dropout=0.5)
-    hidden = conv._dropped(torch.ones(2, 8, 3, 3))
+    hidden = conv._dropout(torch.ones(2, 8, 3, 3))
     assert torch.equal(hidden, hidden[..., :1, :1].expand_as(hidden))
 
 
