@@ -219,7 +219,10 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
     )
     parser.add_argument("file", type=Path, help="the TOML of a training")
     parser.add_argument(
-        "--script", choices=list(RUNS), help="the training script; detected from the file when not given"
+        "--script",
+        choices=list(RUNS),
+        metavar="SCRIPT",
+        help="the training script; detected from the file when not given",
     )
     parser.add_argument("--cpu", action="store_true", help="on the processor, even where there is a GPU")
     asked = parser.parse_args(argv)

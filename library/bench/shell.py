@@ -102,7 +102,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--profile", action="store_true", help="see where the time of a step goes, and what to change")
     made.add_argument("--out", type=Path, metavar="FOLDER", help="where the result goes (default: with the other ones)")
     made.add_argument("--json", action="store_true", help="print the result as JSON too")
-    made.add_argument("--list", action="store_true", help="list the candidates and leave")
+    made.add_argument("--list", action="store_true", help="list the candidates and exit")
     return made
 
 

@@ -16,17 +16,16 @@ from library.config import environment as surroundings
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
 from library.config.schema import Reading
-from library.families import RUNS, config_class
+from library.families import config_class
 from library.imports import without_collecting
 from library.runs import gpu_slots
 
-USAGE = f"""kohya check RUN.toml [options]
+USAGE = """kohya check RUN.toml [options]
 kohya check SCRIPT --config_file RUN.toml [options]
 
 Looks for mistakes without training, and names all of them. Options are those of the training and of the launcher, as in
 kohya train, and besides:
-  --script SCRIPT  what RUN.toml is for ({", ".join(RUNS)});
-                   guessed from the file when not given
+  --script SCRIPT  the training script, one of those that kohya train --help lists; else detected from the file
   --json           print one JSON object instead of text"""
 
 

@@ -30,11 +30,12 @@ def main(argv: list[str]) -> int:
         "printed, and the report goes to stderr.",
     )
     parser.add_argument("file", type=Path, help="the file with the settings")
-    parser.add_argument("-o", "--output", type=Path, help="where to write; a file that exists is never written over")
-    parser.add_argument("--script", choices=list(RUNS), default="", help="what it is for; else the file tells")
+    parser.add_argument("-o", "--output", type=Path, help="where to write; an existing file is never overwritten")
+    parser.add_argument("--script", choices=list(RUNS), metavar="SCRIPT", default="",
+                        help="the training script; else detected from the file")  # fmt: skip
     parser.add_argument("--to", choices=["kohya_ss"], help="the other way round: write the JSON of kohya_ss's page")
     parser.add_argument("--base", type=Path, help="with --to: a JSON of that page, whose other keys stay as they are")
-    parser.add_argument("--json", action="store_true", help="print one JSON object with the account, and nothing else")
+    parser.add_argument("--json", action="store_true", help="print one JSON object with the report, and nothing else")
     asked = parser.parse_args(argv)
     if asked.base and not asked.to:
         parser.error("--base goes with --to kohya_ss")
@@ -94,6 +95,7 @@ def diff(argv: list[str]) -> int:
     parser.add_argument(
         "--script",
         choices=list(RUNS),
+        metavar="SCRIPT",
         default="",
         help="the training script of both; detected from the files when not given",
     )

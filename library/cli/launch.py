@@ -1,6 +1,7 @@
 """`kohya train`, `probe` and `bench`: what a TOML is for, and the launcher's options beside those of the training."""
 
 import dataclasses
+import textwrap
 from pathlib import Path
 
 from library import importers
@@ -17,12 +18,15 @@ from library.runs import foreground, gpu_slots, keys
 from library.runs.launcher import starting
 from library.sampling import shell as sampling
 
+SCRIPTS = textwrap.fill(", ".join(RUNS), 100, initial_indent="  ", subsequent_indent="  ")
 TRAIN_USAGE = f"""kohya train SCRIPT --config_file RUN.toml [options]
 kohya train RUN.toml [options]
 
-SCRIPT is one of {", ".join(RUNS)}. Options are those of the script
-(kohya train SCRIPT --help), and those of the launcher: --num_processes, --gpu_ids, --cpu, --num_machines,
---machine_rank, --main_process_ip, --main_process_port, --num_cpu_threads_per_process."""
+SCRIPT is one of:
+{SCRIPTS}.
+
+Options are those of the script (kohya train SCRIPT --help), and those of the launcher: --num_processes, --gpu_ids,
+--cpu, --num_machines, --machine_rank, --main_process_ip, --main_process_port, --num_cpu_threads_per_process."""
 
 
 # Why: docs/decisions/2026-11-20-check-before-launch.md

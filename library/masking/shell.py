@@ -45,7 +45,7 @@ def parser(kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> arg
     """The options; the page makes its form of these."""
     made = kind(
         "kohya mask",
-        description="Make masks of what a training learns from. The page shows them over the images, to be corrected.",
+        description="Make masks: bright where a training learns. The page shows them over the images, to be corrected.",
     )
     ways = made.add_subparsers(dest="way", metavar="WAY", required=True)
     text = (

@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
     """The options."""
     made = argparse.ArgumentParser(
         "kohya sample",
-        description="Generate images with a base model and LoRA files, side by side with the same seed. Waits while "
+        description="Generate images with a base model and LoRA, embedding or LLLite files, side by side. Waits while "
         "a training uses the GPU.",
     )
     made.add_argument("config", type=Path, help="the TOML of a training, or a base model (.safetensors or diffusers)")
