@@ -199,7 +199,7 @@ function showOverview(found) {
   part(".numbers").replaceChildren(...numbers.map(([title, text]) => make("div", {}, make("dt", {}, title), make("dd", {}, text))));
   part(".steps").textContent = training.repeats
     ? say("{images} with repeats are {pictures} per epoch; in batches of {batch} that is {each}. {steps} are {epochs}.", {
-        images: count(training.images, "image"), pictures: count(training.repeats, "picture"), batch: training.batch,
+        images: count(training.images, "image"), pictures: count(training.repeats, "image"), batch: training.batch,
         each: count(training.steps_per_epoch, "step"), steps: count(training.steps, "step"), epochs: count(training.epochs, "epoch") })
     : "A training would find no images here.";
   part(".findings").replaceChildren(...findings(found), found.kinds.missing ? toCaptions() : "");

@@ -1,16 +1,26 @@
-"""How text files of users are written."""
+"""How text files of users are written: UTF-8, or the UTF-16 that Windows' editor marks at the beginning of a file."""
 
 import codecs
 from pathlib import Path
 
 from library.config.problems import ConfigError
 
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
 
 def encoding_of(path: str | Path) -> str:
-    """Windows' editor marks UTF-16 at the beginning of a file; all else is UTF-8, with a mark or without."""
+    """The encoding of a file."""
     with open(path, "rb") as file:
-        is_marked = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-    return "utf-16" if is_marked else "utf-8-sig"
+        return _encoding(file.read(2))
+
+
+def decoded(data: bytes) -> str:
+    """The text that the bytes of a file are. Raises UnicodeError."""
+    return data.decode(_encoding(data))
+
+
+def _encoding(data: bytes) -> str:
+    return "utf-16" if data.startswith(UTF_16) else "utf-8-sig"
 
 
 def read_text(path: str | Path) -> str:

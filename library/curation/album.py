@@ -12,6 +12,7 @@ from library.config.json_types import JsonObject
 from library.config.problems import Problem, Report, Text, counted
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
+from library.config.text_files import decoded
 from library.curation import tags
 from library.data import augment, captions, folders
 from library.data.buckets import BucketFit, Buckets, Size
@@ -228,8 +229,8 @@ def reread(album: Album, picture: Picture) -> None:
         picture.foreign, picture.caption = True, ""
         return
     try:
-        picture.caption = data.decode("utf-8-sig")
-    except UnicodeDecodeError:
+        picture.caption = decoded(data)
+    except UnicodeError:
         picture.foreign, picture.caption = True, data.decode("utf-8", "replace")
 
 

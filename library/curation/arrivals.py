@@ -10,6 +10,7 @@ from pathlib import Path
 from PIL import Image
 
 from library.config.problems import ConfigError, Text
+from library.config.text_files import decoded
 from library.data.pixels import check_file, extensions
 from library.files import RESERVED, clear_errors
 
@@ -45,8 +46,8 @@ def check_content(path: Path, name: str) -> None:
     """Raise ConfigError unless a file holds what its name says: an image that can be decoded safely, or text."""
     if os.path.splitext(name)[1] in CAPTIONS:
         try:
-            text = path.read_bytes().decode("utf-8-sig")
-        except UnicodeDecodeError:
+            text = decoded(path.read_bytes())
+        except UnicodeError:
             raise ConfigError("{name} is not text in UTF-8: save it with that encoding", name=name) from None
         if any(unicodedata.category(sign) == "Cc" and sign not in "\t\r\n" for sign in text):
             raise ConfigError("{name} is not a caption: it holds control characters", name=name)

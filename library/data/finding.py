@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from library.config.dataset import DatasetConfig, SubsetConfig, drafted
 from library.config.problems import ConfigError, Problem, Report, Text, counted
 from library.config.run_config import ControlUse, RunConfig
+from library.config.text_files import decoded
 from library.data import captions, folders, metadata
 from library.data.buckets import Buckets, Size
 from library.data.controls import controls_of, mask_of
@@ -294,8 +295,10 @@ def _read_sizes(result: Survey, subset: SubsetConfig, found: list[FoundImage]) -
     good, broken, bad_words = [], [], []
     for one, (size, words) in zip(found, facts, strict=True):
         if isinstance(words, Exception):
-            bad_words.append(about_images("{caption_file} cannot be read ({words}): save it as UTF-8",
-                caption_file=one.caption_file, words=words))  # fmt: skip
+            template = "{caption_file} cannot be read ({why})"
+            if isinstance(words, UnicodeError):
+                template = "{caption_file} is not text in UTF-8: save it with that encoding"
+            bad_words.append(about_images(template, caption_file=one.caption_file, why=words))
         elif min(size) < 1:
             broken.append(one.path)
         else:
@@ -355,8 +358,8 @@ def _facts(result: Survey, subset: SubsetConfig, known: _Remembered, one: FoundI
         return size, subset.class_tokens or ""
     try:
         with open(one.caption_file, "rb") as f:
-            text = f.read().decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as e:
+            text = decoded(f.read())
+    except (OSError, UnicodeError) as e:
         return size, e
     if subset.enable_wildcard:
         return size, captions.lines(text)

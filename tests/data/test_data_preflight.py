@@ -163,6 +163,9 @@ def test_captions_in_another_encoding_are_named(tmp_path):
     (folder / "01.txt").write_bytes("grün".encode("latin-1"))
     (problem,) = problems(make.config(tmp_path))
     assert "01.txt" in problem and "UTF-8" in problem
+    (folder / "01.txt").write_bytes("grün".encode("utf-16"))  # as Windows' editor marks it
+    assert not problems(make.config(tmp_path))
+    assert "grün" in {image.caption for image in data.scan(make.config(tmp_path)).items}
 
 
 def test_twins_that_would_share_a_cache_are_named(tmp_path):

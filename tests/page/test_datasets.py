@@ -212,7 +212,7 @@ def test_photos_from_a_phone_become_a_data_set(visit, served, tmp_path):
     seen.until("100 % of an epoch", ".datasets .numbers").until("2 with a caption", ".datasets .numbers")
     repeats = box.locator("li [data-set=num_repeats]")
     repeats.fill("4")  # one folder needs no file for that
-    seen.until("12 pictures per epoch", ".datasets .sum")
+    seen.until("12 images per epoch", ".datasets .sum")
     assert form.locator("[data-option=dataset_repeats]").input_value() == "4"
     box.locator(".choose-images input").set_input_files([str(photos / "0.png")])
     seen.until("Already there: 1 file", ".datasets .file")
@@ -227,7 +227,7 @@ def test_photos_from_a_phone_become_a_data_set(visit, served, tmp_path):
     seen.until("3 with a caption", ".datasets .numbers")
     assert (folder / "2.txt").read_text() == "a dog" and not list(folder.glob(".*.part"))
     page.reload()
-    seen.until("12 pictures per epoch", ".datasets .sum")
+    seen.until("12 images per epoch", ".datasets .sum")
 
 
 @pytest.mark.browser
@@ -239,10 +239,10 @@ def test_named_folders_are_rows_and_a_change_is_written_into_a_file(visit, serve
     page, form = seen.page, seen.page.locator("#lora-form")
     box = form.locator(".datasets")
     seen.fill(output_name="zorb", output_dir=root / "out", train_data_dir=root / "named")
-    seen.until("29 pictures per epoch", ".datasets .sum")
+    seen.until("29 images per epoch", ".datasets .sum")
     assert box.locator("li").count() == 2
     box.locator("li [data-set=num_repeats]").first.fill("5")
-    seen.until("Saved in", ".datasets .file").until("19 pictures per epoch", ".datasets .sum")
+    seen.until("Saved in", ".datasets .file").until("19 images per epoch", ".datasets .sum")
     file = root / "out" / "zorb-dataset.toml"
     assert (
         form.locator("[data-option=dataset_config]").input_value() == str(file)
@@ -254,7 +254,7 @@ def test_named_folders_are_rows_and_a_change_is_written_into_a_file(visit, serve
     row.locator("[data-set=image_dir]").fill(str(root / "more"))
     page.keyboard.press("Tab")
     wait_for(lambda: "more" in file.read_text(), 30)
-    seen.until("Data set 2", ".datasets summary").until("21 pictures per epoch", ".datasets .sum")
+    seen.until("Data set 2", ".datasets summary").until("21 images per epoch", ".datasets .sum")
     group = box.locator(".group").nth(1)
     with page.expect_response(
         lambda answer: answer.url.endswith("datasets_count")
@@ -266,14 +266,14 @@ def test_named_folders_are_rows_and_a_change_is_written_into_a_file(visit, serve
     seen.until("changed elsewhere", ".datasets .file")
     assert "batch_size" not in file.read_text()
     page.reload()
-    seen.until("21 pictures per epoch", ".datasets .sum")  # what the file says now
+    seen.until("21 images per epoch", ".datasets .sum")  # what the file says now
     box.locator("li [data-set=num_repeats]").first.fill("many")  # what cannot be saved is still there after a reload
     seen.until("num_repeats", ".datasets .file .bad")
     page.reload()
     seen.until("num_repeats", ".datasets .file .bad")
     assert box.locator("li [data-set=num_repeats]").first.input_value() == "many"
     box.locator("li [data-set=num_repeats]").first.fill("5")
-    seen.until("21 pictures per epoch", ".datasets .sum")
+    seen.until("21 images per epoch", ".datasets .sum")
     box.locator("li").first.get_by_role("button", name="Remove").click()
     wait_for(lambda: "zorb cat" not in file.read_text(), 30)
     assert file.read_text().startswith("# by hand\n")

@@ -36,7 +36,7 @@ def test_look_edit_replace_and_undo(visit, images):
     cards = page.locator(".images article")
     cards.first.wait_for()
     assert cards.count() == 48 and "60 of 60" in page.locator(".images .numbers").inner_text()
-    assert "60 images with repeats are 600 pictures per epoch" in page.locator(".images .steps").inner_text()
+    assert "60 images with repeats are 600 images per epoch" in page.locator(".images .steps").inner_text()
     page.wait_for_function("document.querySelector('.images article img').naturalWidth > 0")
 
     page.locator(".images .findings button", has_text="without a caption").click()
@@ -85,7 +85,7 @@ def test_a_tabs_regularisation_and_dataset_file_are_looked_at_and_opened_alone(v
     rows = page.locator(".images .sources tbody tr")
     rows.nth(1).wait_for()
     assert [rows.nth(i).inner_text().split("\t")[1:] for i in range(2)] == [["60", "10", "600"], ["5", "120", "600"]]
-    assert "1,200 pictures per epoch" in page.locator(".images .steps").inner_text()
+    assert "1,200 images per epoch" in page.locator(".images .steps").inner_text()
     page.locator(".images .findings button", has_text="regularisation").click()
     page.wait_for_function("document.querySelectorAll('.images article').length === 5")
     assert page.locator(".images article textarea").first.get_attribute("readonly") is not None
