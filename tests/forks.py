@@ -1,4 +1,5 @@
 """Processes of trainings, forked from one that has loaded PyTorch: what takes seconds at each start is done once.
+Launchers that are forked fork what they start, too.
 
 Started as a program of its own, which trains nothing itself, as PyTorch allows no backward pass after a fork then. All
 workers of a run of the tests share it. Each line that it reads is a process to start, and is answered with its id; how
@@ -8,6 +9,7 @@ it ended is written beside its output. It ends when nobody is connected any more
 import contextlib
 import functools
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -25,6 +27,7 @@ from filelock import FileLock
 
 from tests.source import ROOT, SCRATCH
 
+WHOLE = "KOHYA_TEST_WHOLE_PROCESSES"  # set for a launcher that starts programs, where others fork what they start
 STARTED = []  # so that nobody warns of a program that is still there when its object has gone
 
 
@@ -100,7 +103,8 @@ def _server():
         while not (connection := _connected(address)):
             address.unlink(missing_ok=True)
             command = [sys.executable, "-m", "tests.forks", str(address)]
-            how = {"cwd": ROOT, "stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
+            # A session of its own: a Ctrl+C ends the tests, and it ends then, with all that it has started.
+            how = {"cwd": ROOT, "stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "start_new_session": True}
             STARTED.append(subprocess.Popen(command, **how))
             assert STARTED[-1].stdout.readline(), "the program that forks did not start"
     return connection
@@ -130,8 +134,14 @@ def _line(connection):
 
 def serve(address):
     gc.disable()
+    os.fsync = lambda handle: None  # as in tests/conftest.py
+    import accelerate.commands.launch  # noqa: F401
+    import cv2  # noqa: F401
     import torch
-    import torch._dynamo  # noqa: F401
+    import torch._dynamo
+    import torch.distributed.fsdp
+    import torch.distributed.run
+    import torch.distributed.tensor  # noqa: F401
     from accelerate import Accelerator  # noqa: F401
 
     import library.cli.train
@@ -144,7 +154,8 @@ def serve(address):
         import diffusers.models.autoencoders.autoencoder_kl
         import diffusers.models.unets.unet_2d_condition  # noqa: F401
     import transformers.models.clip.modeling_clip
-    import transformers.models.t5.modeling_t5  # noqa: F401
+    import transformers.models.t5.modeling_t5
+    import transformers.optimization  # noqa: F401
 
     torch.set_num_threads(1)
     for name in families.RUNS:
@@ -193,8 +204,21 @@ def be(arguments, environment, out, given):
     os.dup2(os.open(given, os.O_RDONLY), 0)
     for number in (1, 2):
         os.dup2(os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    if WHOLE not in environment:
+        popen = subprocess.Popen
+        holders = [module for module in [*sys.modules.values()] if vars(module).get("Popen") is popen]
+        for module in holders:
+            module.Popen = lambda args, **how: (Child if forks(args, how) else popen)(args, **how)
+    return ran(arguments, environment)
+
+
+def ran(arguments, environment):
+    """The exit code of what Python would have run with these arguments."""
+    from library.config import environment as inherited
+
     os.environ.clear()
     os.environ.update(environment)
+    importlib.reload(inherited)  # it has looked at another process
     code = 0
     try:
         if arguments[0] == "-m":
@@ -214,6 +238,62 @@ def be(arguments, environment, out, given):
     sys.stdout.flush()
     sys.stderr.flush()
     return code
+
+
+def forks(args, how):
+    """Whether what a launcher starts is one of Python's processes, whose output it does not read."""
+    files = (how.get("stdout"), how.get("stderr"))
+    return args[0] == sys.executable and not any(isinstance(file, int) and file < 0 for file in files)
+
+
+class Child:
+    """A process that a forked launcher starts, forked from it, with what launchers use of `subprocess.Popen`."""
+
+    def __init__(self, args, env=None, stdout=None, stderr=None, start_new_session=False, process_group=None, **_):
+        self.args, self.returncode = args, None
+        self.pid = os.fork()
+        if self.pid:
+            return
+        if start_new_session:
+            os.setsid()
+        if process_group is not None:
+            os.setpgid(0, process_group)
+        for number, file in ((1, stdout), (2, stderr)):
+            if file is not None:
+                os.dup2(file if isinstance(file, int) else file.fileno(), number)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # no handler of the launcher's
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        os._exit(ran([*args[1 + (args[1] == "-u") :]], dict(os.environ) if env is None else env))
+
+    def poll(self):
+        return self._reap(os.WNOHANG)
+
+    def wait(self, timeout=None):
+        if timeout is None:
+            return self._reap(0)
+        end = time.monotonic() + timeout
+        while self._reap(os.WNOHANG) is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired(self.args, timeout)
+            time.sleep(0.02)
+        return self.returncode
+
+    def _reap(self, how):
+        if self.returncode is None and (ended := os.waitpid(self.pid, how))[0]:
+            self.returncode = os.waitstatus_to_exitcode(ended[1])
+        return self.returncode
+
+    def send_signal(self, number):
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self):
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self):
+        self.send_signal(signal.SIGKILL)
 
 
 if __name__ == "__main__":

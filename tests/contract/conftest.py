@@ -2,7 +2,9 @@
 
 import pytest
 
-from tests.training import shallow, shapes, short_captions, squares  # noqa: F401
+from tests.training import cached_shapes as shapes  # noqa: F401
+from tests.training import cached_squares as squares  # noqa: F401
+from tests.training import shallow, short_captions  # noqa: F401
 
 
 @pytest.fixture(scope="session")

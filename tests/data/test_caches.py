@@ -3,11 +3,7 @@
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +14,9 @@ from library.config.schema import ConfigError
 from library.data import caches, encoding, loading
 from library.families.base import TextCache
 from library.train.loss import with_text_length
+from tests import forks
 from tests.data import make
+from tests.training import wait_for
 
 DISK = {"cache_latents_to_disk": True}
 TEXT = {"cache_text_encoder_outputs_to_disk": True, "network_train_unet_only": True}
@@ -341,26 +339,26 @@ import sys, time
 from pathlib import Path
 from library import data
 from library.data import encoding
+from tests import forks
 from tests.data import make
+from tests.training import wait_for
 config = make.config(Path(sys.argv[1]), cache_latents_to_disk=True)
 images = data.scan(config)
-print("go", flush=True)
+Path(sys.argv[1], "go").touch()
 encoding.encode(images, make.Family(), make.parts(), config, make.Run(), print)
-print("done", flush=True)
 """
 
 
 def test_kill_at_any_moment_leaves_no_torn_file(tmp_path):
     folder = make.folder(tmp_path, "1_cat", ((64, 64),) * 150, captions=False)
     config = make.config(tmp_path, **DISK)
-    root = Path(__file__).parents[2]
     for wait in (0.0, 0.05, 0.15):
-        process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, cwd=root)
-        assert process.stdout.readline() == b"go\n" or process.stdout.readline() == b"go\r\n"
+        process = forks.start(["-c", KILLED, str(tmp_path)])
+        wait_for(lambda process=process: (tmp_path / "go").exists() or process.poll() is not None)
         time.sleep(wait)
-        process.send_signal(getattr(signal, "SIGKILL", signal.SIGTERM))
-        process.wait()
-        process.stdout.close()
+        process.kill()
+        assert "Traceback" not in process.communicate()[0]
+        (tmp_path / "go").unlink()
         for file in folder.glob("[0-9]*.npz"):
             with np.load(file) as npz:
                 assert npz["latents"].shape == (4, 8, 8) and json.loads(str(npz[caches.MADE_FROM]))

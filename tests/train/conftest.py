@@ -2,8 +2,10 @@
 
 import pytest
 
+from tests.training import cached_shapes as shapes  # noqa: F401
+from tests.training import cached_squares as squares  # noqa: F401
 from tests.training import demo as deep  # noqa: F401
-from tests.training import shallow, shapes, squares  # noqa: F401
+from tests.training import shallow  # noqa: F401
 
 
 @pytest.fixture(scope="session")

@@ -120,10 +120,9 @@ def test_a_lora_learns_samples_and_loads_in_diffusers(run, pairs, demo, fill_mod
 
 
 @pytest.mark.parametrize("kind", ["kontext", "fill"])
-def test_the_whole_model_learns_and_what_it_is_shown_matters(run, kind):
+def test_the_whole_model_learns(run, kind):
     made = run(kind, FULL, max_train_steps=2, learning_rate=1e-4)
-    again = run(kind, FULL, max_train_steps=2, learning_rate=1e-4)
-    assert made.losses == again.losses and all(map(math.isfinite, made.losses))
+    assert len(set(made.losses)) == 2 and all(map(math.isfinite, made.losses))
     assert made.tensors()["img_in.weight"].shape[1] == {"kontext": 64, "fill": 384}[kind]
 
 

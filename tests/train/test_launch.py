@@ -18,7 +18,7 @@ SCRIPT = "flux_train_network"
 
 
 def launch(arguments, output, **environment):
-    """Run a training's command to its end; what it left in `output`. Only the launcher is forked."""
+    """Run a training's command to its end; what it left in `output`. Launcher and training are forked."""
     before = runs_in(output)
     launcher = forks.start(arguments[1:], **environment)
     said = launcher.communicate()[0]

@@ -136,7 +136,9 @@ def test_kohya_train_ends_well_when_its_training_does(training, monkeypatch):
 
 LOOP = """
 import sys, time
+from library.train import stop_requests
 from library.train.stop_requests import ControlRequests
+stop_requests.ONE_REQUEST = {}
 class Record:
     def say(self, text): print(text + "\\n", end="", flush=True)
     def finish(self, state): print(state, flush=True)
@@ -154,8 +156,11 @@ print("saving", flush=True)
 """
 
 
-def listener(code):
-    found = subprocess.Popen([sys.executable, "-c", LOOP.format(code)], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+def listener(code, together=0.2):
+    """A process that listens, and then does this; signals within so many seconds are one."""
+    found = subprocess.Popen(
+        [sys.executable, "-c", LOOP.format(together, code)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
     assert found.stdout.readline() == "up\n"
     return found
 
@@ -164,10 +169,10 @@ def test_a_third_signal_ends_it_even_if_it_hangs_and_the_second_says_so():
     one = listener("import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()")
     one.terminate()
     assert one.stdout.readline().startswith("Stopping") and one.stdout.readline() == "saving\n"
-    time.sleep(1.2)
+    time.sleep(0.3)
     one.send_signal(signal.SIGINT)
     assert "once more kills the training: what is not saved by then is lost" in one.stdout.readline()
-    time.sleep(1.2)
+    time.sleep(0.3)
     assert one.poll() is None
     one.send_signal(signal.SIGINT)
     assert one.wait(120) == 128 + signal.SIGINT
@@ -175,16 +180,16 @@ def test_a_third_signal_ends_it_even_if_it_hangs_and_the_second_says_so():
 
 
 def test_a_second_signal_waits_for_a_save():
-    one = listener("time.sleep(2.5); print('saved', flush=True)")
+    one = listener("time.sleep(1); print('saved', flush=True)")
     one.terminate()
     assert one.stdout.readline().startswith("Stopping") and one.stdout.readline() == "saving\n"
-    time.sleep(1.2)
+    time.sleep(0.3)
     one.send_signal(signal.SIGINT)
     assert one.wait(120) == 0 and one.stdout.read().splitlines()[-1] == "saved"
 
 
 def test_signals_that_come_together_are_one_wish():
-    one = listener("time.sleep(0.5)")
+    one = listener("time.sleep(0.5)", together=10)
     for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):
         one.send_signal(number)
     assert one.wait(120) == 0

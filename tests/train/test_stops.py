@@ -133,10 +133,9 @@ def test_a_checkpoint_that_is_being_written_is_finished(demo, squares, tmp_path,
 @pytest.mark.parametrize("how", ["after_step", "now"])
 def test_before_the_first_step_nothing_is_there_to_save(demo, squares, tmp_path, when, how, doing):
     when(Journal, "phase", lambda self, what, *numbers: doing in what, how)
+    values = {"train_data_dir": squares, "output_name": "m", "cache_latents_to_disk": False}
     with pytest.raises(Stopped):
-        train(
-            config_of(demo, LORA, train_data_dir=squares, output_dir=tmp_path, output_name="m", sample_at_first=False)
-        )
+        train(config_of(demo, LORA, output_dir=tmp_path, **values))
     (folder,) = runs_in(tmp_path)
     assert reader.at(folder).state == "stopped" and set(path.name for path in tmp_path.iterdir()) == {"runs"}
 

@@ -31,7 +31,7 @@ from library.train.stepper import Stepper
 from library.train.stop_requests import ControlRequests
 from library.train.updates import Updates
 from library.train.world import World
-from tests.training import SCRIPTS, config_of, fresh
+from tests.training import LORAS, config_of, fresh
 
 META = torch.device("meta")
 
@@ -140,7 +140,7 @@ def blocked_by(demo, squares, tmp_path, monkeypatch, meta_as_cpu):
 
 LIVE = {"cache_text_encoder_outputs": False, "cache_latents": False, "shuffle_caption": True}
 CASES = {
-    **{script: (script, {}) for script in SCRIPTS},
+    **{script: (script, {}) for script in (*LORAS, "sdxl_train", "flux_train")},  # whole models step alike
     "sdxl noise": (
         "sdxl_train_network",
         {"noise_offset": 0.1, "noise_offset_random_strength": True, "adaptive_noise_scale": 0.1, "ip_noise_gamma": 0.1,
