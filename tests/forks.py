@@ -154,8 +154,10 @@ def serve(address):
         import diffusers.models.autoencoders.autoencoder_kl
         import diffusers.models.unets.unet_2d_condition  # noqa: F401
     import transformers.models.clip.modeling_clip
-    import transformers.models.t5.modeling_t5
-    import transformers.optimization  # noqa: F401
+    import transformers.models.t5.modeling_t5  # noqa: F401
+
+    with without_optional("transformers"):
+        import transformers.optimization  # noqa: F401
 
     torch.set_num_threads(1)
     for name in families.RUNS:
