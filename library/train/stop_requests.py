@@ -85,6 +85,7 @@ class ControlRequests:
         """Give signals back to whom they belonged."""
         if self._wakeup_read is None:
             return
+        self.end()  # nobody interrupts who would not know why any more
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         signal.set_wakeup_fd(self._other)
@@ -195,8 +196,8 @@ class ControlRequests:
             time.sleep(WATCH)
 
     def _break_off(self) -> None:
-        """Raise Stopped in the main thread, as long as no step is done."""
-        if not self._learned:
+        """Raise Stopped in the main thread, as long as no step is done and it does not end already."""
+        if not self._learned and not self._ending:
             self._own = True
             _thread.interrupt_main(signal.SIGINT)
 
