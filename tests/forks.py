@@ -207,10 +207,9 @@ def be(arguments, environment, out, given):
     for number in (1, 2):
         os.dup2(os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     if WHOLE not in environment:
-        popen = subprocess.Popen
-        holders = [module for module in [*sys.modules.values()] if vars(module).get("Popen") is popen]
+        holders = [module for module in [*sys.modules.values()] if vars(module).get("Popen") is subprocess.Popen]
         for module in holders:
-            module.Popen = lambda args, **how: (Child if forks(args, how) else popen)(args, **how)
+            module.Popen = Started
     return ran(arguments, environment)
 
 
@@ -242,10 +241,13 @@ def ran(arguments, environment):
     return code
 
 
-def forks(args, how):
-    """Whether what a launcher starts is one of Python's processes, whose output it does not read."""
-    files = (how.get("stdout"), how.get("stderr"))
-    return args[0] == sys.executable and not any(isinstance(file, int) and file < 0 for file in files)
+class Started(subprocess.Popen):
+    """What a launcher starts: a fork where it is one of Python's processes whose output it does not read."""
+
+    def __new__(cls, args, *more, **how):
+        files = (how.get("stdout"), how.get("stderr"))
+        read = any(isinstance(file, int) and file < 0 for file in files)
+        return Child(args, **how) if args[0] == sys.executable and not more and not read else super().__new__(cls)
 
 
 class Child:
