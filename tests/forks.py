@@ -242,12 +242,12 @@ def ran(arguments, environment):
 
 
 class Started(subprocess.Popen):
-    """What a launcher starts: a fork where it is one of Python's processes whose output it does not read."""
+    """What a launcher starts: a fork where it is one of Python's processes to which it does not talk."""
 
     def __new__(cls, args, *more, **how):
         files = (how.get("stdout"), how.get("stderr"))
-        read = any(isinstance(file, int) and file < 0 for file in files)
-        return Child(args, **how) if args[0] == sys.executable and not more and not read else super().__new__(cls)
+        piped = how.get("stdin") == subprocess.PIPE or any(isinstance(file, int) and file < 0 for file in files)
+        return Child(args, **how) if args[0] == sys.executable and not more and not piped else super().__new__(cls)
 
 
 class Child:
