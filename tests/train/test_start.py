@@ -49,9 +49,10 @@ def test_a_training_imports_nothing_that_it_does_not_use(demo, squares, tmp_path
     """Of no family: what all of them import is nothing of that."""
     from library.config.schema import to_toml
 
-    turns = []
+    turns, values = [], {"train_data_dir": squares, "max_train_steps": 1}
+    values |= {"cache_latents_to_disk": False, "cache_text_encoder_outputs_to_disk": False}  # all are loaded
     for script in LORAS:
-        config = config_of(demo, script, train_data_dir=squares, output_dir=tmp_path / script, max_train_steps=1)
+        config = config_of(demo, script, output_dir=tmp_path / script, **values)
         file = tmp_path / f"{script}.toml"
         file.write_text(to_toml(config), encoding="utf-8")
         turns += [f"sd-scripts/{script}.py", file]
