@@ -265,6 +265,11 @@ def process_store() -> "torch.distributed.Store":
     return torch.distributed.distributed_c10d._get_default_store()
 
 
+def process_store_of_thread() -> "torch.distributed.Store":
+    """The same by a connection of its own: a thread that waits at the store keeps all others from that connection."""
+    return process_store().clone()
+
+
 class LazyTensor(Tensor):
     """A tensor in host memory whose numbers are made by a function each time an operation asks for them.
 

@@ -20,7 +20,9 @@ NOT_FINITE = {"loss NaN": "the loss of step {step} is NaN", "loss infinite": "th
 Newest = Mapping[str, Path]  # "file" and "state" -> what was saved last
 
 # What the backends of torch.distributed say where a process no longer answers.
-GONE = ("Connection reset by peer", "Connection closed by peer", "Broken pipe", "remote process exited", "was aborted")
+GONE = ("Connection reset by peer", "Connection closed by peer", "Broken pipe", "remote process exited", "was aborted",
+        "Connection was likely closed")  # fmt: skip
+SILENT = ("Timed out waiting", "collective operation timeout", "wait timeout after")
 NO_ROOM = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
 
 
@@ -41,15 +43,31 @@ def explain_error(error: BaseException, config: RunConfig, doing: Text, newest: 
         )
     if torch.distributed.is_initialized() and any(sign in str(error) for sign in GONE):
         return process_gone(doing, newest)
+    if torch.distributed.is_initialized() and any(sign in str(error) for sign in SILENT):
+        return process_silent(doing, newest)
     return error
 
 
 class ProcessGone(ConfigError):
-    """Another process of the training has ended without a word to the others."""
+    """Another process of the training has ended."""
 
 
-def process_gone(doing: Text, newest: Newest) -> ProcessGone:
-    """The sentence about another process that has ended while this one did something."""
+class ProcessSilent(ProcessGone):
+    """Another process of the training does not answer any more."""
+
+
+def process_silent(doing: Text, newest: Newest) -> ProcessSilent:
+    """The sentence about another process that this one has waited for in vain while it did something."""
+    return ProcessSilent(
+        "another process of this training has not answered in time ({doing}): it hangs, or its machine or the network "
+        "is gone; ddp_timeout is the limit in minutes{then}", doing=doing, then=_go_on(newest),
+    )  # fmt: skip
+
+
+def process_gone(doing: Text, newest: Newest, said: str = "") -> ProcessGone:
+    """The sentence about another process that has ended while this one did something; `said` is what it has told."""
+    if said:
+        return ProcessGone("{said}{then}", said=said, then=_go_on(newest))
     return ProcessGone(
         "another process of this training has ended, and none goes on without it ({doing}); its own last lines, or "
         "the system's log, say why{then}", doing=doing, then=_go_on(newest),

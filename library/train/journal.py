@@ -16,7 +16,7 @@ from library.outputs import paths
 from library.outputs.hub import Uploads
 from library.outputs.prompts import Prompt
 from library.outputs.trackers import Trackers
-from library.runs.record import Record
+from library.runs.record import Record, sentence
 from library.train import errors
 from library.train.clock import Clock
 from library.train.siblings import Siblings
@@ -65,8 +65,10 @@ class Journal:
         # Of a lost process every backend tells in words of its own.
         lost = explained is error and isinstance(error, RuntimeError) and self.siblings.gone
         if lost or isinstance(explained, errors.ProcessGone):
-            explained = self._process_gone()
+            explained = self._process_gone(explained)
             self.siblings.tell(explained)
+        elif isinstance(explained, Exception) and self._world.messages and not self._world.main:
+            self._world.messages.leave(sentence(explained))  # it is the first process that speaks
         self.siblings.leave()
         if explained is not None and explained is not error:
             explained.__cause__ = error  # whose traceback belongs into the log
@@ -84,8 +86,12 @@ class Journal:
         if explained is not None and explained is not error:
             raise explained from error
 
-    def _process_gone(self) -> errors.ProcessGone:
-        return errors.process_gone(self.doing, self.newest or self.siblings.newest)
+    def _process_gone(self, error: BaseException | None = None) -> errors.ProcessGone:
+        newest = self.newest or self.siblings.newest
+        said = self._world.messages.left() if self._world.messages else ""
+        if isinstance(error, errors.ProcessSilent) and not said:
+            return errors.process_silent(self.doing, newest)
+        return errors.process_gone(self.doing, newest, said)
 
     def begin(self, remarks: Sequence[Text], notes: Sequence[Text]) -> None:
         """Open trackers and uploads, and say what should be known first; `notes` are on the console already."""

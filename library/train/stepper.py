@@ -54,15 +54,21 @@ class Stepper:
                 self._remember()
 
     def _windows(self) -> Iterator[list[Batch]]:
-        """The batches of the steps of this epoch, up to those that cannot be read."""
-        try:
-            yield from windows(self.batches, self._size)
-        except ConfigError as error:
-            if self.world.ranks > 1:  # the others have begun the step, and wait for this one
-                raise
-            self.read_error = error
-            if self._droppable:
-                self.drop_step()
+        """The batches of the steps of this epoch, up to those that a process cannot read: none begins that step."""
+        rest, window = windows(self.batches, self._size), list[Batch]()
+        while not self.read_error:
+            try:
+                window = next(rest, [])
+            except ConfigError as error:
+                self.read_error = error
+            if self.world.messages and (window or self.read_error):
+                said = self.world.messages.first_problem(str(self.read_error or ""))
+                self.read_error = ConfigError(said) if said else None
+            if not window:
+                return
+            if not self.read_error:
+                yield window
+        self.drop_step()
 
     def micro_batches(self, window: Sequence[Batch], compile_log: CompileLog) -> Iterator[tuple[int, Batch]]:
         """The batches of a step with their numbers, on the device and seeded; raises WorkCancelled between them."""
@@ -83,8 +89,8 @@ class Stepper:
         return both[0], dict(zip(ASKED, both[1:], strict=True))
 
     def _remember(self) -> None:
+        self._before = {"clock": self.clock.state(), "data": self.batches.state_dict()}
         if self._droppable:
-            self._before = {"clock": self.clock.state(), "data": self.batches.state_dict()}
             self._before["random"] = rng.get_rng_state(self.world.device)
 
     def drop_step(self) -> None:
@@ -94,5 +100,6 @@ class Stepper:
             known[name] for name in ("current_step", "current_epoch", "step_in_epoch")
         )
         self.batches.load_state_dict(self._before["data"])
-        rng.set_rng_state(self._before["random"], self.world.device)
+        if self._droppable:  # else nothing is drawn before all batches of a step are read
+            rng.set_rng_state(self._before["random"], self.world.device)
         self.requests.agree({"stop"})

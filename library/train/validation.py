@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from library.compiler import cudagraph
-from library.config.problems import Text
+from library.config.problems import ConfigError, Text
 from library.data.images import ImageSet
 from library.data.loading import Batch, Batches
 from library.data.threads import ahead, num_workers
@@ -53,10 +53,14 @@ class ValidationRunner:
                     training.journal.validated(when, training.clock, losses, training.step_log.meter.average)
 
     def _measure(self, batches: Batches) -> dict[str, float]:
-        """The mean loss at each noise level, over all processes; nothing when one of them had to end before."""
+        """The mean loss at each noise level, over all processes; nothing where one of them could not get to the end.
+
+        What cannot be read is said, and ends no training, as nothing is learned here.
+        """
         training = self._training
         levels, world, parts = training.family.validation_timesteps, training.world, training.components
         sums, cut = torch.zeros(len(levels) + 1, device=world.device), torch.zeros(1, device=world.device)
+        problem = ""
         try:
             with evaluation_mode([parts.denoiser, *parts.encoders.values()], training):
                 for number, batch, counts in self._own_batches(batches):
@@ -64,11 +68,18 @@ class ValidationRunner:
                     if counts:
                         sums += torch.stack([*losses, torch.ones_like(losses[0])])
         except WorkCancelled:
-            training.journal.say("The validation is not done to the end, as the training ends now.")
             cut += 1
+        except ConfigError as error:
+            problem, cut = str(error), cut + 1
+            if training.method.shards is not None:
+                world.gather(True)  # the others wait to compute together, and end it
         if world.ranks > 1:
             torch.distributed.all_reduce(sums)
             torch.distributed.all_reduce(cut)
+        if said := [*filter(None, world.gather(problem))]:
+            training.journal.warn(Text("this validation is left out ({why}); the training goes on", why=said[0]))
+        elif cut.item():
+            training.journal.say("The validation is not done to the end, as the training ends now.")
         if cut.item():
             return {}
         *totals, count = sums.tolist()

@@ -16,10 +16,12 @@ from torch import Tensor
 from library.config.run_config import RunConfig
 from library.families.base import ModelComponents
 from library.memory.quantization import fp8_storage
+from library.train.messages import Messages
 from library.train.step_metrics import MemoryWatch
 
 T = TypeVar("T")
 CLOSING = 15  # seconds after a failure in which a process of several has to end
+TIMEOUT, TIMEOUT_OF_GPUS = 30, 10  # minutes that PyTorch lets processes wait for each other
 
 
 class World:
@@ -47,6 +49,9 @@ class World:
         self.ranks: int = self.accelerator.num_processes
         self.storage_dtype, self.compute_dtype = fp8_storage.storage_type(config), fp8_storage.compute_type(config)
         self.memory = MemoryWatch(self.device)
+        # Before the collectives of GPUs give up, which end the process without a word.
+        patience = 0.9 * 60 * (options.ddp_timeout or (TIMEOUT if no_gpu else TIMEOUT_OF_GPUS))
+        self.messages = Messages(self.rank, self.ranks, patience) if self.ranks > 1 else None
 
     def __enter__(self) -> "World":
         return self

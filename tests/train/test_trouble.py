@@ -208,6 +208,18 @@ def test_a_process_that_has_ended_is_named_where_there_are_several(config, monke
         assert errors.explain_error(error, *where) is error
 
 
+def test_a_process_that_does_not_answer_in_time_is_told_of(config, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    error = RuntimeError("[unbound_buffer.cc:78] Timed out waiting 60000ms for recv operation to complete")
+    said = str(errors.explain_error(error, config(), "step 7", {"state": Path("out/at-5-state")}))
+    assert "has not answered in time (step 7)" in said and "ddp_timeout" in said and "at-5-state" in said
+
+
+def test_the_sentence_is_that_of_the_process_that_failed():
+    said = str(errors.process_gone("step 7", {"state": Path("at-5-state")}, "process 1 ... has ended: no memory"))
+    assert said == "process 1 ... has ended: no memory; resume from at-5-state"
+
+
 def test_a_scaler_that_never_finds_its_scale_ends_it():
     numbers = errors.NonFiniteWatch(scaled=True)
     lines = [{"loss": 1.0, "grad_norm": float("inf")}] * errors.MOST_SKIPPED

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from library import data
+from library.config.schema import ConfigError
 from library.data.loading import Batches
 from library.train import validation as module
 from tests.training import LORAS, SCRIPTS, cached, config_of, pictures, train
@@ -152,3 +153,17 @@ def test_a_dataset_file_holds_back_in_full_trainings_too(demo, eight, tmp_path, 
 def test_too_few_images_to_hold_one_back(run):
     outcome = run(validation_split=0.01, max_train_steps=2)
     assert any("validation_split is so small" in event["text"] for event in outcome.events("warning"))
+
+
+def test_an_image_that_cannot_be_read_leaves_out_the_validation_alone(run, monkeypatch):
+    """The steps learn what they would have learned."""
+    straight = run()
+
+    def unreadable(*_):
+        raise ConfigError("3.png is missing")
+
+    monkeypatch.setattr(module.ValidationRunner, "_loss", unreadable)
+    outcome = run()
+    (said,) = {event["text"] for event in outcome.events("warning")}
+    assert said == "this validation is left out (3.png is missing); the training goes on"
+    assert not outcome.events("validation") and outcome.losses == straight.losses
