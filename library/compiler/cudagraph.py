@@ -175,6 +175,10 @@ class GraphedModel:
         """The backward pass is over, or will never be."""
         self._busy = lambda: None
 
+    def optimizer_is_there(self) -> None:
+        """The optimizer has taken its memory: none has to be left for it beside what is recorded from now on."""
+        self._reserve = self._reserve and 0
+
     def keep_gradients(self) -> None:
         """Gradients of an earlier batch of this step may lie where the next ones come to: give them a place."""
         for p, here in zip(self.learn, self.gradients, strict=True):
@@ -228,7 +232,7 @@ class GraphedModel:
 
     def _why_not_worth_it(self, recording: "Recording") -> str:
         """Why a recording that nobody insists on is not worth its memory, "" if it is."""
-        if self._reserve is None:
+        if self._reserve is None or (self._paid and not self._reserve):
             return ""
         torch.cuda.empty_cache()
         if torch.cuda.mem_get_info()[0] < SPARE + self._reserve:
@@ -314,6 +318,8 @@ class Recording:
             first: BaseException = error
             while isinstance(first.__context__, RuntimeError):
                 first = first.__context__  # ending a graph that has failed fails as well
+            if isinstance(first, torch.OutOfMemoryError):
+                raise first from None
             return f"PyTorch could not record them ({str(first).splitlines()[0]})"
         self.learns = [new is not None for new in of_weights]
         self.of_inputs = found[: len(found) - len(learn)]

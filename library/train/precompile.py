@@ -56,6 +56,7 @@ class Precompiler:
         self._world, self._journal, self._clock = world, journal, clock
         self.choices = choices or Choices()
         self._beside = BesideCompiler(config, world, journal, log, clock, self.choices)
+        self._stepped = False  # whether a step was taken
 
     def __enter__(self) -> "Precompiler":
         return self
@@ -84,6 +85,8 @@ class Precompiler:
         recorder = cudagraph.recorder_of(compute_loss.components.denoiser)
         if recorder is None or self._clock.done:
             return
+        if self._config.steps.resume:
+            recorder.optimizer_is_there()
         sizes = batches.kinds()
         passes = (self._clock.total - self._clock.step) * self._config.steps.gradient_accumulation_steps
         if recorder.automatic and passes < PASSES_A_SIZE * len(sizes):
@@ -133,6 +136,10 @@ class Precompiler:
     def take_over(self, batches: Batches, compute_loss: LossFunction, pause: Callable[[], None]) -> None:
         """Before a step: compile what `compile_from_step` says, or take over what was compiled beside the run, for this
         step and those after it."""
+        recorder = cudagraph.recorder_of(compute_loss.components.denoiser)
+        if recorder and self._stepped:
+            recorder.optimizer_is_there()
+        self._stepped = True
         pinned = self.log.active and self._options.compile_from_step
         self._beside.import_compiler()
         if self._beside.due:

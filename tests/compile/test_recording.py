@@ -1,6 +1,9 @@
 """CUDA graphs of a whole denoiser. What needs a GPU runs where there is one."""
 
+import contextlib
 import copy
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -135,6 +138,33 @@ def test_a_gpu_or_a_model_that_cannot_record_goes_on_without(capture, reserve, t
     made, record = recorder(capture, reserve)
     assert record(3) is None and not made.made and told in made.why_not
     assert caplog.text.count("CUDA graphs are not recorded from now on") == 1 and told in caplog.text
+
+
+def test_room_is_left_for_the_optimizer_until_it_has_taken_its_own(recorder, monkeypatch):
+    made, record = recorder(lambda _: "", reserve=8 * cudagraph.SPARE)
+    assert record(1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (4 * cudagraph.SPARE, 0))  # after its first step
+    made.optimizer_is_there()
+    assert record(2) and len(made.made) == 2
+    made, record = recorder(lambda _: "", reserve=8 * cudagraph.SPARE)
+    assert record(1) is None and made.why_not == cudagraph.NO_ROOM_FOR_OPTIMIZER
+
+
+def test_too_little_memory_is_seen_behind_the_error_of_a_recording_that_could_not_be_ended():
+    """PyTorch then answers with an error of its own, which would let all sizes go instead of half."""
+
+    class Fails:
+        def capturing(self, graph):
+            try:
+                out_of_memory()
+            except torch.OutOfMemoryError:
+                raise RuntimeError("operation failed due to a previous error during capture")  # noqa: B904
+
+    recording = object.__new__(cudagraph.Recording)
+    recording._drawn_by_host, recording.forward = False, None
+    recording.states = cast(Any, SimpleNamespace(forward=lambda capturing: contextlib.nullcontext()))
+    with pytest.raises(torch.OutOfMemoryError, match="^CUDA out of memory"):
+        recording.capture([], [], cast(Any, Fails()))
 
 
 def test_what_is_no_faster_is_not_recorded_unless_it_is_asked_for(recorder, monkeypatch):

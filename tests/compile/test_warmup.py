@@ -2,6 +2,7 @@
 
 from collections import Counter
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -102,3 +103,23 @@ def test_what_leaves_blocks_eager_is_told_before_the_first_step():
     chosen.compile_cache_size_limit, chosen.compile_compare_steps = 3, 3
     precompiler.run_ahead(None, None, None)
     assert len(told) == 2
+
+
+@pytest.mark.parametrize("resume", ["", "a-state"])
+def test_recordings_leave_room_for_the_optimizer_before_its_first_step_alone(resume):
+    """A state has brought it with all that it keeps."""
+    told = []
+    recorder = SimpleNamespace(optimizer_is_there=lambda: told.append("there"), automatic=False)
+    loss: Any = SimpleNamespace(components=SimpleNamespace(denoiser=SimpleNamespace(_recorder=recorder)))
+    config: Any = SimpleNamespace(compile=SimpleNamespace(compile_from_step=None), steps=SimpleNamespace(resume=resume))
+    config.steps.gradient_accumulation_steps = 1
+    clock: Any = SimpleNamespace(step=0, total=6, done=False)
+    batches, log = SimpleNamespace(kinds=dict), CompileLog()
+    log.expect("Block", "a block")
+    precompiler = Precompiler(config, cast(Any, None), cast(Any, None), log, clock)
+    precompiler.record_ahead(cast(Any, batches), loss, lambda: None)
+    assert told == (["there"] if resume else [])
+    precompiler.take_over(cast(Any, batches), loss, lambda: None)
+    assert told == (["there"] if resume else [])
+    precompiler.take_over(cast(Any, batches), loss, lambda: None)
+    assert told[-1:] == ["there"]
