@@ -4,6 +4,7 @@ By the store at which they found each other. So no GPU is waited for, and one wh
 """
 
 import contextlib
+import threading
 import time
 from collections.abc import Sequence
 
@@ -12,6 +13,7 @@ from torch.distributed import DistStoreError
 from library.compiler import torch_private
 
 PAUSE = 0.0005  # seconds between two looks for who has not come yet
+PATIENCE = 2.0  # seconds in which the store answers
 LAST_WORDS = "the first process that failed"
 
 
@@ -22,6 +24,7 @@ class Messages:
         """Every process has to make one. `patience` are the seconds in which all have to come to a step."""
         self._rank, self._patience, self._met = rank, patience, 0
         self._store = torch_private.process_store()
+        self._listening = torch_private.process_store_of_thread()  # by now: later nobody may be there to connect to
         self._places = [f"process {other}" for other in range(ranks)]
         self._write("")
 
@@ -45,11 +48,17 @@ class Messages:
             self._store.compare_set(LAST_WORDS, "", f"process {self._rank} of this training has ended: {why}")
 
     def left(self) -> str:
-        """What the first process that failed has said, "" where none has. Any thread may ask."""
+        """What the first process that failed has said, "" where none has. Any thread may ask, and none waits long."""
+        found: list[str] = []
+        asking = threading.Thread(target=self._listen, args=(found,), daemon=True)
+        asking.start()
+        asking.join(PATIENCE)  # the machine that has the store may be gone, and not answer at all
+        return "".join(found)
+
+    def _listen(self, found: list[str]) -> None:
         with contextlib.suppress(RuntimeError):
-            store = torch_private.process_store_of_thread()
-            return store.get(LAST_WORDS).decode() if store.check([LAST_WORDS]) else ""
-        return ""
+            if self._listening.check([LAST_WORDS]):
+                found.append(self._listening.get(LAST_WORDS).decode())
 
     def _write(self, problem: str) -> None:
         self._store.set(self._places[self._rank], f"{self._met} {problem}")

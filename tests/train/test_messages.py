@@ -21,16 +21,18 @@ from library.train.stop_requests import ControlRequests
 @pytest.fixture
 def messages(monkeypatch):
     """Those of each process of several."""
-    host = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=datetime.timedelta(seconds=60))
+    timeout = datetime.timedelta(seconds=60)
+    hosts = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timeout)]
 
     def make(ranks, patience=60.0):
         found = []
         for rank in range(ranks):
-            own = TCPStore("127.0.0.1", host.port, is_master=False)
+            own = TCPStore("127.0.0.1", hosts[0].port, is_master=False)
             monkeypatch.setattr(torch_private, "process_store", lambda own=own: own)
             found.append(Messages(rank, ranks, patience))
         return found
 
+    make.end = hosts.clear  # of the process that has the store
     return make
 
 
@@ -105,3 +107,11 @@ def test_the_words_of_the_first_process_that_failed_are_left_for_all(messages):
     second.leave("the GPU ran out of memory")
     third.leave("RuntimeError: connection lost")
     assert first.left() == "process 1 of this training has ended: the GPU ran out of memory"
+
+
+def test_nobody_waits_for_a_store_that_is_gone(messages):
+    first, second = messages(2)
+    second.leave("the GPU ran out of memory")
+    messages.end()
+    second.leave("once more")
+    assert first.left() == ""
