@@ -165,6 +165,11 @@ class Family(Protocol):
         ...
 
     @property
+    def text_adapter_targets(self) -> tuple[str, ...]:
+        """The same of the text encoders; none where they never learn."""
+        ...
+
+    @property
     def block_inputs(self) -> Mapping[str, BlockInputs]:
         """By class in `block_classes`, so that one graph can serve all blocks of a class."""
         ...

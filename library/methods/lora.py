@@ -272,7 +272,7 @@ def _targets(
     for part, root in networks(parts).items():
         if not plan.wants(part):
             continue
-        blocks = plan.blocks if part == "denoiser" else targets.TEXT
+        blocks = plan.blocks if part == "denoiser" else family.text_adapter_targets
         for found in targets.layers(root, part, family.adapter_name, blocks):
             spec = plan.spec(found) if sizes is None else _from_file(found, plan, sizes)
             if spec and (kind := adapter_class(found.layer, spec)):

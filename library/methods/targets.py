@@ -12,9 +12,6 @@ from library.families import network_args
 from library.families.shared.network_args import NetworkArgs
 from library.methods.adapters import AdapterSpec
 
-# Classes inside the text encoders whose linear layers carry adapters.
-TEXT = ("CLIPAttention", "CLIPSdpaAttention", "CLIPMLP", "T5Attention", "T5DenseGatedActDense", "Qwen3Attention",
-        "Qwen3MLP")  # fmt: skip
 DEFAULT_RANK = 4
 
 

@@ -208,7 +208,7 @@ def test_a_full_model_has_the_layers_of_sd_scripts(files):
     assert len([*NAMES.layers(shapes, convolutions=False)]) == 280
 
     def layers(part, **values):
-        blocks, args = (made.adapter_targets if part == "denoiser" else targets.TEXT), AnimaArgs(**values)
+        blocks, args = (made.adapter_targets if part == "denoiser" else made.text_adapter_targets), AnimaArgs(**values)
         found = targets.layers(networks[part], part, made.adapter_name, blocks)
         return {one.name: rank for one in found if (rank := args.rank_of(one, 4, 1.0)[0])}
 

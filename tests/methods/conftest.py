@@ -70,6 +70,7 @@ class T5Attention(nn.Module):
 
 class Family:
     adapter_targets = ("DoubleStreamBlock", "SingleStreamBlock")
+    text_adapter_targets = ("CLIPAttention", "T5Attention")
     prefixes = {"denoiser": "lora_unet", "clip_l": "lora_te1_text_model", "clip_g": "lora_te2", "t5xxl": "lora_te3"}
 
     def adapter_name(self, part, path):

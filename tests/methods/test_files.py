@@ -59,6 +59,7 @@ def sdxl_parts():
 
 class SdxlNames:
     adapter_targets = ("Transformer2DModel",)
+    text_adapter_targets = ("CLIPAttention", "CLIPSdpaAttention", "CLIPMLP")
 
     def adapter_name(self, part, path):
         return adapter_name(part, path, Layout())

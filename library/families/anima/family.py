@@ -14,7 +14,7 @@ from library.families.anima.options import AnimaLora, AnimaTrain
 from library.families.anima.sampler import AnimaSampler
 from library.families.base import BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
 from library.families.facts import Shapes
-from library.families.shared import packing, qwen_vae, tokenizers
+from library.families.shared import language_model, packing, qwen_vae, tokenizers
 from library.families.shared.one_encoder import ENCODER, OneEncoderFamily
 from library.objectives.base import NoisedBatch
 
@@ -36,6 +36,7 @@ class AnimaFamily(OneEncoderFamily):
     swapped_class = BLOCK
     block_classes = (adapter.BLOCK, BLOCK)
     adapter_targets = (adapter.BLOCK, BLOCK, "PatchEmbed", "TimestepEmbedding", "FinalLayer")
+    text_adapter_targets = language_model.QWEN3_LAYERS
     latent_cache = LatentCache(suffix="_anima.npz", keyed_by_size=True)
     text_cache = TextCache(
         suffix="_anima_te.npz", keys=TEXT, without_caption=text_encoder.without_caption, rate="caption_dropout_rate"

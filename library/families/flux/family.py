@@ -40,6 +40,7 @@ class FluxFamily(TransformerFamily):
     name = "flux"
     block_classes = ("DoubleStreamBlock", "SingleStreamBlock")
     adapter_targets = ("DoubleStreamBlock", "SingleStreamBlock")
+    text_adapter_targets = (*clip.LAYERS, *t5.LAYERS)
     latent_cache = LatentCache(suffix="_flux.npz", keyed_by_size=True)
     text_cache = TextCache(
         suffix="_flux_te.npz",

@@ -39,6 +39,7 @@ class SdxlFamily:
     grid = 32
     block_classes = ("BasicTransformerBlock", "ResnetBlock2D")
     adapter_targets = ("Transformer2DModel",)
+    text_adapter_targets = clip.LAYERS
     architecture = FACTS.architecture
     base_model_version = FACTS.base_model_version
     # Tokens of the image; height and width of its features.

@@ -14,6 +14,7 @@ from library.families.shared import unfilled
 from library.families.shared.weights import assign
 
 MARKER = "embeddings.token_embedding.weight"
+LAYERS = ("CLIPAttention", "CLIPSdpaAttention", "CLIPMLP")  # classes whose linear layers carry adapters
 HEAD = 64  # every CLIP text encoder in use has heads of 64 channels
 LENGTH = 77  # tokens one pass sees: BOS, 75 of the caption, EOS
 

@@ -16,6 +16,7 @@ EMBEDDING = "embed_tokens.weight"
 HEAD = 128  # width of one head, in every size of Qwen2.5-VL and Qwen3
 THETA = 1e6
 QWEN3 = "a Qwen3 text encoder"  # as `recognise` calls its files
+QWEN3_LAYERS = ("Qwen3Attention", "Qwen3MLP")  # classes whose linear layers carry adapters
 QWEN3_MARK = "layers.0.self_attn.q_norm.weight"  # a tensor of it that Qwen2.5-VL has not
 
 

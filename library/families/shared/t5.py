@@ -13,6 +13,7 @@ from library.families.shared import unfilled, weights
 from library.families.shared.part_files import complete
 
 WHAT = "a T5 text encoder"
+LAYERS = ("T5Attention", "T5DenseGatedActDense")  # classes whose linear layers carry adapters
 MARKER = "encoder.block.0.layer.0.SelfAttention.q.weight"
 EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight")  # one matrix; files hold it under either name or both
 BIAS = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"

@@ -17,6 +17,7 @@ class TransformerFamily(ABC):
 
     utilization = {False: 0.3, True: 0.42}
     patch_size = 2
+    text_adapter_targets: tuple[str, ...] = ()
     sample_multiple = 16
     validation_timesteps = (0.2, 0.4, 0.6, 0.8)
 
