@@ -24,7 +24,8 @@ FEATURES = (
     "ProactivelySwapBrowsingInstance", "RenderDocument",
 )  # fmt: skip
 ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-             "--disable-component-update", "--disable-sync", f"--disable-features={','.join(FEATURES)}"]  # fmt: skip
+             "--disable-component-update", "--disable-sync", f"--disable-features={','.join(FEATURES)}",
+             "--js-flags=--no-opt"]  # fmt: skip  # no script runs long enough to make up for being optimized
 # The browser has no time to spare unless a test says so: forms that nobody opens would be made in each visit.
 NEVER_IDLE = "window.idle = []; window.requestIdleCallback = (act) => idle.push(act);"
 STAND_IN = Path(__file__).with_name("stand_in.py")
