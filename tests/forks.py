@@ -71,8 +71,8 @@ class Forked:
         return self.said(), None
 
     def said(self):
-        """Its output so far."""
-        return self._out.read_text(encoding="utf-8", errors="replace")
+        """Its output so far; none where it has yet to begin."""
+        return self._out.read_text(encoding="utf-8", errors="replace") if self._out.exists() else ""
 
 
 def start(arguments, **environment):

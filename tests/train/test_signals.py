@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import time
 
@@ -158,41 +157,46 @@ print("saving", flush=True)
 
 def listener(code, together=0.2):
     """A process that listens, and then does this; signals within so many seconds are one."""
-    found = subprocess.Popen(
-        [sys.executable, "-c", LOOP.format(together, code)], stdout=subprocess.PIPE, text=True, cwd=ROOT
-    )
-    assert found.stdout.readline() == "up\n"
+    found = forks.start(["-c", LOOP.format(together, code)])
+    heard(found, "up\n")
     return found
+
+
+def heard(process, words):
+    wait_for(lambda: words in process.said() or process.poll() is not None)
+    assert words in process.said()
 
 
 def test_a_third_signal_ends_it_even_if_it_hangs_and_the_second_says_so():
     one = listener("import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()")
     one.terminate()
-    assert one.stdout.readline().startswith("Stopping") and one.stdout.readline() == "saving\n"
+    heard(one, "Stopping")
+    heard(one, "saving\n")
     time.sleep(0.3)
     one.send_signal(signal.SIGINT)
-    assert "once more kills the training: what is not saved by then is lost" in one.stdout.readline()
+    heard(one, "once more kills the training: what is not saved by then is lost")
     time.sleep(0.3)
     assert one.poll() is None
     one.send_signal(signal.SIGINT)
-    assert one.wait(120) == 128 + signal.SIGINT
-    assert one.stdout.read() == "stopped\n"
+    assert one.communicate(120)[0].endswith("\nstopped\n") and one.returncode == 128 + signal.SIGINT
 
 
 def test_a_second_signal_waits_for_a_save():
     one = listener("time.sleep(1); print('saved', flush=True)")
     one.terminate()
-    assert one.stdout.readline().startswith("Stopping") and one.stdout.readline() == "saving\n"
+    heard(one, "Stopping")
+    heard(one, "saving\n")
     time.sleep(0.3)
     one.send_signal(signal.SIGINT)
-    assert one.wait(120) == 0 and one.stdout.read().splitlines()[-1] == "saved"
+    assert one.communicate(120)[0].splitlines()[-1] == "saved" and one.returncode == 0
 
 
 def test_signals_that_come_together_are_one_wish():
     one = listener("time.sleep(0.5)", together=10)
     for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):
         one.send_signal(number)
-    assert one.wait(120) == 0
+    one.communicate(120)
+    assert one.returncode == 0
 
 
 def test_handlers_are_given_back(request):
