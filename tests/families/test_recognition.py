@@ -23,6 +23,7 @@ from library.methods import lora
 from tests.training import LORAS, config_of
 
 BASE = "pretrained_model_name_or_path"
+ENCODERS = ("clip_l", "t5xxl", "qwen3", "text_encoder")  # options that name one
 RELATIVES = [f"{name}_{families.lora_script(families.owner(name))}" for known in families.every()
              for name in known.demo_variants]  # fmt: skip
 # Names and shapes that others' models have, as far as they tell them apart.
@@ -237,9 +238,11 @@ def test_a_part_that_is_not_whole_says_what_is_missing_and_unknown_tensors_are_n
         save_file(tensors, path)
         (problem,) = said(demo, script, **{option: path})
         assert problem.option == option and "is not complete: 1 of its " in str(problem) and path.name in str(problem)
-        if option != BASE and not any(name.endswith("embed_tokens.weight") for name in tensors):
-            save_file({f"vae.{name}": torch.empty(shape) for name, shape in weights.header(own).items()}
-                      | {"loss.logvar": torch.zeros(1)}, path)  # fmt: skip
+        if option != BASE:
+            whole = {f"any.{name}": torch.empty(shape) for name, shape in weights.header(own).items()}
+            matrix = next(name for name, tensor in whole.items() if tensor.ndim == 2 or option not in ENCODERS)
+            scale = {f"{matrix.removesuffix('weight')}scale_weight": torch.ones(())} if option in ENCODERS else {}
+            save_file({**whole, **scale, "loss.logvar": torch.zeros(1)}, path)
             assert said(demo, script, **{option: path}) == []
 
 

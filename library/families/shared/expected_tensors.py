@@ -91,7 +91,7 @@ def language_model(names: Collection[str]) -> list[str]:
 def seeing_model(names: Collection[str]) -> list[str]:
     """Of a Qwen2.5-VL with what sees pictures, where there is any of that."""
     words = language_model([name for name in names if not name.startswith("visual.")])
-    if len(names) == len({*names} & {*words}):
+    if not any(name.startswith("visual.") for name in names):
         return words
     block = "visual.blocks."
     return words + spelled(
