@@ -178,7 +178,10 @@ class Batches:
         """Go on behind the batch that was given last. Returns what prevents an exact resume, or ""."""
         self.epoch, self.index, self.seed = state["epoch"], min(state["index"], len(self)), state["seed"]
         changed = [name for name, value in self._made_of.items() if state.get(name) != value]
-        return Text("the {what} differ from those of the saved state", what=together(changed)) if changed else ""
+        if not changed:
+            return ""
+        what = together(Text("the {part}", part=name) for name in changed)
+        return Text("{what} differ from those of the saved state", what=what)
 
     def __iter__(self) -> Iterator[Batch]:
         todo = self.draws(self.epoch)[self.index :]
