@@ -177,11 +177,8 @@ class Batches:
     def load_state_dict(self, state: JsonObject) -> str:
         """Go on behind the batch that was given last. Returns what prevents an exact resume, or ""."""
         self.epoch, self.index, self.seed = state["epoch"], min(state["index"], len(self)), state["seed"]
-        changed = [name for name, value in self._made_of.items() if state.get(name) != value]
-        if not changed:
-            return ""
-        what = together(Text("the {part}", part=name) for name in changed)
-        return Text("{what} differ from those of the saved state", what=what)
+        changed = [Text("the {part}", part=name) for name, now in self._made_of.items() if state.get(name) != now]
+        return Text("{what} differ from those of the saved state", what=together(changed)) if changed else ""
 
     def __iter__(self) -> Iterator[Batch]:
         todo = self.draws(self.epoch)[self.index :]
