@@ -166,7 +166,7 @@ def _begin(blocks: Iterable[nn.Module], options: JsonMapping, backends: Mapping[
     for block in blocks:
         backend = backends.get(block, options["backend"])
         own = {name: value for name, value in options.items() if name != "mode" or backend == "inductor"}
-        block.compile(**own | {"backend": backend})
+        block.compile(**own | {"backend": torch_private.eager_backend if backend == "eager" else backend})
 
 
 def _device_of(model: nn.Module) -> torch.device:

@@ -232,7 +232,7 @@ class GraphedModel:
 
     def _why_not_worth_it(self, recording: "Recording") -> str:
         """Why a recording that nobody insists on is not worth its memory, "" if it is."""
-        if self._reserve is None or (self._paid and not self._reserve):
+        if self._reserve is None:
             return ""
         torch.cuda.empty_cache()
         if torch.cuda.mem_get_info()[0] < SPARE + self._reserve:

@@ -24,6 +24,9 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
+
+from library.compiler.recompute import RecomputeStates
 
 __all__ = [
     "DataDependentOutputException",  # tensors without memory are public in `torch.export` only, for whole programs
@@ -221,6 +224,30 @@ def scaled_mm(left: Tensor, right: Tensor, rows: Tensor, columns: Tensor) -> Ten
 def int_mm(left: Tensor, right: Tensor) -> Tensor:
     """Product of int8 matrices, summed in int32. `torch.mm` of int8 would answer in int8."""
     return torch._int_mm(left, right)
+
+
+def eager_backend(graph: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+    """The backend "eager", whose checkpoints draw again what they drew at first.
+
+    PyTorch's own leaves that to what later stages make of random numbers, and "eager" has none: what is computed again
+    in the backward pass had other dropout, and gradients were wrong without a word.
+    """
+    operation = torch.ops.higher_order.tag_activation_checkpoint
+    for module in graph.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            for node in module.graph.find_nodes(op="call_function", target=operation):
+                node.target = _checkpoint
+            module.recompile()
+    return graph.forward
+
+
+def _checkpoint(function: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+    how, own = torch.ops.higher_order.tag_activation_checkpoint.divide_kwargs(kwargs)
+    if "_checkpoint_context_fn" in function.meta:
+        how["context_fn"] = function.meta["_checkpoint_context_fn"]
+    how |= {"use_reentrant": False, "preserve_rng_state": True}
+    states = RecomputeStates.recording
+    return checkpoint(function, *args, **states.options(how) if states else how, **own)
 
 
 # ---- memory

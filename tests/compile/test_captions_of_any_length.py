@@ -10,7 +10,8 @@ from library.config.schema import options
 from library.demo import files
 from tests.training import config_of, train
 
-SIDES = [(64, 64), (64, 80), (80, 64), (48, 96), (96, 48), (64, 96)]
+SIDES = [(64, 64), (64, 80), (80, 64), (48, 96), (96, 48), (64, 96), (96, 64), (48, 80), (80, 48), (80, 80), (48, 112),
+         (112, 48)]  # fmt: skip
 WORDS = (1, 12, 30, 70, 140)
 BUCKETS = {"resolution": "80", "min_bucket_reso": 16, "bucket_reso_steps": 16, "bucket_no_upscale": True}
 

@@ -84,6 +84,12 @@ def test_adapters_of_flux(made, features):
     agree(made, "flux_train_network", features, LORA[features])
 
 
+def test_what_is_computed_again_eagerly_draws_the_same_dropout(made):
+    how = {"network_args": ("single_dim=0",), "network_dropout": 0.3}
+    only = {"compile_backend": "eager", "compile_blocks": "double:all"}
+    agree(made, "flux_train_network", ("checkpointing",), ONE, how, **only)
+
+
 @pytest.mark.parametrize("features", SDXL, ids="+".join)
 def test_adapters_of_sdxl(made, features):
     agree(made, "sdxl_train_network", features, SDXL[features])

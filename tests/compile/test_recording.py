@@ -161,7 +161,7 @@ def test_too_little_memory_is_seen_behind_the_error_of_a_recording_that_could_no
                 raise RuntimeError("operation failed due to a previous error during capture")  # noqa: B904
 
     recording = object.__new__(cudagraph.Recording)
-    recording._drawn_by_host, recording.forward = False, None
+    recording._random_on_host, recording.forward = False, None
     recording.states = cast(Any, SimpleNamespace(forward=lambda capturing: contextlib.nullcontext()))
     with pytest.raises(torch.OutOfMemoryError, match="^CUDA out of memory"):
         recording.capture([], [], cast(Any, Fails()))
