@@ -201,7 +201,7 @@ def test_other_pictures_are_told_and_epochs_still_end(run, after_four, tmp_path,
     few = pictures(tmp_path / "few", ((64, 64),) * 4, repeats=1)
     part = run(resume=after_four, train_data_dir=few, max_train_steps=9)
     (warning,) = [event["text"] for event in part.events("warning") if event["text"].startswith("resume")]
-    assert "the images or captions and batch sizes or buckets differ" in warning
+    assert "the images or captions and the batch sizes or buckets differ" in warning
     assert "the device was cpu and is NVIDIA H200" in warning
     assert [event["epoch"] for event in part.events("step")] == [2, 2, 3, 3, 4]
 
