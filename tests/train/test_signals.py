@@ -24,6 +24,22 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSI
 SCRIPT = "flux_train_network"
 TWO = ["--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
 
+# Runs a script that waits after each phase until there is a file.
+HELD = """
+import pathlib, runpy, sys, time
+from library.train.journal import Journal
+
+go, phase, sys.argv = pathlib.Path(sys.argv[1]), Journal.phase, sys.argv[2:]
+
+def held(*given):
+    phase(*given)
+    while not go.exists():
+        time.sleep(0.01)
+
+Journal.phase = held
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
 
 class Training:
     """One that would go on for hours, started as `arguments` say; its files lie in `output`."""
@@ -86,10 +102,11 @@ def test_ctrl_c_finishes_the_step_and_saves(training):
     assert one.run.state == "stopped" and is_saved(one)
 
 
-def test_before_the_first_step_it_ends_with_nothing_saved(training):
-    one = training()
+def test_before_the_first_step_it_ends_with_nothing_saved(training, tmp_path):
+    one = training("-c", HELD, str(tmp_path / "go"))
     one.until("phase")
     one.process.terminate()
+    (tmp_path / "go").touch()
     code, words = one.ended()
     assert code == 130 and "Stopped before the first step" in words and "Traceback" not in words, words
     assert one.run.state == "stopped" and one.run.error is None
