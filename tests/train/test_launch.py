@@ -1,6 +1,6 @@
 """Trainings in processes of their own: what the page starts, what a shell starts, and several processes at once."""
 
-import json
+import subprocess
 
 import pytest
 import torch
@@ -10,22 +10,10 @@ from library.config.command import command
 from library.config.schema import build, read_toml, to_toml
 from library.families import config_class
 from library.runs import reader, start
-from tests import forks
 from tests.source import ROOT
 from tests.training import PLAIN_CODE, Outcome, config_of, free_port, ranks, runs_in, train, wait_for
 
 SCRIPT = "flux_train_network"
-
-
-def launch(arguments, output, **environment):
-    """Run a training's command to its end; what it left in `output`. Launcher and training are forked."""
-    before = runs_in(output)
-    launcher = forks.start(arguments[1:], **environment)
-    said = launcher.communicate()[0]
-    assert launcher.returncode == 0, said
-    (folder,) = runs_in(output) - before
-    config = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    return Outcome(output / f"{config['output_name']}.safetensors", folder)
 
 
 @pytest.fixture(scope="module")
@@ -54,11 +42,19 @@ def test_pressing_train_gives_the_losses_of_this_process(pressed, tmp_path):
     assert "Saved" in (page.folder / "log.txt").read_text(encoding="utf-8")
 
 
-def test_compiled_with_inductor_it_gives_the_same_losses(pressed):
-    config, page = pressed
+def test_compiled_with_inductor_it_gives_the_same_losses(pressed, monkeypatch):
+    """As a shell starts it, through `accelerate launch`."""
+    page, output = pressed[1], pressed[1].file.parent
     # Code for single blocks: compile/test_pairs.py.
     flags = ["--compile", "--compile_blocks", "double:all", "--output_name", "compiled"]
-    compiled = launch([*command(page.folder / "run.toml", SCRIPT), *flags], page.file.parent, **PLAIN_CODE)
+    for name, value in PLAIN_CODE.items():
+        monkeypatch.setenv(name, value)
+    launched = [*command(page.folder / "run.toml", SCRIPT), *flags]
+    before = runs_in(output)
+    ended = subprocess.run(launched, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert ended.returncode == 0, ended.stdout.decode(errors="replace")
+    (folder,) = runs_in(output) - before
+    compiled = Outcome(output / "compiled.safetensors", folder)
     told = compiled.facts["compile"]
     assert told["graphs"] == told["predicted"] == {"DoubleStreamBlock": 1}
     assert told["recompiles"] == 0 and not told["fallback"]
