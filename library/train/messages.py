@@ -12,7 +12,7 @@ from torch.distributed import DistStoreError
 
 from library.compiler import torch_private
 
-PAUSE = 0.0005  # seconds between two looks for who has not come yet
+PAUSE, LONGEST = 0.0005, 0.05  # seconds between two looks for who has not come yet, more the longer it takes
 PATIENCE = 2.0  # seconds in which the store answers
 LAST_WORDS = "the first process that failed"
 
@@ -32,12 +32,13 @@ class Messages:
         """What keeps a process from going on, "" where nothing does. All wait here until the last has come."""
         self._met += 1
         self._write(own)
-        end = time.monotonic() + self._patience
+        began = time.monotonic()
         said = self._read()
         while min(met for met, _ in said) < self._met:
-            if time.monotonic() > end:
+            waited = time.monotonic() - began
+            if waited > self._patience:
                 raise DistStoreError(f"wait timeout after {self._patience:.0f} s")
-            time.sleep(PAUSE)
+            time.sleep(min(PAUSE + waited / 10, LONGEST))
             said = self._read()
         # Who is further by now had none.
         return next((problem for met, problem in said if met == self._met and problem), "")
