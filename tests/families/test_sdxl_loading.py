@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections import Counter
 from threading import Event
 from types import SimpleNamespace
@@ -147,8 +148,6 @@ def test_names_of_compiled_models_are_cleaned(tiny_sdxl, tmp_path):
 
 def _tokenizers(checkpoint, tmp_path):
     """A --tokenizer_cache_dir filled from a tiny checkpoint's folder."""
-    import shutil
-
     for name, folder in ((tokenizers.CLIP_L, "tokenizer"), (tokenizers.CLIP_G, "tokenizer_2")):
         shutil.copytree(checkpoint.parent / folder, tmp_path / "cache" / name.replace("/", "_"), dirs_exist_ok=True)
     return tmp_path / "cache"
@@ -271,8 +270,6 @@ def test_files_that_are_not_there_or_damaged(tiny_sdxl, tmp_path):
 
 
 def test_an_incomplete_folder_is_named(tmp_path):
-    import shutil
-
     folder = random.write_diffusers(tmp_path / "model")
     shutil.rmtree(folder / "text_encoder_2")
     assert any("has no text_encoder_2 folder" in problem for problem in problems(folder))
@@ -368,8 +365,6 @@ def test_an_id_that_cannot_be_fetched_is_one_sentence():
 
 
 def test_sharded_and_half_precision_folders(tiny_sdxl_folder, tmp_path):
-    import shutil
-
     folder = tmp_path / "model"
     shutil.copytree(tiny_sdxl_folder, folder)
     whole = folder / "unet" / "diffusion_pytorch_model.safetensors"
@@ -405,3 +400,39 @@ def test_the_family_says_what_it_is(tiny_sdxl):
     assert loaded.text_cache.keys == ("hidden_state1", "hidden_state2", "pool2")
     classes = {type(module).__name__ for module in loaded.load(torch.float32).denoiser.modules()}
     assert {*loaded.block_classes, *loaded.adapter_targets} <= classes
+
+
+def test_a_model_or_vae_that_is_not_whole_says_what_is_missing_before_it_is_loaded(
+    tiny_sdxl, tiny_sdxl_folder, tmp_path
+):
+    whole = load_file(tiny_sdxl)
+    places = {"model.diffusion_model.output_blocks.5.0.out_layers.0.weight": "unet.up_blocks.1.resnets.2.norm2.weight",
+              "first_stage_model.decoder.mid.attn_1.q.weight": "vae.decoder.mid_block.attentions.0.to_q.weight",
+              "conditioner.embedders.0.transformer.text_model.encoder.layers.1.mlp.fc1.bias":
+                  "text_encoder.text_model.encoder.layers.1.mlp.fc1.bias",
+              "conditioner.embedders.1.model.transformer.resblocks.1.ln_2.bias":
+                  "text_encoder_2.text_model.encoder.layers.1.layer_norm2.bias"}  # fmt: skip
+    tokens = str(_tokenizers(tiny_sdxl, tmp_path))
+    path = tmp_path / "cut.safetensors"
+    for name, called in places.items():
+        save_file({key: tensor for key, tensor in whole.items() if key != name}, path)
+        (problem,) = problems(path)
+        assert "is an SDXL checkpoint that is not complete: 1 of its " in problem and f"({called})" in problem
+    vae = {key.removeprefix("first_stage_model."): tensor for key, tensor in whole.items() if key.startswith("first")}
+    other = tmp_path / "vae.safetensors"
+    save_file(vae, other)
+    save_file({key: tensor for key, tensor in whole.items() if not key.startswith("first")}, path)
+    assert problems(path, vae=other, tokenizer_cache_dir=tokens) == []
+    family(path, vae=str(other), tokenizer_cache_dir=tokens).load(torch.float32)
+    vae.pop("decoder.mid.attn_1.q.weight")
+    save_file(vae, other)
+    (problem,) = problems(tiny_sdxl, vae=other)
+    assert "is a VAE that is not complete: 1 of its " in problem and problem.option == "vae"
+    folder = tmp_path / "folder"
+    shutil.copytree(tiny_sdxl_folder, folder)
+    file = next((folder / "text_encoder_2").glob("*.safetensors"))
+    tensors = load_file(file)
+    tensors.pop(next(name for name in tensors if name.endswith("layers.1.layer_norm2.bias")))
+    save_file(tensors, file)
+    (problem,) = problems(folder)
+    assert "(text_encoder_2.text_model.encoder.layers.1.layer_norm2.bias)" in problem

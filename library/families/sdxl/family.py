@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from library.config.problems import ConfigError, Problem
 from library.families import recognition
 from library.families.base import BlockCost, BlockInputs, DeferredNetwork, LatentCache, ModelComponents, TextCache
-from library.families.sdxl import conditions, folder, keys, model
+from library.families.sdxl import conditions, expected, folder, keys, model
 from library.families.sdxl.facts import FACTS
 from library.families.sdxl.network_args import block_of
 from library.families.sdxl.options import SdxlControlLLLite, SdxlLora, SdxlTextualInversion, SdxlTrain
@@ -120,7 +120,7 @@ class SdxlFamily:
         if not where.exists():
             return {}
         with weights.shapes_only():
-            stored = model.opened(where, half=False, mmap=True)
+            stored = model.opened(where, half=False, mmap=True, vae=self.config.model.vae)
             found = {part: {n: tuple(t.shape) for n, t in read().items()} for part, read in stored.parts.items()}
             found["denoiser"] = stored.shapes
         self.layout = keys.Layout.of(found["denoiser"])
@@ -136,7 +136,7 @@ class SdxlFamily:
         mmap = not options.disable_mmap_load_safetensors
         choose = functools.partial(model.wanted_files, half=half)
         where = hub.local(options.pretrained_model_name_or_path or "", f"--{OPTION}", choose, self.token)
-        stored = model.opened(where, half, mmap)
+        stored = model.opened(where, half, mmap, options.vae)
         place = hub.local(options.vae, "--vae", _vae_files, self.token) if options.vae else None
         # Whole models are saved with all their parts, and what is open cannot be taken away meanwhile.
         vae = functools.partial(model.read_vae, place, half, mmap) if place else None
@@ -305,7 +305,8 @@ def _vae_files(names: Iterable[str]) -> list[str]:
 def _problems_of(path: Path, vae: str | None) -> Iterator[Problem]:
     try:
         if path.is_file():
-            if path.suffix.lower() not in weights.PICKLED and (problem := _whole(path, vae)):
+            known = path.suffix.lower() not in weights.PICKLED
+            if known and (problem := _whole(path, vae) or expected.lacking(path, vae)):
                 yield Problem(OPTION, ": {problem}", place="--", problem=problem)
             return
         if not (path / "unet").is_dir():
@@ -324,7 +325,7 @@ def _problems_of(path: Path, vae: str | None) -> Iterator[Problem]:
         if shapes and "add_embedding.linear_1.weight" not in shapes:
             yield Problem(OPTION, ": {path} is {found}, not an SDXL model: choose an SDXL one", place="--",
                 path=path, found=recognition.describe(shapes))  # fmt: skip
-        elif shapes and (problem := model.misfit(path, shapes)):
+        elif shapes and (problem := model.misfit(path, shapes) or expected.lacking(path, vae)):
             yield Problem(OPTION, ": {problem}", place="--", problem=problem)
     except ConfigError as e:
         yield Problem(OPTION, ": {why}", place="--", why=e.problems[0])
@@ -368,8 +369,9 @@ def _problems_of_vae(vae: str, token: str | None) -> Iterator[Problem]:
                     template=": {path} is the VAE of another model: its latents have {channels} channels, "
                     "and SDXL's have {ours}; give an SDXL VAE, or leave it out", path=path,
                     channels=channels, ours=CHANNELS)  # fmt: skip
-        elif path.is_dir():
-            weights.files(path / "vae" if (path / "vae").is_dir() else path)
+                return
+        if problem := expected.lacking_vae(path):
+            yield Problem("vae", place="--", template=": {problem}", problem=problem)
     except ConfigError as e:
         yield Problem("vae", place="--", template=": {why}", why=e.problems[0])
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from library.families.shared import autoencoder
 from library.families.shared.clip import canonical
+from library.families.shared.expected_tensors import count
 from library.families.shared.weights import inverse, renamed
 
 PREFIXES = {
@@ -63,10 +64,10 @@ class Layout:
             layers = len({j for level, kind, j in down if level == "0" and kind == "resnets"})
             with_attention = {level for level, kind, _ in down if kind == "attentions"}
             return cls(layers, tuple(str(i) in with_attention for i in range(levels)))
-        halvings = sorted(int(name.split(".")[1]) for name in names if name.endswith(".0.op.weight"))
+        halvings = sorted({int(name.split(".")[1]) for name in names if ".0.op." in name})
         layers, levels = (halvings[0] - 1 if halvings else 0), len(halvings) + 1
-        firsts = [f"input_blocks.{1 + i * (layers + 1)}.1.norm.weight" for i in range(levels)]
-        return cls(layers, tuple(first in names for first in firsts))
+        firsts = [f"input_blocks.{1 + i * (layers + 1)}.1." for i in range(levels)]
+        return cls(layers, tuple(any(name.startswith(first) for name in names) for first in firsts))
 
 
 def blocks(names: Iterable[str]) -> dict[str, int]:
@@ -162,7 +163,7 @@ def to_single(part: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 def _open_clip_to_transformers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """CLIP-G: three stacked matrices are taken apart, and the projection P (used as h P) becomes a Linear's weight."""
-    table = inverse(clip_g_table(len({n.split(".")[2] for n in tensors if n.startswith("transformer.resblocks.")})))
+    table = inverse(clip_g_table(count(tensors, "transformer.resblocks.")))
     out = {}
     for name, tensor in tensors.items():
         if name == "text_projection":

@@ -50,16 +50,17 @@ def wanted_files(names: Iterable[str], half: bool) -> list[str]:
     return [*out, *(["model_index.json"] if "model_index.json" in names else [])]
 
 
-def opened(path: Path, half: bool, mmap: bool) -> Stored:
-    """Open a single file or a diffusers folder. Raises ConfigError when a part is absent or it is something else."""
-    return _folder(path, half, mmap) if path.is_dir() else _single(path, mmap)
+def opened(path: Path, half: bool, mmap: bool, vae: str | None = None) -> Stored:
+    """Open a single file or a diffusers folder. Raises ConfigError when a part is absent or it is something else; the
+    VAE may be where `vae` is another one."""
+    return _folder(path, half, mmap) if path.is_dir() else _single(path, mmap, vae)
 
 
-def _single(path: Path, mmap: bool) -> Stored:
+def _single(path: Path, mmap: bool, vae: str | None) -> Stored:
     file = weights.read(path, mmap)
     parts, rest = keys.split(file)
     shapes = file.shapes()
-    if problem := absent(path, shapes):
+    if problem := absent(path, shapes, vae):
         raise ConfigError(problem)
 
     def read(part: str) -> dict[str, Tensor]:
@@ -151,10 +152,10 @@ def misfit(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
             path=path,
             channels=channels,
         )
-    depths = list(_depths(named))
+    found = list(depths(named))
     levels = len(keys.Layout.of(named).attention)
     for level in range(levels):
-        inside = {n for where, n in depths if where in (f"down_blocks.{level}", f"up_blocks.{levels - 1 - level}")}
+        inside = {n for where, n in found if where in (f"down_blocks.{level}", f"up_blocks.{levels - 1 - level}")}
         if len(inside) > 1:
             return Text(
                 "{path} has a distilled U-Net (SSD-1B or the like), which is not trained here: choose a full SDXL",
@@ -163,7 +164,7 @@ def misfit(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
     return None
 
 
-def _depths(names: Iterable[str]) -> Iterator[tuple[str, int]]:
+def depths(names: Iterable[str]) -> Iterator[tuple[str, int]]:
     """(block, number of transformer layers) of every attention in a U-Net of diffusers names."""
     found: dict[str, set[str]] = {}
     for name in names:
@@ -171,7 +172,7 @@ def _depths(names: Iterable[str]) -> Iterator[tuple[str, int]]:
         if inside:
             found.setdefault(where, set()).add(below.split(".")[0])
     for where, layers in found.items():
-        yield where.rsplit(".attentions.", 1)[0], len(layers)
+        yield where.rsplit(".attentions.", 1)[0], 1 + max(map(int, layers))
 
 
 def unet_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
@@ -179,7 +180,7 @@ def unet_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     layout = keys.Layout.of(shapes)
     levels = range(len(layout.attention))
     channels = [shapes[f"down_blocks.{i}.resnets.0.conv1.weight"][0] for i in levels]
-    depth = dict(_depths(shapes))
+    depth = dict(depths(shapes))
     cross = next(shape[1] for name, shape in shapes.items() if name.endswith("attn2.to_k.weight"))
     linear = len(next(shape for name, shape in shapes.items() if name.endswith(".proj_in.weight"))) == 2
     return {

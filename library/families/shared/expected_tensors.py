@@ -116,7 +116,7 @@ def autoencoder(shapes: Shapes) -> list[str]:
         f"{{encoder,decoder}}.mid_block.resnets.{{0,1}}.{RESNET}.{BOTH}",
         f"{{encoder,decoder}}.mid_block.attentions.0.{{group_norm,to_q,to_k,to_v,to_out.0}}.{BOTH}",
         *(f"{resnet}.{RESNET}.{BOTH}" for resnet in resnets),
-        *(f"{resnet}.conv_shortcut.{BOTH}" for resnet in resnets if _changes_width(shapes, f"{resnet}.conv1.weight")),
+        *(f"{resnet}.conv_shortcut.{BOTH}" for resnet in resnets if changes_width(shapes, f"{resnet}.conv1.weight")),
         *(f"{start}.{n}.{name}.0.conv.{BOTH}" for start, name in sides.items() for n in range(levels - 1)),
         *(f"{one}.{BOTH}" for one in QUANTS if any(name.startswith(f"{one}.") for name in shapes)),
     )
@@ -144,11 +144,12 @@ def video_autoencoder(shapes: Shapes) -> list[str]:
         f"{{encoder,decoder}}.mid_block.attentions.0.{{to_qkv,proj}}.{BOTH}",
         *(f"{{encoder,decoder}}.mid_block.resnets.{{0,1}}.{one}" for one in resnet),
         *(f"{path}.{one}" for path in resnets for one in resnet),
-        *(f"{one}.conv_shortcut.{BOTH}" for one in resnets if _changes_width(shapes, f"{one}.conv1.weight")),
+        *(f"{one}.conv_shortcut.{BOTH}" for one in resnets if changes_width(shapes, f"{one}.conv1.weight")),
         *(f"{one}.resample.1.{BOTH}" for one in (*halving, *doubling)),
     )
 
 
-def _changes_width(shapes: Mapping[str, tuple[int, ...]], name: str) -> bool:
+def changes_width(shapes: Mapping[str, tuple[int, ...]], name: str) -> bool:
+    """Whether a layer has another number of channels behind it than before it."""
     shape = shapes.get(name, (0, 0))
     return shape[0] != shape[1]

@@ -1,0 +1,93 @@
+"""Which tensors an SDXL consists of, and which of them a checkpoint lacks, from headers alone."""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from library.config.problems import Text
+from library.families.facts import Shapes
+from library.families.sdxl import keys, model
+from library.families.sdxl.facts import CHECKPOINT
+from library.families.shared import autoencoder, expected_tensors, weights
+from library.families.shared.expected_tensors import BOTH, changes_width, spelled
+from library.families.shared.part_files import incomplete
+
+OUTSIDE = "{time_embedding,add_embedding}.{linear_1,linear_2}"
+RESNET = "{norm1,conv1,time_emb_proj,norm2,conv2}"
+TRANSFORMER = (f"{{norm1,norm2,norm3,attn1.to_out.0,attn2.to_out.0,ff.net.0.proj,ff.net.2}}.{BOTH}",
+               "{attn1,attn2}.{to_q,to_k,to_v}.weight")  # fmt: skip
+
+
+def unet(shapes: Shapes) -> list[str]:
+    """Of a U-Net, by diffusers' names."""
+    layout, depth = keys.Layout.of(shapes), dict(model.depths(shapes))
+    levels = list(enumerate(layout.attention))
+    resnets, attentions = ["mid_block.resnets.0", "mid_block.resnets.1"], {"mid_block.attentions.0": "mid_block"}
+    for i, has_attention in levels:
+        for block, count in (
+            (f"down_blocks.{i}", layout.layers),
+            (f"up_blocks.{len(levels) - 1 - i}", layout.layers + 1),
+        ):
+            resnets += [f"{block}.resnets.{j}" for j in range(count)]
+            if has_attention:
+                attentions |= {f"{block}.attentions.{j}": block for j in range(count)}
+    inside = (f"{path}.transformer_blocks.{n}.{one}" for path, block in attentions.items()
+              for n in range(depth.get(block, 1)) for one in TRANSFORMER)  # fmt: skip
+    return spelled(
+        f"{OUTSIDE}.{BOTH}",
+        f"{{conv_in,conv_norm_out,conv_out}}.{BOTH}",
+        *(f"{path}.{RESNET}.{BOTH}" for path in resnets),
+        *(f"{path}.conv_shortcut.{BOTH}" for path in resnets if changes_width(shapes, f"{path}.conv1.weight")),
+        *(f"{path}.{{norm,proj_in,proj_out}}.{BOTH}" for path in attentions),
+        *inside,
+        *(f"down_blocks.{i}.downsamplers.0.conv.{BOTH}" for i, _ in levels[:-1]),
+        *(f"up_blocks.{i}.upsamplers.0.conv.{BOTH}" for i, _ in levels[:-1]),
+    )
+
+
+def projected_clip(names: Collection[str]) -> list[str]:
+    """Of the second text encoder, by transformers' names."""
+    return [*expected_tensors.clip(names), "text_projection.weight"]
+
+
+WANTED = {
+    "denoiser": unet,
+    "vae": expected_tensors.autoencoder,
+    "clip_l": expected_tensors.clip,
+    "clip_g": projected_clip,
+}
+
+
+def lacking(path: Path, vae: str | None) -> Text | None:
+    """The sentence about a model that is not whole; None for one that is. With a VAE of its own the model's is not
+    used."""
+    pieces = [file for part in model.FOLDERS.values() if (path / part).is_dir() for file in weights.files(path / part)]
+    if any(file.suffix.lower() in weights.PICKLED for file in pieces or weights.files(path)):
+        return None  # such have no header
+    with weights.shapes_only():
+        stored = model.opened(path, half=False, mmap=True, vae=vae)
+        found: dict[str, Shapes] = {
+            part: _shapes(read()) for part, read in stored.parts.items() if part != "vae" or not vae
+        }
+    found["denoiser"] = stored.shapes
+    missing, wanted = [], 0
+    for part, shapes in found.items():
+        names = WANTED[part](shapes)
+        wanted += len(names)
+        missing += [f"{model.FOLDERS[part]}.{name}" for name in names if name not in shapes]
+    return incomplete(path, CHECKPOINT, missing, wanted) if missing else None
+
+
+def lacking_vae(path: Path) -> Text | None:
+    """The sentence about a VAE that is not whole; None for one that is."""
+    files = weights.files(path / "vae" if (path / "vae").is_dir() else path)
+    if any(file.suffix.lower() in weights.PICKLED for file in files):
+        return None
+    with weights.shapes_only():
+        shapes = _shapes(model.read_vae(path, half=False, mmap=True))
+    wanted = expected_tensors.autoencoder(shapes)
+    missing = [name for name in wanted if name not in shapes]
+    return incomplete(path, autoencoder.WHAT, missing, len(wanted)) if missing else None
+
+
+def _shapes(tensors: Mapping) -> Shapes:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
