@@ -153,7 +153,9 @@ def of_other_tree(keys: Iterable[str]) -> bool:
 
 
 def kohya_key(key: str) -> str:
-    """A key of an adapter of any kind, under a dotted path of ComfyUI's -> kohya's name of that path."""
+    """A key of an adapter of any kind, under a dotted path of ComfyUI's or LyCORIS' own name -> kohya's name of it."""
+    if key.startswith("lycoris_"):
+        return f"lora_unet_{key.removeprefix('lycoris_')}"
     found = re.fullmatch(r"diffusion_model\.(.+?)\.(\w+\.weight|[a-z]\w*)", key)
     return f"lora_unet_{found[1].replace('.', '_')}.{found[2]}" if found else key
 

@@ -20,6 +20,7 @@ from library.families import recognition
 from library.families.anima import random as random_anima
 from library.families.shared import weights
 from library.methods import lora
+from library.tools import adapters
 from tests.training import LORAS, config_of
 
 BASE = "pretrained_model_name_or_path"
@@ -258,6 +259,20 @@ def test_names_of_onetrainer_are_those_of_the_same_layers_and_dora_is_named(demo
     dora = own | {f"{next(iter(own)).partition('.')[0]}.dora_scale": (4, 1)}
     with pytest.raises(ConfigError, match="is DoRA, not a plain LoRA"):
         lora.plain_file("network_weights", made(dora, tmp_path / "dora.safetensors"))
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_names_of_lycoris_are_those_of_the_same_layers(demo, family, tmp_path):
+    layers = layers_of(demo, family)
+    theirs = {f"{name.replace('lora_unet_', 'lycoris_')}.{side}.weight": shape
+              for name, (rows, columns) in ((name, shape[:2]) for name, shape in layers.items())
+              for side, shape in (("lora_down", (4, columns)), ("lora_up", (rows, 4)))}  # fmt: skip
+    path = made(theirs, tmp_path / "theirs.safetensors")
+    assert layers.keys() == {key.partition(".")[0] for key in lora.file_of(path)}
+    assert {module.kohya for module in adapters.read(path, family).adapters} == layers.keys()
+    other = {f"{name.partition('.')[0]}.lokr_w1": shape for name, shape in theirs.items()}
+    path = made(other, tmp_path / "lokr.safetensors")
+    assert layers.keys() == {key.partition(".")[0] for key in lora.file_of(path)}
 
 
 @pytest.mark.parametrize("script", [*LORAS, *RELATIVES])

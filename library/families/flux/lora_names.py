@@ -26,6 +26,7 @@ class FluxLoraNames(DoubleStreamLoraNames):
         "lora_te_": "clip_l",
         "lora_te2_": "t5xxl",
         "lora_transformer_": "denoiser",
+        "lycoris_": "denoiser",
         "base_model.model.": "denoiser",
     }
     title: ClassVar[str] = "FLUX.1"
