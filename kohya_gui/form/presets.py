@@ -216,8 +216,14 @@ def _imported(path: Path, configs: Mapping[str, type], notes: list[str]) -> Any:
     )
     notes.extend(made.lines())
     if made.texts:
-        beside = " and ".join(made.texts)
-        notes.append(f"{beside}: in a file of its own here; `kohya import {path.name} -o run.toml` writes it too")
+        notes.append(
+            Text(
+                '{options}: converted, but loading writes no file. Run `kohya import "{name}" -o run.toml` in the '
+                "folder of {name}, then load run.toml.",
+                options=", ".join(made.texts),
+                name=path.name,
+            )
+        )
     return made.config
 
 

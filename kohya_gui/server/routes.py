@@ -70,9 +70,32 @@ class Routes:
             path = path.removeprefix(self.prefix) or "/"
             scope = {**scope, "path": path, "raw_path": path.encode()}
         if scope["type"] == "http" and is_open(scope["method"], path):
-            await self.app(scope, receive, send)
+            await self.app(scope, receive, explained(scope, send) if is_visited(scope, path) else send)
         else:
             await answer(scope, send, 404, "There is nothing here.")
+
+
+def is_visited(scope: Scope, path: str) -> bool:
+    """Whether a browser asks for this to show it as a page of its own, and not for a part of one."""
+    wants = dict(scope["headers"]).get(b"accept", b"")
+    return b"text/html" in wants and not path.startswith((API, "/own/", "/tensorboard/"))
+
+
+def explained(scope: Scope, send: Send) -> Send:
+    """What sends an answer on, and says in its place how to start the page where nothing is found: most often a
+    proxy shows the page under a path that it was not started with."""
+    missing = False
+
+    async def tell(message: Any) -> None:
+        nonlocal missing
+        if message["type"] == "http.response.start" and message["status"] == 404:
+            missing, path = True, scope["path"].rstrip("/")
+            said = f"There is nothing at {path}. If a proxy shows the page there, start it with --root_path {path}."
+            await answer(scope, send, 404, said)
+        elif not missing:
+            await send(message)
+
+    return tell
 
 
 def is_open(method: str, path: str) -> bool:

@@ -355,6 +355,19 @@ def test_only_the_routes_that_the_page_needs_are_open(method, path, open_):
     assert ask(Routes(page), method, path)[0] == (200 if open_ else 404)
 
 
+async def nowhere(scope, receive, send):
+    await send({"type": "http.response.start", "status": 404, "headers": []})
+    await send({"type": "http.response.body", "body": b"Not Found"})
+
+
+def test_a_path_that_the_page_was_not_started_with_says_how_to_start_it():
+    status, _, body = ask(Routes(nowhere), path="/trainer/", accept="text/html,*/*")
+    assert status == 404 and b"start it with --root_path /trainer." in body and b"Not Found" not in body
+    assert ask(Routes(nowhere), path="/tensorboard/x", accept="text/html")[2] == b"Not Found"
+    assert ask(Routes(nowhere), path="/scripts/x.js", accept="*/*")[2] == b"Not Found"
+    assert ask(Routes(page), path="/", accept="text/html")[2] == b"page"
+
+
 def test_gradios_own_switches_do_not_count(monkeypatch):
     code = "import kohya_gui, os; print([n for n in os.environ if n.startswith('GRADIO_')])"
     given = {**os.environ, "GRADIO_SHARE": "True", "GRADIO_ALLOWED_PATHS": "/", "GRADIO_VIBE_MODE": "1"}

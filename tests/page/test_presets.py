@@ -116,7 +116,7 @@ def test_a_file_of_kohya_ss_is_imported_and_replaces_what_was_there(tmp_path):
     config = presets.load(path, CONFIGS["lora"], "flux", notes)
     assert config.script == "sdxl_train_network" and flat(changed(config))["network_dim"] == 16
     told = "\n".join(notes)
-    assert "Imported from kohya_ss" in told and "lowvram" in told and "kohya import cat.json" in told
+    assert "Imported from kohya_ss" in told and "lowvram" in told and 'kohya import "cat.json" -o' in told
     assert "canary" not in told
 
 
