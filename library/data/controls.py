@@ -2,14 +2,15 @@
 
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from library.config.dataset import SubsetConfig
-from library.config.problems import Problem
+from library.config.problems import Problem, counted
 from library.config.run_config import ControlUse
 from library.data.buckets import BucketFit, Buckets, Size
-from library.data.folders import Listing, about_images
+from library.data.folders import Listing, about_images, some
 from library.data.images import ControlImage, Image
 from library.data.pixels import ALWAYS, header_size
 
@@ -30,16 +31,8 @@ def mask_of(result: "Survey", subset: SubsetConfig, image: Image) -> str:
     stem = os.path.splitext(os.path.basename(image.path))[0]
     name = next((stem + suffix for suffix in ALWAYS if stem + suffix in here.images), None)
     guided = result.control_use.guided
-    if name is None and not os.path.isdir(subset.conditioning_data_dir):
-        result.problems.append(Problem("conditioning_data_dir",
-            ": {path} does not exist: name the folder of masks or control images",
-            path=subset.conditioning_data_dir, topic="images"))  # fmt: skip
-        return ""
     if name is None:
-        result.problems.append(about_images(
-            "{path} has no control image: there is no {stem}.png in {conditioning_data_dir}" if guided else
-            "{path} has no mask: there is no {stem}.png in {conditioning_data_dir}", path=image.path,
-            stem=stem, conditioning_data_dir=here.folder))  # fmt: skip
+        result.unpaired.setdefault((subset.conditioning_data_dir, here.folder), []).append(image.path)
         return ""
     if (size := _size(result, here.path(name))) != image.size:
         wanted = f"{image.size[0]}x{image.size[1]}"
@@ -48,6 +41,24 @@ def mask_of(result: "Survey", subset: SubsetConfig, image: Image) -> str:
             "the mask {path} is {width}x{height}, but its image is {wanted}", path=here.path(name),
             width=size[0], height=size[1], wanted=wanted))  # fmt: skip
     return here.path(name)
+
+
+def without_mask(result: "Survey") -> Iterator[Problem]:
+    """That images have no mask or control image, in a sentence for each folder in which these should be."""
+    for (named, folder), images in result.unpaired.items():
+        facts = {"path": folder, "count": counted(len(images), "image"), "images": some(images), "topic": "images"}
+        if not os.path.isdir(named):
+            yield Problem("conditioning_data_dir",
+                ": {path} does not exist: name the folder of masks or control images", path=named,
+                topic="images")  # fmt: skip
+        elif result.control_use.guided:
+            yield Problem("conditioning_data_dir",
+                ": {path} has no control image of {count}: {images}; add files of the same names, or take these images "
+                "out", **facts)  # fmt: skip
+        else:
+            yield Problem("conditioning_data_dir",
+                ": {path} has no mask of {count}: {images}; add files of the same names, or take these images out",
+                **facts)  # fmt: skip
 
 
 def controls_of(

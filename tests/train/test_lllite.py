@@ -179,8 +179,15 @@ def test_control_images_are_found_as_upstream_finds_them(config, folders, tmp_pa
     with pytest.raises(ConfigError) as error:
         preflight.check(by_file)
     said = str(error.value)
-    assert "1.png has no control image: there is no 1.png in" in said
+    assert f"conditioning_data_dir: {control} has no control image of 1 image: {flat / '1.png'}; add files" in said
     assert "0.png is 32x32, but its image is 64x64" in said
+    for name in ("0.png", "2.png"):
+        (control / name).unlink()
+    (problem,) = [one for one in preflight.problems(by_file) if one.option == "conditioning_data_dir"]
+    assert "no control image of 3 images: " in problem
+    control.rmdir()
+    (problem,) = [one for one in preflight.problems(by_file) if one.option == "conditioning_data_dir"]
+    assert "does not exist" in problem
     toml.write_text(text.replace("conditioning_data_dir", "# "), encoding="utf-8")
     with pytest.raises(ConfigError, match="conditioning_data_dir.* is not set: name the folder of control images"):
         preflight.check(by_file)
