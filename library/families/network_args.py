@@ -19,6 +19,8 @@ from library.families.shared.network_args import PLACE, LayerPreset, index_facto
 
 PRESETS = ("full", "full-lin", "attn-mlp", "attn-only", "unet-only", "unet-transformer-only", "unet-convblock-only",
            "ia3")  # fmt: skip
+CONVOLVING = ("full", "unet-only", "unet-convblock-only")  # presets that put adapters on 3x3 convolutions
+DROPPING_OUT = ("lora", "locon", "loha", "lokr", "glora", "tlora")  # in bypass mode; others never
 STRONG = 100  # alpha / rank that nobody means
 
 
@@ -144,6 +146,7 @@ def problems(config: AdapterRun) -> Iterator[Problem]:
         yield wrong_argument("ggpo_sigma", "and ggpo_beta need mixed_precision = bf16, as fp16 scales the gradients")
     if isinstance(args, LycorisArgs):
         yield from _random_in_python(args, config)
+        yield from _beyond_the_package(args, config)
 
 
 def _random_in_python(args: LycorisArgs, config: AdapterRun) -> Iterator[Problem]:
@@ -157,10 +160,40 @@ def _random_in_python(args: LycorisArgs, config: AdapterRun) -> Iterator[Problem
             what=what)  # fmt: skip
 
 
+def _beyond_the_package(args: LycorisArgs, config: AdapterRun) -> Iterator[Problem]:
+    """What the package takes and fails at: with the model loaded, or in the first step."""
+    algo = args.algo.lower()
+    if args.bypass_mode and algo in ("dylora", "full"):
+        yield wrong_argument("bypass_mode", "cannot be used with algo={algo}: leave it out", algo=algo)
+    if args.bypass_mode and algo == "diag-oft" and _plain_dropout(args, config):
+        yield wrong_argument("bypass_mode", "of algo=diag-oft cannot be used with dropout: leave one of them out")
+    convolving = algo == "tlora" and args.preset in CONVOLVING and args.conv_dim != 0
+    modules = families.facts(config.family).adapter_modules.values()
+    if convolving and any(families.load(own.args).convolutions for own in modules):
+        yield wrong_argument("", "algo=tlora fails at 3x3 convolutions: add conv_dim=0, or preset=attn-mlp")
+
+
+def _plain_dropout(args: LycorisArgs, config: AdapterRun) -> float:
+    return (config.network.network_dropout if args.dropout is None else args.dropout) or 0.0
+
+
+def _unused_dropout(args: LycorisArgs, config: AdapterRun) -> Iterator[Problem]:
+    if not _plain_dropout(args, config):
+        return
+    option, algo = "network_dropout" if args.dropout is None else "network_args dropout", args.algo.lower()
+    if algo not in DROPPING_OUT:
+        yield Problem(option, "has no effect with algo={algo}, which has no dropout: leave it out", algo=algo)
+    elif not args.bypass_mode:
+        yield Problem(option,
+            "has no effect with algo={algo} unless network_args has bypass_mode=True, too", algo=algo)  # fmt: skip
+
+
 def notes(config: AdapterRun) -> Iterator[Problem]:
     """What has no effect in this run, a sentence each."""
     args = read(config)
-    if hasattr(args, "notes"):
+    if isinstance(args, LycorisArgs):
+        yield from _unused_dropout(args, config)
+    elif hasattr(args, "notes"):
         yield from args.notes()
     network = config.network
     if network.network_alpha > STRONG * (network.network_dim or 4):

@@ -7,6 +7,7 @@ layers they belong to, so that they move, are found and are synchronised togethe
 
 import contextlib
 import importlib
+import io
 import json
 import logging
 import math
@@ -329,12 +330,14 @@ def _name(network: Any, roots: Mapping[str, nn.Module], family: Family) -> dict[
 
 @contextlib.contextmanager
 def _said_briefly(name: str) -> Iterator[None]:
-    """The package warns about every kind of model it knows and did not find here; only its errors are of interest."""
+    """The package warns about every kind of model it knows and did not find here, and prints for each layer that has no
+    dropout; only its errors are of interest."""
     logger = logging.getLogger("LyCORIS")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        yield
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
     except (AssertionError, KeyError, ValueError, TypeError) as e:
         raise ConfigError(Problem("network_module", "{name} refuses its network_args: {why}", name=name,
             why=str(e) or type(e).__name__)) from e  # fmt: skip

@@ -68,6 +68,36 @@ def test_what_lycoris_draws_while_it_computes_cannot_be_compiled_or_computed_aga
     assert words in said[0] if words else not said
 
 
+def lycoris(made, *args, **values):
+    return made(network_module="lycoris.kohya", network_args=args, **values)
+
+
+def test_what_lycoris_fails_at_later_is_refused_at_once(flux_config, sdxl_config):
+    pytest.importorskip("lycoris")
+    for algo in ("dylora", "full"):
+        assert f"cannot be used with algo={algo}" in wrong(lycoris(flux_config, f"algo={algo}", "bypass_mode=True"))[0]
+    turning = ("algo=diag-oft", "bypass_mode=True")
+    assert "dropout" in wrong(lycoris(flux_config, *turning, network_dropout=0.1))[0]
+    assert not wrong(lycoris(flux_config, *turning))
+    assert "add conv_dim=0" in wrong(lycoris(sdxl_config, "algo=tlora"))[0]
+    assert not wrong(lycoris(sdxl_config, "algo=tlora", "conv_dim=0")) and not wrong(lycoris(flux_config, "algo=tlora"))
+
+
+def test_dropout_that_lycoris_leaves_out_is_noted_once(flux_config):
+    pytest.importorskip("lycoris")
+
+    def said(*args, **values):
+        return [str(note) for note in methods.notes(lycoris(flux_config, *args, **values))]
+
+    assert said("algo=LoKr", "dropout=0.1") == [
+        "network_args dropout has no effect with algo=lokr unless network_args has bypass_mode=True, too"
+    ]
+    assert said("algo=boft", network_dropout=0.1) == [
+        "network_dropout has no effect with algo=boft, which has no dropout: leave it out"
+    ]
+    assert not said("algo=lokr", "dropout=0.1", "bypass_mode=True") and not said("algo=lokr", "dropout=0")
+
+
 def test_files_that_are_not_there(sdxl_config):
     config = sdxl_config(network_weights="no.safetensors", base_weights=["nor_this.safetensors"])
     assert wrong(config) == [
