@@ -68,7 +68,7 @@ class Journal:
             explained = self._process_gone(explained)
             self.siblings.tell(explained)
         elif isinstance(explained, Exception) and self._world.messages and not self._world.main:
-            self._world.messages.leave(sentence(explained))  # it is the first process that speaks
+            self._world.messages.report_failure(sentence(explained))  # the first one prints its own
         self.siblings.leave()
         if explained is not None and explained is not error:
             explained.__cause__ = error  # whose traceback belongs into the log
@@ -88,7 +88,7 @@ class Journal:
 
     def _process_gone(self, error: BaseException | None = None) -> errors.ProcessGone:
         newest = self.newest or self.siblings.newest
-        said = self._world.messages.left() if self._world.messages else ""
+        said = self._world.messages.reported_failure() if self._world.messages else ""
         if isinstance(error, errors.ProcessSilent) and not said:
             return errors.process_silent(self.doing, newest)
         return errors.process_gone(self.doing, newest, said)

@@ -50,8 +50,8 @@ class World:
         self.storage_dtype, self.compute_dtype = fp8_storage.storage_type(config), fp8_storage.compute_type(config)
         self.memory = MemoryWatch(self.device)
         # Before the collectives of GPUs give up, which end the process without a word.
-        patience = 0.9 * 60 * (options.ddp_timeout or (TIMEOUT if no_gpu else TIMEOUT_OF_GPUS))
-        self.messages = Messages(self.rank, self.ranks, patience) if self.ranks > 1 else None
+        timeout = 0.9 * 60 * (options.ddp_timeout or (TIMEOUT if no_gpu else TIMEOUT_OF_GPUS))
+        self.messages = Messages(self.rank, self.ranks, timeout) if self.ranks > 1 else None
 
     def __enter__(self) -> "World":
         return self

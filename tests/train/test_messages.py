@@ -24,12 +24,12 @@ def messages(monkeypatch):
     timeout = datetime.timedelta(seconds=60)
     hosts = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timeout)]
 
-    def make(ranks, patience=60.0):
+    def make(ranks, timeout_of_step=60.0):
         found = []
         for rank in range(ranks):
             own = TCPStore("127.0.0.1", hosts[0].port, is_master=False)
             monkeypatch.setattr(torch_private, "process_store", lambda own=own: own)
-            found.append(Messages(rank, ranks, patience))
+            found.append(Messages(rank, ranks, timeout_of_step))
         return found
 
     make.end = hosts.clear  # of the process that has the store
@@ -95,23 +95,23 @@ def test_of_what_one_cannot_read_no_process_begins_a_step(messages, size, gone, 
         assert answers == [(steps, steps, steps * size, "4.png is missing")] * 3
 
 
-def test_who_does_not_come_is_waited_for_as_long_as_was_said(messages):
-    first, _ = messages(2, patience=0.01)
+def test_a_process_that_does_not_come_to_a_step_is_waited_for_as_long_as_was_said(messages):
+    first, _ = messages(2, timeout_of_step=0.01)
     with pytest.raises(DistStoreError, match=f"^({'|'.join(errors.SILENT)})"):
         first.first_problem("")
 
 
-def test_the_words_of_the_first_process_that_failed_are_left_for_all(messages):
+def test_the_first_report_of_a_failure_is_kept_for_all(messages):
     first, second, third = messages(3)
-    assert first.left() == ""
-    second.leave("the GPU ran out of memory")
-    third.leave("RuntimeError: connection lost")
-    assert first.left() == "process 1 of this training has ended: the GPU ran out of memory"
+    assert first.reported_failure() == ""
+    second.report_failure("the GPU ran out of memory")
+    third.report_failure("RuntimeError: connection lost")
+    assert first.reported_failure() == "process 1 of this training has ended: the GPU ran out of memory"
 
 
 def test_nobody_waits_for_a_store_that_is_gone(messages):
     first, second = messages(2)
-    second.leave("the GPU ran out of memory")
+    second.report_failure("the GPU ran out of memory")
     messages.end()
-    second.leave("once more")
-    assert first.left() == ""
+    second.report_failure("once more")
+    assert first.reported_failure() == ""
