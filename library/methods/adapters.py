@@ -169,7 +169,7 @@ class Adapter(nn.Module):
         raise NotImplementedError
 
     def _down(self, x: Tensor, down: Tensor) -> Tensor:
-        """[..., in] -> [..., rank], or of images [B, in, h, w] -> [B, rank, h\', w\']."""
+        """[..., in] -> [..., rank], or of images [B, in, h, w] -> [B, rank, h', w']."""
         raise NotImplementedError
 
     def _up(self, hidden: Tensor, ups: Sequence[Tensor]) -> Tensor:

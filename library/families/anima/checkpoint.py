@@ -35,13 +35,7 @@ PARTS = {
         (language_model.QWEN3_MARK,),
         expected_tensors.language_model,
     ),
-    "vae": Part(
-        "vae",
-        OTHERS["vae"],
-        ("vae", "qwen_image_vae.safetensors"),
-        (qwen_vae_names.MARK,),
-        expected_tensors.video_autoencoder,
-    ),
+    "vae": qwen_vae.part(OTHERS["vae"], "qwen_image_vae.safetensors"),
 }
 BESIDE = {"llm_adapter": Part("llm_adapter_path", "the text adapter of Anima", ("text_conditioner",), (MARK,))}
 WORDS = {

@@ -34,15 +34,9 @@ PARTS = {
         OTHERS["text_encoder"],
         ("text_encoder", "qwen_2.5_vl*.safetensors"),
         ("layers.0.self_attn.q_proj.bias",),
-        expected_tensors.seeing_model,
+        expected_tensors.vision_language_model,
     ),
-    "vae": Part(
-        "vae",
-        OTHERS["vae"],
-        ("vae", "qwen_image_vae.safetensors"),
-        (qwen_vae_names.MARK,),
-        expected_tensors.video_autoencoder,
-    ),
+    "vae": qwen_vae.part(OTHERS["vae"], "qwen_image_vae.safetensors"),
 }
 SEEING = replace(
     PARTS["text_encoder"],

@@ -8,7 +8,7 @@ from library.families.facts import Shapes
 from library.families.sdxl import keys, model
 from library.families.sdxl.facts import CHECKPOINT
 from library.families.shared import autoencoder, expected_tensors, weights
-from library.families.shared.expected_tensors import BOTH, changes_width, spelled
+from library.families.shared.expected_tensors import BOTH, changes_width, expanded
 from library.families.shared.part_files import incomplete
 
 OUTSIDE = "{time_embedding,add_embedding}.{linear_1,linear_2}"
@@ -32,7 +32,7 @@ def unet(shapes: Shapes) -> list[str]:
                 attentions |= {f"{block}.attentions.{j}": block for j in range(count)}
     inside = (f"{path}.transformer_blocks.{n}.{one}" for path, block in attentions.items()
               for n in range(depth.get(block, 1)) for one in TRANSFORMER)  # fmt: skip
-    return spelled(
+    return expanded(
         f"{OUTSIDE}.{BOTH}",
         f"{{conv_in,conv_norm_out,conv_out}}.{BOTH}",
         *(f"{path}.{RESNET}.{BOTH}" for path in resnets),

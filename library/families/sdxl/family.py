@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from library.config.problems import ConfigError, Problem
 from library.families import recognition
 from library.families.base import BlockCost, BlockInputs, DeferredNetwork, LatentCache, ModelComponents, TextCache
-from library.families.sdxl import conditions, expected, folder, keys, model
+from library.families.sdxl import conditions, expected_tensors, folder, keys, model
 from library.families.sdxl.facts import FACTS
 from library.families.sdxl.network_args import block_of
 from library.families.sdxl.options import SdxlControlLLLite, SdxlLora, SdxlTextualInversion, SdxlTrain
@@ -306,7 +306,7 @@ def _problems_of(path: Path, vae: str | None) -> Iterator[Problem]:
     try:
         if path.is_file():
             known = path.suffix.lower() not in weights.PICKLED
-            if known and (problem := _whole(path, vae) or expected.lacking(path, vae)):
+            if known and (problem := _whole(path, vae) or expected_tensors.lacking(path, vae)):
                 yield Problem(OPTION, ": {problem}", place="--", problem=problem)
             return
         if not (path / "unet").is_dir():
@@ -325,7 +325,7 @@ def _problems_of(path: Path, vae: str | None) -> Iterator[Problem]:
         if shapes and "add_embedding.linear_1.weight" not in shapes:
             yield Problem(OPTION, ": {path} is {found}, not an SDXL model: choose an SDXL one", place="--",
                 path=path, found=recognition.describe(shapes))  # fmt: skip
-        elif shapes and (problem := model.misfit(path, shapes) or expected.lacking(path, vae)):
+        elif shapes and (problem := model.misfit(path, shapes) or expected_tensors.lacking(path, vae)):
             yield Problem(OPTION, ": {problem}", place="--", problem=problem)
     except ConfigError as e:
         yield Problem(OPTION, ": {why}", place="--", why=e.problems[0])
@@ -370,7 +370,7 @@ def _problems_of_vae(vae: str, token: str | None) -> Iterator[Problem]:
                     "and SDXL's have {ours}; give an SDXL VAE, or leave it out", path=path,
                     channels=channels, ours=CHANNELS)  # fmt: skip
                 return
-        if problem := expected.lacking_vae(path):
+        if problem := expected_tensors.lacking_vae(path):
             yield Problem("vae", place="--", template=": {problem}", problem=problem)
     except ConfigError as e:
         yield Problem("vae", place="--", template=": {why}", why=e.problems[0])

@@ -38,7 +38,7 @@ def require(wanted: Collection[str], names: Collection[str]) -> None:
         raise IncompleteError(missing, len(wanted))
 
 
-def spelled(*patterns: str) -> list[str]:
+def expanded(*patterns: str) -> list[str]:
     """What patterns stand for: "a.{b,c}.d" is a.b.d and a.c.d."""
     return [
         "".join(parts)
@@ -56,7 +56,7 @@ def count(names: Iterable[str], start: str) -> int:
 def clip(names: Collection[str]) -> list[str]:
     """Of a CLIP text encoder."""
     layer = "text_model.encoder.layers."
-    return spelled(
+    return expanded(
         "text_model.embeddings.{token,position}_embedding.weight",
         f"text_model.final_layer_norm.{BOTH}",
         *(f"{layer}{n}.{{layer_norm1,layer_norm2,mlp.fc1,mlp.fc2}}.{BOTH}" for n in range(count(names, layer))),
@@ -69,7 +69,7 @@ def t5(names: Collection[str]) -> list[str]:
     block = "encoder.block."
     inner = "{wi_0,wi_1,wo}" if any(".wi_" in name for name in names) else "{wi,wo}"
     embedding = "encoder.embed_tokens.weight"
-    return spelled(
+    return expanded(
         embedding if embedding in names else "shared.weight",
         f"{block}0.layer.0.SelfAttention.relative_attention_bias.weight",
         "encoder.final_layer_norm.weight",
@@ -85,16 +85,16 @@ def language_model(names: Collection[str]) -> list[str]:
     inside = (norms, "self_attn.{q,k,v,o}_proj.weight", "mlp.{gate,up,down}_proj.weight",
               "{input,post_attention}_layernorm.weight")  # fmt: skip
     layers = range(count(names, "layers."))
-    return spelled("embed_tokens.weight", "norm.weight", *(f"layers.{n}.{one}" for n in layers for one in inside))
+    return expanded("embed_tokens.weight", "norm.weight", *(f"layers.{n}.{one}" for n in layers for one in inside))
 
 
-def seeing_model(names: Collection[str]) -> list[str]:
-    """Of a Qwen2.5-VL with what sees pictures, where there is any of that."""
+def vision_language_model(names: Collection[str]) -> list[str]:
+    """Of a Qwen2.5-VL, with its vision encoder where the file has any of it."""
     words = language_model([name for name in names if not name.startswith("visual.")])
     if not any(name.startswith("visual.") for name in names):
         return words
     block = "visual.blocks."
-    return words + spelled(
+    return words + expanded(
         "visual.patch_embed.proj.weight",
         "visual.merger.ln_q.weight",
         f"visual.merger.mlp.{{0,2}}.{BOTH}",
@@ -111,7 +111,7 @@ def autoencoder(shapes: Shapes) -> list[str]:
     starts = [f"{start}.{n}.resnets." for start in sides for n in range(levels)]
     each = {start: max(count(shapes, one) for one in starts if one.startswith(start)) for start in sides if levels}
     resnets = [f"{start}{n}" for start in starts for n in range(each[".".join(start.split(".")[:2])])]
-    return spelled(
+    return expanded(
         f"{{encoder,decoder}}.{{conv_in,conv_norm_out,conv_out}}.{BOTH}",
         f"{{encoder,decoder}}.mid_block.resnets.{{0,1}}.{RESNET}.{BOTH}",
         f"{{encoder,decoder}}.mid_block.attentions.0.{{group_norm,to_q,to_k,to_v,to_out.0}}.{BOTH}",
@@ -124,7 +124,7 @@ def autoencoder(shapes: Shapes) -> list[str]:
 
 def autoencoder_with_statistics(shapes: Shapes) -> list[str]:
     """Of FLUX.2's."""
-    return [*autoencoder(shapes), *spelled("bn.running_{mean,var}")]
+    return [*autoencoder(shapes), *expanded("bn.running_{mean,var}")]
 
 
 def video_autoencoder(shapes: Shapes) -> list[str]:
@@ -136,7 +136,7 @@ def video_autoencoder(shapes: Shapes) -> list[str]:
     up = [f"decoder.up_blocks.{n}.resnets.{i}" for n in range(levels) for i in range(each)]
     doubling = [f"decoder.up_blocks.{n}.upsamplers.0" for n in range(levels - 1)]
     resnets = [one for one in (*down, *up) if one not in halving]
-    return spelled(
+    return expanded(
         *(f"{one}.{BOTH}" for one in QUANTS),
         f"{{encoder,decoder}}.{{conv_in,conv_out}}.{BOTH}",
         "{encoder,decoder}.norm_out.gamma",

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from library.families.shared import qwen_vae_names, random_networks, weights
-from library.families.shared.part_files import complete
+from library.families.shared import expected_tensors, qwen_vae_names, random_networks, weights
+from library.families.shared.part_files import Part, complete
 from library.families.shared.weights import assign
 from library.imports import without_optional
 
@@ -18,6 +18,11 @@ MEAN = (-0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508,
         0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497, 0.2503, -0.2921)  # fmt: skip
 STD = (2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743,
        3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.9160)  # fmt: skip
+
+
+def part(what: str, file: str) -> Part:
+    """The option of this VAE, for the table of a family's parts: what belongs there in words, and its file's name."""
+    return Part("vae", what, ("vae", file), (qwen_vae_names.MARK,), expected_tensors.video_autoencoder)
 
 
 class ImageVAE(nn.Module):
