@@ -31,7 +31,21 @@ WHOLE = "KOHYA_TEST_WHOLE_PROCESSES"  # set for a launcher that starts programs,
 STARTED = []  # so that nobody warns of a program that is still there when its object has gone
 
 
-class Forked:
+class Signalled:
+    """A process that can be sent signals, as `subprocess.Popen` does it."""
+
+    def send_signal(self, number):
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self):
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self):
+        self.send_signal(signal.SIGKILL)
+
+
+class Forked(Signalled):
     """A process, with what tests use of `subprocess.Popen`."""
 
     def __init__(self, arguments, environment, given=""):
@@ -51,16 +65,6 @@ class Forked:
         if self.returncode is None and self._code.is_file():
             self.returncode = int(self._code.read_text())
         return self.returncode
-
-    def send_signal(self, number):
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def terminate(self):
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self):
-        self.send_signal(signal.SIGKILL)
 
     def communicate(self, timeout=600):
         end = time.monotonic() + timeout
@@ -250,7 +254,7 @@ class Started(subprocess.Popen):
         return Child(args, **how) if args[0] == sys.executable and not more and not piped else super().__new__(cls)
 
 
-class Child:
+class Child(Signalled):
     """A process that a forked launcher starts, forked from it, with what launchers use of `subprocess.Popen`."""
 
     def __init__(self, args, env=None, stdout=None, stderr=None, start_new_session=False, process_group=None, **_):
@@ -288,16 +292,6 @@ class Child:
         if self.returncode is None and (ended := os.waitpid(self.pid, how))[0]:
             self.returncode = os.waitstatus_to_exitcode(ended[1])
         return self.returncode
-
-    def send_signal(self, number):
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def terminate(self):
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self):
-        self.send_signal(signal.SIGKILL)
 
 
 if __name__ == "__main__":

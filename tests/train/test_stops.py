@@ -1,6 +1,8 @@
 """Stop after this step, and Stop now: whatever a training is doing, what it learned is saved and goes on exactly."""
 
+import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from library.train import resume_state, samples, stop_requests, validation
 from library.train.journal import Journal
 from library.train.rng import StepGenerators
 from library.train.stepper import Stepper
-from library.train.stop_requests import Stopped
+from library.train.stop_requests import ControlRequests, Stopped
 from tests import forks
 from tests.source import ROOT
 from tests.training import config_of, ranks, runs_in, train, wait_for
@@ -152,6 +154,18 @@ def test_who_watches_for_stop_now_does_not_interrupt_the_end_of_a_record(demo, s
     with pytest.raises(Stopped):
         train(config_of(demo, LORA, train_data_dir=squares, output_dir=tmp_path, output_name="m"))
     assert reader.at(*runs_in(tmp_path)).state == "stopped"
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_stop_now_interrupts_no_training_that_ends_already(monkeypatch, ends):
+    interrupted = []
+    monkeypatch.setattr(stop_requests._thread, "interrupt_main", interrupted.append)
+    requests = ControlRequests(SimpleNamespace(stop_requested=lambda: "now"))
+    requests._wakeup_read = object()
+    if ends:
+        requests.end()
+    requests._watch()
+    assert interrupted == ([] if ends else [signal.SIGINT])
 
 
 def test_now_interrupts_the_first_step_which_may_compile_for_minutes(demo, squares, tmp_path, when, monkeypatch):
