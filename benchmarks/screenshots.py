@@ -149,6 +149,7 @@ TABS: dict[str, tuple[str, Callable[[Page, Any], None]]] = {
     "dreambooth": ("DreamBooth", check_messages),
     "finetune": ("Finetune", compiling),
     "inversion": ("Textual inversion", nothing),
+    "lllite": ("LLLite", nothing),
     "queue": ("Queue", nothing),
     "lab": ("Compile Lab", nothing),
     "dataset": ("Data set", images),
