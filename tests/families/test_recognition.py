@@ -82,9 +82,10 @@ def test_a_base_model_is_the_same_with_every_prefix(demo, script, tmp_path):
         pytest.skip("its file has text encoders beside its denoiser, and one prefix of its own")
     words = recognition.describe(weights.header(config.model.pretrained_model_name_or_path))
     whole = families.family_for(config).load(torch.float32).denoiser.state_dict()
-    for prefix in weights.PREFIXES:
+    beside = {"vae.x": torch.zeros(1)}
+    for prefix, others in (*((prefix, beside) for prefix in weights.PREFIXES), ("module.", {})):
         path = tmp_path / "m.safetensors"
-        save_file({f"{prefix}{name}": tensor for name, tensor in tensors.items()} | {"vae.x": torch.zeros(1)}, path)
+        save_file({f"{prefix}{name}": tensor for name, tensor in tensors.items()} | others, path)
         found = recognition.recognised(path)
         assert (found.family, found.words) == (config.family, words)
         assert said(demo, script, **{BASE: path}) == []
@@ -136,6 +137,26 @@ def test_a_model_in_pieces_is_recognised_and_its_index_may_be_damaged(demo, scri
         index.write_text(text)
         (problem,) = said(demo, script, **{BASE: tmp_path})
         assert problem.option == BASE and "download it again" in str(problem)
+
+
+def test_a_part_of_a_file_is_taken_for_no_other_model(demo):
+    """Where tensors are missing by which whole files are told."""
+    for script, ours, kept in (
+        ("flux_2_train_network", "a FLUX.2 transformer", ("double_blocks.", "single_blocks.", "img_in.")),
+        ("anima_train_network", "an Anima transformer", ("llm_adapter.", "x_embedder.")),
+        ("anima_train_network", "an Anima transformer", ("llm_adapter.", "blocks.1.")),
+        ("anima_train_network", "a text adapter of Anima", ("llm_adapter.",)),
+    ):
+        shapes = weights.header(config_of(demo, script).model.pretrained_model_name_or_path)
+        part = {name: shape for name, shape in shapes.items() if name.removeprefix("net.").startswith(kept)}
+        assert part and recognition.describe(part) == ours
+    assert weights.prefix_of(["blocks.0.a", "blocks.0.b"]) == ""  # a list of blocks is no prefix
+
+
+def test_files_of_4_bits_with_scales_are_no_fp8_files(tmp_path):
+    kinds = {"a.weight": "U8", "a.weight_scale": "F8_E4M3", "a.comfy_quant": "U8"}
+    entries = {name: {"dtype": kind, "shape": [1]} for name, kind in kinds.items()}
+    assert "4 bits" in str(weights.stored_oddly(tmp_path, entries, scaled=True))
 
 
 def test_a_diffusers_folder_says_its_family_and_what_training_it_needs(tmp_path):

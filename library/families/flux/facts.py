@@ -24,8 +24,10 @@ LATER = (
 
 def recognise(shapes: Shapes) -> str:
     """What a checkpoint is of FLUX.1. SD3 shares names with it, but has no single blocks; where one modulation serves
-    all blocks, it is a later model."""
-    if any("double_stream_modulation_img." in name for name in shapes):
+    all blocks, or an MLP is not four times as wide as its stream, it is a later model."""
+    if any("double_stream_modulation_img." in name or "to_qkv_mlp_proj" in name for name in shapes):
+        return ""
+    if any(name.endswith("_mlp.0.weight") and shape[0] != 4 * shape[-1] for name, shape in shapes.items() if shape):
         return ""
     if words := matching(LATER, shapes):
         return words

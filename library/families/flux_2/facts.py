@@ -5,12 +5,16 @@ from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFi
 TRANSFORMER = "a FLUX.2 transformer"
 VAE = "a FLUX.2 VAE"
 MARKS = ("double_stream_modulation_img.lin.weight", "double_stream_modulation_img.linear.weight")
+GATED = ("_mlp.0.weight", ".ff.linear_in.weight", ".ff_context.linear_in.weight")
 MODEL = "pretrained_model_name_or_path"
 
 
 def recognise(shapes: Shapes) -> str:
-    """What a checkpoint is of FLUX.2, in either layout. Its modulations serve all blocks."""
-    return TRANSFORMER if any(mark in shapes for mark in MARKS) else ""
+    """What a checkpoint is of FLUX.2, in either layout. Its modulations serve all blocks; where a part of a file has
+    none, its blocks tell: MLPs with a gate are six times as wide as their stream."""
+    gated = any(name.endswith(GATED) and shape[0] == 6 * shape[-1] for name, shape in shapes.items() if shape)
+    joined = any("single_transformer_blocks." in name and "to_qkv_mlp_proj" in name for name in shapes)
+    return TRANSFORMER if gated or joined or any(mark in shapes for mark in MARKS) else ""
 
 
 def recognise_part(shapes: Shapes) -> str:

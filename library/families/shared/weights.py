@@ -7,7 +7,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -323,24 +323,23 @@ def stored_oddly(path: Path, entries: Mapping[str, JsonMapping], scaled: bool = 
     """Why the way the numbers are stored cannot be read: 8 bits with scales (but for `scaled`), other kinds of 8 bits,
     4 bits."""
     marks = {name for name in entries if name.rpartition(".")[2] in SCALED}
-    if scaled and all(entries[m]["dtype"] in ("F32", "BF16", "F16") for m in marks if m.endswith(SCALES)):
-        entries = {name: about for name, about in entries.items() if name not in marks}
-    elif marks:
+    types = {about["dtype"] for name, about in entries.items() if name not in marks}
+    if types & {"U8", "I8"} or any(name.endswith((".absmax", ".quant_map")) for name in entries):
+        return Text(
+            "{path} is quantised to integers or 4 bits, which is not trained: use the bf16 file, or fp8 e4m3fn",
+            path=path,
+        )
+    known = scaled and all(entries[m]["dtype"] in ("F32", "BF16", "F16") for m in marks if m.endswith(SCALES))
+    if marks and not known:
         return Text(
             "{path} is a scaled fp8 file, which is not read: use the bf16 file, or plain fp8 (e4m3fn) without scales",
             path=path,
         )
-    types = {entry["dtype"] for entry in entries.values()}
     if odd := types & {"F8_E5M2", "F8_E5M2FNUZ", "F8_E4M3FNUZ"}:
         return Text(
             "{path} is stored as {kind}, which is too coarse here: use the bf16 file, or fp8 e4m3fn",
             path=path,
             kind=min(odd).lower(),
-        )
-    if types & {"U8", "I8"} or any(name.endswith((".absmax", ".quant_map")) for name in entries):
-        return Text(
-            "{path} is quantised to integers or 4 bits, which is not trained: use the bf16 file, or fp8 e4m3fn",
-            path=path,
         )
     return None
 
@@ -348,7 +347,24 @@ def stored_oddly(path: Path, entries: Mapping[str, JsonMapping], scaled: bool = 
 def prefix_of(names: Iterable[str]) -> str:
     """What the names of a denoiser begin with in a file, "" for nothing."""
     names = list(names)
-    return next((prefix for prefix in PREFIXES if any(name.startswith(prefix) for name in names)), "")
+    known = next((prefix for prefix in PREFIXES if any(name.startswith(prefix) for name in names)), "")
+    return known or shared_prefix(names)
+
+
+def shared_prefix(names: Sequence[str]) -> str:
+    """What all names begin with, as programs of which nothing is known wrap a network: "module.", "model.".
+
+    A list of blocks is part of the network, also where a file holds nothing else.
+    """
+    shared: list[str] = []
+    for words in zip(*(name.split(".") for name in names), strict=False):
+        if any(word.isdecimal() for word in words):
+            shared = shared[:-1]
+            break
+        if len({*words}) > 1:
+            break
+        shared.append(words[0])
+    return "".join(f"{word}." for word in shared) if len(names) > 1 else ""
 
 
 def without_prefix(names: Iterable[str]) -> dict[str, str]:
