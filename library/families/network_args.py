@@ -19,8 +19,9 @@ from library.families.shared.network_args import PLACE, LayerPreset, index_facto
 
 PRESETS = ("full", "full-lin", "attn-mlp", "attn-only", "unet-only", "unet-transformer-only", "unet-convblock-only",
            "ia3")  # fmt: skip
-CONVOLVING = ("full", "unet-only", "unet-convblock-only")  # presets that put adapters on 3x3 convolutions
-DROPPING_OUT = ("lora", "locon", "loha", "lokr", "glora", "tlora")  # in bypass mode; others never
+DROPPING_OUT = ("lora", "locon", "loha", "lokr", "glora")  # in bypass mode; others never
+DROPPING_RANKS = {False: ("lora", "locon", "loha", "lokr", "diag-oft", "full"),
+                  True: ("lora", "locon", "loha", "glora")}  # by bypass_mode
 STRONG = 100  # alpha / rank that nobody means
 
 
@@ -167,10 +168,9 @@ def _beyond_the_package(args: LycorisArgs, config: AdapterRun) -> Iterator[Probl
         yield wrong_argument("bypass_mode", "cannot be used with algo={algo}: leave it out", algo=algo)
     if args.bypass_mode and algo == "diag-oft" and _plain_dropout(args, config):
         yield wrong_argument("bypass_mode", "of algo=diag-oft cannot be used with dropout: leave one of them out")
-    convolving = algo == "tlora" and args.preset in CONVOLVING and args.conv_dim != 0
-    modules = families.facts(config.family).adapter_modules.values()
-    if convolving and any(families.load(own.args).convolutions for own in modules):
-        yield wrong_argument("", "algo=tlora fails at 3x3 convolutions: add conv_dim=0, or preset=attn-mlp")
+    if algo == "tlora":
+        yield wrong_argument("", "algo=tlora wants to know the timestep in each layer, which nothing tells it here: "
+            "choose another, as algo=lora")  # fmt: skip
 
 
 def _plain_dropout(args: LycorisArgs, config: AdapterRun) -> float:
@@ -185,7 +185,21 @@ def _unused_dropout(args: LycorisArgs, config: AdapterRun) -> Iterator[Problem]:
         yield Problem(option, "has no effect with algo={algo}, which has no dropout: leave it out", algo=algo)
     elif not args.bypass_mode:
         yield Problem(option,
-            "has no effect with algo={algo} unless network_args has bypass_mode=True, too", algo=algo)  # fmt: skip
+            "has no effect with algo={algo} unless network_args has {other}, too", algo=algo,
+            other="bypass_mode=True")  # fmt: skip
+
+
+def _unused_rank_dropout(args: LycorisArgs) -> Iterator[Problem]:
+    algo = args.algo.lower()
+    if not args.rank_dropout or algo in DROPPING_RANKS[args.bypass_mode]:
+        return
+    if algo in DROPPING_RANKS[not args.bypass_mode]:
+        other = "bypass_mode=False" if args.bypass_mode else "bypass_mode=True"
+        yield Problem("network_args rank_dropout",
+            "has no effect with algo={algo} unless network_args has {other}, too", algo=algo, other=other)  # fmt: skip
+    else:
+        yield Problem("network_args rank_dropout",
+            "has no effect with algo={algo}, which leaves no ranks out: leave it out", algo=algo)  # fmt: skip
 
 
 def notes(config: AdapterRun) -> Iterator[Problem]:
@@ -193,6 +207,7 @@ def notes(config: AdapterRun) -> Iterator[Problem]:
     args = read(config)
     if isinstance(args, LycorisArgs):
         yield from _unused_dropout(args, config)
+        yield from _unused_rank_dropout(args)
     elif hasattr(args, "notes"):
         yield from args.notes()
     network = config.network

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from library.config.problems import Problem
+from library.config.problems import Problem, Text
 from library.config.schema import ConfigError
 from library.config.sections import AdapterRun
 from library.families import network_args
@@ -100,9 +100,9 @@ class LoraAdapters(BaseMethod):
             try:
                 self.adapters[name].load(found[name])
             except KeyError as e:
-                wrong.append(f"{name} has no {e.args[0]} in the file, so it is no LoRA")
+                wrong.append(Text("{name} has no {key} in the file, so it is no LoRA", name=name, key=e.args[0]))
             except (ValueError, RuntimeError) as e:
-                wrong.append(f"{name} {e}")
+                wrong.append(Text("{name} {why}", name=name, why=e))
         if wrong:
             more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
             template = (": the LoRA file does not fit this network: {module}{more}; "

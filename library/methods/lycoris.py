@@ -204,6 +204,8 @@ def attach(parts: ModelComponents, family: Family, config: AdapterRun) -> Lycori
             adapter.org_forward = types.MethodType(_as_it_is, layer)
         if getattr(adapter, "op", None) is functional.group_norm:
             adapter.op = _group_norm
+        if type(adapter).__name__ == "LokrModule" and adapter.rank_dropout:
+            _drop_rows_on_the_device(adapter)
     method = LycorisAdapters(network, places, config)
     if weights := config.network.network_weights:
         tensors = file_of(weights)
@@ -274,6 +276,22 @@ def _moved(adapter: Any, device: torch.device, dtype: torch.dtype) -> nn.Module:
 
 def _group_norm(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return functional.group_norm(with_gradient(input), *args, **kwargs)
+
+
+def _drop_rows_on_the_device(adapter: Any) -> None:
+    """LoKr's rank_dropout, drawn where its weights are: the package draws on the CPU, which fails on a GPU."""
+    whole, share, scaled = adapter.get_weight, adapter.rank_dropout, adapter.rank_dropout_scale
+    adapter.rank_dropout = 0.0
+
+    def get_weight(shape: Any) -> Tensor:
+        weight = whole(shape)
+        if not adapter.training:
+            return weight
+        kept = (torch.rand(len(weight), device=weight.device) > share).to(weight.dtype)
+        kept = kept / kept.mean() if scaled else kept
+        return weight * kept.view(-1, *[1] * (weight.ndim - 1))
+
+    adapter.get_weight = get_weight
 
 
 def _put_blocks(adapter: Any, tensors: Mapping[str, Tensor]) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, Text
 from library.runs import layout, reader
 from library.runs.lineage import step_of
 
@@ -47,12 +47,12 @@ def toml(run: reader.RecordedRun) -> str:
         return ""
 
 
-def problems(run: reader.RecordedRun) -> Iterator[str]:
+def problems(run: reader.RecordedRun) -> Iterator[Text]:
     """What stands in the way of going on."""
     if run.active:
-        yield f"{run.id} is still {run.state}: stop it first."
+        yield Text("{run} is still {state}: stop it first.", run=run.id, state=Text(run.state))
     if not run.facts.get("script"):
-        yield f"{run.id} does not say which script it ran: start it again from its config."
+        yield Text("{run} does not say which script it ran: start it again from its config.", run=run.id)
 
 
 def check(run: reader.RecordedRun) -> None:

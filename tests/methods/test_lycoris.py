@@ -4,6 +4,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from library import methods
 from library.config.schema import ConfigError
@@ -50,6 +51,22 @@ def test_every_algorithm_attaches_learns_and_comes_back(flux_like, flux_config, 
             p.zero_()
     assert not method.load_state_dict(state).unexpected
     torch.testing.assert_close(parts.denoiser(*inputs()), learned)
+
+
+def test_rank_dropout_of_lokr_is_drawn_where_the_weights_are(flux_like, flux_config):
+    """On a GPU, too, which no test machine needs to have: of a fake tensor the device is known."""
+    _, method = lycoris(flux_like, flux_config, "algo=lokr", "factor=2", "rank_dropout=0.5", "rank_dropout_scale=True")
+    adapter = method.train().network.loras[0]
+    with torch.no_grad():
+        for parameter in adapter.parameters():
+            parameter.fill_(1.0)
+    torch.manual_seed(0)
+    rows = {tuple(adapter.get_weight(None).flatten(1).ne(0).all(1).tolist()) for _ in range(5)}
+    assert len(rows) > 1 and adapter.eval().get_weight(None).all()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        adapter.train()
+        adapter._parameters.update({name: torch.empty_like(p, device="cuda") for name, p in adapter._parameters.items()})
+        assert adapter.get_weight(None).device.type == "cuda"
 
 
 def test_names_are_those_of_kohya_files(flux_like, flux_config):
