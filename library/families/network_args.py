@@ -20,8 +20,10 @@ from library.families.shared.network_args import PLACE, LayerPreset, index_facto
 PRESETS = ("full", "full-lin", "attn-mlp", "attn-only", "unet-only", "unet-transformer-only", "unet-convblock-only",
            "ia3")  # fmt: skip
 DROPPING_OUT = ("lora", "locon", "loha", "lokr", "glora")  # in bypass mode; others never
-DROPPING_RANKS = {False: ("lora", "locon", "loha", "lokr", "diag-oft", "full"),
-                  True: ("lora", "locon", "loha", "glora")}  # by bypass_mode
+DROPPING_RANKS = {
+    False: ("lora", "locon", "loha", "lokr", "diag-oft", "full"),
+    True: ("lora", "locon", "loha", "glora"),
+}  # by bypass_mode
 STRONG = 100  # alpha / rank that nobody means
 
 

@@ -65,7 +65,8 @@ def test_rank_dropout_of_lokr_is_drawn_where_the_weights_are(flux_like, flux_con
     assert len(rows) > 1 and adapter.eval().get_weight(None).all()
     with FakeTensorMode(allow_non_fake_inputs=True):
         adapter.train()
-        adapter._parameters.update({name: torch.empty_like(p, device="cuda") for name, p in adapter._parameters.items()})
+        for name, parameter in adapter.named_parameters():
+            adapter._parameters[name] = torch.empty_like(parameter, device="cuda")
         assert adapter.get_weight(None).device.type == "cuda"
 
 
