@@ -68,7 +68,7 @@ def case(family, number, name, size, count):
     """One case in this process; `count` asks for a step's FLOPs too, which takes a while."""
     import torch
 
-    from library.bench import machine, stage, subjects
+    from library.bench import machine, prepared_model, subjects
     from library.measuring import timing
 
     device, side = machine.device("auto"), 1024 if size == "full" else 128
@@ -77,10 +77,10 @@ def case(family, number, name, size, count):
     config = subject.config({"cuda_graphs": "auto" if "CUDA" in name else "false", **CASES[name]})
     torch.manual_seed(0)
     made = subject.make(config, device)
-    flops = stage.count_step(subject, made, config, side).step if count == "count" else None
+    flops = prepared_model.count_step(subject, made, config, side).step if count == "count" else None
     torch.manual_seed(0)  # the same images for every case
     losses = []
-    with stage.open_stage(subject, config, device, side, made) as ready:
+    with prepared_model.open_prepared(subject, config, device, side, made) as ready:
         first = timing.timed(lambda: losses.append(ready.step()), device)
         found = timing.measure(lambda: losses.append(ready.step()), device, timing.TimingPlan(steps=8))
         return {

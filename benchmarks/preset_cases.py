@@ -17,7 +17,7 @@ CKPT = {"gradient_checkpointing": True}
 EAGER = {"compile": False, "compile_mode": "default", "cuda_graphs": "false"}
 WHOLE = {"blocks_to_swap": None, "checkpoint_keep_attention": False}
 UNRECORDED = {"compile_mode": "default", "cuda_graphs": "false"}
-PLAYED = {"compile": True, "compile_mode": "reduce-overhead", "cuda_graphs": "auto"}
+RECORDED = {"compile": True, "compile_mode": "reduce-overhead", "cuda_graphs": "auto"}
 FP8 = {"fp8_base": True, "fp8_compute": True}
 INT8 = {"int8_base": True, "int8_compute": True}
 # What a preset is compared with: a name, what changes, and the GiB that it needs, roughly, to compile side by side.
@@ -48,7 +48,7 @@ WAYS: dict[str, tuple[tuple[str, str, dict[str, Any], int], ...]] = {
          {"checkpoint_keep_attention": False, "gradient_checkpointing": False, "compile_activation_budget": 0.5}, 34),
         ("fp8 products", "lora-80gb", FP8, 46),
         ("int8 products", "lora-80gb", INT8, 46),
-        ("fp8 products, recorded", "lora-80gb", {**FP8, **PLAYED}, 70),
+        ("fp8 products, recorded", "lora-80gb", {**FP8, **RECORDED}, 70),
         ("fp8 products, 22 blocks swapped", "lora-12gb", {"blocks_to_swap": 22}, 17),
         ("fp8 products, 10 blocks swapped", "lora-16gb", {"blocks_to_swap": 10}, 17),
         ("fp8 products, 14 blocks swapped, keeps attention", "lora-16gb",
@@ -64,7 +64,7 @@ WAYS: dict[str, tuple[tuple[str, str, dict[str, Any], int], ...]] = {
         ("eager, checkpointing", "lora-chroma-80gb", {**EAGER, **CKPT}, 22),
         ("fp8 products, checkpointing", "lora-chroma-24gb", WHOLE, 14),
         ("fp8 products", "lora-chroma-80gb", FP8, 42),
-        ("fp8 products, recorded", "lora-chroma-80gb", {**FP8, **PLAYED}, 60),
+        ("fp8 products, recorded", "lora-chroma-80gb", {**FP8, **RECORDED}, 60),
     ),
     "kontext lora": (
         ("eager, checkpointing", "lora-kontext-24gb", {**EAGER, "fp8_base": False, "fp8_compute": False}, 32),
@@ -79,25 +79,25 @@ WAYS: dict[str, tuple[tuple[str, str, dict[str, Any], int], ...]] = {
         ("checkpointing", "lora-80gb", {**CKPT, "fp8_base": False, "fp8_compute": False}, 46),
         ("fp8 products, checkpointing", "lora-80gb", CKPT, 26),
         ("fp8 products, half the activations", "lora-80gb", {"compile_activation_budget": 0.5}, 52),
-        ("fp8 products, keeps attention, recorded", "lora-32gb", PLAYED, 40),
+        ("fp8 products, keeps attention, recorded", "lora-32gb", RECORDED, 40),
         ("fp8 products, 12 blocks swapped", "lora-24gb", {"blocks_to_swap": 12}, 26),
     ),
     "flux_2 lora": (
         ("eager, checkpointing", "lora-16gb", {**EAGER, **CKPT, **WHOLE}, 14),
         ("no checkpointing", "lora-24gb", {"fp8_base": False, "fp8_compute": False}, 32),
-        ("fp8 products, keeps attention, recorded", "lora-12gb", PLAYED, 14),
+        ("fp8 products, keeps attention, recorded", "lora-12gb", RECORDED, 14),
         ("fp8 products, half the activations", "lora-24gb", {"compile_activation_budget": 0.5}, 20),
     ),
     "anima lora": (
         ("eager, checkpointing", "lora-12gb", {**EAGER, **CKPT, **WHOLE}, 10),
-        ("recorded", "lora-24gb", PLAYED, 20),
+        ("recorded", "lora-24gb", RECORDED, 20),
         ("fp8 products", "lora-24gb", FP8, 16),
     ),
     "qwen_image_edit lora": (("fp8 products, 18 blocks swapped", "lora-edit-24gb", {"blocks_to_swap": 18}, 50),),
     "zimage lora": (
         ("eager, checkpointing", "lora-24gb", {**EAGER, **CKPT, **WHOLE}, 18),
         ("no checkpointing", "lora-80gb", {"fp8_base": False, "fp8_compute": False}, 38),
-        ("fp8 products, keeps attention, recorded", "lora-16gb", PLAYED, 18),
+        ("fp8 products, keeps attention, recorded", "lora-16gb", RECORDED, 18),
         ("fp8 products, half the activations", "lora-80gb", {"compile_activation_budget": 0.5}, 24),
     ),
 }  # fmt: skip

@@ -32,7 +32,7 @@ TINY = ((128, 128), (64, 128), (128, 64))
 DESKTOP = 0.7  # GiB of a user's GPU that the desktop and the browser take
 GIB = 2**30
 ROUNDS = 5  # over all sizes that are timed
-REHEARSED = 4  # rounds before them where steps are recorded: compiling, two rehearsals and the recording
+WARMUP_ROUNDS = 4  # rounds before them where steps are recorded: compiling, two warm-up passes and the recording
 AT_ONCE = 8  # processes that compile side by side
 
 
@@ -43,7 +43,7 @@ def child() -> None:
     """Load what takes long, wait for a case on stdin, and print what it took."""
     import torch
 
-    from library.bench import machine, stage, subjects  # noqa: F401 - loaded while the case before is measured
+    from library.bench import machine, prepared_model, subjects  # noqa: F401 - loaded while the case before is measured
 
     case = PresetCase(**json.loads(sys.stdin.readline()))
     # Not before: the driver's memory for this process would be counted with the others'.
@@ -65,7 +65,7 @@ def measured(case: PresetCase, device: Any) -> dict[str, Any]:
     """One case: seconds a step, the GPU's busy time of it, memory, compiling."""
     import torch
 
-    from library.bench import stage, subjects
+    from library.bench import prepared_model, subjects
     from library.measuring import timing
 
     sizes = SIZES if case.size == "full" else TINY
@@ -78,7 +78,7 @@ def measured(case: PresetCase, device: Any) -> dict[str, Any]:
     began = time.perf_counter()
     made = subject.make(config, device)
     loaded = time.perf_counter()
-    with stage.open_stage(subject, config, device, sizes, made) as ready:
+    with prepared_model.open_prepared(subject, config, device, sizes, made) as ready:
         del made
         timing.clean(device)  # weights were drawn on the GPU, where a training reads them from a file
         watch = MemoryPeak(device)
@@ -86,7 +86,7 @@ def measured(case: PresetCase, device: Any) -> dict[str, Any]:
         recorded = config.compile.records_graphs and not case.warm
         losses: list[Any] = []
         rounds = [timing.timed(lambda: losses.extend(ready.step() for _ in sizes), device)
-                  for _ in range(REHEARSED if recorded else 2)]  # fmt: skip
+                  for _ in range(WARMUP_ROUNDS if recorded else 2)]  # fmt: skip
         found: dict[str, Any] = {
             "loading_s": round(loaded - began, 1),
             "settling_s": round(time.perf_counter() - loaded, 1),

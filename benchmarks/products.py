@@ -21,7 +21,7 @@ def sizes_of(name: str, batch: int, size: str) -> Any:
     """The sizes of a family's matrices, of a model without memory."""
     from library import families
     from library.bench.subjects import FACTOR, FamilySubject
-    from library.train import products
+    from library.train import matmul_formats
 
     subject = FamilySubject(f"{name}_train_network", {"mixed_precision": "bf16", "train_batch_size": batch}, size)
     config, random = subject.config({}), families.random_module(name)
@@ -31,7 +31,7 @@ def sizes_of(name: str, batch: int, size: str) -> Any:
     )
     random.adopt(family, denoiser)
     side = (1024 if size == "full" else 128) // FACTOR
-    return products.matrix_sizes(config, family, denoiser.requires_grad_(False), (batch, side, side))
+    return matmul_formats.matrix_sizes(config, family, denoiser.requires_grad_(False), (batch, side, side))
 
 
 def int8_kernels(size: Any, device: Any) -> Iterator[tuple[str, Any]]:
@@ -65,25 +65,25 @@ def table(name: str, batch: int, asked: argparse.Namespace) -> None:
     from library.bench import machine
     from library.measuring import timing
     from library.memory.quantization import fp8_matmul, int8_matmul
-    from library.train import products
+    from library.train import matmul_formats
 
     device = machine.device("auto")
     works = {"fp8": fp8_matmul.supports_fp8(device), "int8": int8_matmul.supports_int8(device) or asked.tiny}
-    formats = [products.WIDE, *(one for one, yes in works.items() if yes)]
+    formats = [matmul_formats.WIDE, *(one for one, yes in works.items() if yes)]
     totals = dict.fromkeys(formats, 0.0)
     print(f"{name}, batch {batch}: ms forward + backward, {machine.facts(device).get('gpu', device)}", flush=True)
     sizes = sizes_of(name, batch, "tiny" if asked.tiny else "full")
     for size, number in sorted(sizes.items(), key=lambda one: -one[0].work * one[1]):
         row = f"{size.tokens:6} {size.inputs:6} {size.outputs:6} x{number:3}"
         for one in formats:
-            calls = products.calls(size, one, device, torch.bfloat16)
-            forward, backward = (timing.measure(call, device, products.PLAN).p50 for call in calls)
+            calls = matmul_formats.calls(size, one, device, torch.bfloat16)
+            forward, backward = (timing.measure(call, device, matmul_formats.PLAN).p50 for call in calls)
             totals[one] += number * (forward + backward)
             row += f"  {one} {forward:.3f} + {backward:.3f}"
         print(row, flush=True)
         for way, call in int8_kernels(size, device) if asked.tiles and size.work * number > 2e11 else ():
             try:
-                print(f"    {way}: {timing.measure(call, device, products.PLAN).p50:.3f}", flush=True)
+                print(f"    {way}: {timing.measure(call, device, matmul_formats.PLAN).p50:.3f}", flush=True)
             except Exception as error:  # too much shared memory, no such kernel
                 print(f"    {way}: {timing.failure(error)[:100]}", flush=True)
     print("  all: " + ", ".join(f"{one} {total:.1f}" for one, total in totals.items()), flush=True)

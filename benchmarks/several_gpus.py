@@ -29,7 +29,7 @@ from benchmarks.presets import path_with
 
 ROOT = Path(__file__).resolve().parents[1]
 SIZES, TINY = ((1024, 1024), (832, 1216), (1216, 832)), ((64, 64), (64, 128))
-REHEARSED = 4  # rounds over the sizes before anything is timed
+WARMUP_ROUNDS = 4  # rounds over the sizes before anything is timed
 SHOWN = 6  # losses of each way
 SDXL = {"train_batch_size": 4, "mixed_precision": "bf16"}
 FLUX = {"train_batch_size": 1, "mixed_precision": "bf16", "timestep_sampling": "flux_shift", "guidance_scale": 1.0,
@@ -53,7 +53,7 @@ def child(name: str, recorded: bool, tiny: bool) -> None:
     import torch
     from torch import distributed
 
-    from library.bench import stage, subjects
+    from library.bench import prepared_model, subjects
     from library.measuring import timing
     from library.train import gradients
 
@@ -74,9 +74,9 @@ def child(name: str, recorded: bool, tiny: bool) -> None:
     method = made.method
     torch.manual_seed(1 + rank)
     found: Row = {"case": name, "recorded": recorded, "ranks": ranks, "batch": subject.batch}
-    with stage.open_stage(subject, config, device, sizes, made) as ready:
-        rehearsed = len(sizes) * (1 if tiny else REHEARSED)  # compiles and records
-        found["settling_s"] = round(timing.timed(lambda: [ready.step() for _ in range(rehearsed)], device), 1)
+    with prepared_model.open_prepared(subject, config, device, sizes, made) as ready:
+        warmup = len(sizes) * (1 if tiny else WARMUP_ROUNDS)  # compiles and records
+        found["settling_s"] = round(timing.timed(lambda: [ready.step() for _ in range(warmup)], device), 1)
         distributed.barrier()
         if rank == 0:
             found["alone"] = steps_of(ready, steps, device)

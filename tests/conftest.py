@@ -58,7 +58,14 @@ BROWSES = {"chromium"}
 STARTS = ("subprocess", "train", "script", "run_it")  # names in the module of a test that starts processes or trainings
 
 # Files with a single test of half a minute or more: begun first, so that it is not the last that one worker waits for.
-LONGEST = {"test_style.py", "test_toy.py", "test_kills.py", "test_beside.py", "test_fsdp.py", "test_launch.py"}
+LONGEST = {
+    "test_style.py",
+    "test_toy.py",
+    "test_kills.py",
+    "test_background_compile.py",
+    "test_fsdp.py",
+    "test_launch.py",
+}
 
 
 # Why: docs/decisions/2026-11-20-tests-run-in-parallel.md

@@ -9,7 +9,7 @@ import pytest
 import library.doctor
 from library.cli import main, train_script
 from library.config import environment
-from library.doctor import hardware, places
+from library.doctor import disk, hardware
 from library.doctor import report as doctor
 from library.families import config_class
 from tests.training import PLAIN_CODE
@@ -129,7 +129,7 @@ def test_a_cache_that_cannot_be_made_and_a_full_disk_are_told(monkeypatch, tmp_p
     def full(**_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(places.tempfile, "TemporaryFile", full)
-    assert "cannot be written (No space left on device)" in places.folders().text
-    monkeypatch.setattr(places.shutil, "disk_usage", lambda path: SimpleNamespace(free=2e8))
-    assert places.disk().verdict == "bad" and "nothing can be saved" in places.disk().text
+    monkeypatch.setattr(disk.tempfile, "TemporaryFile", full)
+    assert "cannot be written (No space left on device)" in disk.folders().text
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: SimpleNamespace(free=2e8))
+    assert disk.disk().verdict == "bad" and "nothing can be saved" in disk.disk().text

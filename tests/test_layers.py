@@ -19,7 +19,7 @@ REGISTRY = "library.families"  # itself, and not what is in it
 LIGHT = tuple(f"library.families.{name}" for name in ("recognition", "network_args", "adapter_kinds",
                                                       "shared.network_args"))  # fmt: skip
 FAMILIES = tuple(f"library.families.{p.parent.name}" for p in (source.ROOT / "library/families").glob("*/options.py"))
-LAB = ("library.measuring.candidates", "library.bench.picture", "library.bench.report")  # its light parts
+LAB = ("library.measuring.candidates", "library.bench.chart", "library.bench.report")  # its light parts
 ENGINE = (*BOTTOM, "library.runs", "library.families", "library.objectives", "library.compiler", "library.memory",
           "library.methods", "library.data", "library.optim", "library.packages", "library.tools")  # fmt: skip
 MAY_IMPORT = {

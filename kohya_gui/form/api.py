@@ -1,4 +1,4 @@
-"""What the form asks the server while it is filled in: what is wrong or idle, presets, comparisons, probes, keys."""
+"""What the form asks while it is filled in: what is wrong or has no effect, presets, comparisons, probes, keys."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from kohya_gui.form.adapter_size import SizeProcess
 from kohya_gui.form.form import SettingsForm, Submission
 from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler
-from library.config.idle import idle
+from library.config.ineffective import ineffective_options
 from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError, draft, options, values
@@ -36,7 +36,7 @@ class FormApi:
         """What scripts may ask."""
         return {"judge": self.judge, "preset": self.preset, "choices": self.choices, "compare": self.compare,
                 "probe": self.probe, "probing": self.probing, "unprobe": self.unprobe,
-                "forget": self.forget, "ledger": self.ledger, "prompts": self.prompts,
+                "forget": self.forget, "compile_log": self.compile_log, "prompts": self.prompts,
                 "prompts_save": self.save_prompts, "prompts_captions": self.captions,
                 "datasets": self.datasets, "adapter_size": self.adapter_size,
                 "datasets_count": self.count_images, "datasets_save": self.save_datasets}  # fmt: skip
@@ -57,10 +57,12 @@ class FormApi:
         for name, option in options(type(config)).items():
             if option.kind in ("file", "folder") and (said := paths.web_address(str(given.values.get(name)), name)):
                 wrong.setdefault(places[name][1], said.about)
-        ineffective = {places[name][1]: reason for name, reason in idle(config).items() if name in places}
+        ineffective = {
+            places[name][1]: reason for name, reason in ineffective_options(config).items() if name in places
+        }
         known = [places[name][1] for name in keys.kept() if name in places]
         return {
-            "wrong": wrong, "idle": ineffective, "outlook": compile_summary.outlook(config), "kept": known,
+            "wrong": wrong, "ineffective": ineffective, "outlook": compile_summary.outlook(config), "kept": known,
             "model": self._model(form, given), "profile": presets.chosen_profile(config), "adapter": adapters,
         }  # fmt: skip
 
@@ -171,7 +173,7 @@ class FormApi:
             paths.file(preset, self.roots, (".toml", ".json", ".yaml", ".yml"), "network_args")
         return self.sizes.ask(config)
 
-    def ledger(self, sent: ApiRequest) -> JsonObject:
+    def compile_log(self, sent: ApiRequest) -> JsonObject:
         """What the training that works at the moment has compiled."""
         return {"text": compile_summary.running()}
 

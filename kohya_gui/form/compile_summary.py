@@ -24,7 +24,7 @@ def section() -> str:
         f"<small>{escape(about(preset))}</small></button>"
         for preset in presets.profiles()
     )
-    lines = '<p class="outlook" role="status"></p><p class="ledger" hidden></p>'
+    lines = '<p class="outlook" role="status"></p><p class="compile-log" hidden></p>'
     return f'<div class="compiling">{lines}<div class="profiles">{made}</div></div>'
 
 
@@ -45,7 +45,7 @@ def running() -> str:
     if run is None:
         return ""
     progress = reader.progress(run.folder).update()
-    line = history.ledger(run, progress, list(progress.events.get("compile", ())))
+    line = history.compile_totals(run, progress, list(progress.events.get("compile", ())))
     return Text("{run} now: {line}", run=run.facts.get("output_name") or run.id, line=line) if line else ""
 
 

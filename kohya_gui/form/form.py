@@ -49,7 +49,7 @@ class FormField:
 
     option: Option
     families: tuple[str, ...]  # all of those in which the option looks like this
-    idle: tuple[str, ...] = ()  # of these, the families in which it has no effect
+    ineffective: tuple[str, ...] = ()  # of these, the families in which it has no effect
     pending: str = ""  # why it cannot be used yet
 
     @property
@@ -230,7 +230,7 @@ class SettingsForm:
 
     def _classes(self, members: list[FormField]) -> list[str]:
         """The style classes that say when these fields, or the section around them, can be seen."""
-        seen = [name for name in self.configs if any(name in m.families and name not in m.idle for m in members)]
+        seen = [name for name in self.configs if any(name in m.families and name not in m.ineffective for m in members)]
         rare = all(field.is_advanced for field in members)
         only = [f"only-{name}" for name in seen or ("none",)] if len(seen) < len(self.configs) else []
         return only + ["advanced"] * rare
@@ -303,8 +303,8 @@ def fields(configs: Mapping[str, type]) -> list[FormField]:
             looks = (option.label, option.help, option.default, option.choices, condition(option.shown_with))
             face = (name, option.section, *looks, reason)
             known = faces.get(face, FormField(option, ()))
-            idle = (family,) if name in getattr(config, "idle", {}) else ()
-            faces[face] = FormField(option, (*known.families, family), (*known.idle, *idle), reason)
+            ineffective = (family,) if name in getattr(config, "ineffective", {}) else ()
+            faces[face] = FormField(option, (*known.families, family), (*known.ineffective, *ineffective), reason)
     return list(faces.values())
 
 

@@ -1,4 +1,4 @@
-// Around the form: what is wrong or idle while one types, presets, undo, fixes, keys of other services.
+// Around the form: what is wrong or has no effect while one types, presets, undo, fixes, keys of other services.
 import { say } from "../i18n/sentences.js";
 import { inEnglish, translated } from "../i18n/words.js";
 import { all, around, hit, make, one, pieces, setValue } from "../server/elements.js";
@@ -14,8 +14,8 @@ import { onOpened } from "./tab.js";
 
 /** @typedef {import("./page.js").Field} Field */
 /** @typedef {{ path?: string, family?: string, words?: string, options?: form.Values }} Model what the base model's file is; empty where it is not known */
-/** @typedef {{ wrong: Record<string, string>, idle: Record<string, string>, outlook: string, kept: string[], model: Model, profile: string, adapter: import("./adapter.js").Adapter | null }} Judgement
- * `wrong` and `idle` have a sentence by a field's id, `kept` the ids of fields whose key is stored */
+/** @typedef {{ wrong: Record<string, string>, ineffective: Record<string, string>, outlook: string, kept: string[], model: Model, profile: string, adapter: import("./adapter.js").Adapter | null }} Judgement
+ * `wrong` and `ineffective` have a sentence by a field's id, `kept` the ids of fields whose key is stored */
 
 const MODEL = "pretrained_model_name_or_path";
 
@@ -62,12 +62,12 @@ function show(where, judgement) {
   const name = form.family(where);
   for (const field of form.fields(where)) {
     if (!form.isFor(field, name)) continue;
-    const wrong = judgement.wrong[field.id] ?? "", idle = judgement.idle[field.id] ?? "";
+    const wrong = judgement.wrong[field.id] ?? "", reason = judgement.ineffective[field.id] ?? "";
     const isModel = field.dataset.option === MODEL && judgement.model.path === field.value;
-    explain(field, wrong || (isModel && say("The file is {kind}.", { kind: judgement.model.words ?? "" })) || "", !wrong && idle ? say("No effect: {reason}", { reason: idle }) : "");
+    explain(field, wrong || (isModel && say("The file is {kind}.", { kind: judgement.model.words ?? "" })) || "", !wrong && reason ? say("No effect: {reason}", { reason }) : "");
     const box = around(field, ".field");
     box.classList.toggle("wrong", Boolean(wrong));
-    box.classList.toggle("idle", Boolean(idle) && !wrong);
+    box.classList.toggle("ineffective", Boolean(reason) && !wrong);
     if (wrong) field.setAttribute("aria-invalid", "true");
     else field.removeAttribute("aria-invalid");
     if (field instanceof HTMLInputElement && field.type === "password") showKey(field, judgement.kept.includes(field.id));
@@ -82,25 +82,25 @@ function show(where, judgement) {
  * Below a field: its help, or what is to be said `instead` of it, and then why it does nothing at the moment.
  * @param {Field} field
  * @param {string} instead
- * @param {string} idle
+ * @param {string} reason
  */
-function explain(field, instead, idle) {
+function explain(field, instead, reason) {
   const help = one(document, `#${CSS.escape(field.id)}-help`);
   const own = help.dataset.help ?? inEnglish(help);
   help.dataset.help = own;
-  const text = instead || own, now = `${text}\n${idle}`;
+  const text = instead || own, now = `${text}\n${reason}`;
   if ((help.dataset.now ?? `${own}\n`) === now) return;
   help.dataset.now = now;
-  help.replaceChildren(text, ...(idle ? [make("em", {}, idle)] : []));
+  help.replaceChildren(text, ...(reason ? [make("em", {}, reason)] : []));
 }
 
 /** What the running job has compiled, while someone looks at these settings. */
 setInterval(async () => {
-  const line = all(document, ".compiling .ledger").find((one) => one.parentElement?.checkVisibility());
+  const line = all(document, ".compiling .compile-log").find((one) => one.parentElement?.checkVisibility());
   const works = document.querySelector(".run:is([data-state=starting], [data-state=running], [data-state=stopping])");
   if (!line || (!works && line.hidden) || line.parentElement?.closest("[hidden]")) return;
   try {
-    const { text } = works ? await ask("ledger") : { text: "" };
+    const { text } = works ? await ask("compile_log") : { text: "" };
     if (line.textContent !== text) line.textContent = text;
     line.hidden = !text;
   } catch {} // it asks again

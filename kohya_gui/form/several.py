@@ -8,7 +8,7 @@ from typing import Any
 
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.check import isolated
-from library.config.idle import idle
+from library.config.ineffective import ineffective_options
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem, Text
 from library.config.problems import read as read_problem
@@ -47,7 +47,7 @@ class SeveralValues:
             raise ConfigError("{name} is no setting of this form: load the page again", name=name)
         readings = [reading for _, reading, _ in read]
         _refuse(name, typed, [reading.problems for reading in readings])
-        if why := idle(first.config).get(name):
+        if why := ineffective_options(first.config).get(name):
             raise ConfigError("{name} has no effect here, whatever its value: {why}", name=name, why=why)
         if _same(tab, forms, name):
             raise ConfigError("two of the values are the same: leave one out")

@@ -210,7 +210,7 @@ class TrainingTab:
         """
         given, reading, notes = self.read(sent)
         report = isolated.check(replace(reading, notes=[]), given.launch)
-        return given, reading.config, notes, isolated.without_idle(report, given.typed)
+        return given, reading.config, notes, isolated.without_ineffective(report, given.typed)
 
     def read(self, sent: str) -> tuple[Submission, Reading[Any], list[str]]:
         """A form -> it, what came of reading it for a training, and notes; its tokens are kept in their own file."""

@@ -18,7 +18,7 @@ from kohya_gui.panel.html import STATES
 from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library import families
-from library.bench import picture, report
+from library.bench import chart, report
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import Text
 from library.config.schema import ConfigError, options, to_toml
@@ -179,15 +179,13 @@ def bench(result: JsonMapping) -> JsonObject:
         "heading": report.heading(result),
         "verdict": best.get("sentence", ""),
         "apply": bool(best.get("options")),
-        "groups": [
-            {"title": name, "rows": [_bar(result, bar) for bar in bars]} for name, bars in picture.groups(result)
-        ],
+        "groups": [{"title": name, "rows": [_bar(result, bar) for bar in bars]} for name, bars in chart.groups(result)],
         "notes": [report.line(row) for row in failed] + report.restless(result),
         "about": [[name, c["about"]] for name, c in result.get("candidates", {}).items()],
     }
 
 
-def _bar(result: JsonMapping, bar: picture.Bar) -> JsonObject:
+def _bar(result: JsonMapping, bar: chart.Bar) -> JsonObject:
     row = bar.row
     return {
         "name": bar.name,

@@ -1,4 +1,4 @@
-"""What happened in a run: warnings, the compiler's ledger, what was saved and whether it loads."""
+"""What happened in a run: warnings, the compiler's log, what was saved and whether it loads."""
 
 import html
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ def history_html(run: RecordedRun, progress: RunProgress) -> str:
     compiles = list(seen.get("compile", ()))
     parts = [
         _list("Warnings", map(text, seen.get("warning", ())), "warn"),
-        _list("Compiled", map(compiled, compiles), "compiled", ledger(run, progress, compiles)),
+        _list("Compiled", map(compiled, compiles), "compiled", compile_totals(run, progress, compiles)),
         _list("Saved", map(saved, _kept(seen.get("saved", ()))), "saved"),
     ]
     return "".join(parts)
@@ -31,7 +31,7 @@ def _kept(events: Iterable[JsonObject]) -> list[JsonObject]:
     return [event for event in every if not event.get("backup") or event is newest]
 
 
-def ledger(run: RecordedRun, progress: RunProgress, events: Sequence[JsonObject]) -> str:
+def compile_totals(run: RecordedRun, progress: RunProgress, events: Sequence[JsonObject]) -> str:
     """The compiler's work so far in one line: graphs, time, hits of the cache, and what it has saved."""
     total = run.facts.get("compile") or {}
     good = [event for event in events if not event.get("failed")]
@@ -79,7 +79,7 @@ def text(event: JsonObject) -> str:
 
 
 def compiled(event: JsonObject) -> str:
-    """One line of the ledger: which block made a graph, in which time, and why again."""
+    """One line of the log: which block made a graph, in which time, and why again."""
     if not event.get("block"):
         return text(event)
     template = "{block}: forward graph" if event.get("forward", True) else "{block}: backward graph"

@@ -18,7 +18,7 @@ from kohya_gui.server import paths
 from kohya_gui.server.json_api import DEEPEST, ApiRequest, Handler, PieceHandler
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError
-from library.curation import arrivals
+from library.curation import incoming_files
 from library.files import clear_errors, need_space
 
 MOST_FILES, MOST_KNOWN = 2000, 20_000  # of a question, and on their way
@@ -58,9 +58,11 @@ class ImageUploads:
     def suggest(self, sent: ApiRequest) -> JsonObject:
         """A folder for new images that is not there yet."""
         home = next((root for root in self.roots if root.is_dir()), self.roots[0])
-        named = arrivals.safe_name(f"{sent.text('name') or 'images'}.png").removesuffix(".png")
+        named = incoming_files.safe_name(f"{sent.text('name') or 'images'}.png").removesuffix(".png")
         above = paths.inside(str(home / "kohya" / "images"), self.roots, "folder")
-        return {"folder": next(str(above / one) for one in arrivals.numbered(named) if not (above / one).exists())}
+        return {
+            "folder": next(str(above / one) for one in incoming_files.numbered(named) if not (above / one).exists())
+        }
 
     def begin(self, sent: ApiRequest) -> JsonObject:
         """What is to be done with each file: sent from some byte on, looked at first, or nothing.
@@ -79,7 +81,7 @@ class ImageUploads:
         except OSError as error:  # such as signs that Windows has in no name
             raise ConfigError("{folder} cannot be used: {why}", folder=folder, why=error.strerror or error) from None
         _clear_old(folder, there)
-        names = [arrivals.safe_name(one["name"]) for one in files]
+        names = [incoming_files.safe_name(one["name"]) for one in files]
         said = [_of_existing(folder, there, name, one) for name, one in zip(names, files, strict=True)]
         with self.busy:
             wanted = [at for at, answer in enumerate(said) if not answer]
@@ -116,7 +118,7 @@ class ImageUploads:
                 return part, 0
             if (given := one["sums"].get(str(length))) is None:
                 return part, length
-            if length <= one["size"] and given == arrivals.checksum(part, length):
+            if length <= one["size"] and given == incoming_files.checksum(part, length):
                 return part, 0
         raise ConfigError("{name}: other files of this name are being sent; try again later", name=name)
 
@@ -147,11 +149,11 @@ class ImageUploads:
 
     def _finish(self, upload: Upload, expected: str) -> JsonObject:
         try:
-            if str(arrivals.checksum(upload.part, upload.num_bytes)) != expected:
+            if str(incoming_files.checksum(upload.part, upload.num_bytes)) != expected:
                 raise ConfigError("{name} was changed on its way: send it again", name=upload.name)
-            arrivals.check_content(upload.part, upload.name)
+            incoming_files.check_content(upload.part, upload.name)
             paths.inside(str(upload.part.parent), self.roots, "folder")  # the folder may be another one by now
-            return {"done": arrivals.put(upload.part, upload.part.parent, upload.name).name}
+            return {"done": incoming_files.put(upload.part, upload.part.parent, upload.name).name}
         finally:
             self._drop(upload)
 
@@ -171,14 +173,14 @@ def _is_file(one: object) -> bool:
 
 def _of_existing(folder: Path, there: Mapping[str, str], name: str, one: JsonMapping) -> JsonObject:
     """What is to be said of a file that is not to be sent: it is refused, or there already."""
-    if why := arrivals.refusal(name, one["size"]):
+    if why := incoming_files.refusal(name, one["size"]):
         return {"state": "refused", "name": name, "why": why}
     same = folder / there.get(name.lower(), name)
     if name.lower() not in there or same.is_symlink() or _length(same) != one["size"]:
         return {}
     if (given := one["sums"].get(str(one["size"]))) is None:
         return {"state": "check", "bytes": one["size"]}
-    is_same = given == arrivals.checksum(same, one["size"])
+    is_same = given == incoming_files.checksum(same, one["size"])
     return {"state": "there", "name": same.name} if is_same else {}
 
 
@@ -190,7 +192,7 @@ def _final(names: Sequence[str], taken: set[str]) -> list[str]:
         first: dict[str, int] = {}
         for at in left:
             first.setdefault(names[at].lower(), at)
-        free = arrivals.free_names([names[at] for at in first.values()], taken)
+        free = incoming_files.free_names([names[at] for at in first.values()], taken)
         for at in first.values():
             found[at] = free[names[at]]
         taken = taken | {one.lower() for one in free.values()}

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from library.bench import machine, report, stage
+from library.bench import machine, prepared_model, report
 from library.bench.report import BLOCKS, DECODE, ENCODE, ENCODERS, STEP
 from library.bench.subjects import Subject
 from library.config.json_types import JsonMapping, JsonObject
@@ -82,7 +82,7 @@ class BenchRun:
                 yield row, lambda part=part, at=at: self._vae(part, at)
         if BLOCKS in self.parts or STEP in self.parts:
             for resolution in self.resolutions:
-                counted: list[stage.StepCost] = []  # by the first candidate, for all of this size
+                counted: list[prepared_model.StepCost] = []  # by the first candidate, for all of this size
                 for candidate in self.candidates:
                     row = {"part": STEP, "resolution": resolution, "candidate": candidate.name}
                     yield row, lambda c=candidate, at=resolution, known=counted: self._training(c, at, known)
@@ -128,14 +128,14 @@ class BenchRun:
             compiled = torch.compile(call, dynamic=False, backend=backend)
             yield self._row({**row, "candidate": "compiled"}, _no_grad(compiled), eager.get("flops"))
 
-    def _training(self, candidate: Candidate, at: int, known: list[stage.StepCost]) -> Iterator[JsonObject]:
+    def _training(self, candidate: Candidate, at: int, known: list[prepared_model.StepCost]) -> Iterator[JsonObject]:
         """Blocks, and then the whole step, in one way of training."""
         where = {"resolution": at, "candidate": candidate.name}
         config = self.subject.config(candidate.chosen())
         made = self.subject.make(config, self.device)
         if not known:
-            known.append(stage.count_step(self.subject, made, config, at))
-        with stage.open_stage(self.subject, config, self.device, at, made) as ready:
+            known.append(prepared_model.count_step(self.subject, made, config, at))
+        with prepared_model.open_prepared(self.subject, config, self.device, at, made) as ready:
             del made
             # A block of a model that is compiled as one has no graph of its own.
             apart = BLOCKS in self.parts and not (config.compile.compile and config.compile.compile_scope == "model")
@@ -146,7 +146,11 @@ class BenchRun:
                 yield self._row({"part": STEP, **where}, ready.step, known[0].step, ready)
 
     def _row(
-        self, row: JsonMapping, call: Callable[[], Any], work: int | None = None, ready: stage.Stage | None = None
+        self,
+        row: JsonMapping,
+        call: Callable[[], Any],
+        work: int | None = None,
+        ready: prepared_model.PreparedModel | None = None,
     ) -> JsonObject:
         before = ready.compiling().get("compile", {}).get("seconds", 0.0) if ready else 0.0
         try:

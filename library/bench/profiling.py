@@ -7,7 +7,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from library.bench import machine, stage, verdict
+from library.bench import machine, prepared_model, profile_advice
 from library.bench.subjects import Subject
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import Text
@@ -29,7 +29,7 @@ def run(
     began = time.time()
     work.phase(Text("warming up: {way} at {size}", way=way.name, size=resolution), 0, 3)
     try:
-        with stage.open_stage(subject, config, device, resolution) as ready:
+        with prepared_model.open_prepared(subject, config, device, resolution) as ready:
             plain = timing.measure(ready.step, device, WARM_UP)
             work.phase(Text("profiling {steps} steps", steps=steps), 1, 3)
             found = _profiled(ready, device, steps)
@@ -41,12 +41,18 @@ def run(
             "out of memory at {resolution}: choose a smaller --resolution or --batch", resolution=resolution
         ) from error
     on = machine.facts(device)
-    facts = verdict.summary(rows(found), steps, plain.p50, device.type)
+    facts = profile_advice.summary(rows(found), steps, plain.p50, device.type)
     facts |= {"way": {"name": way.name, "options": way.chosen()}, "resolution": resolution, **compiled}
     facts |= {"peak_gb": round(plain.peak_gb, 2), "memory_gb": on.get("memory_gb"), "machine": on}
     facts |= {"subject": {"title": subject.title, "batch": subject.batch, **subject.about}}
-    facts |= {"set": verdict.settings(config), "kind": "profile", "schema": 1, "started": began, "finished": True}
-    findings = [finding for finding in verdict.judge(facts) if _possible(subject, way, finding.options)]
+    facts |= {
+        "set": profile_advice.settings(config),
+        "kind": "profile",
+        "schema": 1,
+        "started": began,
+        "finished": True,
+    }
+    findings = [finding for finding in profile_advice.judge(facts) if _possible(subject, way, finding.options)]
     return facts | {"verdict": [vars(finding) for finding in findings]}
 
 
@@ -59,7 +65,7 @@ def _possible(subject: Subject, way: Candidate, options: JsonMapping) -> bool:
     return True
 
 
-def _profiled(ready: stage.Stage, device: torch.device, steps: int) -> profile:
+def _profiled(ready: prepared_model.PreparedModel, device: torch.device, steps: int) -> profile:
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
     with warnings.catch_warnings(action="ignore"), profile(activities=activities) as found:
         for _ in range(steps):
@@ -68,7 +74,7 @@ def _profiled(ready: stage.Stage, device: torch.device, steps: int) -> profile:
     return found
 
 
-def rows(found: profile) -> list[verdict.ProfileRow]:
+def rows(found: profile) -> list[profile_advice.ProfileRow]:
     """What the profiler saw, by name: how often, and microseconds on the host or on the device itself."""
     made = []
     for event in found.key_averages():
@@ -78,5 +84,5 @@ def rows(found: profile) -> list[verdict.ProfileRow]:
         ):  # a span around kernels, which have rows of their own
             continue
         spent = event.self_device_time_total if on_device else event.self_cpu_time_total
-        made.append(verdict.ProfileRow(event.key, event.count, float(spent), on_device))
+        made.append(profile_advice.ProfileRow(event.key, event.count, float(spent), on_device))
     return made

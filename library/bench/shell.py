@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from library import families
-from library.bench import picture, report
+from library.bench import chart, report
 from library.config import environment
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import Text
@@ -204,12 +204,12 @@ def _show(folder: Path, say: Any) -> None:
         return
     text = report.table(result)
     write_atomic(folder / "table.txt", text + "\n")
-    write_atomic(folder / PICTURE, picture.svg(result))
+    write_atomic(folder / PICTURE, chart.svg(result))
     say(f"\n{text}\n\n{folder}")
 
 
 def _profiled(asked: argparse.Namespace, subject: "Subject", work: JobRecord) -> JsonMapping:
-    from library.bench import machine, profiling, verdict
+    from library.bench import machine, profile_advice, profiling
 
     device = machine.device(asked.device)
     usual = candidates.OWN if asked.run else "compiled" if device.type == "cuda" else "eager"
@@ -217,7 +217,7 @@ def _profiled(asked: argparse.Namespace, subject: "Subject", work: JobRecord) ->
     side = int((_split(asked.resolution) or [min(1024, max(subject.resolutions))])[0])
     found = profiling.run(subject, way, device, side, min(asked.steps, profiling.MOST_STEPS), work)
     work.store(found)
-    text = verdict.text(found)
+    text = profile_advice.text(found)
     write_atomic(work.folder / "table.txt", text + "\n")
     if not asked.json:
         print(f"{text}\n\n{work.folder / profiling.TRACE} can be opened at ui.perfetto.dev or chrome://tracing")

@@ -18,7 +18,7 @@ from library.config.sections import EmbeddingRun
 from library.families.base import ModelComponents
 from library.families.shared import t5
 from library.memory.quantization import fp8_storage
-from library.methods.beside import BesideModel
+from library.methods.frozen_base import FrozenBaseMethod
 from library.objectives.base import NoisedBatch
 
 FACTOR = 8  # pixels of an image for each of its latents
@@ -30,12 +30,12 @@ PATH = "random"  # stands for files that are never opened
 class TrainableModel:
     """A denoiser with what learns inside it, not yet prepared: what `prepare_denoiser` is given."""
 
-    parts: ModelComponents
+    components: ModelComponents
     family: Any
     method: Any
 
 
-class LearnedText(BesideModel):
+class LearnedText(FrozenBaseMethod):
     """Stands for a word that learns: what text encoders, which are measured by themselves, say of captions with it."""
 
     def __init__(self, config: RunConfig, texts: Mapping[str, Tensor]) -> None:
@@ -64,7 +64,7 @@ class Subject(Protocol):
         ...
 
     def predict(self, made: TrainableModel, resolution: int, device: torch.device) -> Callable[[nn.Module], Tensor]:
-        """What calls a denoiser for images of this size: made.parts.denoiser, or a copy of it on another device."""
+        """What calls a denoiser for images of this size: its own denoiser, or a copy of that on another device."""
         ...
 
     def encoders(self) -> Mapping[str, Callable[[torch.device, torch.dtype], Callable[[], Any]]]:
@@ -109,15 +109,15 @@ class FamilySubject:
                 denoiser = self.random.denoiser()
                 where = random_weights.placement(denoiser, device, dtype, config)
                 self._module.adopt(family, denoiser)
-                parts = ModelComponents(random_weights.fill(denoiser, where, dtype), None, {}, {}, {})
+                components = ModelComponents(random_weights.fill(denoiser, where, dtype), None, {}, {}, {})
             else:
-                parts = family.load(dtype, fp8_storage.compute_type(config))
-                parts.encoders, parts.vae = {}, None
+                components = family.load(dtype, fp8_storage.compute_type(config))
+                components.encoders, components.vae = {}, None
         if isinstance(config, EmbeddingRun):
-            parts.denoiser.requires_grad_(False)
-            texts = self._module.input_shapes(family, parts.denoiser).texts(self.batch, device)
-            return TrainableModel(parts, family, LearnedText(config, texts))
-        return TrainableModel(parts, family, methods.attach(parts, family, config))
+            components.denoiser.requires_grad_(False)
+            texts = self._module.input_shapes(family, components.denoiser).texts(self.batch, device)
+            return TrainableModel(components, family, LearnedText(config, texts))
+        return TrainableModel(components, family, methods.attach(components, family, config))
 
     def predict(self, made: TrainableModel, resolution: int, device: torch.device) -> Callable[[nn.Module], Tensor]:
         """What calls a denoiser for images of this size."""
@@ -131,7 +131,7 @@ class FamilySubject:
     def latents(self, made: TrainableModel, size: int | tuple[int, int], device: torch.device) -> Tensor:
         """Random latents [B, C, h, w] of images of one size: the side of a square, or (width, height)."""
         width, height = size if isinstance(size, tuple) else (size, size)
-        channels = self._module.input_shapes(made.family, made.parts.denoiser).latent_channels
+        channels = self._module.input_shapes(made.family, made.components.denoiser).latent_channels
         return torch.randn(self.batch, channels, height // FACTOR, width // FACTOR, device=device)
 
     def shown(self, made: TrainableModel, latents: Tensor) -> list[Tensor]:
@@ -139,13 +139,13 @@ class FamilySubject:
         if self.config({}).control_images.guided:
             number, _, height, width = latents.shape
             return [torch.rand(number, 3, height * FACTOR, width * FACTOR, device=latents.device) * 2 - 1]
-        return self._module.input_shapes(made.family, made.parts.denoiser).controls(latents)
+        return self._module.input_shapes(made.family, made.components.denoiser).controls(latents)
 
     def text(self, made: TrainableModel, device: torch.device) -> dict[str, Tensor]:
         """Random text outputs in the shapes of the caches."""
         if isinstance(made.method, LearnedText):
             return {name: text.to(device) for name, text in made.method.texts.items()}
-        return self._module.input_shapes(made.family, made.parts.denoiser).texts(self.batch, device)
+        return self._module.input_shapes(made.family, made.components.denoiser).texts(self.batch, device)
 
     def encoders(self) -> Mapping[str, Callable[[torch.device, torch.dtype], Callable[[], Any]]]:
         """The text encoders by name."""

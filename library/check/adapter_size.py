@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from library import families, methods
-from library.check import estimate, outline
+from library.check import estimate, meta_model
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError
 from library.config.schema import draft, options
@@ -46,14 +46,14 @@ def size(config: AdapterRun) -> JsonObject:
         raise RuntimeError(config.network.module)
     args, groups = network_args.read(config), families.facts(config.family).blocks
     family, pristine = _components(type(config), _key(config), methods.reads_encoders(config))
-    parts = ModelComponents(copy.deepcopy(pristine.denoiser), None, copy.deepcopy(pristine.encoders), {})
+    components = ModelComponents(copy.deepcopy(pristine.denoiser), None, copy.deepcopy(pristine.encoders), {})
     counts = [0] * len(groups)
-    for path, _ in parts.denoiser.named_parameters():
+    for path, _ in components.denoiser.named_parameters():
         if found := block_of(family.adapter_name("denoiser", path.rpartition(".")[0]), groups):
             counts[found[0]] = max(counts[found[0]], found[1] + 1)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that numbers are not kept
-        method: Any = methods.attach(parts, family, _without_weights(config, args))
+        method: Any = methods.attach(components, family, _without_weights(config, args))
     is_ours = isinstance(method, LoraAdapters)
     names = list(method.adapters) if is_ours else [adapter.lora_name for adapter in method.network.loras]
     blocks = [[0] * count for count in counts]
@@ -97,8 +97,8 @@ def _components(cls: type[AdapterRun], key: str, encoders: bool) -> tuple[Family
     known = options(cls)
     config = draft(cls, {name: known[name].read(value) for name, value in json.loads(key).items()})
     with contextlib.suppress(Exception):  # a file that is not there, or is none: the check says so
-        if config.model.pretrained_model_name_or_path and outline.is_here(config):
-            return outline.components(config, encoders)
+        if config.model.pretrained_model_name_or_path and meta_model.is_here(config):
+            return meta_model.empty_components(config, encoders)
     family = families.family_for(config)
     module = families.random_module(family.name)
     made = module.random(module.FULL)

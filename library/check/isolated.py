@@ -87,8 +87,8 @@ def uncaptioned(report: Report) -> Problem | None:
     return next((read(one) for one in report["findings"] if one["code"] == "no_captions"), None)
 
 
-def without_idle(report: Report, typed: Collection[str]) -> Report:
+def without_ineffective(report: Report, typed: Collection[str]) -> Report:
     """The report without remarks on options that have no effect and that nobody typed: a preset has set them, and they
     wait for the switch that is off now. The form says beside each why it has no effect."""
-    kept = [one for one in report["findings"] if one["code"] != "idle" or one["option"] in typed]
+    kept = [one for one in report["findings"] if one["code"] != "ineffective" or one["option"] in typed]
     return {**report, "findings": kept}

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 
 from library import data, families, methods
-from library.check import outline
+from library.check import meta_model
 from library.compiler import checks
-from library.config import idle, schema
+from library.config import ineffective, schema
 from library.config.environment import SWITCHED_ON, first_process, processes, shards_asked
 from library.config.json_types import JsonMapping
 from library.config.problems import ConfigError, Problem, Report, Text, problems_of
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.config.sections.learning import LONGEST
-from library.data import showing
+from library.data import debug_dataset
 from library.data.length import Length, length
 from library.families.shared.weights import entries
 from library.files import free_space
@@ -66,7 +66,7 @@ def show(config: RunConfig) -> None:
     if os.environ.get("KOHYA_RUN_DIR"):
         page = Record.start(schema.changed(config), config.script, config.save.output_dir or ".", "", config.title)
     with page, contextlib.suppress(BrokenPipeError):  # whoever reads along has seen enough
-        for line in showing.lines(config, config.steps.seed or 0):
+        for line in debug_dataset.lines(config, config.steps.seed or 0):
             print(line)
 
 
@@ -144,7 +144,7 @@ def judged(
         remarks += (
             [] if failed["samples"] or not path else prompts.notes(path, config.control_images, config.shifts_samples)
         )
-        remarks += idle.remarks(config, [*remarks, *schema.notes(config)])
+        remarks += ineffective.remarks(config, [*remarks, *schema.notes(config)])
     return found, [remark for remark in problems_of(remarks) if wrong.isdisjoint(remark.options)]
 
 
@@ -211,7 +211,7 @@ def _fitted(config: RunConfig, failed: Mapping[str, bool]) -> Iterator[Problem]:
     if failed["rates"]:  # as if something learned
         rates = {name: rate for name, rate in RATES.items() if hasattr(config.optim, name)}
         config = replace(config, optim=replace(config.optim, **rates))
-    yield from outline.problems(config)
+    yield from meta_model.problems(config)
 
 
 def _layer(key: str) -> str:
@@ -222,7 +222,7 @@ def _lonely(config: RunConfig) -> Iterator[Problem]:
     """What is for several processes, where there is one."""
     if processes() == 1:
         for name in schema.changed(config).get("distributed", {}):
-            yield idle.remark(name, "it is for several processes, and this is one")
+            yield ineffective.remark(name, "it is for several processes, and this is one")
 
 
 def _unable(config: RunConfig) -> Iterator[Problem]:
@@ -232,7 +232,7 @@ def _unable(config: RunConfig) -> Iterator[Problem]:
     fp8, int8 = fp8_matmul.supports_fp8(_device()), int8_matmul.supports_int8(_device())
     for name, works in (("fp8_compute", fp8), ("int8_compute", int8), ("auto_compute", fp8 or int8)):
         if getattr(config.precision, name) and not works:
-            yield idle.remark(name, "this machine cannot multiply in 8 bits, only keep them")
+            yield ineffective.remark(name, "this machine cannot multiply in 8 bits, only keep them")
 
 
 def _steps(config: RunConfig, images: data.Check) -> Length | None:

@@ -14,8 +14,8 @@ from library.config.problems import ConfigError, Text, either
 from library.config.run_config import RunConfig
 from library.config.schema import Reading
 from library.runs import foreground, gpu_slots, keys
+from library.runs.gpu_wait import free_lanes
 from library.runs.job_work import ahead_of, joined
-from library.runs.lanes import free_lanes
 from library.runs.launcher import starting
 
 SCRIPTS = {"latents": "tools/cache_latents", "text": "tools/cache_text_encoder_outputs"}

@@ -1,4 +1,4 @@
-"""CUDA graphs of a whole denoiser: its forward and backward passes are recorded once per size and played back.
+"""CUDA graphs of a whole denoiser: its forward and backward passes are recorded once per size and replayed.
 
 A small batch leaves a fast GPU waiting for the processor, which has some 10,000 kernels to start in a step of SDXL.
 PyTorch's own recordings (`reduce-overhead` of inductor) belong to each compiled block and are made anew where the same
@@ -56,7 +56,7 @@ def leave_default_stream() -> None:
 
 # Why: docs/decisions/2026-11-22-cuda-graphs-of-the-whole-denoiser.md
 def attach(denoiser: nn.Module, log: CompileLog, reserve: int | None = None) -> None:
-    """From now on every call with gradients is recorded, and played back where it has been.
+    """From now on every call with gradients is recorded, and replayed where it has been.
 
     With a `reserve`, the bytes that the optimizer will need, only as long as that fits beside it and is faster.
     """
@@ -124,7 +124,7 @@ class Call:
 
     @property
     def key(self) -> Hashable:
-        """Calls with the same key can be played back by one recording."""
+        """Calls with the same key can be replayed from one recording."""
         kinds = tuple((tuple(t.shape), t.dtype, t.device, t.requires_grad) for t in self.tensors)
         autocast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
         return kinds, self.others, self.tree, autocast

@@ -64,8 +64,8 @@ class RunConfig(Protocol):
     grid: ClassVar[int]
     drops_cached_captions: ClassVar[bool]  # whether captions that are cached can be left out by chance
     shifts_samples: ClassVar[bool]  # whether a prompt can say how far the sigmas of its sample are shifted
-    idle: ClassVar[Mapping[str, str]]
-    idle_rules: ClassVar[tuple[Rule, ...]]
+    ineffective: ClassVar[Mapping[str, str]]
+    ineffective_rules: ClassVar[tuple[Rule, ...]]
     aliases: ClassVar[Mapping[str, str]]
     retired: ClassVar[Mapping[str, str]]
     foreign: ClassVar[Mapping[str, str]]

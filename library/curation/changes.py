@@ -9,7 +9,7 @@ from pathlib import Path
 
 from library.config.problems import Report, Text, counted
 from library.config.schema import ConfigError
-from library.curation import alike, trash
+from library.curation import similar_images, trash
 from library.curation.album import Album, Picture, reread
 from library.curation.tags import Edit
 from library.data import folders
@@ -132,10 +132,13 @@ def compare(album: Album, report: Report | None = None) -> None:
     pictures = list({p.path: p for p in album.pictures if not p.broken}.values())
     at = {p.path: i for i, p in enumerate(pictures)}
     same = [
-        [at[path] for path in group] for group in alike.same_bytes([(p.path, p.num_bytes) for p in pictures], report)
+        [at[path] for path in group]
+        for group in similar_images.same_bytes([(p.path, p.num_bytes) for p in pictures], report)
     ]
     content = {i: number for number, group in enumerate(same) for i in group}
-    groups = alike.near(spread(alike.looks, [p.path for p in pictures], report, Text("comparing images")))
+    groups = similar_images.near(
+        spread(similar_images.looks, [p.path for p in pictures], report, Text("comparing images"))
+    )
     # Pictures too plain to be known by their looks are in no such group, but may be there twice.
     groups += [group for group in same if not any(i in members for members in groups for i in group)]
     album.doubles, album.double_groups, album.compared = {}, [], True

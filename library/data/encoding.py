@@ -51,7 +51,7 @@ class Latents:
 def encode(
     images: "ImageSet",
     family: Family,
-    parts: ModelComponents,
+    components: ModelComponents,
     config: RunConfig,
     world: EncodingProcess,
     report: Report,
@@ -62,7 +62,7 @@ def encode(
     Networks stay in the precision they have, and are on the host again at the end. Can be interrupted: what is written
     stays. Raises ConfigError, naming the image, when it cannot be read or when the result is not a number.
     """
-    work = EncodingJob(family, parts, config, world, report)
+    work = EncodingJob(family, components, config, world, report)
     every = [*images.items, *(images.validation.items if images.validation else ())]
     if config.cache.latents:
         images.latents = _latents(every, work)
@@ -94,8 +94,8 @@ def _latents(every: Sequence["Image"], work: EncodingJob) -> Latents:
         _encode_images(mine, work, store.memory.__setitem__)
         return store
     mine = share(mine, lambda wanted: wanted.image, work.world)
-    there = work.parts.vae is not None or "vae" in work.parts.deferred
-    vae = identity.of_components(work.parts, ["vae"]) if there else None
+    there = work.components.vae is not None or "vae" in work.components.deferred
+    vae = identity.of_components(work.components, ["vae"]) if there else None
     trust = work.config.cache.skip_cache_check
 
     def good(wanted: Wanted) -> bool:
@@ -140,8 +140,8 @@ def wanted_latents(every: Iterable["Image"], cache: Any) -> dict[tuple[str, tupl
 def _encode_images(todo: list[Wanted], work: EncodingJob, keep: Callable[[Wanted, Arrays], None]) -> None:
     if not todo:
         return
-    work.parts.read_vae()
-    vae = work.parts.vae
+    work.components.read_vae()
+    vae = work.components.vae
     if vae is None:
         raise ConfigError(
             "{count} images are not cached yet, and there is no VAE to encode them: name one", count=len(todo)
@@ -205,7 +205,9 @@ def _encoded(pictures: _Pictures, work: EncodingJob) -> list[tuple[Wanted, Array
         latents = made.float().cpu()
         bad = [w.image for w, one in zip(batch, latents, strict=True) if not bool(torch.isfinite(one).all())]
         if bad:
-            raise ConfigError("encoding {some} gave NaN: {advice}", some=some(bad), advice=_nan_advice(work.parts.vae))
+            raise ConfigError(
+                "encoding {some} gave NaN: {advice}", some=some(bad), advice=_nan_advice(work.components.vae)
+            )
         for arrays, one in zip(found, latents.numpy(), strict=True):
             arrays[name] = one
 
@@ -214,11 +216,11 @@ def _encoded(pictures: _Pictures, work: EncodingJob) -> list[tuple[Wanted, Array
         seen = colours.flip(-1) if ending else colours
         with torch.no_grad():
             generators = [_generator(wanted) for wanted in batch]
-            keep(f"latents{ending}", work.family.latents(work.parts, seen, generator=generators))
+            keep(f"latents{ending}", work.family.latents(work.components, seen, generator=generators))
             for number, control in enumerate(controls):
                 assert isinstance(work.family, TakesControls)
                 shown = control.flip(-1) if ending else control
-                keep(f"control_{number}{ending}", work.family.control_latents(work.parts, shown))
+                keep(f"control_{number}{ending}", work.family.control_latents(work.components, shown))
     for arrays, mask in zip(found, pictures.masks, strict=False):
         arrays["alpha_mask"] = mask
     return list(zip(batch, found, strict=True))

@@ -30,7 +30,7 @@ class EncodingJob:
     """What every step of encoding needs to know."""
 
     family: Family
-    parts: ModelComponents
+    components: ModelComponents
     config: RunConfig
     world: EncodingProcess
     report: Report  # is told what is going on, and how much of it is done

@@ -37,15 +37,15 @@ def fingerprint(*networks: Any) -> JsonObject:
 
 
 # Why: docs/decisions/2026-11-22-networks-read-when-needed.md
-def of_components(parts: ModelComponents, names: Sequence[str]) -> JsonObject:
+def of_components(components: ModelComponents, names: Sequence[str]) -> JsonObject:
     """The fingerprint of these networks of a model, all of them read or none.
 
     What deferred networks were like when they were last read is remembered as long as their files are as they were
     (size and time), so that a cache is checked without opening them; else they are read.
     """
-    waiting = [parts.deferred[name] for name in names if name in parts.deferred]
+    waiting = [components.deferred[name] for name in names if name in components.deferred]
     if not waiting:
-        return fingerprint(*_networks(parts, names))
+        return fingerprint(*_networks(components, names))
     facts = [[one.kind, [[str(f), *_version(f)] for f in one.files]] for one in waiting]
     place = cache_folder() / "networks" / f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]}.json"
     with contextlib.suppress(ConfigError, OSError, ValueError):
@@ -53,17 +53,17 @@ def of_components(parts: ModelComponents, names: Sequence[str]) -> JsonObject:
         if isinstance(found, dict) and {"exact", "type", "marks"} == found.keys():
             return found
     if "vae" in names:
-        parts.read_vae()
+        components.read_vae()
     else:
-        parts.read_encoders()
-    made = fingerprint(*_networks(parts, names))
+        components.read_encoders()
+    made = fingerprint(*_networks(components, names))
     with contextlib.suppress(ConfigError, OSError):  # then it is read the next time, too
         write_atomic(place, json.dumps(made))
     return made
 
 
-def _networks(parts: ModelComponents, names: Sequence[str]) -> list[Any]:
-    return [parts.vae if name == "vae" else parts.encoders[name] for name in names]
+def _networks(components: ModelComponents, names: Sequence[str]) -> list[Any]:
+    return [components.vae if name == "vae" else components.encoders[name] for name in names]
 
 
 def _version(file: Path) -> tuple[int, int]:

@@ -41,12 +41,12 @@ def template_of(family: Family) -> str:
 
 
 def lengths(
-    family: Family, parts: ModelComponents
+    family: Family, components: ModelComponents
 ) -> tuple[Callable[[Collection[str]], int | None], Callable[[Sequence[Size]], int]]:
     """How much text a step reads of captions, and how much longer reference images of these sizes make it."""
-    length = functools.partial(family.train_text_length, parts)
+    length = functools.partial(family.train_text_length, components)
     if isinstance(family, ReadsPictures) and family.picture_template:
-        return length, functools.partial(family.picture_tokens, parts)
+        return length, functools.partial(family.picture_tokens, components)
     return length, lambda sizes: 0
 
 
@@ -81,8 +81,8 @@ def texts(every: Sequence["Image"], work: EncodingJob) -> Texts:
         _encode_phrases([(phrase, [phrase]) for phrase in phrases], work, memory.__setitem__)
         return Texts(cache, template, memory)
     store = Texts(cache, template)
-    names = sorted({*work.parts.encoders, *work.parts.deferred} - {"vae"})
-    encoders = identity.of_components(work.parts, names) if names else None
+    names = sorted({*work.components.encoders, *work.components.deferred} - {"vae"})
+    encoders = identity.of_components(work.components, names) if names else None
     lengths = {**dict.fromkeys(cache.stored), **({} if cache.mask else work.family.text_lengths)}
     options = {name: getattr(work.config.model, name, None) for name in cache.options}
     images = _images_by_file(every, cache.suffix)
@@ -133,8 +133,8 @@ def _encode_phrases(
     """Encode each phrase once and keep it under each of its names."""
     if not todo:
         return
-    work.parts.read_encoders()
-    encoders = work.parts.encoders.values()
+    work.components.read_encoders()
+    encoders = work.components.encoders.values()
     if not encoders:
         raise ConfigError(
             "{count} captions are not cached yet, and there is no text encoder: name its file", count=len(todo)
@@ -179,6 +179,6 @@ def _encoded_phrases(
 def _asked(phrases: list[Phrase], work: EncodingJob) -> dict[str, torch.Tensor]:
     words = [phrase.words for phrase in phrases]
     if not (isinstance(work.family, ReadsPictures) and work.family.picture_template):
-        return work.family.text(work.parts, words)
+        return work.family.text(work.components, words)
     pictures = [[control_pixels.reference(one, phrase.interpolation) for one in phrase.shown] for phrase in phrases]
-    return work.family.text_with_pictures(work.parts, words, pictures)
+    return work.family.text_with_pictures(work.components, words, pictures)

@@ -95,14 +95,14 @@ def examine(quick: bool = False) -> Iterator[MachineFinding]:
 
     yield from findings([system, packages, foreign_library, environment])
     try:  # loads torch, which is only now known to find its folders
-        from library.doctor import hardware, optional, places
+        from library.doctor import disk, hardware, optional
     except Exception as error:
         yield bad("torch", f"cannot be loaded ({type(error).__name__}: {error}); run ./setup.sh install")
         return
     yield from findings([hardware.torch_build, hardware.gpu, hardware.driver, optional.optimizers, hardware.compiler])
     yield from findings([] if quick else [hardware.compile_cpu, hardware.compile_gpu])
     yield from findings([hardware.attention, hardware.tf32, hardware.fp8])
-    yield from findings([places.disk, places.folders, places.compiled_code, home_page, lambda: settings(found)])
+    yield from findings([disk.disk, disk.folders, disk.compiled_code, home_page, lambda: settings(found)])
 
 
 def system() -> MachineFinding:

@@ -249,7 +249,7 @@ class Family(Protocol):
 
     def latents(
         self,
-        parts: ModelComponents,
+        components: ModelComponents,
         pixels: "Tensor",
         generator: "torch.Generator | list[torch.Generator] | None" = None,
     ) -> "Tensor":
@@ -264,7 +264,7 @@ class Family(Protocol):
         """How many tokens the arrays of the text cache are long, of those that are of tokens."""
         ...
 
-    def train_text_length(self, parts: ModelComponents, captions: Collection[str]) -> int | None:
+    def train_text_length(self, components: ModelComponents, captions: Collection[str]) -> int | None:
         """How many tokens of the arrays in `text_lengths` a training step reads, whose images have these captions.
 
         None for all. Of more captions it is never less. Shorter arrays are read with zeros behind them.
@@ -272,7 +272,7 @@ class Family(Protocol):
         ...
 
     def text(
-        self, parts: ModelComponents, captions: list[str], encoders: tuple[str, ...] | None = None
+        self, components: ModelComponents, captions: list[str], encoders: tuple[str, ...] | None = None
     ) -> "dict[str, Tensor]":
         """Captions -> what the denoiser reads, by the cache's keys; of some encoders only, if named."""
         ...
@@ -301,7 +301,7 @@ class Family(Protocol):
         """
         ...
 
-    def export(self, parts: ModelComponents) -> "dict[str, Tensor]":
+    def export(self, components: ModelComponents) -> "dict[str, Tensor]":
         """The whole model under the keys of a single file."""
         ...
 
@@ -317,7 +317,7 @@ class Family(Protocol):
         """`blocks_to_swap` -> how many blocks of each class in `block_classes` are kept in host memory."""
         ...
 
-    def sampler(self, parts: ModelComponents) -> "Sampler":
+    def sampler(self, components: ModelComponents) -> "Sampler":
         """The sampler that generates images with these networks."""
         ...
 
@@ -330,7 +330,7 @@ class Family(Protocol):
 class TakesControls(Protocol):
     """A family whose model is shown pictures besides noise and words (`RunConfig.control_images`)."""
 
-    def control_latents(self, parts: ModelComponents, pixels: "Tensor") -> "Tensor":
+    def control_latents(self, components: ModelComponents, pixels: "Tensor") -> "Tensor":
         """Pixels [B, 3, H, W] in [-1, 1] of such pictures -> latents [B, C, h, w], float32 and deterministic."""
         ...
 
@@ -358,12 +358,12 @@ class ReadsPictures(Protocol):
         ...
 
     def text_with_pictures(
-        self, parts: ModelComponents, captions: Sequence[str], pictures: "Sequence[Sequence[Image.Image]]"
+        self, components: ModelComponents, captions: Sequence[str], pictures: "Sequence[Sequence[Image.Image]]"
     ) -> "dict[str, Tensor]":
         """`Family.text` of captions with the pictures of each, which may be none."""
         ...
 
-    def picture_tokens(self, parts: ModelComponents, sizes: Sequence[tuple[int, int]]) -> int:
+    def picture_tokens(self, components: ModelComponents, sizes: Sequence[tuple[int, int]]) -> int:
         """How many tokens more than `Family.train_text_length` says pictures of these widths and heights make it."""
         ...
 
@@ -373,7 +373,7 @@ class WritesFolders(Protocol):
     """A family where save_model_as may be diffusers or diffusers_safetensors."""
 
     def write_folder(
-        self, parts: ModelComponents, place: Path, put: "Callable[[Path, Mapping[str, Tensor]], None]"
+        self, components: ModelComponents, place: Path, put: "Callable[[Path, Mapping[str, Tensor]], None]"
     ) -> None:
         """The whole model as a diffusers folder; `put(path, tensors)` writes a file of weights."""
         ...

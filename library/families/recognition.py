@@ -13,7 +13,7 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Text
 from library.families.facts import FamilyFacts, Shapes, matching
 from library.families.shared import weights
-from library.families.shared.untrained import SHARED, UNKNOWN, UNTRAINED
+from library.families.shared.known_files import SHARED, UNKNOWN, UNTRAINED
 
 INDEXES = ("model_index.json", "modular_model_index.json")  # of a pipeline, and of one that is put together of blocks
 ADAPTER = re.compile(r"lora_(down|up|A|B)|\.hada_w1|\.lokr_w")

@@ -10,7 +10,7 @@ from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.config.schema import Option, build, changed, draft, flat, options
-from library.config.sections.run import IDLE_EVERYWHERE
+from library.config.sections.run import INEFFECTIVE_EVERYWHERE
 from library.config.values import to_float
 
 Kind = Literal["kept", "renamed", "changed", "ignored", "empty", "default"]
@@ -186,7 +186,7 @@ def settle(ledger: KeyLedger, configs: Configs) -> Imported:
         key = ledger.keys[name]
         try:
             read[name] = _accepted(config, name, value, configs)
-            if why := "" if ledger.keeps_idle else _idle(config, name, read[name]):
+            if why := "" if ledger.keeps_idle else _ineffective(config, name, read[name]):
                 read.pop(name)
                 raise ConfigError("without effect: {why}", why=why)
         except ConfigError as reason:
@@ -237,10 +237,10 @@ def _accepted(config: type[RunConfig], name: str, value: Any, configs: Configs) 
     return result
 
 
-def _idle(config: type[RunConfig], name: str, value: Any) -> str:
+def _ineffective(config: type[RunConfig], name: str, value: Any) -> str:
     """Why an option has no effect in this kind of training, or "" where it has or is not set."""
     is_set = value != options(config)[name].default
-    return config.idle.get(name) or IDLE_EVERYWHERE.get(name, "") if is_set else ""
+    return config.ineffective.get(name) or INEFFECTIVE_EVERYWHERE.get(name, "") if is_set else ""
 
 
 def _stranger(config: type[RunConfig], name: str, configs: Configs) -> str:

@@ -64,23 +64,23 @@ class TrainingMethod(Protocol):
         ...
 
 
-def attach(parts: ModelComponents, family: Family, config: RunConfig) -> TrainingMethod:
+def attach(components: ModelComponents, family: Family, config: RunConfig) -> TrainingMethod:
     """Freeze the model, make what shall learn, and return it. Call it once, before dtypes, devices and compiling."""
-    for network in (parts.denoiser, parts.vae, *parts.encoders.values()):
+    for network in (components.denoiser, components.vae, *components.encoders.values()):
         if network is not None:
             network.requires_grad_(False)
     if isinstance(config, EmbeddingRun):
-        return embedding.attach(parts, family, config)
+        return embedding.attach(components, family, config)
     if isinstance(config, ControlRun):
-        return lllite.attach(parts, family, config)
+        return lllite.attach(components, family, config)
     if not isinstance(config, AdapterRun):
-        return full.attach(parts, family, config)
+        return full.attach(components, family, config)
     for path, multiplier in base_weights(config):
         tensors = lora.plain_file("base_weights", path)
-        unmatched = lora.merge(parts, family, tensors, multiplier)
+        unmatched = lora.merge(components, family, tensors, multiplier)
         lora.report_unmatched("base_weights", path, unmatched, len(lora.by_name(tensors)))
     is_ours = config.network.module.startswith("networks.")
-    return (lora if is_ours else lycoris).attach(parts, family, config)
+    return (lora if is_ours else lycoris).attach(components, family, config)
 
 
 def reads_encoders(config: RunConfig) -> bool:

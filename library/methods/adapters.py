@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from library.compiler.subclass import wanted_type
-from library.families.shared import unfilled
+from library.families.shared import empty_weights
 from library.methods import ggpo
 
 
@@ -277,7 +277,7 @@ class LoraConv2d(Adapter, nn.Conv2d):
     def _add_factors(self, spec: AdapterSpec, where: dict) -> None:
         shape = {"stride": self.stride, "padding": self.padding, "dilation": self.dilation, "bias": False}
         kernel: Any = self.kernel_size  # which Conv2d declares as two numbers where it takes them
-        with unfilled.without_random_init():
+        with empty_weights.without_random_init():
             self.lora_down = nn.Conv2d(self.in_channels, spec.rank, kernel, **shape, **where)
             self.lora_up = nn.Conv2d(spec.rank, self.out_channels, 1, bias=False, **where)
         _init_factors(self.lora_down, [self.lora_up], spec.frozen_down)
@@ -325,7 +325,7 @@ def saved_alpha(tensors: Mapping[str, Tensor], rank: int) -> float:
 
 
 def _linear(inputs: int, outputs: int, where: dict) -> nn.Linear:
-    with unfilled.without_random_init():
+    with empty_weights.without_random_init():
         return nn.Linear(inputs, outputs, bias=False, **where)
 
 

@@ -76,12 +76,12 @@ class LayerChange:
 class AppliedLoras:
     """Files of adapters in a model. Text encoders that a file was trained for are changed as well."""
 
-    def __init__(self, parts: ModelComponents, family: Family) -> None:
+    def __init__(self, components: ModelComponents, family: Family) -> None:
         self._layers = {}
         self._changes: dict[Path, list[LayerChange]] = {}
         self._hooked: dict[str, list[LayerChange]] = {}
         self.changes_text = False  # whether a file has something for a text encoder
-        for part, root in networks(parts).items():
+        for part, root in networks(components).items():
             for found in targets.layers(root, part, family.adapter_name, ()):
                 place = AdapterLocation(part, found.path)
                 for name in filter(None, (found.name, place.alias)):

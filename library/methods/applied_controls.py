@@ -28,8 +28,8 @@ class AppliedControl(ControlledLinear):
 class AppliedControls:
     """Files of LLLite in a model; all read one control image."""
 
-    def __init__(self, parts: ModelComponents, family: Family) -> None:
-        self._denoiser: Any = parts.denoiser
+    def __init__(self, components: ModelComponents, family: Family) -> None:
+        self._denoiser: Any = components.denoiser
         self._family = family
         self._picture: ControlPicture | None = None
         self._layers: dict[Path, list[AppliedControl]] = {}

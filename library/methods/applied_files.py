@@ -13,11 +13,11 @@ from library.methods.small_files import names_of
 class AppliedFiles:
     """Each file at a strength that may change between pictures. The text encoders must be there already."""
 
-    def __init__(self, parts: ModelComponents, family: Family, word: str = "") -> None:
+    def __init__(self, components: ModelComponents, family: Family, word: str = "") -> None:
         """`word` is that of embeddings whose files do not say theirs."""
-        self._parts = parts
-        self._loras = AppliedLoras(parts, family)
-        self.words, self.controls = AppliedWords(parts, word), AppliedControls(parts, family)
+        self._parts = components
+        self._loras = AppliedLoras(components, family)
+        self.words, self.controls = AppliedWords(components, word), AppliedControls(components, family)
         self.tagged: set[Path] = set()  # the LoRAs, which other programs name in prompts
         self._has_words = False
 

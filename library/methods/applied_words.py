@@ -16,17 +16,17 @@ from library.methods.small_files import tensors_of
 TRIGGER = "modelspec.trigger_phrase"
 
 
-def is_embedding(names: set[str], parts: ModelComponents) -> bool:
+def is_embedding(names: set[str], components: ModelComponents) -> bool:
     """Whether a file with tensors of these names holds vectors of words, be it for another model."""
-    return bool(names) and names <= {*parts.encoders, "emb_params"}
+    return bool(names) and names <= {*components.encoders, "emb_params"}
 
 
 class AppliedWords:
     """Embeddings by their files. What a tokenizer reads is no word of anyone's, so that a name may be a known word."""
 
-    def __init__(self, parts: ModelComponents, word: str = "") -> None:
+    def __init__(self, components: ModelComponents, word: str = "") -> None:
         """`word` is the word of files that do not say theirs; without it it is the file's name."""
-        self._parts, self._word = parts, word
+        self._parts, self._word = components, word
         self._known: dict[Path, tuple[re.Pattern[str], str]] = {}  # what is written in prompts, what is read instead
         self._used: list[Path] = []
 

@@ -14,7 +14,7 @@ from library.config.sections import EmbeddingRun
 from library.families.base import Family, ModelComponents
 from library.families.shared import added_words
 from library.methods.base import dtype_of
-from library.methods.beside import BesideModel
+from library.methods.frozen_base import FrozenBaseMethod
 from library.methods.small_files import tensors_of
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class WordVectors(nn.Module):
         return torch.where((tokens >= self.first)[..., None], own, known)
 
 
-class LearnedWords(BesideModel):
+class LearnedWords(FrozenBaseMethod):
     """The vectors of new words, by text encoder."""
 
     def __init__(self, layers: Mapping[str, WordVectors], config: EmbeddingRun) -> None:
@@ -54,12 +54,12 @@ class LearnedWords(BesideModel):
         return {name.removeprefix(STATE): vectors for name, vectors in super().state_dict(dtype).items()}
 
 
-def attach(parts: ModelComponents, family: Family, config: EmbeddingRun) -> LearnedWords:
+def attach(components: ModelComponents, family: Family, config: EmbeddingRun) -> LearnedWords:
     """Teach the tokenizers the new words and the text encoders their vectors. The model must be frozen already."""
     given = tensors_of(config.embedding.weights, "an embedding file") if config.embedding.weights else None
     layers = {}
-    for name, encoder in parts.encoders.items():
-        known, tokenizer = _embedding(encoder), parts.tokenizers[name]
+    for name, encoder in components.encoders.items():
+        known, tokenizer = _embedding(encoder), components.tokenizers[name]
         begins = added_words.tokens(tokenizer, config.embedding.init_word or "")
         vectors = _beginning(known.weight.detach(), begins, len(config.embedding.words))
         if given is not None:

@@ -23,18 +23,18 @@ LABELS = {"clip_l": "text_encoder1", "clip_g": "text_encoder2"}
 class FullFinetune(BaseMethod):
     """All or most parameters of a model."""
 
-    def __init__(self, parts: ModelComponents, family: Family, groups: list[dict[str, Any]]) -> None:
+    def __init__(self, components: ModelComponents, family: Family, groups: list[dict[str, Any]]) -> None:
         """`groups` as for the optimizer, the denoiser's first; what is in none of them stays frozen."""
-        # The networks as they are now, whatever `parts` loses later.
-        self.parts, self.family, self._groups = copy.copy(parts), family, groups
-        self.parts.encoders, self.parts.deferred = dict(parts.encoders), dict(parts.deferred)
-        self.denoiser: nn.Module | None = parts.denoiser
+        # The networks as they are now, whatever `components` loses later.
+        self.components, self.family, self._groups = copy.copy(components), family, groups
+        self.components.encoders, self.components.deferred = dict(components.encoders), dict(components.deferred)
+        self.denoiser: nn.Module | None = components.denoiser
         self.block_classes = tuple(family.block_classes)
         self.shards: ShardedModel | None = None
         for parameter in self.parameters():
             parameter.requires_grad_(True)
         self.trained_parts = {
-            name: any(p.requires_grad for p in network.parameters()) for name, network in _networks(parts).items()
+            name: any(p.requires_grad for p in network.parameters()) for name, network in _networks(components).items()
         }
         if not any(self.trained_parts.values()):
             raise ConfigError("nothing is trained: every learning rate is 0")
@@ -52,13 +52,13 @@ class FullFinetune(BaseMethod):
 
     def state_dict(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """The whole model in the single file's keys; not copied and not cast where `dtype` is None."""
-        tensors = self.family.export(self.parts)
+        tensors = self.family.export(self.components)
         return tensors if dtype is None else {name: tensor.to(dtype) for name, tensor in tensors.items()}
 
     def write_folder(self, place: Path, put: Callable[[Path, Mapping[str, Tensor]], None]) -> None:
         """The whole model as diffusers has it, where the family knows how; `put(path, tensors)` writes weights."""
         assert isinstance(self.family, WritesFolders)
-        self.family.write_folder(self.parts, place, put)
+        self.family.write_folder(self.components, place, put)
 
     def snapshot(self) -> dict[str, Tensor]:
         """All that learns, as it is, for a saved state; not copied."""
@@ -69,48 +69,48 @@ class FullFinetune(BaseMethod):
 
     def train(self, mode: bool = True) -> "FullFinetune":
         """Training or evaluation mode of the networks that learn."""
-        for name, network in _networks(self.parts).items():
+        for name, network in _networks(self.components).items():
             network.train(mode and self.trained_parts.get(name, False))  # what is read for saving only does not learn
         return self
 
     def named(self) -> dict[str, nn.Parameter]:
         """All that learns, by network and path; of a model in shards this process' rows."""
-        every = {f"{n}.{key}": p for n, net in _networks(self.parts).items() for key, p in net.named_parameters()}
+        every = {f"{n}.{key}": p for n, net in _networks(self.components).items() for key, p in net.named_parameters()}
         every |= {f"denoiser.{name}": p for name, p in self.shards.parameters.items()} if self.shards else {}
         return {name: p for name, p in every.items() if p.requires_grad}
 
 
-def attach(parts: ModelComponents, family: Family, config: RunConfig) -> FullFinetune:
+def attach(components: ModelComponents, family: Family, config: RunConfig) -> FullFinetune:
     """Make the model learn, in the groups that the learning rates ask for. The model must be frozen already."""
-    groups = [*_denoiser_groups(parts, family, config), *_encoder_groups(parts, config)]
-    return FullFinetune(parts, family, [g for g in groups if g["lr"] and g["params"]])
+    groups = [*_denoiser_groups(components, family, config), *_encoder_groups(components, config)]
+    return FullFinetune(components, family, [g for g in groups if g["lr"] and g["params"]])
 
 
-def _networks(parts: ModelComponents) -> dict[str, nn.Module]:
-    return {"denoiser": parts.denoiser, **{n: e for n, e in parts.encoders.items() if e is not None}}
+def _networks(components: ModelComponents) -> dict[str, nn.Module]:
+    return {"denoiser": components.denoiser, **{n: e for n, e in components.encoders.items() if e is not None}}
 
 
-def _denoiser_groups(parts: ModelComponents, family: Family, config: RunConfig) -> Iterator[dict[str, Any]]:
+def _denoiser_groups(components: ModelComponents, family: Family, config: RunConfig) -> Iterator[dict[str, Any]]:
     rate, rates = config.optim.learning_rate, getattr(config.optim, "block_lrs", ())
     if not rate:
         return  # as in sd-scripts, learning_rate 0 freezes the U-Net, whatever block_lr says
     if not rates:
         fixed = family.is_frozen if isinstance(family, HasFrozenParts) else None
-        learn = [p for path, p in parts.denoiser.named_parameters() if not (fixed and fixed(path))]
+        learn = [p for path, p in components.denoiser.named_parameters() if not (fixed and fixed(path))]
         yield {"params": learn, "lr": rate, "name": "unet"}
         return
     assert isinstance(family, HasBlockRates)
     blocks: dict[int, list[nn.Parameter]] = {i: [] for i in range(len(rates))}
-    for path, parameter in parts.denoiser.named_parameters():
+    for path, parameter in components.denoiser.named_parameters():
         blocks[family.learning_rate_block(path)].append(parameter)
     for i, params in blocks.items():
         yield {"params": params, "lr": rates[i], "name": family.rate_names[i]}
 
 
-def _encoder_groups(parts: ModelComponents, config: RunConfig) -> Iterator[dict[str, Any]]:
+def _encoder_groups(components: ModelComponents, config: RunConfig) -> Iterator[dict[str, Any]]:
     if not getattr(config.steps, "train_text_encoder", False):
         return
-    for name, encoder in parts.encoders.items():
+    for name, encoder in components.encoders.items():
         if encoder is None or name not in RATES:
             continue
         own = getattr(config.optim, RATES[name])

@@ -14,7 +14,7 @@ from library.config.problems import ConfigError, Problem
 from library.config.sections import ControlRun
 from library.families.base import Family, HasControlledLayers, ModelComponents
 from library.methods.base import dtype_of
-from library.methods.beside import BesideModel
+from library.methods.frozen_base import FrozenBaseMethod
 from library.methods.small_files import tensors_of
 
 PARTS = ("conditioning1", "down", "mid", "up")  # of the names in a file
@@ -57,7 +57,7 @@ class ControlledLinear(nn.Module):
         return self.up(functional.dropout(inside, self.dropout, self.training))
 
 
-class LLLite(BesideModel):
+class LLLite(FrozenBaseMethod):
     """All controlled layers of a denoiser, by their names in files."""
 
     def __init__(self, layers: Mapping[str, ControlledLinear], config: ControlRun) -> None:
@@ -90,20 +90,20 @@ class LLLite(BesideModel):
         return self
 
 
-def attach(parts: ModelComponents, family: Family, config: ControlRun) -> LLLite:
+def attach(components: ModelComponents, family: Family, config: ControlRun) -> LLLite:
     """Put small networks beside the layers that the family names. The model must be frozen already."""
     assert isinstance(family, HasControlledLayers)  # or it had no such script
-    control, picture = config.control, show_picture(parts.denoiser)
+    control, picture = config.control, show_picture(components.denoiser)
     layers = {}
-    for path, halvings in list(family.controlled_layers(parts.denoiser)):
+    for path, halvings in list(family.controlled_layers(components.denoiser)):
         parent, _, child = path.rpartition(".")
-        layer: Any = parts.denoiser.get_submodule(path)
+        layer: Any = components.denoiser.get_submodule(path)
         sizes = control.cond_emb_dim or 0, control.network_dim or 0
         made = ControlledLinear(layer, halvings, sizes, control.network_dropout or 0.0)
         for part in PARTS:
             getattr(made, part).to(layer.weight.device, dtype_of(config))
         made.picture = picture
-        setattr(parts.denoiser.get_submodule(parent), child, made)
+        setattr(components.denoiser.get_submodule(parent), child, made)
         layers[family.control_name(path)] = made
     method = LLLite(layers, config)
     if control.network_weights:

@@ -156,19 +156,19 @@ class LoraAdapters(BaseMethod):
         return {name: p for name, p in every if name.partition(".")[2].startswith(own)} | remembered
 
 
-def attach(parts: ModelComponents, family: Family, config: AdapterRun) -> LoraAdapters:
+def attach(components: ModelComponents, family: Family, config: AdapterRun) -> LoraAdapters:
     """Put adapters into the denoiser and the text encoders as the config says. The model must be frozen already."""
     plan, network = targets.plan(config, family.adapter_targets), config.network
     weights = plain_file("network_weights", network.network_weights) if network.network_weights else None
     sizes = by_name(weights) if weights is not None and network.dim_from_weights else None
     adapters, places = {}, {}
-    for root, found, spec, kind in _targets(parts, family, plan, sizes):
+    for root, found, spec, kind in _targets(components, family, plan, sizes):
         adapters[found.name] = kind.around(found.layer, spec, dtype_of(config))
         parent, _, child = found.path.rpartition(".")
         setattr(root.get_submodule(parent), child, adapters[found.name])
         places[found.name] = AdapterLocation(found.part, found.path)
     method = LoraAdapters(adapters, places, config)
-    method.factor_caches = [*_factor_caches(method, parts, config)]
+    method.factor_caches = [*_factor_caches(method, components, config)]
     _log_adapters(method)
     if weights is not None:
         report_unmatched(
@@ -188,13 +188,15 @@ def report_unmatched(option: str, path: Any, unmatched: Unmatched, num_adapters:
 
 
 @torch.no_grad()
-def merge(parts: ModelComponents, family: Family, tensors: Mapping[str, Tensor], multiplier: float = 1.0) -> Unmatched:
+def merge(
+    components: ModelComponents, family: Family, tensors: Mapping[str, Tensor], multiplier: float = 1.0
+) -> Unmatched:
     """Add a LoRA to the weights of the model itself (`base_weights`).
 
     The sum is made in float32 and then rounded once to the weight's own dtype, also when that is bfloat16 or float8.
     """
     found, used = by_name(tensors), set()
-    for part, root in networks(parts).items():
+    for part, root in networks(components).items():
         for layer in targets.layers(root, part, family.adapter_name, ()):
             name = layer.name if layer.name in found else AdapterLocation(part, layer.path).alias
             if "lora_down.weight" in found.get(name, {}):
@@ -203,9 +205,9 @@ def merge(parts: ModelComponents, family: Family, tensors: Mapping[str, Tensor],
     return Unmatched(unexpected=[n for n in found if n not in used])
 
 
-def networks(parts: ModelComponents) -> dict[str, nn.Module]:
+def networks(components: ModelComponents) -> dict[str, nn.Module]:
     """Text encoders first, as sd-scripts creates and lists them."""
-    return {**{n: e for n, e in parts.encoders.items() if e is not None}, "denoiser": parts.denoiser}
+    return {**{n: e for n, e in components.encoders.items() if e is not None}, "denoiser": components.denoiser}
 
 
 def learned(adapter: Adapter) -> list[nn.Parameter]:
@@ -255,9 +257,9 @@ def by_name(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 # ---- attaching
 
 
-def _factor_caches(method: LoraAdapters, parts: ModelComponents, config: AdapterRun) -> Iterator[FactorCache]:
+def _factor_caches(method: LoraAdapters, components: ModelComponents, config: AdapterRun) -> Iterator[FactorCache]:
     """What casts and scales all factors of a network once per pass, for each network with adapters."""
-    for part, network in networks(parts).items():
+    for part, network in networks(components).items():
         adapters = [adapter for name, adapter in method.adapters.items() if method.places[name].part == part]
         # Where the whole denoiser is one graph, that would take the preparation in, and make it anew for each layer.
         whole = part == "denoiser" and config.compile.compile and config.compile.compile_scope == "model"
@@ -266,10 +268,10 @@ def _factor_caches(method: LoraAdapters, parts: ModelComponents, config: Adapter
 
 
 def _targets(
-    parts: ModelComponents, family: Family, plan: AdapterPlan, sizes: dict[str, dict[str, Tensor]] | None
+    components: ModelComponents, family: Family, plan: AdapterPlan, sizes: dict[str, dict[str, Tensor]] | None
 ) -> list[tuple[nn.Module, TargetLayer, AdapterSpec, type[Adapter]]]:
     chosen = []
-    for part, root in networks(parts).items():
+    for part, root in networks(components).items():
         if not plan.wants(part):
             continue
         blocks = plan.blocks if part == "denoiser" else family.text_adapter_targets

@@ -160,7 +160,7 @@ def problems(config: AdapterRun) -> Iterator[Problem]:
         yield Problem("network_module", "{module} {broken}", module=module, broken=packages.broken(package, error))
 
 
-def attach(parts: ModelComponents, family: Family, config: AdapterRun) -> LycorisAdapters:
+def attach(components: ModelComponents, family: Family, config: AdapterRun) -> LycorisAdapters:
     """Let the package put its adapters into the model. Raises ConfigError when it is absent or does not fit."""
     if wrong := [*problems(config), *network_args.problems(config)]:
         raise ConfigError(*wrong)
@@ -182,21 +182,21 @@ def attach(parts: ModelComponents, family: Family, config: AdapterRun) -> Lycori
         dim, alpha, stored = _of_file(config.network.network_weights)
         settings = {**stored, **settings}
     settings.setdefault("dropout", config.network.network_dropout or 0.0)
-    encoders = _encoders(parts, config, settings)
-    with _said_briefly(name), _known_attention(name, parts.denoiser):
+    encoders = _encoders(components, config, settings)
+    with _said_briefly(name), _known_attention(name, components.denoiser):
         network = module.create_network(
             1.0,
             dim,
             alpha,
-            parts.vae,
+            components.vae,
             list(encoders.values()) or None,
-            VisibleDenoiser(parts.denoiser, _left_out(parts.denoiser, family, config)),
+            VisibleDenoiser(components.denoiser, _left_out(components.denoiser, family, config)),
             **settings,
         )
-    places = _name(network, {**encoders, "denoiser": parts.denoiser}, family)
-    device = next(parts.denoiser.parameters()).device
+    places = _name(network, {**encoders, "denoiser": components.denoiser}, family)
+    device = next(components.denoiser.parameters()).device
     learns_denoiser = not config.network.network_train_text_encoder_only
-    network.apply_to(list(encoders.values()), parts.denoiser, bool(encoders), learns_denoiser)
+    network.apply_to(list(encoders.values()), components.denoiser, bool(encoders), learns_denoiser)
     for adapter in network.loras:  # into its layer, so that it moves with it from now on
         layer = adapter.org_module[0]
         layer.add_module("adapter", _moved(adapter, device, dtype_of(config)))
@@ -328,11 +328,11 @@ def _of_file(path: Any) -> tuple[int, float, dict[str, str]]:
             "dim_from_weights out", path=path)) from e  # fmt: skip
 
 
-def _encoders(parts: ModelComponents, config: AdapterRun, settings: JsonMapping) -> dict[str, nn.Module]:
+def _encoders(components: ModelComponents, config: AdapterRun, settings: JsonMapping) -> dict[str, nn.Module]:
     if not config.network.encoders_learn:
         return {}
     t5 = str(settings.get("train_t5xxl", "")).lower() in ("true", "1")
-    return {n: e for n, e in parts.encoders.items() if e is not None and (n != "t5xxl" or t5)}
+    return {n: e for n, e in components.encoders.items() if e is not None and (n != "t5xxl" or t5)}
 
 
 def _name(network: Any, roots: Mapping[str, nn.Module], family: Family) -> dict[str, AdapterLocation]:

@@ -64,22 +64,22 @@ def generate(  # noqa: PLR0913 - what is generated from what, and who is told of
         raise ConfigError(*wrong)
     report(Text("loading the model"), 0, 1)
     world = World(config)
-    parts = family.load(world.storage_dtype, world.compute_dtype, deferring=True)
-    fp8_storage.store_when_read(parts, config)
-    parts.read_denoiser(placement(family, config, world.device))
-    parts.read_vae()
-    parts.read_encoders()
-    for network in (parts.denoiser, parts.vae, *parts.encoders.values()):
+    components = family.load(world.storage_dtype, world.compute_dtype, deferring=True)
+    fp8_storage.store_when_read(components, config)
+    components.read_denoiser(placement(family, config, world.device))
+    components.read_vae()
+    components.read_encoders()
+    for network in (components.denoiser, components.vae, *components.encoders.values()):
         if network is not None:
             network.requires_grad_(False).eval()
-    applied = _applied(parts, family, columns, word)
+    applied = _applied(components, family, columns, word)
     _check_guides(prompts, bool(applied.controls))
     defaults = {**family.sample_defaults, "sample_sampler": config.sample.sample_sampler}
     whole = [prompt_files.with_defaults(one, defaults, family.sample_multiple) for one in plan.with_one_seed(prompts)]
-    prepare_encoders(parts.encoders, {}, config)
-    prepare_denoiser(parts.denoiser, family, config, world.device, ())
+    prepare_encoders(components.encoders, {}, config)
+    prepare_denoiser(components.denoiser, family, config, world.device, ())
     done, total = 0, len(columns) * len(whole)
-    parts.denoiser.register_forward_pre_hook(lambda *_: report(Text("generating"), done, total))
+    components.denoiser.register_forward_pre_hook(lambda *_: report(Text("generating"), done, total))
     place = folder / time.strftime("%Y%m%d-%H%M%S")
     sheet = Sheet([one.title for one in columns], [one.prompt for one in whole], place)
     sheet.files = [[""] * len(columns) for _ in whole]
@@ -89,11 +89,11 @@ def generate(  # noqa: PLR0913 - what is generated from what, and who is told of
         applied.set(dict(column.loras))
         with torch.no_grad(), world.autocast():
             if sampler is None or applied.changes_text:
-                sampler = family.sampler(parts)
-                for encoder in parts.encoders.values():
+                sampler = family.sampler(components)
+                for encoder in components.encoders.values():
                     encoder.to(world.device)
                 sampler.remember(_requested(prompt, applied) for prompt in whole)
-                for encoder in parts.encoders.values():
+                for encoder in components.encoders.values():
                     encoder.to("cpu")
             for row, prompt in enumerate(whole):
                 image = sampler(_requested(prompt, applied))
@@ -108,9 +108,9 @@ def generate(  # noqa: PLR0913 - what is generated from what, and who is told of
     return sheet
 
 
-def _applied(parts: ModelComponents, family: Family, columns: Sequence[Column], word: str) -> AppliedFiles:
+def _applied(components: ModelComponents, family: Family, columns: Sequence[Column], word: str) -> AppliedFiles:
     """All files of the columns in the model, switched off."""
-    applied = AppliedFiles(parts, family, word)
+    applied = AppliedFiles(components, family, word)
     for path in dict.fromkeys(path for column in columns for path, _ in column.loras):
         applied.add(path)
     return applied

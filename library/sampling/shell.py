@@ -16,8 +16,8 @@ from library.families.recognition import recognised
 from library.outputs import prompts as prompt_files
 from library.outputs.prompts import Prompt
 from library.runs import gpu_slots
+from library.runs.gpu_wait import free_lanes
 from library.runs.job_work import joined
-from library.runs.lanes import free_lanes
 from library.sampling import plan
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """`compile_autotune`: time a few steps of this training in several ways, and go on with the fastest that fits.
 
-Nothing that is learned or drawn by chance changes: each candidate is rehearsed on the training's own images and undone.
+Nothing that is learned or drawn by chance changes: each candidate is timed on the training's own images and undone.
 What was measured is kept, so that the next start of such a training measures nothing.
 """
 
@@ -49,7 +49,7 @@ ENDLESS = 10**9  # passes of a training so long that the time of compiling does 
 # Why: docs/decisions/2026-11-22-autotune-tries-ways-in-turn.md
 @dataclass
 class Tuner:
-    """A training that is about to begin, and all that is needed to rehearse it."""
+    """A training that is about to begin, and all that is needed to time candidates for it."""
 
     batches: Batches
     compute_loss: LossFunction  # of the training as it was asked for
@@ -171,7 +171,7 @@ class Tuner:
         undone = restored_after(asked.components.denoiser, asked.family.block_classes)
         with CompileLog(self.journal.on_graph) as log, undone:
             try:
-                self.rehearse(replace(asked, config=config, compile_log=log), result)
+                self.time_candidate(replace(asked, config=config, compile_log=log), result)
             except Exception as error:
                 # A kernel of attention may have promised too much.
                 kernel = "attention_kernel" in changes and isinstance(error, RuntimeError)
@@ -184,7 +184,7 @@ class Tuner:
             torch.cuda.empty_cache()
         return result
 
-    def rehearse(self, compute_loss: LossFunction, result: Measured) -> None:
+    def time_candidate(self, compute_loss: LossFunction, result: Measured) -> None:
         """Prepare the denoiser as its config says, and time passes over the most frequent sizes of batches."""
         device, log, config = self.world.device, compute_loss.compile_log, compute_loss.config
         components, method = compute_loss.components, compute_loss.method
@@ -207,7 +207,7 @@ class Tuner:
                 result.why = f"needs {result.peak:.1f} GiB, and with the optimizer there are {room:.1f} GiB"
 
     def _pass_over(self, compute_loss: LossFunction, kind: Kind) -> Callable[[], None]:
-        call = functools.partial(compute_loss.rehearse, self.batches.example(kind), self.world.device)
+        call = functools.partial(compute_loss.warm_up, self.batches.example(kind), self.world.device)
         if not compute_loss.config.compile.compile:  # what attention the model asks for can be seen in eager blocks
             self.kernels = self.kernels or attention.Watch(self.world.device)
             with self.kernels:

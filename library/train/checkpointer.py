@@ -67,7 +67,7 @@ class Checkpointer:
             self._save_state(self._names.state())
         path = self._names.last
         self._save_file(path)
-        self._journal.siblings.leave()
+        self._journal.process_watch.leave()
         if self._training.world.main:
             self._backups.discard()
         self._journal.say(f"Saved {path}")
@@ -115,7 +115,7 @@ class Checkpointer:
         """Let the first process write something, and where each has a part of the model the others send it theirs."""
         main, shards = self._training.world.main, self._training.method.shards
         if main:
-            with shards.collecting() if shards else self._journal.siblings.not_needed():
+            with shards.collecting() if shards else self._journal.process_watch.not_needed():
                 write()
         elif shards:
             shards.serve()

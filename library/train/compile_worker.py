@@ -65,9 +65,9 @@ def blocks_alone(
     """The denoiser without all that is not called, prepared as the training prepares it; weights are random."""
     with weights.shapes_only():
         family: Family = families.family_for(config)
-        parts = family.load(fp8_storage.storage_type(config), fp8_storage.compute_type(config))
-        method = methods.attach(parts, family, config)
-    denoiser, kept = parts.denoiser, {call.path for call in calls}
+        components = family.load(fp8_storage.storage_type(config), fp8_storage.compute_type(config))
+        method = methods.attach(components, family, config)
+    denoiser, kept = components.denoiser, {call.path for call in calls}
     learning = [path for path, p in denoiser.named_parameters() if p.requires_grad]
     if learning:  # which blocks come before all that learns depends on it
         path = min(learning, key=family.execution_key).rpartition(".")[0]

@@ -19,7 +19,7 @@ from library.outputs.trackers import Trackers
 from library.runs.record import Record, sentence
 from library.train import errors
 from library.train.clock import Clock
-from library.train.siblings import Siblings
+from library.train.process_watch import ProcessWatch
 from library.train.stop_requests import ControlRequests, Stopped
 from library.train.world import World
 
@@ -45,8 +45,8 @@ class Journal:
             self.record.note(seed=seed, hardware=world.memory.hardware(world.ranks))
         self.trackers: Trackers | None = None
         self.uploads = Uploads(config, self)
-        self.siblings = Siblings(world, self.record)
-        self.requests = ControlRequests(self.record, config.save.save_state_every_n_minutes, self.siblings)
+        self.process_watch = ProcessWatch(world, self.record)
+        self.requests = ControlRequests(self.record, config.save.save_state_every_n_minutes, self.process_watch)
         self.doing = Text("")  # what goes on, for the sentence of an error: a phase, or "step 12"
         self.completed = False  # whether all steps were done: a request to stop during the last one changed nothing
         self.newest: dict[str, Path] = {}  # "file" and "state" -> what was saved last
@@ -54,7 +54,7 @@ class Journal:
 
     def __enter__(self) -> "Journal":
         self.requests.listen()
-        self.siblings.watch(self._process_gone, self.requests.stopped_early)
+        self.process_watch.watch(self._process_gone, self.requests.stopped_early)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
@@ -63,13 +63,13 @@ class Journal:
         if isinstance(error, Exception) and self.requests.interrupted:
             explained = Stopped()  # the interruption fell into code in C, which answered with an error of its own
         # Of a lost process every backend tells in words of its own.
-        lost = explained is error and isinstance(error, RuntimeError) and self.siblings.gone
+        lost = explained is error and isinstance(error, RuntimeError) and self.process_watch.gone
         if lost or isinstance(explained, errors.ProcessGone):
             explained = self._process_gone(explained)
-            self.siblings.tell(explained)
+            self.process_watch.tell(explained)
         elif isinstance(explained, Exception) and self._world.messages and not self._world.main:
             self._world.messages.report_failure(sentence(explained))  # the first one prints its own
-        self.siblings.leave()
+        self.process_watch.leave()
         if explained is not None and explained is not error:
             explained.__cause__ = error  # whose traceback belongs into the log
         try:
@@ -87,7 +87,7 @@ class Journal:
             raise explained from error
 
     def _process_gone(self, error: BaseException | None = None) -> errors.ProcessGone:
-        newest = self.newest or self.siblings.newest
+        newest = self.newest or self.process_watch.newest
         said = self._world.messages.reported_failure() if self._world.messages else ""
         if isinstance(error, errors.ProcessSilent) and not said:
             return errors.process_silent(self.doing, newest)

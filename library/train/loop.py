@@ -20,7 +20,7 @@ from library.imports import without_collecting
 from library.memory import attention, placement
 from library.memory.prepare import prepare_denoiser, prepare_encoders
 from library.memory.quantization import fp8_storage
-from library.train import autotune, products, resume_state, rng, utilization
+from library.train import autotune, matmul_formats, resume_state, rng, utilization
 from library.train.checkpointer import Checkpointer
 from library.train.clock import Clock
 from library.train.journal import Journal
@@ -76,7 +76,7 @@ def run_training(config: RunConfig, remarks: Sequence[Text] = (), notes: Sequenc
         world.place(components, method.trained_parts, config.cache, keep_vae=samples.wanted)
         generators = rng.StepGenerators(seed, world.device, world.rank)
         compute_loss = LossFunction(family, components, method, config, world, generators, compile_log)
-        compute_loss = replace(compute_loss, config=products.best_config(batches, compute_loss, world, journal))
+        compute_loss = replace(compute_loss, config=matmul_formats.best_config(batches, compute_loss, world, journal))
         choices = resume_state.choices(config)
         config = autotune.best_config(batches, compute_loss, clock, world, journal, choices)
         compute_loss = replace(compute_loss, config=config)

@@ -119,7 +119,7 @@ class LossFunction:
         finally:
             method.set_multiplier(1.0)
 
-    def rehearse(self, batch: Batch, device: torch.device) -> None:
+    def warm_up(self, batch: Batch, device: torch.device) -> None:
         """Forward and backward as in a step, without side effects: no gradient is kept, no hook of a weight runs."""
         loss = self(batch.to(device))
         weights = self.method.parameters()

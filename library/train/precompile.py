@@ -18,7 +18,7 @@ from library.config.schema import ConfigError
 from library.data.loading import Batches, Kind, latent_area
 from library.memory.prepare import compiles_size_by_size, is_sharded
 from library.train import rng
-from library.train.beside import BesideCompiler, Reporter
+from library.train.background_compile import BackgroundCompiler, Reporter
 from library.train.choices import Choices
 from library.train.clock import Clock
 from library.train.loss import LossFunction
@@ -55,7 +55,7 @@ class Precompiler:
         self.log, self._config, self._options = log, config, config.compile
         self._world, self._journal, self._clock = world, journal, clock
         self.choices = choices or Choices()
-        self._beside = BesideCompiler(config, world, journal, log, clock, self.choices)
+        self._beside = BackgroundCompiler(config, world, journal, log, clock, self.choices)
         self._stepped = False  # whether a step was taken
 
     def __enter__(self) -> "Precompiler":
@@ -94,7 +94,7 @@ class Precompiler:
         elif not self.log.active:
             self._journal.phase(Text("recording CUDA graphs"), 0, 1)
             before = rng.get_rng_state(self._world.device)
-            compute_loss.rehearse(batches.example(max(sizes, key=latent_area)), self._world.device)
+            compute_loss.warm_up(batches.example(max(sizes, key=latent_area)), self._world.device)
             rng.set_rng_state(before, self._world.device)
             self._journal.phase(Text("recording CUDA graphs"), 1, 1)
             pause()
@@ -156,7 +156,7 @@ class Precompiler:
         self._begin_due(self._clock.step, compute_loss)
         if cudagraph.recorder_of(compute_loss.components.denoiser):
             before = rng.get_rng_state(self._world.device)
-            compute_loss.rehearse(batches.example(max(batches.kinds(), key=latent_area)), self._world.device)
+            compute_loss.warm_up(batches.example(max(batches.kinds(), key=latent_area)), self._world.device)
             rng.set_rng_state(before, self._world.device)
             torch.cuda.synchronize(self._world.device)
         self._beside.took_over(time.perf_counter() - began)
@@ -204,7 +204,7 @@ class Precompiler:
                 for kind in kinds_to_compile(batches.kinds(), single or self._options.dynamic is False or records, log):
                     batch = batches.example(kind)
                     log.bucket = batch.bucket
-                    compute_loss.rehearse(batch, device)
+                    compute_loss.warm_up(batch, device)
                     self.note()
             except Exception as error:
                 if not blocks.is_compile_error(error):

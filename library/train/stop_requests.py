@@ -19,7 +19,7 @@ import psutil
 
 from library.config import environment
 from library.runs import layout
-from library.train.siblings import Siblings
+from library.train.process_watch import ProcessWatch
 
 ASKED = ("stop", *layout.REQUESTS, "backup")  # all that a run can be asked for while it works; the last by its clock
 
@@ -49,8 +49,10 @@ class ControlRequests:
     There, every so many `minutes` after the last state was saved, another one ("backup") is a request, too.
     """
 
-    def __init__(self, record: Any = None, minutes: float | None = None, siblings: Siblings | None = None) -> None:
-        self._record, self._siblings = record, siblings
+    def __init__(
+        self, record: Any = None, minutes: float | None = None, process_watch: ProcessWatch | None = None
+    ) -> None:
+        self._record, self._process_watch = record, process_watch
         self._every = minutes * 60 if minutes and record else math.inf
         self._next_state = math.inf
         self._signals, self._last = 0, 0.0  # how many have come, and when the newest did
@@ -226,7 +228,7 @@ class ControlRequests:
 
     def _is_launchers(self, number: int) -> bool:
         """Whether a signal is that of a launcher which has lost another process: nobody asked for a stop."""
-        return number == signal.SIGTERM and self._siblings is not None and self._siblings.gone
+        return number == signal.SIGTERM and self._process_watch is not None and self._process_watch.gone
 
     def _heard(self, number: int) -> None:
         now = time.monotonic()

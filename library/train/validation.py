@@ -58,11 +58,11 @@ class ValidationRunner:
         What cannot be read is said, and ends no training, as nothing is learned here.
         """
         training = self._training
-        levels, world, parts = training.family.validation_timesteps, training.world, training.components
+        levels, world, components = training.family.validation_timesteps, training.world, training.components
         sums, cut = torch.zeros(len(levels) + 1, device=world.device), torch.zeros(1, device=world.device)
         problem = ""
         try:
-            with evaluation_mode([parts.denoiser, *parts.encoders.values()], training):
+            with evaluation_mode([components.denoiser, *components.encoders.values()], training):
                 for number, batch, counts in self._own_batches(batches):
                     losses = [self._loss(batch, number, level) for level in levels]
                     if counts:

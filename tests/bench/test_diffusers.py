@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from library.bench import stage
+from library.bench import prepared_model
 from library.bench.diffusers import model as diffusers_model
 from library.cli import main
 from library.measuring import candidates
@@ -58,10 +58,10 @@ def test_a_model_that_asks_for_numbers_is_counted_by_running_it():
     subject = made("Lumina2Transformer2DModel", LUMINA)
     config = subject.config(candidates.PLAIN)
     made_one = subject.make(config, CPU)
-    counted = stage.count_step(subject, made_one, config, 128)
+    counted = prepared_model.count_step(subject, made_one, config, 128)
     assert counted.step and counted.block_flops["Lumina2TransformerBlock"]
-    assert all(p.grad is None for p in made_one.parts.denoiser.parameters())
-    with stage.open_stage(subject, config, CPU, 128, made_one) as ready:
+    assert all(p.grad is None for p in made_one.components.denoiser.parameters())
+    with prepared_model.open_prepared(subject, config, CPU, 128, made_one) as ready:
         ready.block(*counted.blocks["Lumina2TransformerBlock"])()
         assert ready.step().isfinite()
 

@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from library import families
-from library.bench import machine, measure, profiling, random_weights, report, stage, subjects
+from library.bench import machine, measure, prepared_model, profiling, random_weights, report, subjects
 from library.bench.diffusers import model as diffusers_model
 from library.cli import main
 from library.families.sdxl import random as sdxl_random
@@ -64,9 +64,9 @@ def test_every_part_of_a_model_is_measured(flux, home):
 def test_flops_are_those_that_are_really_done(flux):
     config = flux.config(candidates.PLAIN)
     made = flux.make(config, CPU)
-    counted = stage.count_step(flux, made, config, 64)
+    counted = prepared_model.count_step(flux, made, config, 64)
     assert set(counted.blocks) == {"DoubleStreamBlock", "SingleStreamBlock"}
-    with stage.open_stage(flux, config, CPU, 64, made) as ready, sdpa_kernel(SDPBackend.MATH):
+    with prepared_model.open_prepared(flux, config, CPU, 64, made) as ready, sdpa_kernel(SDPBackend.MATH):
         ready.step()
         with FlopCounterMode(display=False) as counter:
             ready.step()
@@ -85,7 +85,7 @@ def test_a_step_of_the_other_family(monkeypatch):
 @pytest.fixture
 def uncounted(monkeypatch):
     """Nothing is counted, which takes a second or two for each model."""
-    monkeypatch.setattr(stage, "count_step", lambda *_: stage.StepCost(None, {}, {}))
+    monkeypatch.setattr(prepared_model, "count_step", lambda *_: prepared_model.StepCost(None, {}, {}))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_what_cannot_be_measured_says_why_and_the_rest_goes_on(flux, monkeypatch
         rows = bench(swapping, ["compiled+budget,checkpointing"], ["step"]).run(work)["results"]
     assert [row["status"] for row in rows] == ["skipped", "ok"]
     assert "compile_activation_budget cannot be used" in rows[0]["why"]
-    monkeypatch.setattr(stage.Stage, "step", fails)
+    monkeypatch.setattr(prepared_model.PreparedModel, "step", fails)
     with begin("bench") as work:
         (row,) = bench(flux, ["eager"], ["step"]).run(work)["results"]
     assert (row["status"], row["why"]) == ("failed", "out of memory")
@@ -130,7 +130,7 @@ def test_what_was_measured_before_an_interruption_is_kept(flux, monkeypatch, unc
     def stopped(self):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(stage.Stage, "step", stopped)
+    monkeypatch.setattr(prepared_model.PreparedModel, "step", stopped)
     with pytest.raises(KeyboardInterrupt), begin("bench") as work:
         bench(flux, ["eager"], ["encoders", "step"]).run(work)
     job = jobs.at(work.folder)

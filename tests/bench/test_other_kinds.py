@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from library.bench import stage, subjects
+from library.bench import prepared_model, subjects
 
 CPU = torch.device("cpu")
 
@@ -12,11 +12,11 @@ CPU = torch.device("cpu")
 def test_a_step_is_one_of_its_kind(script):
     subject = subjects.FamilySubject(script, {"learning_rate": 1e-2}, "tiny")
     config = subject.config({})
-    with stage.open_stage(subject, config, CPU, 64) as ready:
+    with prepared_model.open_prepared(subject, config, CPU, 64) as ready:
         made = ready.made
         before = [p.detach().clone() for p in made.method.parameters()]
         assert float(ready.step()) > 0
         now = made.method.parameters()
         assert any(not torch.equal(p, old) for p, old in zip(now, before, strict=True))
         own = {id(p) for p in now}
-        assert not [p for p in made.parts.denoiser.parameters() if p.requires_grad and id(p) not in own]
+        assert not [p for p in made.components.denoiser.parameters() if p.requires_grad and id(p) not in own]

@@ -2,7 +2,7 @@
 
 from xml.etree import ElementTree
 
-from library.bench import picture, report
+from library.bench import chart, report
 from library.measuring import candidates
 
 
@@ -40,13 +40,13 @@ def test_uneven_times_are_told(result):
 
 
 def test_the_chart_has_a_bar_for_each_measurement(result):
-    chart = ElementTree.fromstring(picture.svg(result))
+    found = ElementTree.fromstring(chart.svg(result))
     space = "{http://www.w3.org/2000/svg}"
-    bars = [r for r in chart.iter(f"{space}rect") if r.get("class") in ("bar", "best")]
+    bars = [r for r in found.iter(f"{space}rect") if r.get("class") in ("bar", "best")]
     assert len(bars) == len(report.measured_rows(result))
     widths = {r.get("class"): float(r.get("width")) for r in bars[:4]}
     assert widths["best"] < widths["bar"]
-    words = "".join(chart.itertext())
+    words = "".join(found.itertext())
     assert "GPU <1>" in words and words.index("Training step at 512") < words.index("Block DoubleStreamBlock at 512")
 
 

@@ -27,7 +27,7 @@ class Model:
 
     config: Any
     family: Any
-    parts: Any
+    components: Any
     method: Any
     text: dict[str, torch.Tensor]
     log: CompileLog
@@ -43,7 +43,7 @@ class Model:
         text = {name: rows[torch.arange(number) % 2] for name, rows in self.text.items()}
         mixed = self.config.precision.mixed_precision != "no"
         with torch.autocast("cpu", fp8_storage.compute_type(self.config)) if mixed else contextlib.nullcontext():
-            predicted = self.family.predict(self.parts.denoiser, noised, text, sizes)
+            predicted = self.family.predict(self.components.denoiser, noised, text, sizes)
         return (predicted - noised.target).square().mean()
 
     def gradients(self, sizes: tuple[tuple[int, ...], ...] = SIZES) -> tuple[torch.Tensor, torch.Tensor]:

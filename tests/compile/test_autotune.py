@@ -32,16 +32,16 @@ def tuned(demo, shapes, tmp_path, monkeypatch):  # noqa: F811
     """Train with ways whose speeds are made up; everything else about trying them is real."""
     monkeypatch.setattr(autotune_cache, "folder", lambda: tmp_path / "tuning")
     seen, count = [], iter(range(100))
-    real = Tuner.rehearse
+    real = Tuner.time_candidate
 
-    def rehearsed(tuner, compute_loss, result):
+    def timed(tuner, compute_loss, result):
         real(tuner, compute_loss, result)
         seen.append(result.changes)
         factors = [factor for name, factor in SPEEDS.items() if result.changes.get(name)]
         result.seconds = torch.tensor([100.0, *factors]).prod().item()
         result.compiling = 5.0 if result.changes["compile"] else 0.0
 
-    monkeypatch.setattr(Tuner, "rehearse", rehearsed)
+    monkeypatch.setattr(Tuner, "time_candidate", timed)
     monkeypatch.setattr(autotune, "TIMED", 1)
     monkeypatch.setattr(autotune, "SIZES", 1)
 
@@ -122,13 +122,13 @@ def test_compiling_is_not_kept_where_it_loses():
 
 def test_a_short_training_does_not_try_to_compile(tuned, monkeypatch, tmp_path):
     start, seen = tuned
-    real = Tuner.rehearse
+    real = Tuner.time_candidate
 
     def quick(tuner, compute_loss, result):
         real(tuner, compute_loss, result)
         result.seconds = 0.1
 
-    monkeypatch.setattr(Tuner, "rehearse", quick)
+    monkeypatch.setattr(Tuner, "time_candidate", quick)
     (told,) = start(compile_autotune=True).events("tuned")
     assert seen == [{"compile": False}] and told["chosen"] == {"compile": False}
     assert "compiling would take longer than it saves" in told["text"] and not (tmp_path / "tuning").exists()
@@ -177,14 +177,14 @@ def test_what_is_remembered_is_found_by_all_that_matters_and_by_nothing_else(dem
 
 def test_that_compiling_failed_is_not_remembered(tuned, monkeypatch, tmp_path):
     start, _ = tuned
-    real = Tuner.rehearse
+    real = Tuner.time_candidate
 
     def fails(tuner, compute_loss, result):
         if result.changes["compile"]:
             raise ConfigError("compile: no C++ compiler was found")
         real(tuner, compute_loss, result)
 
-    monkeypatch.setattr(Tuner, "rehearse", fails)
+    monkeypatch.setattr(Tuner, "time_candidate", fails)
     found = start(compile_autotune=True, max_train_steps=1).events("tuned")[0]
     assert found["chosen"] == {"compile": False} and "no C++ compiler" in found["results"][1]["why"]
     assert not (tmp_path / "tuning").exists()

@@ -21,7 +21,7 @@ SIZES = (LARGE,)  # a graph of any size takes longer to make than one of a singl
 
 def kept(model):
     """Bytes that the forward pass of one step keeps, weights aside."""
-    weights = {p.data_ptr() for p in model.parts.denoiser.parameters()}
+    weights = {p.data_ptr() for p in model.components.denoiser.parameters()}
     sizes = {}
 
     def note(tensor):
@@ -97,7 +97,7 @@ def test_every_thread_compiles_with_the_same_settings(made):
 
     given = {"compile": True, "compile_activation_budget": 0.25, "compile_blocks": "double:all"}
     model = made("flux_train_network", ((8, 8),), **given)
-    for block in model.parts.denoiser.double_blocks:
+    for block in model.components.denoiser.double_blocks:
         block.compile(backend=backend)
 
     def elsewhere():

@@ -66,7 +66,7 @@ def test_no_norm_on_a_cpu_ends_the_process_where_what_is_in_front_of_it_does_not
     }
     model = made("sdxl_train", ONE, compile=True, **values)
     wrong = model.loss(ONE[0])
-    assert not any(type(module) is torch.nn.GroupNorm for module in model.parts.denoiser.modules())
+    assert not any(type(module) is torch.nn.GroupNorm for module in model.components.denoiser.modules())
     few = [p for p in model.method.parameters() if p.dim() < 2]
     assert any(gradient is not None for gradient in torch.autograd.grad(wrong, few, allow_unused=True))
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from library import families
-from library.config.idle import idle
+from library.config.ineffective import ineffective_options
 from library.config.schema import ConfigError, build
 from tests.training import config_of, train
 
@@ -70,4 +70,4 @@ def test_a_step_after_the_end_of_the_training_is_said(values, idle_too):
     config = build(
         families.config_class("sdxl_train_network"), {"compile": True, "max_train_steps": 100, **values}, notes=[]
     )
-    assert ("compile_from_step" in idle(config)) == idle_too
+    assert ("compile_from_step" in ineffective_options(config)) == idle_too

@@ -42,7 +42,7 @@ chosen = SimpleNamespace(
 )
 world = SimpleNamespace(accelerator=accelerator, device=torch.device("cpu"))
 journal = SimpleNamespace(phase=lambda *_: None, say=lambda *_: None, event=lambda *_, **__: None)
-loss = SimpleNamespace(rehearse=learn, unwrapped=lambda: loss)
+loss = SimpleNamespace(warm_up=learn, unwrapped=lambda: loss)
 clock = SimpleNamespace(step=0, total=1, done=False)
 example = SimpleNamespace(bucket="64x64")
 batches = SimpleNamespace(kinds=lambda: Counter({(2, 8, 8): 1}), example=lambda kind: example, shapes={(8, 8): 1})

@@ -69,7 +69,7 @@ def test_what_cannot_be_recorded_runs_as_ever():
 
 
 def test_all_passes_with_gradients_run_under_one_setting_of_autocast():
-    """Rehearsals run without its memory of casts; steps that are not recorded would be compiled again with it."""
+    """Warm-up passes run without its memory of casts; steps that are not recorded would be compiled again with it."""
     model, seen = Small(), []
     model.register_forward_pre_hook(lambda *_: seen.append(torch.is_autocast_cache_enabled()))
     cudagraph.attach(model, CompileLog())

@@ -7,9 +7,9 @@ import re
 import pytest
 
 from library import families
-from library.config.idle import idle, remarks
+from library.config.ineffective import ineffective_options, remarks
 from library.config.schema import ConfigError, build, notes, options
-from library.config.sections.run import IDLE_EVERYWHERE
+from library.config.sections.run import INEFFECTIVE_EVERYWHERE
 from tests.config.test_runs import other
 from tests.source import ROOT
 
@@ -71,7 +71,7 @@ def test_every_option_is_read_somewhere_or_said_to_be_idle():
     assert any(pattern.fullmatch("metadata_author") for pattern in patterns)
     for script in families.RUNS:
         cls = families.config_class(script)
-        unread = set(options(cls)) - known - {*cls.idle, *IDLE_EVERYWHERE, *cls.pending} - WISHES_GRANTED
+        unread = set(options(cls)) - known - {*cls.ineffective, *INEFFECTIVE_EVERYWHERE, *cls.pending} - WISHES_GRANTED
         unread = {name for name in unread if not any(pattern.fullmatch(name) for pattern in patterns)}
         assert not unread, f"{script} declares options that nothing reads: {', '.join(sorted(unread))}"
 
@@ -80,13 +80,13 @@ def test_every_option_is_read_somewhere_or_said_to_be_idle():
 def test_what_has_no_effect_is_said_by_name(script):
     """Whatever the table of idle options knows of, and the attention that is always the same."""
     cls = families.config_class(script)
-    sleeping = {name for name in idle(build(cls, {}, notes=[])) if name in options(cls)}
+    sleeping = {name for name in ineffective_options(build(cls, {}, notes=[])) if name in options(cls)}
     for name in sleeping:
         try:
             config = build(cls, {name: other(options(cls)[name])}, notes=[])
         except ConfigError as e:  # what needs another option asks for it
             assert name in str(e)
             continue
-        if name in idle(config):
+        if name in ineffective_options(config):
             assert sum(line.startswith(f"{name} has no effect here: ") for line in remarks(config, [])) == 1, name
     assert any("xformers is not used" in note for note in notes(build(cls, {"xformers": True}, notes=[])))

@@ -361,7 +361,7 @@ def test_what_a_start_needs_is_asked_for_all_at_once(script):
 def test_idle_and_pending_name_real_options():
     for script in SCRIPTS:
         known = options(config_class(script))
-        assert set(config_class(script).idle) <= set(known)
+        assert set(config_class(script).ineffective) <= set(known)
         assert {key.split("=")[0] for key in config_class(script).pending} <= set(known)
 
 

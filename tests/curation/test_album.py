@@ -8,7 +8,7 @@ import pytest
 
 from library import data as trainer
 from library.config.schema import ConfigError
-from library.curation import album, alike, changes, thumbs
+from library.curation import album, changes, similar_images, thumbs
 from tests.curation.conftest import config, picture
 
 
@@ -94,10 +94,10 @@ def test_looks_survive_saving_and_not_another_picture(tmp_path):
     for i in range(40):
         for name, side, quality in ((f"{i}.png", 96, None), (f"{i}.jpg", 300, 60)):
             picture(i, side, side).save(tmp_path / name, **({"quality": quality} if quality else {}))
-            hashes.append(alike.looks(str(tmp_path / name)))
-    assert alike.near(hashes) == [[2 * i, 2 * i + 1] for i in range(40)]
+            hashes.append(similar_images.looks(str(tmp_path / name)))
+    assert similar_images.near(hashes) == [[2 * i, 2 * i + 1] for i in range(40)]
     picture(0, 8, 8).resize((1, 1)).resize((64, 64)).save(tmp_path / "plain.png")
-    assert alike.looks(str(tmp_path / "plain.png")) is None
+    assert similar_images.looks(str(tmp_path / "plain.png")) is None
 
 
 def test_thumbnails_are_kept_and_follow_their_image(tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 
-from library.config import idle
+from library.config import ineffective
 from library.config.schema import ConfigError
 from library.families import recognition
 from library.families.base import SampleRequest
@@ -138,10 +138,12 @@ def test_what_is_wrong_is_said_before_loading(files, chroma, tmp_path):
         assert words in problem and problem.option == option
     with pytest.raises(ConfigError, match="apply_t5_attn_mask must be on with model_type = chroma"):
         chroma_family(chroma, apply_t5_attn_mask=False)
-    idle_options = idle.idle(chroma_family(chroma, clip_l=files["clip_l"], guidance_scale=1.0).config)
+    idle_options = ineffective.ineffective_options(
+        chroma_family(chroma, clip_l=files["clip_l"], guidance_scale=1.0).config
+    )
     assert idle_options["clip_l"] == "there is no CLIP-L in Chroma"
     assert idle_options["guidance_scale"] == "there is no guidance in Chroma"
-    assert not {"guidance_scale", "clip_l"} & idle.idle(family(files).config).keys()
+    assert not {"guidance_scale", "clip_l"} & ineffective.ineffective_options(family(files).config).keys()
 
 
 def test_the_words_and_one_token_of_padding_are_seen(chroma):

@@ -19,7 +19,7 @@ from library.families import family_for
 from library.families.sdxl import keys, model, random
 from library.families.sdxl.family import SdxlFamily
 from library.families.sdxl.options import SdxlLora
-from library.families.shared import hub, random_tokenizers, tokenizers, unfilled
+from library.families.shared import empty_weights, hub, random_tokenizers, tokenizers
 
 
 def family(path, **options):
@@ -39,7 +39,7 @@ def problems(path, **options):
 def test_nothing_random_is_made_where_a_file_has_the_weights(tiny_sdxl):
     before = torch.get_rng_state()
     family(tiny_sdxl).load(torch.float32)
-    with pytest.raises(ValueError), unfilled.without_random_init():
+    with pytest.raises(ValueError), empty_weights.without_random_init():
         nn.Linear(4, 4)
         raise ValueError
     assert torch.equal(torch.get_rng_state(), before)

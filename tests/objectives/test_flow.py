@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from library import families
-from library.config.idle import idle
+from library.config.ineffective import ineffective_options
 from library.config.schema import ConfigError, build, options
 from library.objectives import flow
 
@@ -214,4 +214,4 @@ def test_a_weighting_scheme_that_changes_nothing_is_said_to(script):
                 drawn = flow.density(config.noise, lambda: third, lambda: third)
                 chooses = sampling == "sigma" and bool(drawn != third)
                 weighs = bool((flow.weights(sigmas, config.noise) != 1).any())
-                assert ("weighting_scheme" in idle(config)) == (not chooses and not weighs), given
+                assert ("weighting_scheme" in ineffective_options(config)) == (not chooses and not weighs), given

@@ -51,9 +51,9 @@ def test_what_is_told_while_one_types(visit, demo, served):
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "lora-huber_c"
     assert page.locator(".field.found #lora-huber_c").is_visible()
-    visitor.until("No effect: loss_type is neither huber nor smooth_l1", ".idle")
+    visitor.until("No effect: loss_type is neither huber nor smooth_l1", ".ineffective")
     page.locator("#lora-loss_type").select_option("huber")
-    page.locator(".field:not(.idle) > #lora-huber_c").wait_for()
+    page.locator(".field:not(.ineffective) > #lora-huber_c").wait_for()
     # A profile compiles, and says what that means; the rest of the form stays as it is written.
     visitor.fill(learning_rate="1e-")
     visitor.click("Torch Compile Settings")
@@ -124,7 +124,7 @@ def test_a_profile_looks_chosen_while_the_form_compiles_by_it_and_help_stays_bel
     page.get_by_role("button", name="sd-scripts' defaults").locator("visible=true").click()
     visitor.click("Torch Compile Settings")
     chosen = page.locator('.profile:visible[aria-pressed="true"]')
-    asleep = page.locator(".idle:visible #lora-compile_backend-help")
+    asleep = page.locator(".ineffective:visible #lora-compile_backend-help")
     asleep.locator("em", has_text="No effect: compile is off").wait_for()
     words = asleep.inner_text().split("\n")
     assert len(words) == 2 and "inductor" in words[0] and words[1] == "No effect: compile is off"

@@ -41,8 +41,8 @@ def test_mistakes_are_put_to_their_fields_and_what_sleeps_says_why(helper):
         "lora-full_bf16": "Needs mixed_precision = bf16, which is no",
         "lora-huber_c": "Must be a number, got 'x'",
     }
-    assert "lora-compile_mode" not in found["idle"]
-    assert found["idle"]["lora-keep_tokens"] == "shuffle_caption and caption_tag_dropout_rate are off"
+    assert "lora-compile_mode" not in found["ineffective"]
+    assert found["ineffective"]["lora-keep_tokens"] == "shuffle_caption and caption_tag_dropout_rate are off"
     assert helper.judge(question())["wrong"] == {}  # what is not filled in yet is no mistake
 
 
@@ -96,10 +96,10 @@ def test_the_outlook_knows_what_an_earlier_run_took(helper, tmp_path):
     (folder / layout.TOML).write_text("[compile]\ncompile = true\n", encoding="utf-8")
     registry.add(folder)
     assert compile_summary.outlook(config) == f"2 graphs, about 72 s once, kept for next time (as in {folder.name})."
-    assert helper.ledger(ApiRequest({})) == {"text": ""}  # nothing runs
+    assert helper.compile_log(ApiRequest({})) == {"text": ""}  # nothing runs
     with Record.start({}, "flux_train_network", tmp_path / "out", "fox", "FLUX.1 LoRA") as run:
         run.event("compile", block="DoubleStreamBlock", forward=True, seconds=1.5, total=1.5, reason="", failed="")
-        assert helper.ledger(ApiRequest({})) == {"text": "fox now: 1 graph in 2 s"}
+        assert helper.compile_log(ApiRequest({})) == {"text": "fox now: 1 graph in 2 s"}
     other = build(FLUX, {"compile": True, "compile_mode": "max-autotune-no-cudagraphs"}, notes=[])
     assert "3 min" in compile_summary.outlook(other)
 

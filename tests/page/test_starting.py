@@ -9,7 +9,7 @@ from kohya_gui.form import presets, start_preset
 from kohya_gui.form.start_preset import Card
 from kohya_gui.form.tab import TABS
 from library.check import isolated
-from library.config import idle
+from library.config import ineffective
 from library.config.schema import build, changed, flat
 from library.runs import gpu_slots, machine
 
@@ -102,7 +102,7 @@ def test_where_no_gpu_is_found_the_start_does_not_compile_and_says_so(monkeypatc
     text, notes, config = opened(None)
     assert text and not re.search("compiled|CUDA graphs|per step", text)
     assert [note for note in notes if "Compiling is off" in note] and "compile" not in changed(config)
-    assert list(idle.remarks(config, [])) == []  # and nothing of compiling is left to be remarked on
+    assert list(ineffective.remarks(config, [])) == []  # and nothing of compiling is left to be remarked on
     text, notes, config = opened(Card("Card", 24.0))
     assert "compiled" in text and not notes and config.compile.compile and config.compile.compile_fallback
 
@@ -111,10 +111,10 @@ def test_what_a_preset_sets_is_no_remark_once_its_switch_is_off_and_what_was_typ
     monkeypatch.setattr(start_preset, "card", lambda: Card("Card", 12.0))
     values = start_preset.starts("lora", TABS[0].configs)["sdxl"]["values"]
     config = build(TABS[0].configs["sdxl"], {**values, "compile": False}, notes=[])
-    said = [*idle.remarks(config, []), "12 images enlarged"]
+    said = [*ineffective.remarks(config, []), "12 images enlarged"]
     assert len(said) > 2
     report = {"findings": [isolated.finding(text, "other", "hint") for text in said]}
-    left = [one["text"] for one in isolated.without_idle(report, {"compile_mode", "resolution"})["findings"]]
+    left = [one["text"] for one in isolated.without_ineffective(report, {"compile_mode", "resolution"})["findings"]]
     assert left == ["compile_mode has no effect here: compile is off", "12 images enlarged"]
 
 

@@ -10,10 +10,10 @@ from kohya_gui.form import adapter, adapter_size, compile_summary, presets
 from kohya_gui.form.form import sentence
 from kohya_gui.i18n import sentences, texts
 from library import families
-from library.config import idle
+from library.config import ineffective
 from library.config.problems import Problem, Text
 from library.config.schema import ConfigError, options
-from library.config.sections.run import IDLE_EVERYWHERE
+from library.config.sections.run import INEFFECTIVE_EVERYWHERE
 from library.families import RUNS, adapter_kinds, config_class
 from library.runs import explain
 from tests import source
@@ -137,10 +137,17 @@ def test_what_the_page_says_later_is_in_every_catalogue():
 
 
 def test_why_an_option_has_no_effect_is_in_every_catalogue():
-    own = [rule for script in RUNS for rule in config_class(script).idle_rules]
-    rules = (*idle.SHARED, *idle.BESIDE, *idle.ADAPTERS, *idle.WORDS, *idle.WHOLE, *own)
-    why = [reason for *_, reason in rules] + list(IDLE_EVERYWHERE.values())
-    why += [reason for script in RUNS for reason in config_class(script).idle.values()]
+    own = [rule for script in RUNS for rule in config_class(script).ineffective_rules]
+    rules = (
+        *ineffective.SHARED,
+        *ineffective.BESIDE,
+        *ineffective.ADAPTERS,
+        *ineffective.WORDS,
+        *ineffective.WHOLE,
+        *own,
+    )
+    why = [reason for *_, reason in rules] + list(INEFFECTIVE_EVERYWHERE.values())
+    why += [reason for script in RUNS for reason in config_class(script).ineffective.values()]
     assert len(why) > 80 and not absent([*why, "No effect: {reason}"]), "add these"
 
 

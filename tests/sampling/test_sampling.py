@@ -17,7 +17,7 @@ from library.config.problems import ConfigError
 from library.methods import lora
 from library.methods.applied import AppliedLoras
 from library.outputs.prompts import Prompt
-from library.runs import gpu_slots, lanes, layout, process, reader, start
+from library.runs import gpu_slots, gpu_wait, layout, process, reader, start
 from library.runs import job as jobs
 from library.sampling import plan, shell
 from library.sampling.generate import generate
@@ -199,7 +199,7 @@ def test_the_shell_draws_and_says_what_is_wrong(given, shallow, tmp_path, capsys
 
 def test_it_waits_until_no_training_has_the_lane(given, monkeypatch, tmp_path):
     given(SCRIPTS[0])
-    monkeypatch.setattr(lanes, "WAITING", 0.02)
+    monkeypatch.setattr(gpu_wait, "WAITING", 0.02)
     monkeypatch.setattr(gpu_slots, "lanes", lambda: ("0",))
     training = reader.RecordedRun(tmp_path / "zorb", {"id": "zorb", "state": "running", "lanes": ["0"]})
     monkeypatch.setattr(type(training), "active", property(lambda self: self in busy))
@@ -209,7 +209,7 @@ def test_it_waits_until_no_training_has_the_lane(given, monkeypatch, tmp_path):
     told = []
     threading.Timer(0.3, busy.clear).start()
     began = time.monotonic()
-    with lanes.free_lanes({}, told.append) as own:
+    with gpu_wait.free_lanes({}, told.append) as own:
         assert time.monotonic() - began > 0.2 and set(told) == {"waiting for zorb"}
         assert own == ("0",) and gpu_slots.held() == {"0"}
         assert "0" not in gpu_slots.free([])

@@ -87,8 +87,8 @@ HANGS = """
 import sys, threading
 from library.cli.train_script import main
 from library.families import config_class
-from library.train import journal, siblings
-siblings.GRACE, ends = 0.5, journal.Journal.__exit__
+from library.train import journal, process_watch
+process_watch.GRACE, ends = 0.5, journal.Journal.__exit__
 
 def hangs(self, kind, error, trace):
     if isinstance(error, RuntimeError):

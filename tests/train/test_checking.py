@@ -12,7 +12,7 @@ from library.bench import probe
 from library.check import estimate
 from library.check import report as checking
 from library.cli import main
-from library.config.idle import ADAPTERS, SHARED, WHOLE, idle
+from library.config.ineffective import ADAPTERS, SHARED, WHOLE, ineffective_options
 from library.config.schema import (
     ConfigError,
     build,
@@ -195,13 +195,13 @@ def test_what_only_a_person_can_know_has_no_remedy():
 
 def test_rules_about_idle_options_name_options_and_can_wake_them():
     every = {name for script in RUNS for name in options(config_class(script))}
-    own = [rule for script in RUNS for rule in config_class(script).idle_rules]
+    own = [rule for script in RUNS for rule in config_class(script).ineffective_rules]
     for names, _, reason in (*SHARED, *ADAPTERS, *WHOLE, *own):
         assert set(names.split()) <= every, names
         assert reason and reason[0].islower()
-    quiet = idle(build(LORA, {}, notes=[]))
+    quiet = ineffective_options(build(LORA, {}, notes=[]))
     assert quiet["compile_mode"] == "compile is off" and "noise_offset" not in quiet
-    awake = idle(build(LORA, {"compile": True, "loss_type": "huber", "enable_bucket": True}, notes=[]))
+    awake = ineffective_options(build(LORA, {"compile": True, "loss_type": "huber", "enable_bucket": True}, notes=[]))
     assert not {"compile_mode", "huber_c", "bucket_reso_steps"} & set(awake)
 
 

@@ -18,7 +18,7 @@ from torch.nn import functional
 from library import families, methods
 from library.check import preflight
 from library.cli import train_script
-from library.config.idle import idle
+from library.config.ineffective import ineffective_options
 from library.config.schema import replace, to_toml
 from library.families import config_class
 from library.objectives import loss
@@ -262,7 +262,7 @@ def test_what_has_no_effect_is_in_the_record_once(demo, squares, tmp_path, capsy
                  "xformers", "mem_eff_attn"):  # fmt: skip
         assert sum(name in text.split() or f"{name}:" in text for text in told) == 1, (name, told)
         assert sum(f"{name} " in line for line in (said.out + said.err).splitlines()) == 1, name
-    assert "max_train_steps" in idle(config)
+    assert "max_train_steps" in ineffective_options(config)
 
 
 @pytest.mark.parametrize("guided", [True, False])

@@ -27,7 +27,7 @@ def learner_of(model, output, learn=0.25, **values):
     family = families.family_for(config)
     method = full.attach(family.load(torch.float32), family, config)
     with torch.no_grad():
-        method.parts.denoiser.conv_in.weight += learn
+        method.components.denoiser.conv_in.weight += learn
     return method, config
 
 
@@ -50,7 +50,7 @@ def test_diffusers_reads_it(saved):
 
     method, path = saved
     pipe = StableDiffusionXLPipeline.from_pretrained(path, dtype=torch.float32)
-    parts = method.parts
+    parts = method.components
     for ours, theirs in (
         (parts.denoiser, pipe.unet),
         (parts.vae, pipe.vae),
@@ -84,7 +84,7 @@ def test_it_is_read_back_here(saved, single, tmp_path):
     method, path = saved
     again, _ = learner_of(path, tmp_path, learn=0)
     for part in ("denoiser", "vae"):
-        same(getattr(method.parts, part), getattr(again.parts, part))
+        same(getattr(method.components, part), getattr(again.components, part))
     one, other = method.state_dict(), again.state_dict()
     assert one.keys() == other.keys() == load_file(single).keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -105,7 +105,7 @@ def test_save_precision_holds_for_all_parts(single, tmp_path):
     files = sorted(path.rglob("*.safetensors"))
     assert [file.parent.name for file in files] == ["text_encoder", "text_encoder_2", "unet", "vae"]
     assert {tensor.dtype for file in files for tensor in load_file(file).values()} == {torch.float16}
-    assert method.parts.denoiser.conv_in.weight.dtype == torch.float32
+    assert method.components.denoiser.conv_in.weight.dtype == torch.float32
 
 
 def test_a_folder_is_there_whole_or_not_at_all(single, tmp_path, monkeypatch):

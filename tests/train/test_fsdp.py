@@ -183,7 +183,7 @@ stepped, found = Updates.step, []
 def step(self, watched=False):
     answer = stepped(self, watched)
     gc.collect()
-    found.append(held(self._method.parts))  # weights, gradients and all that the optimizer keeps are there now
+    found.append(held(self._method.components))  # weights, gradients and all that the optimizer keeps are there now
     return answer
 
 Updates.step, last = step, []

@@ -121,7 +121,7 @@ class DiffusersSubject:
 
     def predict(self, made: TrainableModel, resolution: int, device: torch.device) -> Callable[[nn.Module], Tensor]:
         """What calls a model for images of this size."""
-        given = self.inputs.of(made.parts.denoiser, resolution, device)
+        given = self.inputs.of(made.components.denoiser, resolution, device)
 
         def call(model: nn.Module) -> Tensor:
             found = pytree.tree_leaves(model(**given))

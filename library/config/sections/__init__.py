@@ -10,7 +10,7 @@ from library.config.sections.adapters import (
 )
 from library.config.sections.compiling import Compile
 from library.config.sections.embedding import Embedding
-from library.config.sections.flow import FLOW_IDLE, Flow, FlowLoss, SafetensorsSave, flow_rules
+from library.config.sections.flow import FLOW_INEFFECTIVE, Flow, FlowLoss, SafetensorsSave, flow_rules
 from library.config.sections.inputs import Cache, Captions, Data, Model, TextBatchCache
 from library.config.sections.learning import FullOptim, Loss, Noise, Optim, Steps, Validation
 from library.config.sections.machine import Distributed, Memory, Precision
@@ -31,7 +31,7 @@ from library.config.sections.transformers import (
 )
 
 __all__ = [
-    "FLOW_IDLE",
+    "FLOW_INEFFECTIVE",
     "AdapterData",
     "AdapterOptim",
     "AdapterPrecision",

@@ -172,7 +172,7 @@ class Compile:
 
     @property
     def records_graphs(self) -> bool:
-        """Whether it is asked for CUDA graphs: kernels are played back at fixed addresses and for fixed sizes."""
+        """Whether it is asked for CUDA graphs: kernels are replayed at fixed addresses and for fixed sizes."""
         by_mode = self.compile_mode in ("reduce-overhead", "max-autotune") or "cudagraphs" in self._backends
         return self.cuda_graphs == "true" or (self.compile and by_mode)
 

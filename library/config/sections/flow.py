@@ -14,7 +14,7 @@ _NOISE = "it is for diffusion models, and this model is trained by flow matching
 _WEIGHT = "it weighs steps of a diffusion model; for this model see weighting_scheme"
 _TIMESTEPS = "timesteps of this model are sampled by timestep_sampling"
 # Parsed for every family, without a meaning for these.
-FLOW_IDLE: Mapping[str, str] = {
+FLOW_INEFFECTIVE: Mapping[str, str] = {
     "v_parameterization": "this model always predicts a velocity",
     "clip_skip": "this model uses a fixed layer; it is only written into the metadata",
     "weighted_captions": "this model does not support prompt weights",

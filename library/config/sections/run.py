@@ -9,7 +9,7 @@ from library.config.names import ALIASES, FOREIGN, RETIRED
 from library.config.problems import Problem, Text
 from library.config.run_config import UNCHANGED, CaptionChange, ControlUse, Rule
 
-IDLE_EVERYWHERE: Mapping[str, str] = {
+INEFFECTIVE_EVERYWHERE: Mapping[str, str] = {
     "lowram": "weights are always read directly from the file",
     "highvram": "the GPU's cache is emptied once after encoding, and not after every batch",
     "mem_eff_save": "files are always written tensor by tensor",
@@ -27,7 +27,7 @@ SECTIONS = ("model", "data", "captions", "cache", "network", "embedding", "contr
 class Run:
     """The part of a run's config that is the same for all: its facts, old names, and rules about its own options.
 
-    What a class says of `idle`, `aliases` and `foreign` options is added to what its bases say.
+    What a class says of `ineffective`, `aliases` and `foreign` options is added to what its bases say.
     """
 
     order: ClassVar[tuple[str, ...]] = SECTIONS
@@ -43,8 +43,10 @@ class Run:
     grid: ClassVar[int]  # bucket_reso_steps must be a multiple of this many pixels
     drops_cached_captions: ClassVar[bool] = False  # whether captions that are cached can be left out by chance
     shifts_samples: ClassVar[bool] = False  # whether a prompt can say how far the sigmas of its sample are shifted
-    idle: ClassVar[Mapping[str, str]] = {}  # options that sd-scripts knows but that do nothing here -> why
-    idle_rules: ClassVar[tuple[Rule, ...]] = ()  # the same for options of the family's own, as the others are set
+    ineffective: ClassVar[Mapping[str, str]] = {}  # options that sd-scripts knows but that do nothing here -> why
+    ineffective_rules: ClassVar[
+        tuple[Rule, ...]
+    ] = ()  # the same for options of the family's own, as the others are set
 
     # "option" or "option=value" that is declared but not honoured yet -> why, and what to do instead: a flag is never
     # accepted and ignored.
@@ -60,7 +62,7 @@ class Run:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        for name in ("idle", "aliases", "foreign"):
+        for name in ("ineffective", "aliases", "foreign"):
             said = [vars(base).get(name, {}) for base in reversed(cls.__mro__)]
             setattr(cls, name, {option: why for known in said for option, why in known.items()})
 
@@ -98,9 +100,9 @@ class Run:
     def notes(self) -> Iterator[Problem]:
         """Say which options are set but do nothing in this kind of run."""
         for name, _ in self._touched():
-            if reason := self.idle.get(name) or IDLE_EVERYWHERE.get(name):
+            if reason := self.ineffective.get(name) or INEFFECTIVE_EVERYWHERE.get(name):
                 fix = schema.defaults(self, name)
-                yield Problem(name, "has no effect here: {reason}", reason=Text(reason), fix=fix, code="idle")
+                yield Problem(name, "has no effect here: {reason}", reason=Text(reason), fix=fix, code="ineffective")
 
     def _touched(self) -> Iterator[tuple[str, Any]]:
         for members in schema.changed(self).values():

@@ -11,7 +11,7 @@ from library.config.run_config import RunConfig
 from library.config.schema import opt, section
 from library.config.sections.adapters import Network
 from library.config.sections.compiling import Compile
-from library.config.sections.flow import FLOW_IDLE, Flow, FlowLoss, SafetensorsSave
+from library.config.sections.flow import FLOW_INEFFECTIVE, Flow, FlowLoss, SafetensorsSave
 from library.config.sections.inputs import TextBatchCache
 from library.config.sections.machine import Memory
 from library.config.sections.runs import AdapterRun, FullRun
@@ -122,7 +122,7 @@ class TransformerRun:
     """What trainings of such a family share, whatever learns."""
 
     grid: ClassVar[int] = 16
-    idle: ClassVar[Mapping[str, str]] = FLOW_IDLE
+    ineffective: ClassVar[Mapping[str, str]] = FLOW_INEFFECTIVE
     aliases: ClassVar[Mapping[str, str]] = _NAMES
     foreign: ClassVar[Mapping[str, str]] = _FOREIGN
 

@@ -76,9 +76,9 @@ class AnimaFamily(OneEncoderFamily):
             found["denoiser"] = {**found["denoiser"], **found.pop("llm_adapter", {})}
         return found
 
-    def export(self, parts: ModelComponents) -> dict[str, Tensor]:
+    def export(self, components: ModelComponents) -> dict[str, Tensor]:
         """The denoiser under the keys of the published file; nothing else is saved with it."""
-        return {f"net.{name}": tensor for name, tensor in super().export(parts).items()}
+        return {f"net.{name}": tensor for name, tensor in super().export(components).items()}
 
     def learning_rate_block(self, path: str) -> int:
         """Which of the six rates a parameter has: the first is for what has none of its own."""
@@ -94,23 +94,23 @@ class AnimaFamily(OneEncoderFamily):
         return dict(zip(TEXT, lengths, strict=True))
 
     def text(
-        self, parts: ModelComponents, captions: Sequence[str], encoders: tuple[str, ...] | None = None
+        self, components: ModelComponents, captions: Sequence[str], encoders: tuple[str, ...] | None = None
     ) -> dict[str, Tensor]:
         """Captions -> prompt_embeds [B, L, 1024] of Qwen3, zero behind each caption, with attn_mask [B, L];
         t5_input_ids and t5_attn_mask [B, T]. Gradients flow where they are on."""
-        if ENCODER not in (tuple(parts.encoders) if encoders is None else encoders):
+        if ENCODER not in (tuple(components.encoders) if encoders is None else encoders):
             return {}
-        states, mask = self.checkpoint.encode(parts.encoders[ENCODER], parts.tokenizers[ENCODER], captions)
+        states, mask = self.checkpoint.encode(components.encoders[ENCODER], components.tokenizers[ENCODER], captions)
         length = self.config.model.t5_max_token_length
-        target = text_encoder.target_ids(parts.tokenizers[TARGET], captions, length)
+        target = text_encoder.target_ids(components.tokenizers[TARGET], captions, length)
         made = (states, mask, *(one.to(states.device, non_blocking=True) for one in target))
         return dict(zip(TEXT, made, strict=True))
 
     # ---- a training step
 
-    def latents(self, parts: ModelComponents, pixels: Tensor, generator: Any = None) -> Tensor:
+    def latents(self, components: ModelComponents, pixels: Tensor, generator: Any = None) -> Tensor:
         """Pixels [B, 3, H, W] in [-1, 1] -> normalised means, float32 [B, 16, H / 8, W / 8]. Nothing is drawn."""
-        return qwen_vae.latents(parts.vae, pixels)
+        return qwen_vae.latents(components.vae, pixels)
 
     def velocity(
         self, denoiser: nn.Module, noised: NoisedBatch, text: dict[str, Tensor], controls: Sequence[Tensor]
@@ -121,9 +121,9 @@ class AnimaFamily(OneEncoderFamily):
         answer = denoiser(packing.pack(latents), size, *(text[name] for name in TEXT), noised.timesteps)
         return packing.unpack_channels_last(answer.float(), *size)
 
-    def sampler(self, parts: ModelComponents) -> "Sampler":
+    def sampler(self, components: ModelComponents) -> "Sampler":
         """The sampler that generates images with these networks."""
-        return AnimaSampler(self, parts)
+        return AnimaSampler(self, components)
 
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from library.config.run_config import Rule
 from library.config.schema import opt, section
 
 # Parsed by sd-scripts for every family, without a meaning for this one.
-IDLE = {
+INEFFECTIVE = {
     "max_token_length": "captions of Anima are as long as qwen3_max_token_length and t5_max_token_length",
 }
 
@@ -145,8 +145,8 @@ class AnimaRun:
     script_with = staticmethod(families.script_with)
     drops_cached_captions: ClassVar[bool] = True
     shifts_samples: ClassVar[bool] = True
-    idle: ClassVar[Mapping[str, str]] = IDLE
-    idle_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(SIGMOID)
+    ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
+    ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(SIGMOID)
     aliases: ClassVar[Mapping[str, str]] = ALIASES
     foreign: ClassVar[Mapping[str, str]] = FOREIGN
 

@@ -15,8 +15,8 @@ from library.families.flux.options import OTHERS
 from library.families.flux.variants import FOLDER, RADIANCE, VARIANTS, FluxVariant
 from library.families.shared import autoencoder, clip, denoiser_file, expected_tensors, t5, weights
 from library.families.shared.double_stream_file import DoubleStreamFile
+from library.families.shared.known_files import UNKNOWN
 from library.families.shared.part_files import Entries, Part, PartFiles, complete, incomplete, lacking
-from library.families.shared.untrained import UNKNOWN
 
 BASE = "pretrained_model_name_or_path"
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from library.config import idle
+from library.config import ineffective
 from library.config.problems import ConfigError, Problem
 from library.families.base import BlockCost, BlockInputs, DeferredNetwork, LatentCache, ModelComponents, TextCache
 from library.families.facts import Shapes
@@ -115,14 +115,14 @@ class FluxFamily(TransformerFamily):
         of_tokens = (key for key in self.text_cache.keys if key != "l_pooled")
         return dict.fromkeys(of_tokens, self.text_length)
 
-    def train_text_length(self, parts: ModelComponents, captions: Collection[str]) -> int | None:
+    def train_text_length(self, components: ModelComponents, captions: Collection[str]) -> int | None:
         """Tokens of T5 that a step reads of these captions, as t5xxl_train_length says; None for all."""
         wanted = self.config.model.t5xxl_train_length
         if wanted == "max":
             return None
         longest = 256
         if wanted == "longest":
-            longest = t5.longest(parts.tokenizers["t5xxl"], captions, self.text_length) + self.variant.padding_seen
+            longest = t5.longest(components.tokenizers["t5xxl"], captions, self.text_length) + self.variant.padding_seen
         return min(-(-longest // T5_STEP) * T5_STEP, self.text_length)
 
     def problems(self) -> Iterator[Problem]:
@@ -156,7 +156,7 @@ class FluxFamily(TransformerFamily):
         if self.is_schnell:
             for name, usual in (("guidance_scale", 3.5), ("bypass_guidance_embedding", False)):
                 if getattr(options, name) != usual:
-                    yield idle.remark(name, "FLUX.1 schnell takes no guidance")
+                    yield ineffective.remark(name, "FLUX.1 schnell takes no guidance")
 
     def _tokenizer_folder(self, encoder: str) -> Path:
         options, (name, subfolder) = self.config.model, self.tokenizers[encoder]
@@ -211,12 +211,14 @@ class FluxFamily(TransformerFamily):
         self.is_schnell = denoiser.sizes.is_schnell
         self.depth = (denoiser.sizes.double_blocks, denoiser.sizes.single_blocks)
         source = {part: str(path) for part, path in paths.items()}
-        parts = ModelComponents(denoiser, None, {}, tokenizers.Tokenizers(found), source, deferred, fill_denoiser=fill)
+        components = ModelComponents(
+            denoiser, None, {}, tokenizers.Tokenizers(found), source, deferred, fill_denoiser=fill
+        )
         if not deferring:
-            parts.read_denoiser()
-            parts.read_vae()
-            parts.read_encoders()
-        return parts
+            components.read_denoiser()
+            components.read_vae()
+            components.read_encoders()
+        return components
 
     def adapter_name(self, part: str, path: str) -> str:
         """("denoiser", "double_blocks.0.img_attn.qkv") -> "lora_unet_double_blocks_0_img_attn_qkv"."""
@@ -235,40 +237,40 @@ class FluxFamily(TransformerFamily):
 
     # ---- a training step
 
-    def latents(self, parts: ModelComponents, pixels: Tensor, generator: Any = None) -> Tensor:
+    def latents(self, components: ModelComponents, pixels: Tensor, generator: Any = None) -> Tensor:
         """Pixels [B, 3, H, W] in [-1, 1] -> scaled and shifted samples, float32 [B, 16, H / 8, W / 8]."""
-        return self._encoded(parts, pixels, lambda posterior: posterior.sample(generator))
+        return self._encoded(components, pixels, lambda posterior: posterior.sample(generator))
 
-    def control_latents(self, parts: ModelComponents, pixels: Tensor) -> Tensor:
+    def control_latents(self, components: ModelComponents, pixels: Tensor) -> Tensor:
         """Pixels [B, 3, H, W] in [-1, 1] -> scaled and shifted modes, float32 [B, 16, H / 8, W / 8]."""
-        return self._encoded(parts, pixels, lambda posterior: posterior.mode())
+        return self._encoded(components, pixels, lambda posterior: posterior.mode())
 
-    def _encoded(self, parts: ModelComponents, pixels: Tensor, pick: Callable[[Any], Tensor]) -> Tensor:
-        vae: Any = parts.vae  # an AutoencoderKL
+    def _encoded(self, components: ModelComponents, pixels: Tensor, pick: Callable[[Any], Tensor]) -> Tensor:
+        vae: Any = components.vae  # an AutoencoderKL
         first = next(vae.parameters())
         with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
             posterior = vae.encode(pixels.to(first.device, first.dtype)).latent_dist
             return (pick(posterior).float() - self.shift) * self.scale
 
     def text(
-        self, parts: ModelComponents, captions: Sequence[str], encoders: tuple[str, ...] | None = None
+        self, components: ModelComponents, captions: Sequence[str], encoders: tuple[str, ...] | None = None
     ) -> dict[str, Tensor]:
         """Captions -> l_pooled [B, 768] of CLIP-L; t5_out [B, L, 4096], txt_ids [B, L, 3], t5_attn_mask [B, L] of T5.
 
         With apply_t5_attn_mask T5 does not look at padding either. Gradients flow where they are on. Without CLIP-L
         l_pooled is zeros, as sd-scripts keeps them.
         """
-        wanted = tuple(parts.encoders) if encoders is None else encoders
+        wanted = tuple(components.encoders) if encoders is None else encoders
         out: dict[str, Tensor] = {}
         if "clip_l" in wanted:
-            model = parts.encoders["clip_l"]
-            ids = clip.tokens(parts.tokenizers["clip_l"], captions)[:, 0]
+            model = components.encoders["clip_l"]
+            ids = clip.tokens(components.tokenizers["clip_l"], captions)[:, 0]
             ids = ids.to(next(model.parameters()).device, non_blocking=True)
             out["l_pooled"] = model(input_ids=ids).pooler_output
         if "t5xxl" in wanted:
-            ids, mask = t5.tokens(parts.tokenizers["t5xxl"], captions, self.text_length)
+            ids, mask = t5.tokens(components.tokenizers["t5xxl"], captions, self.text_length)
             used = mask if self.config.model.apply_t5_attn_mask else None
-            out["t5_out"] = t5.encode(parts.encoders["t5xxl"], ids, used)
+            out["t5_out"] = t5.encode(components.encoders["t5xxl"], ids, used)
             device = out["t5_out"].device
             out["txt_ids"] = torch.zeros(*ids.shape, 3, device=device)
             out["t5_attn_mask"] = mask.to(device, non_blocking=True)
@@ -316,9 +318,9 @@ class FluxFamily(TransformerFamily):
             "txt_attention_mask": mask,
         }
 
-    def sampler(self, parts: ModelComponents) -> "Sampler":
+    def sampler(self, components: ModelComponents) -> "Sampler":
         """The sampler that generates images with these networks."""
-        return FluxSampler(self, parts)
+        return FluxSampler(self, components)
 
 
 if TYPE_CHECKING:

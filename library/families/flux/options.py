@@ -15,13 +15,13 @@ from library.config.schema import Option, opt, section
 from library.families.flux.variants import VARIANTS, FluxVariant, named_by
 
 # Parsed by sd-scripts for every family, without a meaning for this one.
-IDLE = {
-    **sections.FLOW_IDLE,
+INEFFECTIVE = {
+    **sections.FLOW_INEFFECTIVE,
     "vae": "FLUX.1 has its autoencoder in ae; vae is only written into the metadata",
     "max_token_length": "captions of FLUX.1 are as long as t5xxl_max_token_length",
 }
 
-IDLE_RULES: tuple[Rule, ...] = (
+INEFFECTIVE_RULES: tuple[Rule, ...] = (
     ("clip_l", lambda c: "clip_l" in c.model.variant.encoders, "there is no CLIP-L in Chroma"),
     ("guidance_scale", lambda c: c.model.variant.guided or not c.model.guidance_scale,
      "there is no guidance in Chroma"),
@@ -221,8 +221,8 @@ class FluxRun:
 
     family: ClassVar[str] = "flux"
     script_with = staticmethod(families.script_with)
-    idle: ClassVar[Mapping[str, str]] = IDLE
-    idle_rules: ClassVar[tuple[Rule, ...]] = (*IDLE_RULES, *sections.flow_rules(SIGMOID))
+    ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
+    ineffective_rules: ClassVar[tuple[Rule, ...]] = (*INEFFECTIVE_RULES, *sections.flow_rules(SIGMOID))
     old: ClassVar[Mapping[str, Option]] = OLD_BLOCKS
 
     model: FluxModel = section(FluxModel)

@@ -104,10 +104,10 @@ class Flux2Family(OneEncoderFamily):
 
     def load(self, dtype: torch.dtype, frozen: torch.dtype | None = None, deferring: bool = False) -> ModelComponents:
         """As usual; the VAE is in vae_dtype."""
-        parts = super().load(dtype, frozen, deferring)
-        denoiser: Any = parts.denoiser  # a Flux2
+        components = super().load(dtype, frozen, deferring)
+        denoiser: Any = components.denoiser  # a Flux2
         self.sizes = denoiser.sizes
-        return parts
+        return components
 
     def frozen_type(self, part: str, dtype: torch.dtype) -> torch.dtype:
         """The VAE has an option of its own."""
@@ -122,16 +122,16 @@ class Flux2Family(OneEncoderFamily):
 
     # ---- a training step
 
-    def latents(self, parts: ModelComponents, pixels: Tensor, generator: Any = None) -> Tensor:
+    def latents(self, components: ModelComponents, pixels: Tensor, generator: Any = None) -> Tensor:
         """Pixels [B, 3, H, W] in [-1, 1] -> normalised modes, float32 [B, 32, H / 8, W / 8]. Nothing is drawn."""
-        vae: Any = parts.vae  # an AutoencoderKLFlux2
+        vae: Any = components.vae  # an AutoencoderKLFlux2
         first = next(vae.parameters())
         with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
             return normalised(vae, vae.encode(pixels.to(first.device, first.dtype)).latent_dist.mode())
 
-    def control_latents(self, parts: ModelComponents, pixels: Tensor) -> Tensor:
+    def control_latents(self, components: ModelComponents, pixels: Tensor) -> Tensor:
         """The same of a reference image."""
-        return self.latents(parts, pixels)
+        return self.latents(components, pixels)
 
     def velocity(
         self, denoiser: nn.Module, noised: NoisedBatch, text: dict[str, Tensor], controls: Sequence[Tensor]
@@ -157,9 +157,9 @@ class Flux2Family(OneEncoderFamily):
             "txt_ids": self.positions.text(states.shape[1], device),
         }
 
-    def sampler(self, parts: ModelComponents) -> "Sampler":
+    def sampler(self, components: ModelComponents) -> "Sampler":
         """The sampler that generates images with these networks."""
-        return Flux2Sampler(self, parts)
+        return Flux2Sampler(self, components)
 
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from library.config.schema import opt, section
 REFERENCES = 8  # reference images of an item; more would be longer than any training has been
 
 # Parsed for every family, without a meaning for this one.
-IDLE = {"max_token_length": "captions of FLUX.2 are as long as 512 tokens"}
+INEFFECTIVE = {"max_token_length": "captions of FLUX.2 are as long as 512 tokens"}
 
-IDLE_RULES: tuple[Rule, ...] = (
+INEFFECTIVE_RULES: tuple[Rule, ...] = (
     ("guidance_scale", lambda c: c.model.model_version in (None, "dev"), "there is no guidance in klein"),
     ("text_encoder", lambda c: c.model.model_version != "dev", "the text encoder of dev is not read here"),
 )
@@ -92,8 +92,8 @@ class Flux2Run:
 
     family: ClassVar[str] = "flux_2"
     script_with = staticmethod(families.script_with)
-    idle: ClassVar[Mapping[str, str]] = IDLE
-    idle_rules: ClassVar[tuple[Rule, ...]] = (*IDLE_RULES, *sections.flow_rules(SIGMOID))
+    ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
+    ineffective_rules: ClassVar[tuple[Rule, ...]] = (*INEFFECTIVE_RULES, *sections.flow_rules(SIGMOID))
     foreign: ClassVar[Mapping[str, str]] = MUSUBI
 
     @property

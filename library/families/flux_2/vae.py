@@ -14,7 +14,7 @@ from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 
 from library.families import recognition
 from library.families.flux_2.facts import VAE
-from library.families.shared import autoencoder, random_networks, unfilled, weights
+from library.families.shared import autoencoder, empty_weights, random_networks, weights
 from library.families.shared.part_files import complete
 from library.families.shared.weights import assign, inverse, renamed
 from library.imports import without_optional
@@ -37,7 +37,7 @@ def load(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
 def build(tensors: Mapping[str, Tensor]) -> nn.Module:
     """The autoencoder of the sizes of its tensors (diffusers names), which it takes over without a copy."""
     settings = autoencoder.settings(tensors)
-    with unfilled.empty_weights():
+    with empty_weights.empty_weights():
         model = _class()(**settings)
     return assign(model, {COUNTED: torch.zeros((), dtype=torch.long), **tensors})
 

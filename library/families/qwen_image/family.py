@@ -69,44 +69,44 @@ class QwenFamily(OneEncoderFamily):
         return self.variant.template
 
     def text(
-        self, parts: ModelComponents, captions: Sequence[str], encoders: tuple[str, ...] | None = None
+        self, components: ModelComponents, captions: Sequence[str], encoders: tuple[str, ...] | None = None
     ) -> dict[str, Tensor]:
         """Captions without pictures, by the cache's keys; see OneEncoderFamily."""
         if not self.variant.template:
-            return super().text(parts, captions, encoders)
-        if ENCODER not in (tuple(parts.encoders) if encoders is None else encoders):
+            return super().text(components, captions, encoders)
+        if ENCODER not in (tuple(components.encoders) if encoders is None else encoders):
             return {}
-        return self.text_with_pictures(parts, captions, [()] * len(captions))
+        return self.text_with_pictures(components, captions, [()] * len(captions))
 
     def text_with_pictures(
-        self, parts: ModelComponents, captions: Sequence[str], pictures: "Sequence[Sequence[Image.Image]]"
+        self, components: ModelComponents, captions: Sequence[str], pictures: "Sequence[Sequence[Image.Image]]"
     ) -> dict[str, Tensor]:
         """Captions with the reference images of each -> states [B, L, C] and a mask [B, L], by the cache's keys."""
         shown = [[seen(one, self.variant.condition_area) for one in own] for own in pictures]
         made = text_encoder.encode_with_pictures(
-            parts.encoders[ENCODER], parts.tokenizers[ENCODER], captions, shown, self.variant.numbered
+            components.encoders[ENCODER], components.tokenizers[ENCODER], captions, shown, self.variant.numbered
         )
         return dict(zip(self.text_cache.keys, made, strict=True))
 
-    def picture_tokens(self, parts: ModelComponents, sizes: Sequence[tuple[int, int]]) -> int:
+    def picture_tokens(self, components: ModelComponents, sizes: Sequence[tuple[int, int]]) -> int:
         """How much longer pictures of these sizes make what a step reads of a caption."""
         seen_sizes = (seen_size(size, self.variant.condition_area) for size in sizes)
         counts = [width * height // TOKEN**2 for width, height in seen_sizes]
-        return text_encoder.picture_tokens(parts.tokenizers[ENCODER], counts, self.variant.numbered)
+        return text_encoder.picture_tokens(components.tokenizers[ENCODER], counts, self.variant.numbered)
 
-    def export(self, parts: ModelComponents) -> dict[str, Tensor]:
+    def export(self, components: ModelComponents) -> dict[str, Tensor]:
         """The denoiser under the keys of a single file; with ComfyUI's mark, where it has one."""
-        return super().export(parts) | ({INDEX: torch.zeros(0)} if self.variant.still_references else {})
+        return super().export(components) | ({INDEX: torch.zeros(0)} if self.variant.still_references else {})
 
     # ---- a training step
 
-    def control_latents(self, parts: ModelComponents, pixels: Tensor) -> Tensor:
+    def control_latents(self, components: ModelComponents, pixels: Tensor) -> Tensor:
         """Pixels [B, 3, H, W] in [-1, 1] of reference images -> their latents, as of images."""
-        return self.latents(parts, pixels)
+        return self.latents(components, pixels)
 
-    def latents(self, parts: ModelComponents, pixels: Tensor, generator: Any = None) -> Tensor:
+    def latents(self, components: ModelComponents, pixels: Tensor, generator: Any = None) -> Tensor:
         """Pixels [B, 3, H, W] in [-1, 1] -> normalised means, float32 [B, 16, H / 8, W / 8]. Nothing is drawn."""
-        return qwen_vae.latents(parts.vae, pixels)
+        return qwen_vae.latents(components.vae, pixels)
 
     def velocity(
         self, denoiser: nn.Module, noised: NoisedBatch, text: dict[str, Tensor], controls: Sequence[Tensor]
@@ -117,9 +117,9 @@ class QwenFamily(OneEncoderFamily):
         answer = denoiser(tokens, sizes_in_tokens, text["vl_embed"], text["vl_mask"], noised.timesteps)
         return packing.unpack(answer.float(), *sizes_in_tokens[0])
 
-    def sampler(self, parts: ModelComponents) -> "Sampler":
+    def sampler(self, components: ModelComponents) -> "Sampler":
         """The sampler that generates images with these networks."""
-        return QwenSampler(self, parts)
+        return QwenSampler(self, components)
 
 
 if TYPE_CHECKING:

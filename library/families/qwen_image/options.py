@@ -15,7 +15,7 @@ from library.families.qwen_image.variants import EDITS, VARIANTS, QwenVariant
 LINE = ((256, 0.5), (8192, 0.9))  # image tokens and mu: the shift of a size is e^mu, linear between and beyond
 
 # Parsed for every family, without a meaning for this one.
-IDLE = {"max_token_length": "captions of Qwen-Image may have any length up to 1024 tokens"}
+INEFFECTIVE = {"max_token_length": "captions of Qwen-Image may have any length up to 1024 tokens"}
 
 # Flags of musubi-tuner that nothing here needs.
 MUSUBI = {
@@ -119,8 +119,8 @@ class QwenRun:
 
     family: ClassVar[str] = "qwen_image"
     script_with = staticmethod(families.script_with)
-    idle: ClassVar[Mapping[str, str]] = IDLE
-    idle_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(SIGMOID)
+    ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
+    ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(SIGMOID)
     foreign: ClassVar[Mapping[str, str]] = MUSUBI
     old: ClassVar[Mapping[str, Option]] = section_options(OldVersions)
     convert = staticmethod(version)

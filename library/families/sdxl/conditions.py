@@ -15,7 +15,7 @@ HIDDEN = {"clip_l": "hidden_state1", "clip_g": "hidden_state2"}
 
 
 def encoded(
-    parts: ModelComponents, captions: Sequence[str], encoders: tuple[str, ...] | None, chunks: int, weighted: bool
+    components: ModelComponents, captions: Sequence[str], encoders: tuple[str, ...] | None, chunks: int, weighted: bool
 ) -> dict[str, Tensor]:
     """Captions cut or padded to so many chunks of 75 tokens -> hidden_state1, hidden_state2 [B, L, C] and pool2 [B, C].
 
@@ -24,7 +24,7 @@ def encoded(
     """
     out = {}
     for name in encoders or tuple(TOKENIZERS):
-        encoder, tokenizer = parts.encoders[name], parts.tokenizers[name]
+        encoder, tokenizer = components.encoders[name], components.tokenizers[name]
         device, factors = next(encoder.parameters()).device, None
         if weighted:
             ids, factors = emphasis.tokens(tokenizer, captions, chunks, PADS[name])
@@ -40,10 +40,10 @@ def encoded(
     return out
 
 
-def for_prompts(parts: ModelComponents, prompts: Sequence[str], longest: int) -> dict[str, Tensor]:
+def for_prompts(components: ModelComponents, prompts: Sequence[str], longest: int) -> dict[str, Tensor]:
     """Prompts of a preview, emphasis read, all padded to the chunks the longest of them needs, at most `longest`."""
-    tokenizer = next(iter(parts.tokenizers.values()))
+    tokenizer = next(iter(components.tokenizers.values()))
     tokens = max(emphasis.length(tokenizer, prompt) for prompt in prompts)
     chunks = min(max(clip.chunks_of(tokens), 1), longest)
     with torch.no_grad():
-        return encoded(parts, prompts, None, chunks, weighted=True)
+        return encoded(components, prompts, None, chunks, weighted=True)

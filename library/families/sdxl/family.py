@@ -159,19 +159,19 @@ class SdxlFamily:
 
         source = {"rest": stored.rest, "path": str(where)}
         deferred = {part: waiting(part) for part in ("vae", *conditions.TOKENIZERS)}
-        parts = ModelComponents(denoiser, None, {}, self._tokenizers(where), source, deferred, fill_denoiser=fill)
+        components = ModelComponents(denoiser, None, {}, self._tokenizers(where), source, deferred, fill_denoiser=fill)
         if not deferring:
-            parts.read_denoiser()
-            parts.read_vae()
-            parts.read_encoders()
-        return parts
+            components.read_denoiser()
+            components.read_vae()
+            components.read_encoders()
+        return components
 
-    def latents(self, parts: ModelComponents, pixels: Tensor, generator: Any = None) -> Tensor:
+    def latents(self, components: ModelComponents, pixels: Tensor, generator: Any = None) -> Tensor:
         """Pixels [B, 3, H, W] in [-1, 1] -> raw samples of the VAE's posterior, float32 [B, 4, H/8, W/8].
 
         The VAE computes in its own dtype, out of autocast's reach; the sample is drawn in float32.
         """
-        vae: Any = parts.vae  # an AutoencoderKL
+        vae: Any = components.vae  # an AutoencoderKL
         with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
             posterior = vae.encode(pixels.to(next(vae.parameters()).dtype)).latent_dist
             return type(posterior)(posterior.parameters.float()).sample(generator)
@@ -182,16 +182,16 @@ class SdxlFamily:
         chunks = clip.chunks_of(self.config.model.max_token_length)
         return dict.fromkeys(("hidden_state1", "hidden_state2"), 75 * chunks + 2)
 
-    def train_text_length(self, parts: ModelComponents, captions: Collection[str]) -> int | None:
+    def train_text_length(self, components: ModelComponents, captions: Collection[str]) -> int | None:
         """All of it."""
         return None
 
     def text(
-        self, parts: ModelComponents, captions: Sequence[str], encoders: tuple[str, ...] | None = None
+        self, components: ModelComponents, captions: Sequence[str], encoders: tuple[str, ...] | None = None
     ) -> dict[str, Tensor]:
         """Captions -> hidden_state1 [B, L, 768], hidden_state2 [B, L, 1280], pool2 [B, 1280]; L is 77, 152 or 227."""
         chunks = clip.chunks_of(self.config.model.max_token_length)
-        return conditions.encoded(parts, captions, encoders, chunks, self.config.model.weighted_captions)
+        return conditions.encoded(components, captions, encoders, chunks, self.config.model.weighted_captions)
 
     def noised(self, latents: Tensor, generator: torch.Generator, timesteps: Tensor | None = None) -> NoisedBatch:
         """Raw latents -> one training step, see Diffusion.noised."""
@@ -224,24 +224,24 @@ class SdxlFamily:
         )
         return answer[0].float()
 
-    def export(self, parts: ModelComponents) -> dict[str, Tensor]:
+    def export(self, components: ModelComponents) -> dict[str, Tensor]:
         """The whole model by the single file's names, in the dtypes it has."""
-        parts.read_vae()
-        parts.read_encoders()
-        out = dict(parts.source.get("rest", {}))
+        components.read_vae()
+        components.read_encoders()
+        out = dict(components.source.get("rest", {}))
         out.setdefault(keys.LOGIT_SCALE, torch.tensor(keys.FULL_LOGIT_SCALE))
-        out |= keys.to_single("denoiser", parts.denoiser.state_dict())
-        out |= keys.to_single("vae", parts.vae.state_dict()) if parts.vae is not None else {}
-        for part, encoder in parts.encoders.items():
+        out |= keys.to_single("denoiser", components.denoiser.state_dict())
+        out |= keys.to_single("vae", components.vae.state_dict()) if components.vae is not None else {}
+        for part, encoder in components.encoders.items():
             out |= keys.to_single(part, clip.tensors_of(encoder))
         return {name: tensor.contiguous() for name, tensor in out.items()}
 
-    def write_folder(self, parts: ModelComponents, place: Path, put: folder.Put) -> None:
+    def write_folder(self, components: ModelComponents, place: Path, put: folder.Put) -> None:
         """The whole model as a diffusers folder; `put(path, tensors)` writes a file of weights."""
-        parts.read_vae()
-        parts.read_encoders()
+        components.read_vae()
+        components.read_encoders()
         noise, model_options = self.config.noise, self.config.model
-        folder.write(parts, place, put, model_options.v_parameterization, noise.zero_terminal_snr)
+        folder.write(components, place, put, model_options.v_parameterization, noise.zero_terminal_snr)
 
     def resolution_level(self, path: str) -> int:
         """How often the picture was halved where a block of the U-Net is."""
@@ -273,11 +273,11 @@ class SdxlFamily:
         """`blocks_to_swap` -> so many of the transformer blocks, where three quarters of the weights are."""
         return {"BasicTransformerBlock": number}
 
-    def sampler(self, parts: ModelComponents) -> "Sampler":
+    def sampler(self, components: ModelComponents) -> "Sampler":
         """The sampler that generates images with these networks."""
         from library.families.sdxl.sampler import SdxlSampler  # which loads diffusers
 
-        return SdxlSampler(self, parts)
+        return SdxlSampler(self, components)
 
     rate_names = tuple(f"block{number}" for number in range(23))
 

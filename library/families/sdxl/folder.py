@@ -27,7 +27,7 @@ LIBRARY = {
 }
 
 
-def write(parts: ModelComponents, folder: Path, put: Put, v_prediction: bool, zero_snr: bool) -> None:
+def write(components: ModelComponents, folder: Path, put: Put, v_prediction: bool, zero_snr: bool) -> None:
     """Write the model into an existing folder. `put(path, tensors)` writes a file of weights.
 
     Text encoders get the names of the published models (`text_model.*`), which every version of transformers reads. The
@@ -35,19 +35,19 @@ def write(parts: ModelComponents, folder: Path, put: Put, v_prediction: bool, ze
     """
     import diffusers
 
-    networks = {"denoiser": parts.denoiser, "vae": parts.vae, **parts.encoders}
+    networks = {"denoiser": components.denoiser, "vae": components.vae, **components.encoders}
     for part, network in networks.items():
         place = folder / model.FOLDERS[part]
         place.mkdir()
-        if part in parts.encoders:
+        if part in components.encoders:
             _text(place / "config.json", {**network.config.to_dict(), "architectures": [LIBRARY[place.name][1]]})
             put(place / "model.safetensors", clip.tensors_of(network))
         else:
             network.save_config(place)
             put(place / "diffusion_pytorch_model.safetensors", network.state_dict())
-    _tokenizer(parts.tokenizers["clip_l"], folder / "tokenizer")
-    _tokenizer(parts.tokenizers["clip_g"], folder / "tokenizer_2")
-    scheduler = _scheduler(parts, folder / "scheduler", v_prediction, zero_snr)
+    _tokenizer(components.tokenizers["clip_l"], folder / "tokenizer")
+    _tokenizer(components.tokenizers["clip_g"], folder / "tokenizer_2")
+    scheduler = _scheduler(components, folder / "scheduler", v_prediction, zero_snr)
     index: JsonObject = {"_class_name": "StableDiffusionXLPipeline", "_diffusers_version": diffusers.__version__}
     index |= {"force_zeros_for_empty_prompt": True, "scheduler": ["diffusers", scheduler]}
     index |= {"feature_extractor": [None, None], "image_encoder": [None, None]}
@@ -73,10 +73,10 @@ def usual_scheduler() -> Any:
     return EulerDiscreteScheduler(**options, steps_offset=1, timestep_spacing="leading")
 
 
-def _scheduler(parts: ModelComponents, place: Path, v_prediction: bool, zero_snr: bool) -> str:
+def _scheduler(components: ModelComponents, place: Path, v_prediction: bool, zero_snr: bool) -> str:
     """Write the scheduler's settings; returns its class."""
     place.mkdir()
-    theirs = Path(parts.source.get("path", "")) / "scheduler" / "scheduler_config.json"
+    theirs = Path(components.source.get("path", "")) / "scheduler" / "scheduler_config.json"
     if theirs.is_file():
         settings = json.loads(theirs.read_text(encoding="utf-8"))
     else:

@@ -16,7 +16,7 @@ from library.families import recognition
 from library.families.base import WeightPlacement
 from library.families.sdxl import keys
 from library.families.sdxl.facts import CHECKPOINT, FACTS, UNET_ALONE
-from library.families.shared import autoencoder, clip, transfer, unfilled, weights
+from library.families.shared import autoencoder, clip, empty_weights, transfer, weights
 from library.families.shared.weights import Source
 from library.imports import without_optional
 
@@ -204,7 +204,7 @@ def unet_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
 def empty_unet(shapes: Mapping[str, tuple[int, ...]]) -> nn.Module:
     """A U-Net of these shapes without memory; one shared attention processor, so that compiled graphs are shared."""
     unet_class, processor, residual = _classes()
-    with unfilled.empty_weights():
+    with empty_weights.empty_weights():
         unet = unet_class(**unet_config(shapes))
     unet.set_attn_processor(processor())
     for module in unet.modules():

@@ -12,7 +12,7 @@ from library.config.run_config import RunConfig
 from library.config.schema import opt, section
 
 # Parsed by sd-scripts for every family, without a meaning for this one.
-IDLE = {"clip_skip": "SDXL always uses the last but one layer; it is only written into the metadata"}
+INEFFECTIVE = {"clip_skip": "SDXL always uses the last but one layer; it is only written into the metadata"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,7 +154,7 @@ class SdxlRun:
     family: ClassVar[str] = "sdxl"
     script_with = staticmethod(families.script_with)
     grid: ClassVar[int] = 32
-    idle: ClassVar[Mapping[str, str]] = IDLE
+    ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
 
     model: SdxlModel = section(SdxlModel)
     compile: sections.Compile = section(COMPILE)

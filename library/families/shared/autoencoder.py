@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from library.config.json_types import JsonObject
 from library.families import recognition
-from library.families.shared import unfilled, weights
+from library.families.shared import empty_weights, weights
 from library.families.shared.part_files import complete
 from library.families.shared.weights import assign, inverse, renamed
 from library.imports import without_optional
@@ -94,7 +94,7 @@ def build(tensors: Mapping[str, Tensor], scale: float, shift: float | None = Non
         from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 
     vae: Any = AutoencoderKL  # which declares tuples of one where it takes one for each level
-    with unfilled.empty_weights():
+    with empty_weights.empty_weights():
         model = vae(**settings(tensors), scaling_factor=scale, shift_factor=shift)
     return assign(model, tensors)
 

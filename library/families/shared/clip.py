@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from library.families.shared import unfilled
+from library.families.shared import empty_weights
 from library.families.shared.weights import assign
 
 MARKER = "embeddings.token_embedding.weight"
@@ -61,7 +61,7 @@ def encoder(tensors: Mapping[str, Tensor], act: str = "quick_gelu", eos: int | N
         eos_token_id=end,
         pad_token_id=end,
     )
-    with unfilled.empty_weights():
+    with empty_weights.empty_weights():
         model = (CLIPTextModelWithProjection if projected else CLIPTextModel)(sizes)
     wanted = {name: tensors[canonical(name)] for name in model.state_dict() if not name.endswith("position_ids")}
     return assign(model, wanted)

@@ -14,7 +14,7 @@ from library.config.json_types import JsonMapping
 from library.config.problems import ConfigError, Problem
 from library.families.base import WeightPlacement
 from library.families.facts import Shapes
-from library.families.shared import transfer, unfilled, weights
+from library.families.shared import empty_weights, transfer, weights
 from library.families.shared.expected_tensors import require
 from library.families.shared.part_files import complete
 from library.families.shared.weights import FileRange, Source, Weights
@@ -66,7 +66,7 @@ class DenoiserFile:
         names = self.rows(file.shapes())
         shapes = self.shapes(file.shapes()) | {name: shape for name, (shape, _) in beside.items()}
         with complete(path, self.what):
-            with unfilled.empty_weights():
+            with empty_weights.empty_weights():
                 model = self.build(shapes)
             wanted = model.state_dict()
             require(wanted, shapes)

@@ -12,7 +12,7 @@ from torch import nn
 
 from library.families.base import WeightPlacement
 from library.families.facts import Shapes
-from library.families.shared import transfer, unfilled, weights
+from library.families.shared import empty_weights, transfer, weights
 from library.families.shared.double_stream_keys import DoubleStreamKeys, joined
 from library.families.shared.expected_tensors import require
 from library.families.shared.part_files import complete
@@ -53,7 +53,7 @@ class DoubleStreamFile:
             converts = self.layouts.is_diffusers(names)
             made_of = self.sources(names) if converts else {name: (name,) for name in names}
             shapes = self.bfl_shapes({plain: stored[name] for plain, name in names.items()})
-            with unfilled.empty_weights():
+            with empty_weights.empty_weights():
                 model = self.build(shapes)
             require(model.state_dict(), shapes)
             transfer.expect(model, {name: shapes[name] for name in model.state_dict()})

@@ -115,12 +115,12 @@ class OneEncoderFamily(TransformerFamily):
             deferred[part] = DeferredNetwork(reader, files, f"{self.name} {part} {kind}")
         words = tokenizers.Tokenizers(self.tokenizer_folders())
         source = {part: str(path) for part, path in paths.items()}
-        parts = ModelComponents(denoiser, None, {}, words, source, deferred, fill_denoiser=fill)
+        components = ModelComponents(denoiser, None, {}, words, source, deferred, fill_denoiser=fill)
         if not deferring:
-            parts.read_denoiser()
-            parts.read_vae()
-            parts.read_encoders()
-        return parts
+            components.read_denoiser()
+            components.read_vae()
+            components.read_encoders()
+        return components
 
     def frozen_type(self, part: str, dtype: torch.dtype) -> torch.dtype:
         """The type of a network that does not learn, where it is asked for in `dtype`."""
@@ -136,17 +136,17 @@ class OneEncoderFamily(TransformerFamily):
 
     # ---- captions
 
-    def train_text_length(self, parts: ModelComponents, captions: Collection[str]) -> int | None:
+    def train_text_length(self, components: ModelComponents, captions: Collection[str]) -> int | None:
         """As long as the longest of these captions. Captions that change with each step have a length of their own."""
         longest = self.checkpoint.longest if self.config.cache.text else None
-        return longest(parts.tokenizers[ENCODER], captions) if longest else None
+        return longest(components.tokenizers[ENCODER], captions) if longest else None
 
     def text(
-        self, parts: ModelComponents, captions: Sequence[str], encoders: tuple[str, ...] | None = None
+        self, components: ModelComponents, captions: Sequence[str], encoders: tuple[str, ...] | None = None
     ) -> dict[str, Tensor]:
         """Captions -> states [B, L, C], zero behind each caption, and a mask [B, L] with ones on it, by the cache's
         keys."""
-        if ENCODER not in (tuple(parts.encoders) if encoders is None else encoders):
+        if ENCODER not in (tuple(components.encoders) if encoders is None else encoders):
             return {}
-        made = self.checkpoint.encode(parts.encoders[ENCODER], parts.tokenizers[ENCODER], list(captions))
+        made = self.checkpoint.encode(components.encoders[ENCODER], components.tokenizers[ENCODER], list(captions))
         return dict(zip(self.text_cache.keys, made, strict=True))

@@ -14,7 +14,7 @@ from library.families.facts import FamilyFacts, Shapes
 from library.families.recognition import whole_model
 from library.families.shared import hub, weights
 from library.families.shared.expected_tensors import IncompleteError, few
-from library.families.shared.untrained import UNKNOWN
+from library.families.shared.known_files import UNKNOWN
 
 Entries = Mapping[str, JsonMapping]  # dtype and shape by key, as a header has them
 Look = Callable[[str, Path, Entries], Iterator[Problem]]  # part, its file, what that holds

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from library.families.shared import clip, qwen_vae_names, unfilled
+from library.families.shared import clip, empty_weights, qwen_vae_names
 from library.files import write_atomic
 from library.imports import without_optional
 
@@ -63,7 +63,7 @@ class InputShapes:
 
 def empty(make: Callable[[], nn.Module]) -> nn.Module:
     """A network without memory for its weights; buffers are real."""
-    with unfilled.empty_weights():
+    with empty_weights.empty_weights():
         return make()
 
 

@@ -23,8 +23,8 @@ class Sampler(ABC):
     No random state but its own generator's is touched.
     """
 
-    def __init__(self, family: Any, parts: ModelComponents):
-        self.family, self.parts = family, parts
+    def __init__(self, family: Any, components: ModelComponents):
+        self.family, self.parts = family, components
         self._known: dict[Hashable, dict[str, Tensor]] = {}
 
     @abstractmethod

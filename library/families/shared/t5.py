@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from library.families import recognition
-from library.families.shared import unfilled, weights
+from library.families.shared import empty_weights, weights
 from library.families.shared.part_files import complete
 
 WHAT = "a T5 text encoder"
@@ -67,7 +67,7 @@ def load(path: Path, dtype: torch.dtype, mmap: bool = True) -> nn.Module:
         raise recognition.wrong(path, WHAT)
     names, shapes = plain(file), file.shapes()
     with complete(path, WHAT):
-        with unfilled.empty_weights():
+        with empty_weights.empty_weights():
             model = T5EncoderModel(config({own: shapes[name] for own, name in names.items()}))
         for module in model.modules():
             if type(module) is T5DenseGatedActDense:

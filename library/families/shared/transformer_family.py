@@ -25,9 +25,9 @@ class TransformerFamily(ABC):
         self.config = config
         self.grid: int = type(config).grid
 
-    def export(self, parts: ModelComponents) -> dict[str, Tensor]:
+    def export(self, components: ModelComponents) -> dict[str, Tensor]:
         """The denoiser under the keys of a single file (without prefix); nothing else is saved with it."""
-        return {name.replace("_orig_mod.", ""): tensor for name, tensor in parts.denoiser.state_dict().items()}
+        return {name.replace("_orig_mod.", ""): tensor for name, tensor in components.denoiser.state_dict().items()}
 
     def resolution_level(self, path: str) -> int:
         """All blocks see the same tokens."""

@@ -86,16 +86,16 @@ class ZImageFamily(OneEncoderFamily):
                 "= turbo: what is trained on Turbo alone unlearns its few steps; give a training adapter for Turbo as "
                 "base_weights of a LoRA, or train on base", also="base_weights")  # fmt: skip
 
-    def export(self, parts: ModelComponents) -> dict[str, Tensor]:
+    def export(self, components: ModelComponents) -> dict[str, Tensor]:
         """The denoiser under the keys of the original's single file, which ComfyUI has as well, without prefix."""
-        return keys.to_single(super().export(parts))
+        return keys.to_single(super().export(components))
 
     # ---- a training step
 
-    def latents(self, parts: ModelComponents, pixels: Tensor, generator: Any = None) -> Tensor:
+    def latents(self, components: ModelComponents, pixels: Tensor, generator: Any = None) -> Tensor:
         """Pixels [B, 3, H, W] in [-1, 1] -> modes as the autoencoder gives them, float32 [B, 16, H / 8, W / 8]: so
         musubi-tuner keeps them. Nothing is drawn."""
-        vae: Any = parts.vae  # an AutoencoderKL
+        vae: Any = components.vae  # an AutoencoderKL
         first = next(vae.parameters())
         with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
             return vae.encode(pixels.to(first.device, first.dtype)).latent_dist.mode().float()
@@ -115,9 +115,9 @@ class ZImageFamily(OneEncoderFamily):
         answer = denoiser(pack_channels_last(latents), size, text["llm_embed"], text["llm_mask"], 1 - noised.timesteps)
         return -unpack_channels_last(answer.float(), *size)
 
-    def sampler(self, parts: ModelComponents) -> "Sampler":
+    def sampler(self, components: ModelComponents) -> "Sampler":
         """The sampler that generates images with these networks."""
-        return ZImageSampler(self, parts)
+        return ZImageSampler(self, components)
 
 
 if TYPE_CHECKING:

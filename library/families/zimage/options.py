@@ -10,7 +10,7 @@ from library.config.run_config import Rule
 from library.config.schema import opt, section
 
 # Parsed for every family, without a meaning for this one.
-IDLE = {"max_token_length": "captions of Z-Image may have any length up to 512 tokens"}
+INEFFECTIVE = {"max_token_length": "captions of Z-Image may have any length up to 512 tokens"}
 
 # Flags of musubi-tuner that nothing here needs.
 MUSUBI = {
@@ -68,8 +68,8 @@ class ZImageRun:
     family: ClassVar[str] = "zimage"
     script_with = staticmethod(families.script_with)
     shifts_samples: ClassVar[bool] = True
-    idle: ClassVar[Mapping[str, str]] = IDLE
-    idle_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(SIGMOID)
+    ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
+    ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(SIGMOID)
     foreign: ClassVar[Mapping[str, str]] = MUSUBI
 
     model: ZImageModel = section(ZImageModel)

@@ -68,7 +68,7 @@ def store_encoders(encoders: Mapping[str, nn.Module], config: RunConfig) -> None
                 _store(layers, None)
 
 
-def store_when_read(parts: ModelComponents, config: RunConfig) -> None:
+def store_when_read(components: ModelComponents, config: RunConfig) -> None:
     """The same for text encoders that are deferred: each is stored so as soon as it is read."""
     if not (config.adapters and config.precision.fp8_encoders):
         return
@@ -78,9 +78,9 @@ def store_when_read(parts: ModelComponents, config: RunConfig) -> None:
         store_encoders({name: encoder}, config)
         return encoder
 
-    for name, one in parts.deferred.items():
+    for name, one in components.deferred.items():
         if name != "vae":
-            parts.deferred[name] = replace(one, read=partial(stored, name, one.read), kind=f"{one.kind} fp8")
+            components.deferred[name] = replace(one, read=partial(stored, name, one.read), kind=f"{one.kind} fp8")
 
 
 def _store(

@@ -83,33 +83,33 @@ class Toy:
             "clip_l": DeferredNetwork(lambda: clip.encoder(found["clip_l"]), (Path(path),), "toy clip_l"),
         }
         words = tokenizers.Tokenizers({"clip_l": (place, tokenizers.CLIP_L)})
-        parts = ModelComponents(build(found["denoiser"]), None, {}, words, {}, waiting)
+        components = ModelComponents(build(found["denoiser"]), None, {}, words, {}, waiting)
         if not deferring:
-            parts.read_vae()
-            parts.read_encoders()
-        return parts
+            components.read_vae()
+            components.read_encoders()
+        return components
 
-    def latents(self, parts: ModelComponents, pixels: Tensor, generator: Any = None) -> Tensor:
+    def latents(self, components: ModelComponents, pixels: Tensor, generator: Any = None) -> Tensor:
         """Raw samples, float32 [B, 4, h / 8, w / 8]."""
         with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
-            dtype = next(parts.vae.parameters()).dtype
-            return parts.vae.encode(pixels.to(dtype)).latent_dist.sample(generator).float()
+            dtype = next(components.vae.parameters()).dtype
+            return components.vae.encode(pixels.to(dtype)).latent_dist.sample(generator).float()
 
     @property
     def text_lengths(self) -> Mapping[str, int]:
         """Of the arrays in the text cache."""
         return {"words": 77}
 
-    def train_text_length(self, parts: ModelComponents, captions: Collection[str]) -> int | None:
+    def train_text_length(self, components: ModelComponents, captions: Collection[str]) -> int | None:
         """All of it."""
         return None
 
     def text(
-        self, parts: ModelComponents, captions: Sequence[str], encoders: tuple[str, ...] | None = None
+        self, components: ModelComponents, captions: Sequence[str], encoders: tuple[str, ...] | None = None
     ) -> dict[str, Tensor]:
         """Captions -> words [B, 77, width]."""
-        model = parts.encoders["clip_l"]
-        ids = clip.tokens(parts.tokenizers["clip_l"], captions)[:, 0].to(next(model.parameters()).device)
+        model = components.encoders["clip_l"]
+        ids = clip.tokens(components.tokenizers["clip_l"], captions)[:, 0].to(next(model.parameters()).device)
         return {"words": model(input_ids=ids).last_hidden_state}
 
     def noised(self, latents: Tensor, generator: torch.Generator, timesteps: Tensor | None = None) -> NoisedBatch:
@@ -127,14 +127,14 @@ class Toy:
         """The noise."""
         return denoiser(noised.latents, noised.timesteps, text["words"]).float()
 
-    def export(self, parts: ModelComponents) -> dict[str, Tensor]:
+    def export(self, components: ModelComponents) -> dict[str, Tensor]:
         """All three networks."""
-        parts.read_vae()
-        parts.read_encoders()
+        components.read_vae()
+        components.read_encoders()
         named = {
-            "denoiser": parts.denoiser.state_dict(),
-            "vae": parts.vae.state_dict() if parts.vae is not None else {},
-            "clip_l": clip.tensors_of(parts.encoders["clip_l"]),
+            "denoiser": components.denoiser.state_dict(),
+            "vae": components.vae.state_dict() if components.vae is not None else {},
+            "clip_l": clip.tensors_of(components.encoders["clip_l"]),
         }
         return {PREFIXES[part] + n.replace("_orig_mod.", ""): t for part, own in named.items() for n, t in own.items()}
 
@@ -150,11 +150,11 @@ class Toy:
         """So many of the blocks."""
         return {"ToyBlock": number}
 
-    def sampler(self, parts: ModelComponents) -> "Sampler":
+    def sampler(self, components: ModelComponents) -> "Sampler":
         """The sampler that generates images with these networks."""
         from library.families.toy.sampler import ToySampler
 
-        return ToySampler(self, parts)
+        return ToySampler(self, components)
 
     def adapter_name(self, part: str, path: str) -> str:
         """("denoiser", "blocks.0.qkv") -> "lora_unet_blocks_0_qkv"."""

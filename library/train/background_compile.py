@@ -48,7 +48,7 @@ class Reporter(Protocol):
 
 
 # Why: docs/decisions/2026-11-22-compile-beside-the-run.md
-class BesideCompiler:
+class BackgroundCompiler:
     """Decides whether blocks are compiled beside the run, and brings their graphs into it between steps."""
 
     def __init__(
@@ -146,10 +146,10 @@ class BesideCompiler:
         found: dict[tuple[int, ...], list[BlockCall]] = {}
         for kind in dict.fromkeys([max(kinds, key=latent_area), *wanted]):
             with block_calls.noted(compute_loss.components.denoiser, self._log) as found[kind]:
-                compute_loss.rehearse(batches.example(kind), self._world.device)
+                compute_loss.warm_up(batches.example(kind), self._world.device)
         self._wait()
         began = time.perf_counter()
-        compute_loss.rehearse(batches.example(wanted[0]), self._world.device)
+        compute_loss.warm_up(batches.example(wanted[0]), self._world.device)
         self._wait()
         self._step_seconds = time.perf_counter() - began
         self._step_seconds *= self._config.steps.gradient_accumulation_steps

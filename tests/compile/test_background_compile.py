@@ -12,8 +12,8 @@ from library import families
 from library.compiler import block_calls, cudagraph, torch_private
 from library.compiler.block_calls import BlockCall, NotDescribed
 from library.config.schema import ConfigError, build
-from library.train import beside, compile_process, compile_worker
-from library.train.beside import BesideCompiler
+from library.train import background_compile, compile_process, compile_worker
+from library.train.background_compile import BackgroundCompiler
 from library.train.choices import Choices
 from tests.training import PLAIN_CODE, config_of, train
 
@@ -43,7 +43,7 @@ class Ready:
 @pytest.fixture(autouse=True)
 def from_step_on(monkeypatch):
     """What is compiled is brought in from the step READY on, when a real process is done, as if steps took longer."""
-    due = BesideCompiler.due
+    due = BackgroundCompiler.due
 
     def waited(self):
         if self._process and self._clock.step < READY:
@@ -52,7 +52,7 @@ def from_step_on(monkeypatch):
             follower.join(timeout=600)
         return due.fget(self)
 
-    monkeypatch.setattr(BesideCompiler, "due", property(waited))
+    monkeypatch.setattr(BackgroundCompiler, "due", property(waited))
 
 
 def test_another_process_compiles_and_the_training_finds_all_of_it(demo, squares, tmp_path, monkeypatch):
@@ -65,22 +65,22 @@ def test_another_process_compiles_and_the_training_finds_all_of_it(demo, squares
     values["network_args"] = ["single_dim=0"]  # an adapter less is several pieces of code less
     values["max_train_steps"] = READY
     counts = []
-    took_over = BesideCompiler.took_over
+    took_over = BackgroundCompiler.took_over
 
     def counted(self, seconds):
         for name in ("inductor", "aot_autograd"):
             counts.append({k: n for k, n in torch_private.compile_counters(name).items() if "cache" in k and n})
         took_over(self, seconds)
 
-    began = BesideCompiler.begin
+    began = BackgroundCompiler.begin
 
     def cleared(self, *given):
         for name in ("inductor", "aot_autograd"):
             torch_private.compile_counters(name).clear()
         return began(self, *given)
 
-    monkeypatch.setattr(BesideCompiler, "took_over", counted)
-    monkeypatch.setattr(BesideCompiler, "begin", cleared)
+    monkeypatch.setattr(BackgroundCompiler, "took_over", counted)
+    monkeypatch.setattr(BackgroundCompiler, "begin", cleared)
     done = train(config_of(demo, "flux_train_network", train_data_dir=squares, output_dir=tmp_path, **values))
     assert counts == [{"fxgraph_cache_hit": 2}, {"autograd_cache_hit": 1}]
     (takeover,) = done.events("takeover")
@@ -89,7 +89,7 @@ def test_another_process_compiles_and_the_training_finds_all_of_it(demo, squares
 
 
 def test_a_run_resumed_after_the_takeover_is_equal_bit_for_bit(demo, squares, tmp_path, monkeypatch):
-    monkeypatch.setattr(beside, "CompileProcess", Ready)
+    monkeypatch.setattr(background_compile, "CompileProcess", Ready)
     values = {"compile_backend": "eager", "network_dropout": 0.2, "save_state": True, **GIVEN}
     values |= {"compile_blocks": "double:0,single:0", "save_every_n_steps": 1, "train_data_dir": squares}
 
@@ -112,7 +112,7 @@ def test_where_nothing_is_compiled_in_time_the_run_is_an_eager_one(demo, squares
     (tmp_path / "waits_for_input.py").write_text("import sys\nsys.stdin.read()\n", encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(compile_process, "WORKER", "waits_for_input")  # which the end of the training is
-    monkeypatch.setattr(BesideCompiler, "due", property(lambda self: bool(kept.append(self._process))))
+    monkeypatch.setattr(BackgroundCompiler, "due", property(lambda self: bool(kept.append(self._process))))
     kept, given = [], {"train_data_dir": squares, "compile_backend": "aot_eager", **GIVEN, "max_train_steps": 2}
     done = train(config_of(demo, "flux_train_network", output_dir=tmp_path / "one", **given))
     eager = train(config_of(demo, "flux_train_network", output_dir=tmp_path / "two", **given | {"compile": False}))
@@ -152,7 +152,7 @@ def compiler(steps=1000, ranks=1, kind="cpu", **values):
     journal = SimpleNamespace(say=said.append, event=lambda *_, **__: None)
     clock = SimpleNamespace(step=0, total=steps)
     world = SimpleNamespace(device=torch.device(kind), ranks=ranks)
-    made = BesideCompiler(config, world, journal, SimpleNamespace(), clock, Choices())
+    made = BackgroundCompiler(config, world, journal, SimpleNamespace(), clock, Choices())
     made.said = said
     return made
 
@@ -185,7 +185,7 @@ def test_a_run_whose_rest_does_not_pay_stays_eager():
 
 
 def test_a_resumed_run_whose_blocks_stay_eager_says_so_and_how_to_compile_them(monkeypatch):
-    monkeypatch.setattr(beside.blocks, "postpone", lambda *_: None)
+    monkeypatch.setattr(background_compile.blocks, "postpone", lambda *_: None)
     resumed = compiler(compile_warmup="beside")
     resumed._choices.stays_eager = 1000
     assert resumed.begin(None, SimpleNamespace(components=SimpleNamespace(denoiser=torch.nn.Linear(1, 1))))
@@ -208,7 +208,7 @@ def test_where_memory_is_tight_there_is_no_second_process(monkeypatch):
 
 def test_the_compiler_is_imported_beside_the_steps_after_the_first(monkeypatch):
     imported = []
-    monkeypatch.setattr(beside.torch_private, "import_inductor", lambda: imported.append(run._clock.step))
+    monkeypatch.setattr(background_compile.torch_private, "import_inductor", lambda: imported.append(run._clock.step))
     run = compiler()
     for step, expected in ((1, []), (2, []), (3, [])):  # nothing is compiled beside this one
         run._clock.step = step

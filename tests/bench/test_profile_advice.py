@@ -2,22 +2,22 @@
 
 import pytest
 
-from library.bench import verdict
-from library.bench.verdict import ProfileRow as Row
+from library.bench import profile_advice
+from library.bench.profile_advice import ProfileRow as Row
 
 GEMM = "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128"
 PLAIN = "void at::native::vectorized_elementwise_kernel<4, add>"
 
 
 def facts(rows, step_ms=10.0, device="cuda", steps=2, **now):
-    found = verdict.summary(rows, steps, step_ms, device)
+    found = profile_advice.summary(rows, steps, step_ms, device)
     kept = {name: now.pop(name) for name in ("peak_gb", "memory_gb") if name in now}
     kept["machine"] = {"capability": now.pop("capability", None)}
     return {**found, **kept, "set": {"mixed_precision": "bf16", "compile_mode": "default", **now}}
 
 
 def rules(given):
-    return [finding.rule for finding in verdict.judge(given)]
+    return [finding.rule for finding in profile_advice.judge(given)]
 
 
 def kernels(**milliseconds):
@@ -48,7 +48,7 @@ def kernels(**milliseconds):
     ],
 )  # fmt: skip
 def test_operations_are_sorted_into_kinds(name, kind):
-    assert verdict.kind(name) == kind
+    assert profile_advice.kind(name) == kind
 
 
 def test_a_table_is_added_up_per_step():
@@ -59,22 +59,22 @@ def test_a_table_is_added_up_per_step():
         Row("cudaStreamSynchronize", 6, 5.0), Row("cudaDeviceSynchronize", 1, 5.0), Row("aten::_to_copy", 60, 10.0),
         Row("ProfilerStep#1", 2, 99999.0, True),
     ]  # fmt: skip
-    found = verdict.summary(rows, 2, 10.0, "cuda")
+    found = profile_advice.summary(rows, 2, 10.0, "cuda")
     assert found["busy_ms"] == pytest.approx(8.0) and found["idle"] == pytest.approx(0.2)
     assert found["kinds"] == {"matrix products": 0.75, "elementwise": 0.25}
     assert (found["launches"], found["reads"], found["syncs"], found["casts"]) == (250, 2, 3, 30)
     assert found["operations"][0] == {"name": GEMM, "kind": "matrix products", "calls": 100, "ms": 6.0, "share": 0.75}
-    on_cpu = verdict.summary([Row("aten::mm", 4, 3000.0), Row("aten::add", 4, 1000.0)], 2, 10.0, "cpu")
+    on_cpu = profile_advice.summary([Row("aten::mm", 4, 3000.0), Row("aten::add", 4, 1000.0)], 2, 10.0, "cpu")
     assert on_cpu["idle"] is None and on_cpu["kinds"]["matrix products"] == 0.75
 
 
 def test_a_gpu_that_waits_is_told_to_compile_then_to_record_then_to_take_more():
     waiting = [*kernels(gemm=3.0), Row("cudaLaunchKernel", 5000, 1.0)]
-    first, second = verdict.judge(facts(waiting))[:2]
+    first, second = profile_advice.judge(facts(waiting))[:2]
     assert "Waiting dominates" in first.text and "70%" in first.text
     assert second.options == {"compile": True} and "2,500 kernels" in second.text
-    assert verdict.judge(facts(waiting, compile=True))[1].options == {"compile_mode": "reduce-overhead"}
-    assert not verdict.judge(facts(waiting, compile=True, blocks_to_swap=8))[1].options
+    assert profile_advice.judge(facts(waiting, compile=True))[1].options == {"compile_mode": "reduce-overhead"}
+    assert not profile_advice.judge(facts(waiting, compile=True, blocks_to_swap=8))[1].options
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_gpu_that_waits_is_told_to_compile_then_to_record_then_to_take_more():
     ],
 )  # fmt: skip
 def test_each_rule_sees_its_case_and_says_what_to_change(times, now, rule, options):
-    found = {finding.rule: finding for finding in verdict.judge(facts(kernels(**times), **now))}
+    found = {finding.rule: finding for finding in profile_advice.judge(facts(kernels(**times), **now))}
     assert rule in found
     assert dict(found[rule].options) == options
     assert found[rule].text.endswith(".")
@@ -128,16 +128,16 @@ def test_reading_numbers_from_the_gpu_is_told():
 def test_a_host_that_waits_too_often_is_named_before_anything_else():
     rows = [*kernels(gemm=3.0), Row("aten::_local_scalar_dense", 800, 1.0), Row("cudaStreamSynchronize", 801, 9e3),
             Row("cudaLaunchKernel", 4000, 1.0)]  # fmt: skip
-    first, second = verdict.judge(facts(rows, optimizer_type="Adafactor", compile=True))[:2]
+    first, second = profile_advice.judge(facts(rows, optimizer_type="Adafactor", compile=True))[:2]
     assert "Waiting dominates" in first.text and "as the host waits for it 400 times" in first.text
     assert second.rule == "syncs" and "Adafactor may be what reads them: try AdamW" in second.text
-    assert "Look for item" in verdict.judge(facts(rows))[1].text
+    assert "Look for item" in profile_advice.judge(facts(rows))[1].text
 
 
 def test_a_profiler_that_may_not_see_the_gpu_calls_nothing_idle():
     found = facts([Row("aten::mm", 4, 9000.0), Row("cudaLaunchKernel", 4000, 1000.0)])
     assert found["blind"] and found["idle"] is None
-    first, *others = verdict.judge(found)
+    first, *others = profile_advice.judge(found)
     assert "may not look at this GPU" in first.text and "90% goes into matrix products" in first.text
     assert [finding.rule for finding in others] == ["products"]
 
@@ -152,7 +152,7 @@ def test_the_text_has_the_verdict_and_the_changes():
     given |= {"way": {"name": "eager", "options": {}}, "resolution": 1024, "matmul": None}
     given |= {"subject": {"title": "SDXL, full size", "batch": 4}, "machine": {"name": "GPU", "device": "cuda",
                                                                                "torch": "2.13"}}  # fmt: skip
-    given |= {"verdict": [vars(finding) for finding in verdict.judge(given)]}
-    text = verdict.text(given)
+    given |= {"verdict": [vars(finding) for finding in profile_advice.judge(given)]}
+    text = profile_advice.text(given)
     assert "SDXL, full size, batch 4, eager at 1024" in text and "2,500 kernel launches" in text
     assert "1. Waiting dominates" in text and "(compile = true)" in text

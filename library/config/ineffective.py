@@ -10,12 +10,12 @@ from library.config.problems import Problem, Text
 from library.config.run_config import Rule, RunConfig
 from library.config.schema import ConfigError, options, values
 from library.config.sections import AdapterRun, EmbeddingRun
-from library.config.sections.run import IDLE_EVERYWHERE
+from library.config.sections.run import INEFFECTIVE_EVERYWHERE
 
 
 def remark(name: str, reason: str, **arguments: Any) -> Problem:
     """What to say of an option that is set and does nothing."""
-    return Problem(name, "has no effect here: {reason}", reason=Text(reason, **arguments), code="idle")
+    return Problem(name, "has no effect here: {reason}", reason=Text(reason, **arguments), code="ineffective")
 
 
 # Why: docs/decisions/2026-11-20-one-table-of-ineffective-options.md
@@ -23,16 +23,16 @@ def remark(name: str, reason: str, **arguments: Any) -> Problem:
 def remarks(config: RunConfig, others: Iterable[str]) -> Iterator[Problem]:
     """A remark on each option that is set and does nothing, but for those that others speak of already."""
     named = {name for one in others if isinstance(one, Problem) for name in one.options}
-    ineffective, known = idle(config), options(type(config))
+    ineffective, known = ineffective_options(config), options(type(config))
     for name, value in values(config).items():
         if name in ineffective and name not in named and value != known[name].default:
             yield remark(name, ineffective[name]).replaced(fix={name: known[name].default})
 
 
-def idle(config: RunConfig) -> dict[str, str]:
+def ineffective_options(config: RunConfig) -> dict[str, str]:
     """Options of a config that have no effect -> the reason, in words that go on after "No effect:"."""
     known = options(type(config))
-    fixed = {**IDLE_EVERYWHERE, **getattr(config, "idle", {})}
+    fixed = {**INEFFECTIVE_EVERYWHERE, **getattr(config, "ineffective", {})}
     found = {name: reason for name, reason in fixed.items() if name in known}
     for names, applies, reason in _rules(config):
         if not applies(config):
@@ -42,7 +42,7 @@ def idle(config: RunConfig) -> dict[str, str]:
 
 def _rules(config: RunConfig) -> Iterator[Rule]:
     yield from SHARED
-    yield from config.idle_rules
+    yield from config.ineffective_rules
     yield from BESIDE if config.adapters else WHOLE
     yield from ADAPTERS if isinstance(config, AdapterRun) else ()
     yield from WORDS if isinstance(config, EmbeddingRun) else ()

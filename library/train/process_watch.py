@@ -22,7 +22,7 @@ GRACE = 10.0  # seconds in which a process may end by itself; torchrun kills it 
 CLOSING = 2.0  # seconds that a killed process may still be seen after its connections have closed
 
 
-class Siblings:
+class ProcessWatch:
     """The other processes of a training on this machine, and the end of this one where one of them is gone."""
 
     def __init__(self, world: World, record: Record | None) -> None:

@@ -45,13 +45,13 @@ def count_step(subject: Subject, made: TrainableModel, config: RunConfig, resolu
     A model that asks for numbers, such as the lengths of captions, has to be run for it.
     """
     world, device = shapes.FakeWorld(), torch.device("cpu")
-    empty = world.copy(made.parts.denoiser, device, fp8_storage.compute_type(config))
+    empty = world.copy(made.components.denoiser, device, fp8_storage.compute_type(config))
     apart = replace(made, family=copy.deepcopy(made.family))  # which keeps tensors between calls
     with world.inside(), warnings.catch_warnings(action="ignore"):
         found = _run(empty, subject.predict(apart, resolution, device), apart, config, device)
     if found.step is not None:
         return found
-    model = made.parts.denoiser
+    model = made.components.denoiser
     device = next(model.parameters()).device
     apart = replace(made, family=copy.deepcopy(made.family))
     try:
@@ -88,7 +88,7 @@ def autocast(config: RunConfig, device: torch.device) -> contextlib.AbstractCont
     return contextlib.nullcontext() if kind == torch.float32 else torch.autocast(device.type, kind)
 
 
-class Stage:
+class PreparedModel:
     """One candidate at one image size or several, ready to be timed. Close it, or its memory stays taken."""
 
     def __init__(
@@ -100,12 +100,14 @@ class Stage:
         self.averager: gradients.GradientAverager | None = None  # where several processes take the same steps
         self.compile_log = log = CompileLog()
         text_learns = isinstance(made.method, LearnedText)
-        prepared = prepare_denoiser(made.parts.denoiser, made.family, config, device, _latents(sides), text_learns, log)
+        prepared = prepare_denoiser(
+            made.components.denoiser, made.family, config, device, _latents(sides), text_learns, log
+        )
         self.not_compiled = log.fallback = prepared.not_compiled
         self.optimizer = optimizers.optimizer(made.method, config)
         if config.optim.stepped_early:
             self.optimizer.step_early(config.optim.max_grad_norm, None)
-        self._swap = None if config.adapters else swapping.find_trainable_swap(made.parts.denoiser)
+        self._swap = None if config.adapters else swapping.find_trainable_swap(made.components.denoiser)
         optimizers.train_mode(self.optimizer)
         made.method.train()
         self._losses = itertools.cycle([self._loss(width, height) for width, height in sides])
@@ -117,7 +119,7 @@ class Stage:
     def _loss(self, width: int, height: int) -> Callable[[], Tensor]:
         if isinstance(self.subject, FamilySubject):
             return self._own_loss(self.subject, width, height)
-        predict, denoiser = self.subject.predict(self.made, width, self.device), self.made.parts.denoiser
+        predict, denoiser = self.subject.predict(self.made, width, self.device), self.made.components.denoiser
 
         def loss() -> Tensor:
             with self.autocast():
@@ -143,7 +145,7 @@ class Stage:
         )
         made, generators = self.made, StepGenerators(0, self.device, 0)
         compute_loss = LossFunction(
-            made.family, made.parts, made.method, self.config, self, generators, self.compile_log
+            made.family, made.components, made.method, self.config, self, generators, self.compile_log
         )
         return lambda: compute_loss(batch)
 
@@ -168,7 +170,7 @@ class Stage:
 
     def block(self, path: str, call: shapes.Call) -> Callable[[], None]:
         """One block, forward and backward, as it is called within the model."""
-        given, block = shapes.made_real(call, self.device), self.made.parts.denoiser.get_submodule(path)
+        given, block = shapes.made_real(call, self.device), self.made.components.denoiser.get_submodule(path)
         self._begin_pass(block)
         return lambda: shapes.forward_backward(block, given, self.autocast)
 
@@ -182,7 +184,7 @@ class Stage:
                 layer.cached_factors = tuple(x.detach().requires_grad_(x.requires_grad) for x in factors)
 
     def compiling(self) -> dict[str, Any]:
-        """What the compiler did since the stage was made."""
+        """What the compiler did since the model was prepared."""
         if not self.config.compile.compile:
             return {}
         self.compile_log.drain()
@@ -197,11 +199,11 @@ class Stage:
 
 
 @contextlib.contextmanager
-def open_stage(
+def open_prepared(
     subject: Subject, config: RunConfig, device: torch.device, size: Size, made: TrainableModel | None = None
 ):
-    """A stage that is closed at the end; `size` is the side of square images, or several (width, height)."""
-    found = Stage(subject, config, device, size, made or subject.make(config, device))
+    """A prepared model that is closed at the end; `size` is the side of square images, or several (width, height)."""
+    found = PreparedModel(subject, config, device, size, made or subject.make(config, device))
     try:
         yield found
     finally:

@@ -6,11 +6,11 @@ import torch
 from library import families
 from library.bench import subjects
 from library.memory.quantization import fp8_matmul, int8_matmul
-from library.train import autotune_cache, products
+from library.train import autotune_cache, matmul_formats
 from tests.training import config_of, train
 
 COMPILED = {"mixed_precision": "bf16", "compile": True, "compile_backend": "eager", "compile_blocks": "single:0"}
-SIZE = products.Size(32, 64, 48)
+SIZE = matmul_formats.Size(32, 64, 48)
 
 
 @pytest.fixture
@@ -23,9 +23,9 @@ def start(demo, squares, tmp_path, monkeypatch):  # noqa: F811
     def begin(times=None, script="flux_train_network", **values):
         def time_formats(sizes, formats, device, dtype, kept, passes):
             begin.asked.append((sizes, [*formats], kept, passes))
-            return {products.WIDE: 1.0} | times
+            return {matmul_formats.WIDE: 1.0} | times
 
-        monkeypatch.setattr(products, "time_formats", time_formats)
+        monkeypatch.setattr(matmul_formats, "time_formats", time_formats)
         given = {"max_train_steps": 2, "output_dir": tmp_path / f"run{next(numbers)}", "auto_compute": True}
         return train(config_of(demo, script, train_data_dir=squares, **COMPILED | given | values))
 
@@ -78,35 +78,35 @@ def test_without_compiling_eight_bits_are_not_timed(start):
 
 
 def test_formats_are_timed_by_computing_products_and_those_that_fail_are_left_out(monkeypatch):
-    cpu, sizes = torch.device("cpu"), products.Sizes({SIZE: 3})
-    for name, kept in ((products.WIDE, ""), (products.WIDE, "fp8"), ("int8", "")):
-        forward, backward = products.calls(SIZE, name, cpu, torch.float32, kept)
+    cpu, sizes = torch.device("cpu"), matmul_formats.Sizes({SIZE: 3})
+    for name, kept in ((matmul_formats.WIDE, ""), (matmul_formats.WIDE, "fp8"), ("int8", "")):
+        forward, backward = matmul_formats.calls(SIZE, name, cpu, torch.float32, kept)
         assert (forward().shape, backward().shape) == ((32, 48), (32, 64))
-    real = products.calls
+    real = matmul_formats.calls
 
     def failing(size, name, *how):
         if name == "fp8":
             raise RuntimeError("no such kernel")
         return real(size, name, *how)
 
-    monkeypatch.setattr(products, "calls", failing)
-    found = products.time_formats(sizes, ["fp8", "int8"], cpu, torch.float32, "", 1)
-    assert found.keys() == {products.WIDE, "int8"} and min(found.values()) > 0
+    monkeypatch.setattr(matmul_formats, "calls", failing)
+    found = matmul_formats.time_formats(sizes, ["fp8", "int8"], cpu, torch.float32, "", 1)
+    assert found.keys() == {matmul_formats.WIDE, "int8"} and min(found.values()) > 0
 
 
 @pytest.mark.gpu
 def test_a_gpu_times_all_of_its_formats_within_seconds():
-    device, sizes = torch.device("cuda"), products.Sizes({products.Size(4608, 3072, 9216): 2, SIZE: 1})
+    device, sizes = torch.device("cuda"), matmul_formats.Sizes({matmul_formats.Size(4608, 3072, 9216): 2, SIZE: 1})
     works = {"fp8": fp8_matmul.supports_fp8(device), "int8": int8_matmul.supports_int8(device)}
     formats = [name for name, yes in works.items() if yes]
-    found = products.time_formats(sizes, formats, device, torch.bfloat16, "", 1)
-    assert found.keys() == {products.WIDE, *formats} and min(found.values()) > 0
+    found = matmul_formats.time_formats(sizes, formats, device, torch.bfloat16, "", 1)
+    assert found.keys() == {matmul_formats.WIDE, *formats} and min(found.values()) > 0
 
 
 def test_the_choice_is_told_with_its_numbers():
-    found = {products.WIDE: 2.0, "fp8": 1.62, "int8": 2.2}
-    assert products.fastest(found) == "fp8" and products.fastest({}) == products.WIDE
-    assert products.sentence(found, "fp8", "remembered") == (
+    found = {matmul_formats.WIDE: 2.0, "fp8": 1.62, "int8": 2.2}
+    assert matmul_formats.fastest(found) == "fp8" and matmul_formats.fastest({}) == matmul_formats.WIDE
+    assert matmul_formats.sentence(found, "fp8", "remembered") == (
         "Matrix products, as a share of the time in 16 bits: fp8 0.81, int8 1.10; fp8 is used (remembered)."
     )
 
@@ -117,7 +117,7 @@ def test_the_sizes_of_every_familys_matrices_are_found(family):
     subject = subjects.FamilySubject(f"{family}_train_network", {"mixed_precision": "no"}, "tiny")
     device, config = torch.device("cpu"), subject.config({})
     made = subject.make(config, device)
-    answer = subject.predict(made, 64, device)(made.parts.denoiser)
+    answer = subject.predict(made, 64, device)(made.components.denoiser)
     assert answer.shape[-2:] == (8, 8) and answer.isfinite().all()
-    sizes = products.matrix_sizes(config, made.family, made.parts.denoiser, (1, 8, 8))
+    sizes = matmul_formats.matrix_sizes(config, made.family, made.components.denoiser, (1, 8, 8))
     assert sizes and all(size.tokens > 1 for size in sizes)

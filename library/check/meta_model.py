@@ -66,14 +66,14 @@ def is_here(config: RunConfig) -> bool:
     return all(Path(name).exists() for name in given if name)
 
 
-def components(config: RunConfig, encoders: bool) -> tuple[Family, ModelComponents]:
+def empty_components(config: RunConfig, encoders: bool) -> tuple[Family, ModelComponents]:
     """The networks of a config's model without memory, with or without its text encoders. Raises ConfigError."""
     family = families.family_for(config)
     with weights.shapes_only():
-        parts = family.load(torch.float32, deferring=True)
+        components = family.load(torch.float32, deferring=True)
         if encoders:
-            parts.read_encoders()
-    return family, parts
+            components.read_encoders()
+    return family, components
 
 
 def _method(config: RunConfig) -> methods.TrainingMethod:
@@ -82,8 +82,8 @@ def _method(config: RunConfig) -> methods.TrainingMethod:
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that numbers are not kept
-            family, parts = components(config, methods.reads_encoders(config))
-            return methods.attach(parts, family, config)
+            family, components = empty_components(config, methods.reads_encoders(config))
+            return methods.attach(components, family, config)
     finally:
         logging.disable(level)
 

@@ -11,7 +11,7 @@ from library.config.run_config import RunConfig
 from library.methods.base import BaseMethod
 
 
-class BesideModel(BaseMethod):
+class FrozenBaseMethod(BaseMethod):
     """Parameters by the names that they have in a saved state; one learning rate for all of them."""
 
     def __init__(self, config: RunConfig, label: str, trained: tuple[str, ...], nothing: str) -> None:
@@ -38,6 +38,6 @@ class BesideModel(BaseMethod):
         """What the file holds, on the CPU."""
         return {name: p.detach().to("cpu", dtype or p.dtype).contiguous() for name, p in self.named().items()}
 
-    def train(self, mode: bool = True) -> "BesideModel":
+    def train(self, mode: bool = True) -> "FrozenBaseMethod":
         """What learns is the same in both modes."""
         return self

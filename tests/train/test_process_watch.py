@@ -11,9 +11,9 @@ import pytest
 
 from library.runs import process, reader
 from library.runs.record import Record
-from library.train import siblings
+from library.train import process_watch
 from library.train.errors import process_gone
-from library.train.siblings import Siblings
+from library.train.process_watch import ProcessWatch
 from library.train.stop_requests import ControlRequests
 
 
@@ -21,27 +21,27 @@ from library.train.stop_requests import ControlRequests
 def first(tmp_path, monkeypatch):
     """The first of two processes, whose main thread hangs from now on, the other one, and how the first has ended."""
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(siblings, "GRACE", 0.0)
-    monkeypatch.setattr(siblings, "PERIOD", 0.01)
+    monkeypatch.setattr(process_watch, "GRACE", 0.0)
+    monkeypatch.setattr(process_watch, "PERIOD", 0.01)
     other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     ended = threading.Event()
     world: Any = SimpleNamespace(rank=0, gather=lambda own: [own, process.identity(other.pid)])
     record = Record.start({}, "flux_train_network", tmp_path / "out", "m")
-    found = Siblings(world, record)
-    monkeypatch.setattr(siblings.os, "_exit", lambda code: (found.leave(), ended.set()))
-    yield SimpleNamespace(siblings=found, other=other, ended=ended, record=record)
+    found = ProcessWatch(world, record)
+    monkeypatch.setattr(process_watch.os, "_exit", lambda code: (found.leave(), ended.set()))
+    yield SimpleNamespace(process_watch=found, other=other, ended=ended, record=record)
     other.kill()
     found.leave()
     record.finish("finished")
 
 
 def watch(first, stopped=False):
-    first.siblings.watch(lambda: process_gone("step 7", {}), lambda: stopped)
+    first.process_watch.watch(lambda: process_gone("step 7", {}), lambda: stopped)
 
 
 def test_it_ends_with_one_sentence_though_its_main_thread_hangs(first, capsys):
     watch(first)
-    assert not first.siblings.gone
+    assert not first.process_watch.gone
     first.other.kill()
     assert first.ended.wait(60)
     run = reader.at(first.record.folder)
@@ -50,20 +50,20 @@ def test_it_ends_with_one_sentence_though_its_main_thread_hangs(first, capsys):
 
 
 def test_what_it_does_alone_comes_to_its_end(first):
-    with first.siblings.not_needed():
+    with first.process_watch.not_needed():
         watch(first)
         first.other.kill()
         first.other.wait()
-        assert first.siblings.gone and not first.ended.wait(0.2)
+        assert first.process_watch.gone and not first.ended.wait(0.2)
     assert first.ended.wait(60)
 
 
 def test_where_nothing_more_is_done_together_the_other_may_end(first):
     watch(first)
-    first.siblings.leave()
+    first.process_watch.leave()
     first.other.kill()
     first.other.wait()
-    assert not first.siblings.gone and not first.ended.wait(0.2)
+    assert not first.process_watch.gone and not first.ended.wait(0.2)
 
 
 def test_a_stop_before_the_first_step_is_no_failure(first, capsys):
@@ -74,7 +74,7 @@ def test_a_stop_before_the_first_step_is_no_failure(first, capsys):
 
 
 def test_the_signal_of_a_launcher_that_has_lost_a_process_is_no_wish_to_stop(first):
-    requests = ControlRequests(first.record, siblings=first.siblings)
+    requests = ControlRequests(first.record, process_watch=first.process_watch)
     first.other.kill()
     first.other.wait()
     requests._interrupt(signal.SIGTERM, None)

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from library.config.problems import ConfigError
-from library.curation import arrivals
+from library.curation import incoming_files
 
 HOSTILE = {
     "../../etc/cat.png": "cat.png", "..\\..\\cat.PNG": "cat.png", "C:\\x\\cat.png": "cat.png",
@@ -25,9 +25,9 @@ HOSTILE = {
 
 @pytest.mark.parametrize(("sent", "safe"), HOSTILE.items(), ids=ascii)
 def test_names_are_safe_everywhere(sent, safe):
-    assert arrivals.safe_name(sent) == safe
-    assert arrivals.safe_name(safe) == safe or safe in ("png",)
-    long = arrivals.safe_name("é" * 300 + ".png")
+    assert incoming_files.safe_name(sent) == safe
+    assert incoming_files.safe_name(safe) == safe or safe in ("png",)
+    long = incoming_files.safe_name("é" * 300 + ".png")
     assert len(long.encode()) <= 124 and long.endswith("é.png")
 
 
@@ -52,8 +52,8 @@ def jpeg():
 ])  # fmt: skip
 def test_what_can_be_trained_on_is_taken(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
-    arrivals.check_content(tmp_path / name, name)
-    assert arrivals.refusal(name, len(content)) is None
+    incoming_files.check_content(tmp_path / name, name)
+    assert incoming_files.refusal(name, len(content)) is None
 
 
 def bomb():
@@ -76,13 +76,13 @@ POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\nshowpage\n"
 def test_what_only_has_the_name_is_refused(tmp_path, name, content, words):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=words):
-        arrivals.check_content(tmp_path / name, name)
+        incoming_files.check_content(tmp_path / name, name)
 
 
 def test_a_bomb_is_not_unpacked(tmp_path):
     (tmp_path / "a.png").write_bytes(bomb())
     with pytest.raises(ConfigError, match="not an image"):
-        arrivals.check_content(tmp_path / "a.png", "a.png")
+        incoming_files.check_content(tmp_path / "a.png", "a.png")
 
 
 @pytest.mark.parametrize(("name", "size", "words"), [
@@ -91,11 +91,11 @@ def test_a_bomb_is_not_unpacked(tmp_path):
     ("a.txt", 1_000_001, "more than 1 MB"),
 ])  # fmt: skip
 def test_kinds_and_sizes_are_told_before_anything_is_sent(name, size, words):
-    assert words in (arrivals.refusal(name, size) or "")
+    assert words in (incoming_files.refusal(name, size) or "")
 
 
 def test_pairs_stay_pairs():
-    free = arrivals.free_names
+    free = incoming_files.free_names
     assert free(["a.png", "a.txt"], set()) == {"a.png": "a.png", "a.txt": "a.txt"}
     assert free(["a.png", "a.txt"], {"a.txt"}) == {"a.png": "a_2.png", "a.txt": "a_2.txt"}
     assert free(["A.png"], {"a.jpg", "a_2.png"}) == {"A.png": "A_3.png"}  # a.jpg's caption would be its caption
@@ -109,7 +109,7 @@ def test_nothing_is_written_over_however_many_come_at_once(tmp_path, monkeypatch
 
     def together(names):
         threads = [
-            threading.Thread(target=arrivals.put, args=(tmp_path / f"part{n}", tmp_path, "a.png")) for n in names
+            threading.Thread(target=incoming_files.put, args=(tmp_path / f"part{n}", tmp_path, "a.png")) for n in names
         ]
         for thread in threads:
             thread.start()
@@ -117,7 +117,7 @@ def test_nothing_is_written_over_however_many_come_at_once(tmp_path, monkeypatch
             thread.join()
 
     together(range(4))
-    monkeypatch.setattr(arrivals.os, "link", lambda *_: (_ for _ in ()).throw(OSError("no links on this disk")))
+    monkeypatch.setattr(incoming_files.os, "link", lambda *_: (_ for _ in ()).throw(OSError("no links on this disk")))
     together(range(4, 8))
     assert sorted(file.name for file in tmp_path.iterdir()) == sorted(["a.png", *(f"a_{n}.png" for n in range(2, 10))])
     assert sorted(file.read_text() for file in tmp_path.iterdir()) == sorted(["mine", *map(str, range(8))])
