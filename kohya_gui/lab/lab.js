@@ -215,7 +215,7 @@ function bar(row) {
 }
 
 /**
- * @param {{ heading: string[], verdict: { text: string, options: string }[], kinds: { name: string, share: number }[], step: string, counts: string[], operations: string[][] }} body
+ * @param {{ heading: string[], verdict: { text: string, options: string }[], kinds: { name: string, share: number }[], step: string, operations: string[][] }} body
  * @param {Job} job
  */
 function profile(body, job) {
@@ -224,7 +224,7 @@ function profile(body, job) {
   const rows = body.kinds.map((kind) => ({ name: kind.name, share: kind.share, far: kind.share, best: false, p50: `${(100 * kind.share).toFixed(1)} %`, p90: "",
     speed: "", memory: "", mfu: "", compiled: "" }));
   const choice = body.verdict.some((one) => one.options) ? targets() : null;
-  return [heading(body.heading), make("p", { className: "step" }, `${body.step}; ${body.counts.join(", ")}`),
+  return [heading(body.heading), make("p", { className: "step" }, body.step),
     make("ol", { className: "advice" }, found), ...(choice ? [choice] : []),
     chart({ title: translated("Where the time goes"), rows }, ["Kind", "Share"]),
     table(translated("The longest operations of a step"), ["Operation", "Kind", "Calls", "ms", "Share"], body.operations), files(job)];

@@ -20,7 +20,7 @@ from kohya_gui.server.json_api import ApiRequest, Handler
 from library import families
 from library.bench import chart, report
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import Text
+from library.config.problems import Text, listed
 from library.config.schema import ConfigError, options, to_toml
 from library.files import write_atomic
 from library.measuring import candidates
@@ -203,17 +203,22 @@ def _bar(result: JsonMapping, bar: chart.Bar) -> JsonObject:
 
 def profile(result: JsonMapping) -> JsonObject:
     """Where the time goes, the verdict, and the longest operations."""
-    idle = Text(", the GPU idle for {share}", share=f"{result['idle']:.0%}") if result.get("idle") is not None else ""
-    counts = (
-        {"kernel launches": "launches", "waits for the GPU": "syncs", "values read from the GPU": "reads"}
-        if idle
-        else {}
-    )
-    counts["casts"] = "casts"
+    counts = [Text("{count} casts", count=f"{result['casts']:,}")]
+    template = "A step takes {time}; {counts}"
+    shares = {}
+    if result.get("idle") is not None:
+        template, shares = "A step takes {time}, the GPU idle for {share}; {counts}", {"share": f"{result['idle']:.0%}"}
+        counts = [
+            Text("{count} kernel launches", count=f"{result['launches']:,}"),
+            Text("{count} waits for the GPU", count=f"{result['syncs']:,}"),
+            Text("{count} values read from the GPU", count=f"{result['reads']:,}"),
+            *counts,
+        ]
+    where = Text("{way} at {size}", way=result["way"]["name"], size=result["resolution"])
+    step = Text(template, time=report.milliseconds(result["step_ms"]), counts=listed(counts), **shares)
     return {
-        "heading": [*report.heading(result), f"{result['way']['name']} at {result['resolution']}"],
-        "step": Text("A step takes {time}{idle}", time=report.milliseconds(result['step_ms']), idle=idle),
-        "counts": [f"{result[key]:,} {words}" for words, key in counts.items()],
+        "heading": [*report.heading(result), where],
+        "step": step,
         "kinds": [{"name": name, "share": share} for name, share in result["kinds"].items()],
         "verdict": [{"text": v["text"], "options": _flags(v["options"])} for v in result["verdict"]],
         "operations": [[o["name"], o["kind"], f"{o['calls']:g}", f"{o['ms']:.3g}", f"{o['share']:.1%}"]
@@ -235,9 +240,13 @@ def doctor(result: JsonMapping) -> JsonObject:
 def cache(result: JsonMapping) -> JsonObject:
     """What is kept of compiled code."""
     total = sum(folder["bytes"] for folder in result["kept"])
-    removed = f"{result['removed'] / 1e9:.2f} GB removed; " if result["removed"] else ""
+    template = "{size} GB of compiled code in {folder}"
+    sizes = {"size": f"{total / 1e9:.2f}", "folder": result["folder"]}
+    if result["removed"]:
+        template = "{removed} GB removed; {size} GB of compiled code in {folder}"
+        sizes["removed"] = f"{result['removed'] / 1e9:.2f}"
     return {
-        "verdict": f"{removed}{total / 1e9:.2f} GB of compiled code in {result['folder']}",
+        "verdict": Text(template, **sizes),
         "rows": [[f["name"], f"{f['bytes'] / 1e9:.2f} GB", time.strftime("%d %b %Y", time.localtime(f["used"]))]
                  for f in result["kept"]],
     }  # fmt: skip

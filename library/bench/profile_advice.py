@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from library.bench import report
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.problems import Text, listed
 from library.config.run_config import RunConfig
 from library.config.schema import values
 from library.measuring.candidates import shown
@@ -75,7 +76,7 @@ class Advice:
 
     rule: str
     share: float
-    text: str
+    text: Text
     options: JsonMapping = field(default_factory=dict)
 
 
@@ -146,93 +147,116 @@ def _waits(facts: Facts) -> int:
 
 
 def _starved(facts: Facts) -> bool:
-    """Whether the GPU runs dry because the host waits for it, rather than because the host is slow."""
+    """Whether the GPU is idle because the host waits for it, rather than because the host is slow."""
     return (facts.get("idle") or 0.0) >= IDLE and _waits(facts) >= 10 and _waits(facts) * 50 >= facts["launches"]
 
 
 def _dominant(facts: Facts) -> Advice:
     kinds, idle = facts["kinds"], facts.get("idle")
     if idle is not None and idle > 0.4:
-        cause = f", as the host waits for it {_waits(facts):,} times" if _starved(facts) else ""
-        return Advice("dominant", idle, f"Waiting dominates: the GPU has nothing to do in {idle:.0%} of a step{cause}.")
+        text = Text("Waiting dominates: the GPU is idle for {share} of a step.", share=f"{idle:.0%}")
+        if _starved(facts):
+            template = (
+                "Waiting dominates: the GPU is idle for {share} of a step, as the host waits for it {count} times."
+            )
+            text = Text(template, share=f"{idle:.0%}", count=f"{_waits(facts):,}")
+        return Advice("dominant", idle, text)
     first, share = next(iter(kinds.items()), ("nothing", 0.0))
-    others = ", ".join(f"{name} {part:.0%}" for name, part in list(kinds.items())[1:4])
-    what = "Of the GPU's work" if idle is not None else "Of the time"
-    if facts.get("blind"):
-        what = "PyTorch's profiler may not look at this GPU, so this is the host's time: of it"
-    return Advice("dominant", share, f"{what} {share:.0%} goes into {first}; then {others or 'nothing'}.")
+    others = [Text("{kind} {share}", kind=Text(name), share=f"{part:.0%}") for name, part in list(kinds.items())[1:4]]
+    template = "{share} of the time goes into {first}; then {others}."
+    if idle is not None:
+        template = "{share} of the GPU's work goes into {first}; then {others}."
+    elif facts.get("blind"):
+        template = (
+            "PyTorch's profiler may not look at this GPU, so this is the host's time: {share} of it goes into {first}; "
+            "then {others}."
+        )
+    then = listed(others) if others else Text("nothing")
+    return Advice("dominant", share, Text(template, share=f"{share:.0%}", first=Text(first), others=then))
 
 
 def _waiting(facts: Facts, now: Facts) -> Iterator[Advice]:
     idle = facts.get("idle") or 0.0
     if idle < IDLE:
         return
-    cause = f"The GPU is idle for {idle:.0%} of a step, while the host starts {facts['launches']:,} kernels: "
+    cure, options = Text("larger batches give the GPU more to do for each of them"), {}
     if not now.get("compile"):
-        cure = "compile the blocks, which makes a few large kernels of many small ones."
-        yield Advice("launches", idle, cause + cure, {"compile": True})
+        cure = Text("compile the blocks, which makes a few large kernels of many small ones")
+        options = {"compile": True}
     elif now.get("compile_mode") == "default" and not now.get("blocks_to_swap"):
-        cure = "if the images have few sizes, replay them as CUDA graphs; or use larger batches."
-        yield Advice("launches", idle, cause + cure, {"compile_mode": "reduce-overhead"})
-    else:
-        yield Advice("launches", idle, f"{cause}larger batches give the GPU more to do for each of them.")
+        cure = Text("if the images have few sizes, replay them as CUDA graphs; or use larger batches")
+        options = {"compile_mode": "reduce-overhead"}
+    template = "The GPU is idle for {share} of a step, while the host starts {count} kernels: {cure}."
+    text = Text(template, share=f"{idle:.0%}", count=f"{facts['launches']:,}", cure=cure)
+    yield Advice("launches", idle, text, options)
 
 
 def _reading(facts: Facts, now: Facts) -> Iterator[Advice]:
     if (waits := _waits(facts)) < 2:
         return
     share = facts["idle"] if _starved(facts) else min(0.5, 0.02 * waits)
-    cause = f"The host waits for the GPU {waits:,} times in a step, to read values from it, and it is idle meanwhile. "
     name = str(now.get("optimizer_type") or "AdamW").rpartition(".")[2]
-    other = "" if name.lower().startswith("adamw") else f"{name} may be what reads them: try AdamW. Else "
-    look = "look for item and nonzero in the trace."
-    yield Advice("syncs", share, cause + other + (look if other else look.capitalize()))
+    cure = Text("Look for item and nonzero in the trace.")
+    if not name.lower().startswith("adamw"):
+        template = "{optimizer} may be what reads them: try AdamW. Else look for item and nonzero in the trace."
+        cure = Text(template, optimizer=name)
+    template = (
+        "The host waits for the GPU {count} times in a step, to read values from it; the GPU is idle then. {cure}"
+    )
+    yield Advice("syncs", share, Text(template, count=f"{waits:,}", cure=cure))
 
 
 def _swapping(facts: Facts, now: Facts) -> Iterator[Advice]:
     moved = sum(facts["copies"][way]["share"] for way in ("to device", "to host"))
     if moved < 0.1:
         return
-    cause = f"Copies between host and GPU take as long as {moved:.0%} of its work: "
+    cure, options = Text("nothing is swapped, so look in the trace for what is copied"), {}
     if swapped := now.get("blocks_to_swap"):
-        yield Advice("swapping", moved, f"{cause}swap fewer than {swapped} blocks, as far as memory allows.")
+        cure = Text("swap fewer than {blocks} blocks, as far as memory allows", blocks=swapped)
     elif now.get("cpu_offload_checkpointing"):
-        cure = {"cpu_offload_checkpointing": False, "gradient_checkpointing": True}
-        yield Advice("swapping", moved, f"{cause}keep checkpoints on the GPU, if they fit.", cure)
-    else:
-        yield Advice("swapping", moved, f"{cause}nothing is swapped, so look in the trace for what is copied.")
+        cure = Text("keep checkpoints on the GPU, if they fit")
+        options = {"cpu_offload_checkpointing": False, "gradient_checkpointing": True}
+    template = "Copies between host and GPU take as long as {share} of its work: {cure}."
+    yield Advice("swapping", moved, Text(template, share=f"{moved:.0%}", cure=cure), options)
 
 
 def _fusing(facts: Facts, now: Facts) -> Iterator[Advice]:
     small = sum(facts["kinds"].get(name, 0.0) for name in SMALL)
     if small < 0.25:
         return
-    cause = f"Small operations (elementwise, norms, copies) take {small:.0%}"
+    stays = now.get("blocks_to_swap") or now.get("gradient_checkpointing")
     if not now.get("compile"):
-        yield Advice("fusing", small, f"{cause}: compiling fuses most of them.", {"compile": True})
+        cure, options = Text("compiling fuses most of them"), {"compile": True}
     elif now.get("compile_scope") == "inner":
-        cure = f"{cause} beside what is compiled: compile whole blocks."
-        yield Advice("fusing", small, cure, {"compile_scope": "blocks"})
+        cure, options = (
+            Text("they are outside of what is compiled, so compile whole blocks"),
+            {"compile_scope": "blocks"},
+        )
     elif now.get("compile_blocks"):
-        yield Advice("fusing", small, f"{cause} beside what is compiled: let compile_blocks name more blocks, or none.")
-    elif (
-        now.get("compile_scope") == "blocks" and not now.get("blocks_to_swap") and not now.get("gradient_checkpointing")
-    ):
-        cure = f"{cause} outside of the compiled blocks: compile the model as a whole."
-        yield Advice("fusing", small, cure, {"compile_scope": "model"})
+        cure, options = Text("let compile_blocks name more blocks, or none, which compiles all"), {}
+    elif now.get("compile_scope") == "blocks" and not stays:
+        cure = Text("they are outside of the compiled blocks, so compile the model as a whole")
+        options = {"compile_scope": "model"}
+    else:
+        return
+    template = "Small operations (elementwise, norms, copies) take {share}: {cure}."
+    yield Advice("fusing", small, Text(template, share=f"{small:.0%}", cure=cure), options)
 
 
 def _streaming(facts: Facts, now: Facts) -> Iterator[Advice]:
     share = facts["kinds"].get("compiled kernels", 0.0)
     if share < 0.5 or (facts.get("idle") or 0.0) >= IDLE:
         return
-    cause = f"Compiled kernels take {share:.0%}, mostly for reading and writing memory"
     if now.get("gradient_checkpointing"):
-        cure = f"{cause}, and part of them to compute again: keep activations, as far as memory allows."
-        yield Advice("streaming", share, cure, {"gradient_checkpointing": False})
+        cure = Text("part of them recompute activations; keep these, as far as memory allows")
+        options = {"gradient_checkpointing": False}
     elif facts.get("idle") is not None and now.get("compile_mode") == "default":
-        cure = f"{cause}: let the compiler try several versions of each, which takes minutes once."
-        yield Advice("streaming", share, cure, {"compile_mode": "max-autotune-no-cudagraphs"})
+        cure = Text("let the compiler try several versions of each, which takes minutes once")
+        options = {"compile_mode": "max-autotune-no-cudagraphs"}
+    else:
+        return
+    template = "Compiled kernels take {share}, mostly for reading and writing memory: {cure}."
+    yield Advice("streaming", share, Text(template, share=f"{share:.0%}", cure=cure), options)
 
 
 def _attention(facts: Facts, now: Facts) -> Iterator[Advice]:
@@ -240,26 +264,33 @@ def _attention(facts: Facts, now: Facts) -> Iterator[Advice]:
     if share < 0.3 and next(iter(facts["kinds"]), "") != "attention":
         return
     if now.get("gradient_checkpointing") and not now.get("checkpoint_keep_attention"):
-        cure = "and part of that to do it again: keep its outputs, which cost little memory."
-        yield Advice("attention", share, f"Attention takes {share:.0%}, {cure}", {"checkpoint_keep_attention": True})
+        template = "Attention takes {share}, part of it to recompute: keep its outputs, which cost little memory."
+        options = {"checkpoint_keep_attention": True}
     else:
-        cure = "it grows with the square of an image's area, so smaller images gain most."
-        other = "kohya doctor times the kernels that attention_kernel can choose."
-        yield Advice("attention", share, f"Attention takes {share:.0%}: {cure} {other}")
+        template = (
+            "Attention takes {share}: it grows with the square of an image's area, so smaller images gain most. "
+            "kohya doctor times the kernels that attention_kernel can choose."
+        )
+        options = {}
+    yield Advice("attention", share, Text(template, share=f"{share:.0%}"), options)
 
 
 def _optimizing(facts: Facts, now: Facts) -> Iterator[Advice]:
     share = facts["kinds"].get("optimizer", 0.0)
     if share >= 0.1:
-        cure = "add up gradients over several batches, or choose a lighter one (Adafactor, AdamW8bit)."
-        yield Advice("optimizer", share, f"The optimizer takes {share:.0%}: {cure}")
+        template = (
+            "The optimizer takes {share}: accumulate gradients over several batches, or choose a cheaper one "
+            "(Adafactor, AdamW8bit)."
+        )
+        yield Advice("optimizer", share, Text(template, share=f"{share:.0%}"))
 
 
 def _convolving(facts: Facts, now: Facts) -> Iterator[Advice]:
     share = facts["kinds"].get("convolution", 0.0)
     if share >= 0.25 and facts.get("idle") is not None and not now.get("cuda_cudnn_benchmark"):
-        cure = "let cuDNN try its kernels, if the data set has few image sizes."
-        yield Advice("convolution", share, f"Convolutions take {share:.0%}: {cure}", {"cuda_cudnn_benchmark": True})
+        template = "Convolutions take {share}: let cuDNN try its kernels, if the data set has few image sizes."
+        text = Text(template, share=f"{share:.0%}")
+        yield Advice("convolution", share, text, {"cuda_cudnn_benchmark": True})
 
 
 def _multiplying(facts: Facts, now: Facts) -> Iterator[Advice]:
@@ -267,14 +298,14 @@ def _multiplying(facts: Facts, now: Facts) -> Iterator[Advice]:
     if share < 0.5 or (idle or 0.0) >= IDLE:
         return
     if idle is not None and now.get("mixed_precision") == "no":
-        cure = f"Matrix products in float32 take {share:.0%}: bf16 is many times as fast."
-        yield Advice("precision", share, cure, {"mixed_precision": "bf16"})
-    elif _could_use_8_bits(facts, now):
-        cure = f"Matrix products take {share:.0%}: of a frozen base they are faster in 8 bits, if a little less exact."
-        yield Advice("products", share, cure, {"fp8_base": True, "fp8_compute": True})
-    else:
-        cure = "which is what the machine is good at. Only fewer of them would be faster: smaller images, fewer words."
-        yield Advice("products", share, f"Matrix products take {share:.0%}, {cure}")
+        text = Text("Matrix products in float32 take {share}: bf16 is many times as fast.", share=f"{share:.0%}")
+        yield Advice("precision", share, text, {"mixed_precision": "bf16"})
+        return
+    template, options = "Matrix products take {share}. Only less work is faster: smaller images, shorter captions.", {}
+    if _could_use_8_bits(facts, now):
+        template = "Matrix products take {share}: with a frozen base they are faster in 8 bits, if a little less exact."
+        options = {"fp8_base": True, "fp8_compute": True}
+    yield Advice("products", share, Text(template, share=f"{share:.0%}"), options)
 
 
 def _could_use_8_bits(facts: Facts, now: Facts) -> bool:
@@ -287,16 +318,22 @@ def _could_use_8_bits(facts: Facts, now: Facts) -> bool:
 def _recomputing(facts: Facts, now: Facts) -> Iterator[Advice]:
     used, there = facts.get("peak_gb") or 0.0, facts.get("memory_gb") or 0.0
     if now.get("gradient_checkpointing") and not now.get("blocks_to_swap") and used < 0.5 * there:
-        cause = f"{used:.1f} of {there:.0f} GB are used, while activations are recomputed: "
-        cure = "switch gradient_checkpointing off, or keep the outputs of attention."
-        yield Advice("recompute", 0.25, cause + cure, {"gradient_checkpointing": False})
+        template = (
+            "{used} of {memory} GB are used, while activations are recomputed: switch gradient_checkpointing off, or "
+            "keep the outputs of attention."
+        )
+        text = Text(template, used=f"{used:.1f}", memory=f"{there:.0f}")
+        yield Advice("recompute", 0.25, text, {"gradient_checkpointing": False})
 
 
 def _casting(facts: Facts, now: Facts) -> Iterator[Advice]:
     share, casts = facts["copies"]["within"]["share"], facts["casts"]
     if share >= 0.1 and casts >= 50 and now.get("compile"):
-        cure = "keep what is frozen in the type that is computed in."
-        yield Advice("casts", share, f"{casts:,} casts and copies outside of compiled blocks take {share:.0%}: {cure}")
+        template = (
+            "{count} casts and copies outside of compiled blocks take {share}: keep what is frozen in the type that is "
+            "computed in."
+        )
+        yield Advice("casts", share, Text(template, count=f"{casts:,}", share=f"{share:.0%}"))
 
 
 RULES: tuple[Callable[[Facts, Facts], Iterator[Advice]], ...] = (

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.problems import Text, counted, listed
 
 Row = JsonMapping
 ENCODERS, ENCODE, DECODE, BLOCKS, STEP = PARTS = ("encoders", "vae-encode", "vae-decode", "blocks", "step")
@@ -46,34 +47,38 @@ def best(result: JsonMapping) -> JsonObject | None:
     return {"candidate": name, "options": about.get("options", {}), "sentence": sentence(result, name)}
 
 
-def sentence(result: JsonMapping, name: str) -> str:
+def sentence(result: JsonMapping, name: str) -> Text:
     """How the best way compares with the first, size by size."""
     base = next(iter(result.get("candidates", {})), name)
-    parts = []
+    sizes = []
     for row in measured_rows(result, STEP):
         if row["candidate"] != name:
             continue
-        at = f"{milliseconds(row['ms']['p50'])} a step at {row['resolution']}"
+        now = {"time": milliseconds(row["ms"]["p50"]), "size": row["resolution"], "memory": f"{row['peak_gb']:.1f} GB"}
         first = next((r for r in measured_rows(result, STEP, row["resolution"]) if r["candidate"] == base), None)
         if first is None or name == base:
-            parts.append(f"{at} with {row['peak_gb']:.1f} GB")
+            sizes.append(Text("{time} a step at {size} with {memory}", **now))
             continue
-        now, before = f"{row['peak_gb']:.1f} GB", f"{first['peak_gb']:.1f} GB"
-        memory = now if now == before else f"{now} instead of {before}"
-        parts.append(
-            f"{at} instead of {milliseconds(first['ms']['p50'])} ({first['ms']['p50'] / row['ms']['p50']:.2f} times as "
-            f"fast), {memory}{_paid(row, first)}"
-        )
-    against = "" if name == base else f", compared with {base}"
-    return f"Fastest: {name}{against}: {'; '.join(parts)}."
+        before = {"before": milliseconds(first["ms"]["p50"]), "earlier": f"{first['peak_gb']:.1f} GB"}
+        times = f"{first['ms']['p50'] / row['ms']['p50']:.2f}"
+        template = "{time} a step at {size} instead of {before} ({times} times as fast), {memory} instead of {earlier}"
+        if now["memory"] == before["earlier"]:
+            template = "{time} a step at {size} instead of {before} ({times} times as fast), {memory}"
+            del before["earlier"]
+        compared = Text(template, times=times, **now, **before)
+        sizes.append(_with_break_even(compared, row, first))
+    if name == base:
+        return Text("Fastest: {name}: {sizes}.", name=name, sizes=listed(sizes, "; "))
+    return Text("Fastest: {name}, compared with {base}: {sizes}.", name=name, base=base, sizes=listed(sizes, "; "))
 
 
-def _paid(row: Row, first: Row) -> str:
-    """When compiling has paid for itself."""
+def _with_break_even(compared: Text, row: Row, first: Row) -> Text:
+    """The comparison, and after how many steps the time of compiling is saved."""
     spent, gain = row.get("compile", {}).get("seconds", 0.0), (first["ms"]["p50"] - row["ms"]["p50"]) / 1000
     if not spent or gain <= 0:
-        return ""
-    return f", compiled in {spent:.0f} s, which {math.ceil(spent / gain)} steps make up for"
+        return compared
+    template = "{compared}, compiled in {seconds} s, which are saved after {steps} steps"
+    return Text(template, compared=compared, seconds=f"{spent:.0f}", steps=math.ceil(spent / gain))
 
 
 def titled(row: Row) -> str:
@@ -121,8 +126,8 @@ def compiled(row: Row) -> str:
     about = row.get("compile")
     if not about:
         return ""
-    graphs = f"{about['num_graphs']} graph{'s' * (about['num_graphs'] != 1)}"
-    return f"{graphs}, {about['seconds']:.1f} s" + (", cached" if about["cache_hits"] else "")
+    template = "{graphs}, {seconds} s, cached" if about["cache_hits"] else "{graphs}, {seconds} s"
+    return Text(template, graphs=counted(about["num_graphs"], "graph"), seconds=f"{about['seconds']:.1f}")
 
 
 def table(result: JsonMapping) -> str:
@@ -144,16 +149,19 @@ def restless(result: JsonMapping) -> list[str]:
     uneven = sum(row["ms"]["p90"] > UNEVEN * row["ms"]["p50"] for row in rows)
     if uneven * 3 < len(rows) or not rows:
         return []
-    return ["Times varied by more than a third: something else used this machine, measure again when it is quiet."]
+    return ["Times varied by more than a third: something else used this machine; measure again when it is idle."]
 
 
 def heading(result: JsonMapping) -> list[str]:
     """What was measured, and where."""
     subject, on, rate = result["subject"], result["machine"], result.get("matmul") or {}
-    threads = f", {on['threads']} thread{'s' * (on['threads'] != 1)}" if on["device"] == "cpu" else ""
-    where = f"{on['name']}, torch {on['torch']}{threads}"
-    measured = f"; {rate['dtype']} matrix products: {rate['tflops']:g} TFLOP/s" if rate.get("tflops") else ""
-    return [f"{subject['title']}, batch {subject['batch']}", f"{where}{measured}"]
+    where = f"{on['name']}, torch {on['torch']}"
+    if on["device"] == "cpu":
+        where = listed([where, counted(on["threads"], "thread")])
+    if rate.get("tflops"):
+        rates = {"type": rate["dtype"], "rate": f"{rate['tflops']:g} TFLOP/s"}
+        where = Text("{machine}; {type} matrix products: {rate}", machine=where, **rates)
+    return [Text("{model}, batch {number}", model=subject["title"], number=subject["batch"]), where]
 
 
 def columns(rows: Sequence[Sequence[str]]) -> Iterable[str]:

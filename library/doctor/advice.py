@@ -5,6 +5,7 @@ from pathlib import Path
 
 from library import families
 from library.config.json_types import JsonObject
+from library.config.problems import Text, listed
 from library.measuring.candidates import shown
 from library.runs import machine
 
@@ -50,11 +51,13 @@ def presets(found: MachineFacts) -> dict[str, str]:
 def sentence(found: MachineFacts) -> str:
     """The same in words."""
     if not found.memory_gb:
-        how = "with compile" if found.compiles else "without compile"
-        return f"without a GPU only tiny models can be trained, {how}; rent or add an NVIDIA GPU of 8 GB or more"
-    ready = [f"{families.facts(family).title} LoRA: preset {name}" for family, name in presets(found).items()]
-    if not presets(found):
-        ready.append("no preset fits into so little memory; 8 GB are the least")
+        how = Text("with compile") if found.compiles else Text("without compile")
+        template = "without a GPU only tiny models can be trained, {how}; rent or add an NVIDIA GPU of 8 GB or more"
+        return Text(template, how=how)
+    known = presets(found).items()
+    ready = [Text("{model} LoRA: preset {name}", model=families.facts(one).title, name=name) for one, name in known]
+    if not ready:
+        ready.append(Text("no preset fits into so little memory; 8 GB are the least"))
     if found.fp8:
-        ready.append("fp8 works, which speeds up a frozen base")
-    return f"{shown(options(found))}; {'; '.join(ready)}"
+        ready.append(Text("fp8 works, which speeds up a frozen base"))
+    return listed([shown(options(found)), *ready], "; ")

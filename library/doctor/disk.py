@@ -7,6 +7,7 @@ from pathlib import Path
 from huggingface_hub.constants import HF_HUB_CACHE
 
 from library.compiler import cache
+from library.config.problems import Text
 from library.doctor.finding import MachineFinding, bad, hint, ok
 from library.runs.registry import home
 
@@ -16,14 +17,14 @@ FREE_SPACE, LEAST_SPACE = 20.0, 1.0  # GB; caches, samples and a few checkpoints
 def disk() -> MachineFinding:
     """Free space where one works."""
     free = shutil.disk_usage(Path.cwd()).free / 1e9
-    text = f"{free:.0f} GB free in {Path.cwd()}"
     if free < LEAST_SPACE:
-        return bad(
-            "disk", f"{free:.2f} GB free in {Path.cwd()}: nothing can be saved; make room", free_gb=round(free, 2)
-        )
+        template = "{size} GB free in {folder}: nothing can be saved; free some space"
+        return bad("disk", Text(template, size=f"{free:.2f}", folder=Path.cwd()), free_gb=round(free, 2))
+    known = {"size": f"{free:.0f}", "folder": Path.cwd()}
     if free < FREE_SPACE:
-        return hint("disk", f"{text}; checkpoints and caches soon need more", free_gb=round(free, 1))
-    return ok("disk", text, free_gb=round(free, 1))
+        template = "{size} GB free in {folder}; checkpoints and caches soon need more"
+        return hint("disk", Text(template, **known), free_gb=round(free, 1))
+    return ok("disk", Text("{size} GB free in {folder}", **known), free_gb=round(free, 1))
 
 
 def folders() -> MachineFinding:
@@ -34,16 +35,19 @@ def folders() -> MachineFinding:
         while not place.exists():
             place = place.parent
         if why := _unwritable(place):
-            return bad("folders", f"{path} cannot be written ({why}); change its owner, or the place it is in", **where)
-    return ok("folders", ", ".join(f"{name} in {path}" for name, path in where.items()), **where)
+            template = "{path} cannot be written ({why}); change its owner, or the place it is in"
+            return bad("folders", Text(template, path=path, why=why), **where)
+    return ok("folders", Text("models in {models}, compiled code in {compiled}, runs in {runs}", **where), **where)
 
 
 def compiled_code() -> MachineFinding:
     """How much compiled code is kept."""
     root = cache.default_root()
     size = cache.size(root) if root.is_dir() else 0
-    text = f"{size / 1e9:.2f} GB of compiled code in {root}" + ("; kohya cache --clean removes it" if size else "")
-    return ok("cache", text, folder=str(root), bytes=size)
+    template = "{size} GB of compiled code in {folder}"
+    if size:
+        template = "{size} GB of compiled code in {folder}; kohya cache --clean removes it"
+    return ok("cache", Text(template, size=f"{size / 1e9:.2f}", folder=root), folder=str(root), bytes=size)
 
 
 def _unwritable(folder: Path) -> str:

@@ -13,7 +13,7 @@ from torch.cuda.nccl import version as nccl_version
 from library.compiler import cache, torch_private
 from library.compiler.blocks import why
 from library.compiler.checks import problems
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, Text, listed
 from library.doctor import kernels
 from library.doctor.finding import MachineFinding, bad, hint, ok
 from library.runs import machine
@@ -23,22 +23,26 @@ SWITCHED_OFF = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")  # set to 1, tor
 
 def torch_build() -> MachineFinding:
     """The build of PyTorch."""
-    text = f"{torch.__version__}, built for {f'CUDA {torch.version.cuda}' if torch.version.cuda else 'the CPU'}"
+    target = f"CUDA {torch.version.cuda}" if torch.version.cuda else Text("the CPU")
+    text = Text("{version}, built for {target}", version=torch.__version__, target=target)
     data = {"version": torch.__version__, "cuda": torch.version.cuda, "threads": torch.get_num_threads()}
     if tuple(map(int, torch.__version__.split("+")[0].split(".")[:2])) < (2, 11):
-        return bad("torch", f"{text}; 2.11 or newer is needed: run ./setup.sh install", **data)
+        return bad("torch", Text("{build}; 2.11 or newer is needed: run ./setup.sh install", build=text), **data)
     if shutil.which("nvidia-smi") and not torch.version.cuda:
-        return bad("torch", f"{text}, though this machine has an NVIDIA GPU; run ./setup.sh install", **data)
+        template = "{build}, though this machine has an NVIDIA GPU; run ./setup.sh install"
+        return bad("torch", Text(template, build=text), **data)
     return ok("torch", text, **data)
 
 
 def gpu() -> MachineFinding:
     """The GPUs that PyTorch can use."""
     if not torch.cuda.is_available():
-        why = "the NVIDIA driver is too old or not loaded" if torch.version.cuda and shutil.which("nvidia-smi") else ""
-        if why:
-            return bad("gpu", f"none can be used: {why}; check nvidia-smi, and update the driver", devices=[])
-        return hint("gpu", "none found; training runs on the CPU, which is too slow for full-size models")
+        if torch.version.cuda and shutil.which("nvidia-smi"):
+            reason = (
+                "none can be used: the NVIDIA driver is too old or not loaded; check nvidia-smi, and update the driver"
+            )
+            return bad("gpu", Text(reason), devices=[])
+        return hint("gpu", Text("none found; training runs on the CPU, which is too slow for full-size models"))
     devices = []
     for index in range(torch.cuda.device_count()):
         about = torch.cuda.get_device_properties(index)
@@ -52,10 +56,8 @@ def gpu() -> MachineFinding:
                 "bf16": torch.cuda.is_bf16_supported(including_emulation=False) if index == 0 else None,
             }
         )
-    text = "; ".join(
-        f"{d['name']}, {d['memory_gb']} GB ({d['free_gb']} free), capability {d['capability']}" for d in devices
-    )
-    return ok("gpu", text, devices=devices)
+    template = "{name}, {memory_gb} GB ({free_gb} free), capability {capability}"
+    return ok("gpu", listed([Text(template, **about) for about in devices], "; "), devices=devices)
 
 
 def driver() -> MachineFinding:
@@ -74,7 +76,8 @@ def compiler() -> MachineFinding:
     try:
         path = torch_private.cpp_compiler()
     except Exception:
-        return hint("compiler", f"no C++ compiler found; --compile on the CPU needs one: {how_to_get_compiler()}")
+        template = "no C++ compiler found; --compile on the CPU needs one: {how}"
+        return hint("compiler", Text(template, how=how_to_get_compiler()))
     shown = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.splitlines()
     return ok("compiler", shown[0] if shown else str(path), path=str(path))
 
@@ -82,10 +85,10 @@ def compiler() -> MachineFinding:
 def how_to_get_compiler() -> str:
     """The command that installs a compiler on this system."""
     if sys.platform == "win32":
-        return "install the Visual Studio Build Tools with C++"
+        return Text("install the Visual Studio Build Tools with C++")
     if sys.platform == "darwin":
         return "xcode-select --install"
-    return "sudo apt-get install g++" if shutil.which("apt-get") else "install g++ with your package manager"
+    return "sudo apt-get install g++" if shutil.which("apt-get") else Text("install g++ with your package manager")
 
 
 def compile_cpu() -> MachineFinding:
@@ -101,7 +104,8 @@ def compile_gpu() -> MachineFinding:
 def compile_on(device: str) -> MachineFinding:
     """Really compile, forward and backward, with inductor: what a training with --compile will do on this device."""
     if reason := _hindered(device):
-        return hint("compile", f"does not work on {device}: {reason}", device=device, works=False)
+        text = Text("does not work on {device}: {reason}", device=device, reason=reason)
+        return hint("compile", text, device=device, works=False)
 
     def tiny(x: torch.Tensor) -> torch.Tensor:
         return (torch.nn.functional.silu(x) @ x.T).sin().mean()
@@ -117,24 +121,23 @@ def compile_on(device: str) -> MachineFinding:
         if stats["unique_graphs"] == graphs:
             raise RuntimeError("it was run, and not compiled")
     except Exception as error:
-        reason = why(error)
-        return hint(
-            "compile", f"does not work on {device}: {reason}; train without --compile", device=device, works=False
-        )
+        template = "does not work on {device}: {reason}; train without --compile"
+        return hint("compile", Text(template, device=device, reason=why(error)), device=device, works=False)
     seconds = time.perf_counter() - began
-    return ok("compile", f"works on {device} ({seconds:.1f} s)", device=device, works=True, seconds=round(seconds, 2))
+    text = Text("works on {device} ({seconds} s)", device=device, seconds=f"{seconds:.1f}")
+    return ok("compile", text, device=device, works=True, seconds=round(seconds, 2))
 
 
 def _hindered(device: str) -> str:
     """What stands in the way of compiling and is known without trying, '' if nothing."""
     if off := next((name for name in SWITCHED_OFF if os.environ.get(name, "0") not in ("", "0")), ""):
-        return f"{off} in the environment switches it off; unset it"
+        return Text("{name} in the environment switches it off; unset it", name=off)
     usual = argparse.Namespace(compile_backend="inductor", compile_mode="default", compile_fullgraph=False)
     try:
         cache.use(None, torch.device(device))
         found = [text.removeprefix("compile: ") for text in problems(usual, torch.device(device))]
     except ConfigError as error:
-        return str(error)
+        return error.said
     return found[0] if found else ""
 
 
@@ -147,12 +150,11 @@ def attention() -> MachineFinding:
     if device == "cpu":
         return ok("attention", "", **data)
     data["ms"] = {name: round(ms, 3) for name, ms in found.items() if ms != float("inf")}
-    shown = ", ".join(f"{name} {ms} ms" for name, ms in data["ms"].items()) + (
-        f"; {', '.join(extras)}" if extras else ""
-    )
     if not data["ms"]:
-        return hint("attention", "only the plain kernel works, which is slow and takes much memory", **data)
-    return ok("attention", f"{shown} (1 image of 4096 tokens, forward and backward)", **data)
+        return hint("attention", Text("only the plain kernel works, which is slow and takes much memory"), **data)
+    times = ", ".join(f"{name} {ms} ms" for name, ms in data["ms"].items())
+    times += f"; {', '.join(extras)}" if extras else ""
+    return ok("attention", Text("{times} (1 image of 4096 tokens, forward and backward)", times=times), **data)
 
 
 def tf32() -> MachineFinding:
@@ -160,8 +162,8 @@ def tf32() -> MachineFinding:
     if not torch.cuda.is_available():
         return ok("tf32", "")
     works = torch.cuda.get_device_capability() >= (8, 0)
-    how = "works; cuda_allow_tf32 switches it on, for what is computed in float32"
-    return ok("tf32", how if works else "this GPU has none, so float32 is slow: use fp16", works=works)
+    text = Text("works; cuda_allow_tf32 switches it on, for what is computed in float32")
+    return ok("tf32", text if works else Text("this GPU has none, so float32 is slow: use fp16"), works=works)
 
 
 def fp8() -> MachineFinding:
@@ -169,5 +171,7 @@ def fp8() -> MachineFinding:
     if not torch.cuda.is_available():
         return ok("fp8", "")
     works = torch.cuda.get_device_capability() >= (8, 9) and kernels.fp8()
-    yes = "fp8 matrix products work (fp8_compute)"
-    return ok("fp8", yes if works else "no fp8 matrix products on this GPU; fp8_base still saves memory", works=works)
+    text = Text("fp8 matrix products work (fp8_compute)")
+    return ok(
+        "fp8", text if works else Text("no fp8 matrix products on this GPU; fp8_base still saves memory"), works=works
+    )

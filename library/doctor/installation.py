@@ -1,6 +1,6 @@
 """Is this installation whole? Asked by the installer before any package is there, and by `kohya doctor`.
 
-Only the standard library.
+Only the standard library, and what needs no more.
 """
 
 import hashlib
@@ -10,6 +10,8 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+
+from library.config.problems import Text
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = "kohya-trainer"
@@ -25,15 +27,16 @@ def fingerprint() -> str:
     return found.hexdigest()[:16]
 
 
-def foreign() -> Iterator[str]:
+def foreign() -> Iterator[Text]:
     """Whoever else brings a top-level package called `library`, a sentence with the remedy each."""
     for name in sorted(set(importlib.metadata.packages_distributions().get("library", [])) - {OURS}):
-        yield f"the package {name} also brings one called library; remove it with: pip uninstall {name}"
+        yield Text("the package {name} also brings one called library; remove it with: pip uninstall {name}", name=name)
     elsewhere = [place for place in sys.path if Path(place or ".").resolve() != ROOT]
     found = importlib.machinery.PathFinder.find_spec("library", elsewhere)
     for place in map(Path, (found.submodule_search_locations if found and found.origin else None) or []):
         if place.resolve() != ROOT / "library":
-            yield f"another package called library is found at {place}; remove it, or take it out of PYTHONPATH"
+            template = "another package called library is found at {folder}; remove it, or take it out of PYTHONPATH"
+            yield Text(template, folder=place)
 
 
 def damaged() -> Iterator[str]:

@@ -3,6 +3,7 @@
 from typing import get_args
 
 from library import packages
+from library.config.problems import Text, listed
 from library.config.sections.learning import OptimizerName
 from library.doctor.finding import MachineFinding, hint, ok
 from library.optim import trial
@@ -15,13 +16,18 @@ def optimizers() -> MachineFinding:
     wrong = {module: error for module in packages.PACKAGES if module not in absent and (error := trial.package(module))}
     names = [name for name in get_args(OptimizerName) if SPECS[name.lower()].package in (*absent, *wrong)]
     without = names + ["LyCORIS"] * ("lycoris" in (*absent, *wrong))
-    text = f"not installed: {', '.join(map(packages.title, absent))}: {packages.command(*absent)}" if absent else ""
+    said = []
+    if absent:
+        titles = ", ".join(map(packages.title, absent))
+        said.append(Text("not installed: {names}: {command}", names=titles, command=packages.command(*absent)))
     for module, error in wrong.items():
-        text += "; " * bool(text) + f"{packages.title(module)} does not load ({error}): "
-        text += packages.command(module, again=True)
+        command = packages.command(module, again=True)
+        template = "{name} does not load ({error}): {command}"
+        said.append(Text(template, name=packages.title(module), error=error, command=command))
     data = {"absent": absent, "broken": wrong, "without": without}
     if not without:
-        return ok("optimizers", f"{', '.join(packages.PACKAGES.values())} work", **data)
+        return ok("optimizers", Text("{names} work", names=", ".join(packages.PACKAGES.values())), **data)
     if "AdamW8bit" in without:
-        text += f"; use {nearest('AdamW8bit')} instead of AdamW8bit, it needs more memory"
-    return hint("optimizers", text, **data)
+        template = "use {other} instead of AdamW8bit, it needs more memory"
+        said.append(Text(template, other=nearest("AdamW8bit")))
+    return hint("optimizers", listed(said, "; "), **data)

@@ -18,8 +18,7 @@ import psutil
 
 from library.config import environment as surroundings
 from library.config.json_types import JsonObject
-from library.config.problems import Text
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, Text, listed
 from library.doctor import advice, installation
 from library.doctor.finding import MachineFinding, bad, hint, ok
 from library.packages import PACKAGES as OPTIONAL
@@ -86,7 +85,7 @@ def examine(quick: bool = False) -> Iterator[MachineFinding]:
             try:
                 finding = check()
             except ConfigError as error:
-                finding = bad(check.__name__.replace("_", " "), str(error))
+                finding = bad(check.__name__.replace("_", " "), error.said)
             except Exception as error:  # a check that breaks is a finding, not the end of the report
                 finding = bad(check.__name__.replace("_", " "), f"{type(error).__name__}: {error}")
             if finding.text:
@@ -97,7 +96,8 @@ def examine(quick: bool = False) -> Iterator[MachineFinding]:
     try:  # loads torch, which is only now known to find its folders
         from library.doctor import disk, hardware, optional
     except Exception as error:
-        yield bad("torch", f"cannot be loaded ({type(error).__name__}: {error}); run ./setup.sh install")
+        template = "cannot be loaded ({error}); run ./setup.sh install"
+        yield bad("torch", Text(template, error=f"{type(error).__name__}: {error}"))
         return
     yield from findings([hardware.torch_build, hardware.gpu, hardware.driver, optional.optimizers, hardware.compiler])
     yield from findings([] if quick else [hardware.compile_cpu, hardware.compile_gpu])
@@ -109,10 +109,11 @@ def system() -> MachineFinding:
     """Operating system, Python, processors, memory."""
     memory = psutil.virtual_memory().total / 2**30
     version, cpus = platform.python_version(), os.cpu_count()
-    text = f"{platform.platform()}, Python {version}, {cpus} CPUs, {memory:.0f} GB memory"
+    template = "{platform}, Python {version}, {cpus} CPUs, {memory} GB memory"
+    text = Text(template, platform=platform.platform(), version=version, cpus=cpus, memory=f"{memory:.0f}")
     data = {"platform": platform.platform(), "python": version, "cpus": cpus, "memory_gb": round(memory, 1)}
     if not (3, 11) <= sys.version_info[:2] <= (3, 13):
-        return bad("system", f"{text}; Python 3.11, 3.12 or 3.13 is needed", **data)
+        return bad("system", Text("{system}; Python 3.11, 3.12 or 3.13 is needed", system=text), **data)
     return ok("system", text, **data)
 
 
@@ -122,15 +123,16 @@ def packages() -> MachineFinding:
     text = ", ".join(f"{name} {version}" for name, version in found.items() if version)
     missing = [name for name in PACKAGES if not found[name]]
     if missing:
-        return bad("packages", f"missing: {', '.join(missing)}; run ./setup.sh install", **found)
+        return bad("packages", Text("missing: {names}; run ./setup.sh install", names=", ".join(missing)), **found)
     locked = locked_versions()
     other = [
-        f"{name} {version} (tested: {locked[name]})"
+        Text("{name} {version} (tested: {locked})", name=name, version=version, locked=locked[name])
         for name, version in found.items()
         if version and name in locked and version.split("+")[0] != locked[name]
     ]
     if other:
-        return hint("packages", f"not the tested versions: {', '.join(other)}; ./setup.sh install sets them", **found)
+        template = "not the tested versions: {versions}; ./setup.sh install sets them"
+        return hint("packages", Text(template, versions=listed(other)), **found)
     return ok("packages", text, **found)
 
 
@@ -146,7 +148,7 @@ def installed(name: str) -> str | None:
 def foreign_library() -> MachineFinding:
     """Another project's `library` package would be imported in place of ours, or ours in place of its."""
     found = list(installation.foreign())
-    return bad("packages", "; ".join(found)) if found else ok("packages", "")
+    return bad("packages", listed(found, "; ")) if found else ok("packages", "")
 
 
 def environment() -> MachineFinding:
@@ -156,7 +158,7 @@ def environment() -> MachineFinding:
         surroundings.check()
     except ConfigError as error:
         del os.environ[surroundings.CACHE]  # all else is looked at as it would be without
-        return bad("environment", str(error), folder=wanted)
+        return bad("environment", error.said, folder=wanted)
     return ok("environment", "", folder=wanted)
 
 

@@ -138,7 +138,7 @@ def test_a_profiler_that_may_not_see_the_gpu_calls_nothing_idle():
     found = facts([Row("aten::mm", 4, 9000.0), Row("cudaLaunchKernel", 4000, 1000.0)])
     assert found["blind"] and found["idle"] is None
     first, *others = profile_advice.judge(found)
-    assert "may not look at this GPU" in first.text and "90% goes into matrix products" in first.text
+    assert "may not look at this GPU" in first.text and "90% of it goes into matrix products" in first.text
     assert [finding.rule for finding in others] == ["products"]
 
 
