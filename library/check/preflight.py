@@ -193,7 +193,9 @@ def _other_ranks(path: Path, stored: JsonMapping, config: AdapterRun) -> Iterato
         return
     rank, down = network.network_dim or resume_state.RANK, "lora_down.weight"
     # A fused layer of another tree has the ranks of its parts, or one for all of them.
-    own_tree = (item for item in stored.items() if item[0].endswith(down) and not names.of_other_tree(item[:1]))
+    own_tree = (
+        item for item in stored.items() if item[0].endswith(down) and not names.of_other_tree(item[:1], config.family)
+    )
     ranks = {name: about["shape"][0] for name, about in own_tree}
     if odd := sorted(name for name in ranks if ranks[name] != rank):
         yield Problem(

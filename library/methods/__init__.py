@@ -76,7 +76,7 @@ def attach(components: ModelComponents, family: Family, config: RunConfig) -> Tr
     if not isinstance(config, AdapterRun):
         return full.attach(components, family, config)
     for path, multiplier in base_weights(config):
-        tensors = lora.plain_file("base_weights", path)
+        tensors = lora.plain_file("base_weights", path, config.family)
         unmatched = lora.merge(components, family, tensors, multiplier)
         lora.report_unmatched("base_weights", path, unmatched, len(lora.by_name(tensors)))
     is_ours = config.network.module.startswith("networks.")

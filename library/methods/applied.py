@@ -77,7 +77,7 @@ class AppliedLoras:
     """Files of adapters in a model. Text encoders that a file was trained for are changed as well."""
 
     def __init__(self, components: ModelComponents, family: Family) -> None:
-        self._layers = {}
+        self._layers, self._family = {}, family.config.family
         self._changes: dict[Path, list[LayerChange]] = {}
         self._hooked: dict[str, list[LayerChange]] = {}
         self.changes_text = False  # whether a file has something for a text encoder
@@ -89,7 +89,7 @@ class AppliedLoras:
 
     def add(self, path: Path) -> None:
         """Read a file; it is switched off at first. Raises ConfigError when it is none, or for another model."""
-        found = by_name(file_of(path))
+        found = by_name(file_of(path, self._family))
         for tensors in found.values():
             for mark in OTHERS.keys() & tensors.keys():
                 raise ConfigError("{path} is {kind}, which is not applied here: choose a LoRA, LoHa or LoKr", path=path,

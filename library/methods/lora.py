@@ -159,7 +159,8 @@ class LoraAdapters(BaseMethod):
 def attach(components: ModelComponents, family: Family, config: AdapterRun) -> LoraAdapters:
     """Put adapters into the denoiser and the text encoders as the config says. The model must be frozen already."""
     plan, network = targets.plan(config, family.adapter_targets), config.network
-    weights = plain_file("network_weights", network.network_weights) if network.network_weights else None
+    file = network.network_weights
+    weights = plain_file("network_weights", file, config.family) if file else None
     sizes = by_name(weights) if weights is not None and network.dim_from_weights else None
     adapters, places = {}, {}
     for root, found, spec, kind in _targets(components, family, plan, sizes):
@@ -220,20 +221,20 @@ def own_parameters(adapter: Adapter) -> list[nn.Parameter]:
     return [*adapter.lora_down.parameters(), *adapter.lora_up.parameters()]
 
 
-def file_of(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a LoRA file, .safetensors, .pt or .ckpt, by kohya's names.
+def file_of(path: str | Path, family: str) -> dict[str, Tensor]:
+    """The tensors of a LoRA file for a family, .safetensors, .pt or .ckpt, by kohya's names.
 
     Files of diffusers (PEFT) and of ComfyUI's own tree are renamed; where they keep parts of a layer of FLUX.1 apart,
     the rank is the sum of the parts'. ConfigError when the file is not there or not one.
     """
     path = Path(path)
     tensors = tensors_of(path, "a LoRA file")
-    return adapter_files.kohya_named(path, tensors) if path.suffix == ".safetensors" else tensors
+    return adapter_files.kohya_named(path, tensors, family) if path.suffix == ".safetensors" else tensors
 
 
-def plain_file(option: str, path: str | Path) -> dict[str, Tensor]:
+def plain_file(option: str, path: str | Path, family: str) -> dict[str, Tensor]:
     """`file_of` where nothing but a plain LoRA can be used. ConfigError for one of another kind."""
-    tensors = file_of(path)
+    tensors = file_of(path, family)
     for key in tensors:
         if kind := adapter_files.other_kind(key):
             raise ConfigError(Problem(option,

@@ -208,7 +208,7 @@ def attach(components: ModelComponents, family: Family, config: AdapterRun) -> L
             _drop_rows_on_the_device(adapter)
     method = LycorisAdapters(network, places, config)
     if weights := config.network.network_weights:
-        tensors = file_of(weights)
+        tensors = file_of(weights, config.family)
         try:
             unmatched = method.load_state_dict(tensors)
         except ConfigError as e:

@@ -97,12 +97,13 @@ class Lora:
         return max(kinds, key=lambda kind: (kind.itemsize, str(kind)), default=torch.float32)
 
 
-def read(path: str | Path, family: str | None = None) -> Lora:
-    """A plain LoRA in any of the formats. Raises ConfigError for anything else."""
+def read(path: str | Path, wanted: str = "") -> Lora:
+    """A plain LoRA in any of the formats; of the family `wanted` where its names may be that one's. Raises ConfigError
+    for anything else."""
     stored, metadata = storage.opened(path), storage.metadata_of(path)
     try:
         found = grouped(stored)
-        family = family or names.family_of(found, metadata, names.sizes_of(stored.shapes()))
+        family = names.family_of(found, metadata, names.sizes_of(stored.shapes()), wanted)
         style = style_of(found)
         if style == "diffusers":
             add_alphas(found, metadata)
@@ -119,13 +120,13 @@ def read(path: str | Path, family: str | None = None) -> Lora:
     return Lora(family, adapters, metadata, style)
 
 
-def kohya_named(path: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a file of adapters of any kind, under kohya's names. Raises ConfigError."""
-    if all(name.startswith("lora_") for name in tensors) and not names.of_other_tree(tensors):
+def kohya_named(path: Path, tensors: dict[str, Tensor], family: str) -> dict[str, Tensor]:
+    """The tensors of a file of adapters of any kind for a family, under kohya's names. Raises ConfigError."""
+    if all(name.startswith("lora_") for name in tensors) and not names.of_other_tree(tensors, family):
         return tensors
     if any(names.split(name) is None for name in tensors):  # no plain LoRA
         return {names.kohya_key(name): tensor for name, tensor in tensors.items()}
-    return tensors_of(read(path), "kohya")[0]
+    return tensors_of(read(path, family), "kohya")[0]
 
 
 def grouped(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
@@ -159,7 +160,10 @@ def other_kind(key: str) -> str:
 
 def style_of(found: Iterable[str]) -> str:
     """Which format the names of modules are in."""
-    first = min(found)
+    found = list(found)
+    first = min(
+        [name for name in found if not name.startswith(names.TEXT)] or found
+    )  # encoders' may be kept as they were
     if first.startswith("lora_"):
         return "kohya"
     return "comfy" if first.startswith(("diffusion_model.", "text_encoders.")) else "diffusers"

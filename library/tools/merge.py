@@ -40,7 +40,7 @@ def merge(
     has modules that the model has not or in other sizes.
     """
     out, model, kind = storage.fresh(out, base, *(path for path, _ in loras)), ModelFile(base), storage.dtype_of(dtype)
-    given = _read(loras, report)
+    given = _read(loras, report, model.family)
     wanted: dict[str, list[tuple[WeightSlice, AdapterFactors, float]]] = {}
     left_out: list[str] = []
     for (path, _), (lora, weight) in zip(loras, given, strict=True):
@@ -106,13 +106,13 @@ def join(
     return Merged(out, len(made))
 
 
-def _read(loras: Weighted, report: Report) -> list[tuple[Lora, float]]:
+def _read(loras: Weighted, report: Report, family: str = "") -> list[tuple[Lora, float]]:
     if not loras:
         raise ConfigError("no LoRA was given: name at least one file")
     given = []
     for i, (path, weight) in enumerate(loras):
         report(Text("reading"), i, len(loras))
-        given.append((adapters.read(path), float(weight)))
+        given.append((adapters.read(path, family), float(weight)))
     return given
 
 

@@ -3,6 +3,7 @@
 What differs between families stands in their lora_names.
 """
 
+import contextlib
 import functools
 import re
 from collections.abc import Iterable, Mapping
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from library import families
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, either
 from library.families.shared.lora_names import LoraNames
 
 FORMATS = ("kohya", "diffusers", "comfy")
@@ -33,6 +34,8 @@ WRITTEN = {
     "diffusers": {DOWN: ".lora_A.weight", UP: ".lora_B.weight"},
     "comfy": {DOWN: ".lora_down.weight", UP: ".lora_up.weight", ALPHA: ".alpha"},
 }
+# Beginnings of names of text encoders, and the part that such layers are of where their family adapts none.
+TEXT, TEXT_PART = ("lora_te", "text_encoder"), "text encoder"
 # Words with underscores of their own, the longer of two before the shorter; every other underscore was a dot.
 WORDS = r"""(?:input|output|down|up|double|single|transformer|single_transformer)_blocks | (?:middle|mid)_block
     | proj_(?:in|out|mlp) | to_(?:q|k|v|out|add_out) | (?:in|out|emb)_layers | skip_connection | linear_[12]
@@ -47,12 +50,14 @@ WORDS = r"""(?:input|output|down|up|double|single|transformer|single_transformer
 class Module:
     """A layer of a model."""
 
-    part: str  # "denoiser", "clip_l", "clip_g", "t5xxl"
+    part: str  # "denoiser", "clip_l", "clip_g", "t5xxl"; or TEXT_PART, whose path is the whole name
     path: str  # "input_blocks.4.1.proj_in", "double_blocks.0.img_attn.qkv", "text_model.encoder.layers.0.mlp.fc1"
 
     @property
     def kohya(self) -> str:
         """Its name in kohya's files, by which it is called in messages too."""
+        if self.part == TEXT_PART:
+            return self.path
         prefixes = (known.prefixes["kohya"].get(self.part) for known in every())
         return next(filter(None, prefixes), f"{self.part}_") + self.path.replace(".", "_")
 
@@ -88,10 +93,38 @@ def split(key: str) -> tuple[str, str] | None:
 
 
 def family_of(
-    names: Iterable[str], metadata: Mapping[str, str], sizes: Mapping[str, tuple[int, int]] | None = None
+    names: Iterable[str],
+    metadata: Mapping[str, str],
+    sizes: Mapping[str, tuple[int, int]] | None = None,
+    wanted: str = "",
 ) -> str:
-    """The family that the modules of a file are likeliest of. Raises ConfigError when it cannot be told."""
-    return possible_families(names, metadata, sizes)[0]
+    """The family that the modules of a file are of; `wanted` where they may be of that one. Raises ConfigError when it
+    cannot be told."""
+    names = list(names)
+    found = possible_families(names, metadata, sizes)
+    if wanted in found:
+        return wanted
+    found = [family for family in found if not of_other_tree(names, family)] or found  # kohya's names are of one tree
+    readings = {family: reading for family in found if (reading := _reading(names, family))}
+    if len(found) > 1 and not any(names_of(family).version_word in _base(metadata) for family in found):
+        if len({*readings.values()}) > 1:
+            titles = either([families.facts(family).title for family in readings])
+            raise ConfigError("its layers may be those of {titles}, and its metadata does not say: add it with "
+                "kohya tools metadata FILE --set ss_base_model_version={example} --out NEW",
+                titles=titles, example=names_of(found[-1]).version_word)  # fmt: skip
+        return next(iter(readings), found[0])
+    return found[0]
+
+
+def _base(metadata: Mapping[str, str]) -> str:
+    return f"{metadata.get('ss_base_model_version', '')} {metadata.get('modelspec.architecture', '')}"
+
+
+def _reading(names: Iterable[str], family: str) -> "tuple[Parsed, ...]":
+    """What names stand for in a family; nothing where one is no layer of it."""
+    with contextlib.suppress(ConfigError):
+        return tuple(parsed(name, family) for name in names)
+    return ()
 
 
 def possible_families(
@@ -99,7 +132,7 @@ def possible_families(
 ) -> list[str]:
     """The families that the modules of a file may be of, the likeliest first; `sizes` are inputs and outputs of those
     that are known. Raises ConfigError when none can be told."""
-    base = f"{metadata.get('ss_base_model_version', '')} {metadata.get('modelspec.architecture', '')}"
+    base = _base(metadata)
     names, known = list(names), dict[str, LoraNames](zip(families.FAMILIES, every(), strict=True))
     paths = list(map(_path, names))
     said = {family: len(own.version_word) if own.version_word in base else 0 for family, own in known.items()}
@@ -143,10 +176,10 @@ def sizes_of(shapes: Mapping[str, Iterable[int]]) -> dict[str, tuple[int, int]]:
     return {name: (one[DOWN], one[UP]) for name, one in found.items() if {DOWN, UP} <= one.keys()}
 
 
-def of_other_tree(keys: Iterable[str]) -> bool:
+def of_other_tree(keys: Iterable[str], family: str) -> bool:
     """Whether names in a file that look like kohya's are those of another tree than the one that is trained here, or of
     another trainer."""
-    patterns = [own.elsewhere for own in every() if own.elsewhere]
+    patterns = [own.elsewhere for own in (names_of(family),) if own.elsewhere]
     known = {prefix for own in every() for prefix, part in own.other_prefixes.items() if part == "denoiser"}
     others = tuple(prefix for prefix in known if prefix.startswith("lora_"))
     return any(key.startswith(others) or any(re.search(pattern, key) for pattern in patterns) for key in keys)
@@ -175,6 +208,8 @@ def parsed(name: str, family: str) -> Parsed:
     known = own.part_of
     prefix = max((prefix for prefix in known if name.startswith(prefix)), key=len, default="")
     part, written = known.get(prefix, "denoiser"), dotted(name.removeprefix(prefix))
+    if not prefix and name.startswith(TEXT):
+        return Parsed(Module(TEXT_PART, name), 0, 1, False)
     if not prefix and not written.startswith(tuple(tree for other in every() for tree in other.trees)):
         raise ConfigError(
             "{name} is no module of {title} in any known naming", name=name, title=families.facts(family).title
@@ -186,6 +221,8 @@ def parsed(name: str, family: str) -> Parsed:
 
 def spelled(module: Module, family: str, style: str) -> tuple[str, ...]:
     """A module's names in a format: of the pieces that it is made of there, in the order of its rows."""
+    if module.part == TEXT_PART:
+        return (module.path,)
     own = names_of(family)
     prefix = own.prefixes[style][module.part]
     if style == "kohya":

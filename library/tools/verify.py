@@ -81,7 +81,7 @@ def verify(lora: str | Path, base: str | Path | None = None, *, report: Report =
         _look(found, name, parts)
     _overall(found)
     try:
-        found.family = names.family_of(groups, metadata, names.sizes_of(stored.shapes()))
+        found.family = names.family_of(groups, metadata, names.sizes_of(stored.shapes()), model.family if model else "")
         modules = adapters.assembled({name: parts for name, parts in groups.items() if _whole(parts)}, found.family)
     except ConfigError as e:
         found.problems.append(str(e))

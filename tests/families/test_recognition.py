@@ -20,7 +20,7 @@ from library.families import recognition
 from library.families.anima import random as random_anima
 from library.families.shared import weights
 from library.methods import lora
-from library.tools import adapters
+from library.tools import adapters, convert, merge, resize
 from tests.training import LORAS, config_of
 
 BASE = "pretrained_model_name_or_path"
@@ -276,10 +276,10 @@ def test_names_of_onetrainer_are_those_of_the_same_layers_and_dora_is_named(demo
     own = {f"{layer}.{side}.weight": (shape[0], 4) if row == 0 else (4, shape[1])
            for layer, shape in layers_of(demo, family).items() for side, row in sides.items()}  # fmt: skip
     theirs = {name.replace("lora_unet_", "lora_transformer_"): shape for name, shape in own.items()}
-    assert own.keys() <= lora.file_of(made(theirs, tmp_path / "theirs.safetensors")).keys()
+    assert own.keys() <= lora.file_of(made(theirs, tmp_path / "theirs.safetensors"), family).keys()
     dora = own | {f"{next(iter(own)).partition('.')[0]}.dora_scale": (4, 1)}
     with pytest.raises(ConfigError, match="is DoRA, not a plain LoRA"):
-        lora.plain_file("network_weights", made(dora, tmp_path / "dora.safetensors"))
+        lora.plain_file("network_weights", made(dora, tmp_path / "dora.safetensors"), family)
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
@@ -289,11 +289,47 @@ def test_names_of_lycoris_are_those_of_the_same_layers(demo, family, tmp_path):
               for name, (rows, columns) in ((name, shape[:2]) for name, shape in layers.items())
               for side, shape in (("lora_down", (4, columns)), ("lora_up", (rows, 4)))}  # fmt: skip
     path = made(theirs, tmp_path / "theirs.safetensors")
-    assert layers.keys() == {key.partition(".")[0] for key in lora.file_of(path)}
+    assert layers.keys() == {key.partition(".")[0] for key in lora.file_of(path, family)}
     assert {module.kohya for module in adapters.read(path, family).adapters} == layers.keys()
     other = {f"{name.partition('.')[0]}.lokr_w1": shape for name, shape in theirs.items()}
     path = made(other, tmp_path / "lokr.safetensors")
-    assert layers.keys() == {key.partition(".")[0] for key in lora.file_of(path)}
+    assert layers.keys() == {key.partition(".")[0] for key in lora.file_of(path, family)}
+
+
+def test_a_lora_whose_names_two_families_share_is_of_the_one_that_is_trained_and_never_guessed(tmp_path):
+    """Attention in diffusers' double blocks, without metadata; FLUX.1 keeps query, key and value as one."""
+    sides = {"lora_A": (4, 8), "lora_B": (8, 4)}
+    both = {f"transformer.transformer_blocks.0.attn.to_q.{side}.weight": shape for side, shape in sides.items()}
+    path, stored = made(both, tmp_path / "both.safetensors"), {}
+    for family in ("flux", "qwen_image"):
+        stored[family] = lora.file_of(path, family)
+        assert adapters.read(path, family).family == family
+    assert {name.partition(".")[0] for name in stored["flux"]} == {"lora_unet_double_blocks_0_img_attn_qkv"}
+    assert {name.partition(".")[0] for name in stored["qwen_image"]} == {"lora_unet_transformer_blocks_0_attn_to_q"}
+    with pytest.raises(ConfigError, match=r"may be those of FLUX\.1.*Qwen-Image.*--set ss_base_model_version="):
+        adapters.read(path)
+    musubi = {f"lora_unet_transformer_blocks_0_attn_to_q.lora_{side}.weight": shape
+              for side, shape in zip(("down", "up"), sides.values(), strict=True)}  # fmt: skip
+    assert adapters.read(made(musubi, tmp_path / "musubi.safetensors")).family == "qwen_image"
+    single = {name.replace("transformer_blocks", "single_transformer_blocks"): shape for name, shape in both.items()}
+    assert adapters.read(made(both | single, tmp_path / "flux.safetensors")).family == "flux"
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_layers_of_text_encoders_that_a_family_does_not_adapt_stay_in_the_file(demo, family, tmp_path):
+    names = [f"{name}.lora_{side}.weight" for name in layers_of(demo, family) for side in ("down", "up")][-4:]
+    encoder = "lora_te9_text_model_0_q_proj"
+    shapes = {name: (4, 32) if "down" in name else (32, 4)
+              for name in (*names, f"{encoder}.lora_down.weight", f"{encoder}.lora_up.weight")}  # fmt: skip
+    path = made(shapes, tmp_path / "both.safetensors")
+    resized = resize.resize(path, tmp_path / "resized.safetensors", choices=resize.ResizeOptions(rank=2)).path
+    joined = merge.join([(path, 1.0), (path, 0.5)], tmp_path / "joined.safetensors").path
+    there = convert.convert(path, tmp_path / "there.safetensors", to="comfy")
+    for written in (resized, joined, convert.convert(there, tmp_path / "back.safetensors", to="kohya")):
+        assert {name for name in weights.header(written) if name.startswith(encoder)} >= {
+            f"{encoder}.lora_{side}.weight" for side in ("down", "up")
+        }
+    assert lora.file_of(path, family).keys() >= {f"{encoder}.lora_up.weight"}
 
 
 @pytest.mark.parametrize("script", [*LORAS, *RELATIVES])

@@ -149,7 +149,7 @@ def test_a_joined_lora_is_what_the_trainer_reads(name, bases, lora_files, tmp_pa
     answers = []
     for files in ([joined], [first, second]):
         _, family, parts = loaded(bases[name])
-        assert [into(parts, family, tensors_of(path)) for path in files] == [Unmatched()] * len(files)
+        assert [into(parts, family, tensors_of(path, name)) for path in files] == [Unmatched()] * len(files)
         answers.append(asked(bases[name], parts)[0])
     torch.testing.assert_close(*answers, rtol=1e-4, atol=1e-4)
 

@@ -30,6 +30,11 @@ class FluxLoraNames(DoubleStreamLoraNames):
         "base_model.model.": "denoiser",
     }
     title: ClassVar[str] = "FLUX.1"
+    # Of diffusers' tree, which FLUX.2 and Qwen-Image share. What attention has in double blocks may be of any.
+    marks: ClassVar[str] = (
+        r"\.ff_context\.net\.|\.norm1(_context)?\.linear$"
+        r"|^single_transformer_blocks\.\d+\.(attn\.to_[qkv]$|proj_|norm\.linear$)"
+    )
     ratios: ClassVar[Mapping[str, int]] = {"linear1": 7, "img_mlp.0": 4, "txt_mlp.0": 4}
     encoder_names: ClassVar[tuple[str, ...]] = ("lora_te3_",)
     version_word: ClassVar[str] = "flux"

@@ -20,6 +20,7 @@ class DoubleStreamLoraNames(LoraNames):
 
     title: ClassVar[str]  # what people call the model
     trees: ClassVar[tuple[str, ...]] = (*BLOCKS, *DIFFUSERS)
+    elsewhere: ClassVar[str] = r"^lora_unet_(single_)?transformer_blocks_"
 
     layouts: ClassVar[DoubleStreamKeys]  # its two trees
     # Diffusers keys -> {BFL key: the diffusers keys that it is made of}. KeyError names a missing one.
