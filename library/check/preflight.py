@@ -144,7 +144,7 @@ def judged(
         remarks += (
             [] if failed["samples"] or not path else prompts.notes(path, config.control_images, config.shifts_samples)
         )
-        remarks += ineffective.remarks(config, [*remarks, *schema.notes(config)])
+        remarks += ineffective.remarks(config, [*problems, *found, *remarks, *schema.notes(config)])
     return found, [remark for remark in problems_of(remarks) if wrong.isdisjoint(remark.options)]
 
 

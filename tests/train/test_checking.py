@@ -8,8 +8,9 @@ import time
 import pytest
 from PIL import Image
 
+from library import data
 from library.bench import probe
-from library.check import estimate
+from library.check import estimate, preflight
 from library.check import report as checking
 from library.cli import main
 from library.config.ineffective import ADAPTERS, SHARED, WHOLE, ineffective_options
@@ -203,6 +204,13 @@ def test_rules_about_idle_options_name_options_and_can_wake_them():
     assert quiet["compile_mode"] == "compile is off" and "noise_offset" not in quiet
     awake = ineffective_options(build(LORA, {"compile": True, "loss_type": "huber", "enable_bucket": True}, notes=[]))
     assert not {"compile_mode", "huber_c", "bucket_reso_steps"} & set(awake)
+
+
+def test_an_option_that_has_to_be_changed_is_not_said_to_have_no_effect_besides():
+    config = build(LORA, {"compile": True, "compile_backend": "eager", "compile_mode": "reduce-overhead"}, notes=[])
+    problems, remarks = preflight.judged(config, data.Check([], []))
+    assert [one.option for one in problems if "inductor" in one] == ["compile_mode"]
+    assert not [one for one in remarks if one.option == "compile_mode"]
 
 
 # ---- what a training needs

@@ -51,7 +51,7 @@ class FluxModel(sections.Model):
         shown_with=named_by(lambda variant: "clip_l" in variant.encoders),
     )
     t5xxl: str | None = opt(
-        None, "The T5-XXL text encoder (t5xxl .safetensors in fp16, bf16 or fp8).", kind="file", label="T5-XXL"
+        None, "The T5-XXL text encoder (t5xxl_fp16.safetensors, or in bf16 or fp8).", kind="file", label="T5-XXL"
     )
     ae: str | None = opt(None, "The FLUX.1 autoencoder (ae.safetensors).", kind="file", label="Autoencoder")
     t5xxl_max_token_length: int | None = opt(
