@@ -2,8 +2,9 @@
 import { say } from "../i18n/sentences.js";
 import { inEnglish, translated } from "../i18n/words.js";
 import { all, around, hit, make, one, pieces, setValue } from "../server/elements.js";
-import { ask, wait } from "../server/http.js";
+import { ask } from "../server/http.js";
 import { pick } from "../server/picker.js";
+import { openTab } from "../server/tabs.js";
 import { makeCaches } from "./caches.js";
 import { compare } from "./compare.js";
 import { sentOf, tell, tellError } from "./messages.js";
@@ -194,9 +195,7 @@ function anyway(button) {
  * @param {string} tab
  */
 export async function showImages(tab) {
-  const titles = ["Data set", translated("Data set")];
-  all(document, 'button[role="tab"]').find((button) => titles.includes(button.textContent.trim()))?.click();
-  for (let i = 0; i < 100 && !document.querySelector(".images")?.checkVisibility(); i++) await wait(50);
+  await openTab("Data set", () => document.querySelector(".images")?.checkVisibility());
   const list = one(document, "#images-tab", HTMLSelectElement);
   list.value = tab;
   list.dispatchEvent(new Event("change", { bubbles: true }));

@@ -14,6 +14,7 @@ from library.config.problems import FLAG, Problem, Text, read
 Places = Mapping[str, tuple[str, str]]  # option -> its label, its element's id
 Fix = Callable[[Problem], Mapping[str, bool | str]]  # a problem -> values of fields that would mend it
 
+OTHER_TAB = "other_tab"  # the code of what a config says that is for another tab, with the tab's id and title
 MARKS = {"ok": "✓", "hint": "!", "bad": "✗"}
 
 AWAY = '<button type="button" class="away" aria-label="Close">✕</button>'
@@ -41,8 +42,14 @@ def problems(found: Sequence[Problem], places: Places, fix: Fix = lambda problem
         said, element, text = _placed(problem, places)
         shown.append(text)
         marks += [f"#{element}"] if element else []
-        listed.append(f"<li>{said}{button(fix(problem))}{_allow(problem)}</li>")
-    return _box("bad", _title(len(found)), f"<ul>{''.join(listed)}</ul>{_style(marks)}", shown, alert=True)
+        listed.append(f"<li>{said}{button(fix(problem))}{_allow(problem)}{_elsewhere(problem)}</li>")
+    return _box(
+        "bad",
+        _title(sum(one.code != OTHER_TAB for one in found)),
+        f"<ul>{''.join(listed)}</ul>{_style(marks)}",
+        shown,
+        alert=True,
+    )
 
 
 def report(found: JsonMapping, places: Places, fix: Callable[[JsonMapping], Mapping[str, bool | str]],
@@ -101,6 +108,14 @@ def _allow(problem: Problem) -> str:
     folder = allowed_folders.asked(problem)
     given = f'class="allow" data-allow="{html.escape(folder)}"'
     return f' <button type="button" {given}>Allow this folder</button>' if folder else ""
+
+
+def _elsewhere(problem: Problem) -> str:
+    """The button that loads a config in the tab that it is for."""
+    if problem.code != OTHER_TAB:
+        return ""
+    given = f'data-tab="{problem.arguments["tab"]}" data-title="{problem.arguments["title"]}"'
+    return f' <button type="button" class="elsewhere" {given}>Load it there</button>'
 
 
 def as_word(value: bool | str) -> str:

@@ -1,5 +1,6 @@
 // A training tab: what is in it comes when it is opened, and its buttons ask the server.
 import { markAllowed } from "../server/allowed_folders.js";
+import { openTab } from "../server/tabs.js";
 import { around, hit, make, one, showMessage } from "../server/elements.js";
 import { address, ask } from "../server/http.js";
 import { tellError } from "./messages.js";
@@ -84,6 +85,9 @@ export const onOpened = (listener) => document.addEventListener("kohya:opened", 
 /** Until the browser has nothing else to do; Safari does not tell. */
 const idle = () => new Promise((done) => ("requestIdleCallback" in window ? requestIdleCallback(done) : setTimeout(done, 200)));
 
+/** @type {{ act: string, path: string, more: Record<string, unknown> }} the config that was asked for last */
+let loaded = { act: "load", path: "", more: {} };
+
 /** @type {Set<string>} what was asked for and is not answered yet: pressing a button again does not ask twice */
 const asked = new Set();
 
@@ -101,6 +105,7 @@ async function press(training, act, more = {}) {
   const sent = read(tab, isCheck ? "Checking the settings" : "");
   const question = { tab, act, sent, path: path.value, opened: training.dataset.opened ?? "", base: base(tab), ...more };
   const since = performance.now();
+  if (act === "load" || act === "upload") loaded = { act, path: path.value, more };
   try {
     if (isCheck) show(training, await ask("press", { ...question, act: "first" }));
     show(training, await ask("press", question));
@@ -110,6 +115,19 @@ async function press(training, act, more = {}) {
   asked.delete(doing);
   if (isCheck) rest(tab);
   if (markAllowed(one(training, ".bar > .said"), since)) void press(training, act, more);
+}
+
+/**
+ * A config that is for another tab: open that, and load it there.
+ * @param {HTMLElement} button
+ */
+async function loadElsewhere(button) {
+  const { tab = "", title = "" } = button.dataset, here = around(button, ".training"), { act, path, more } = loaded;
+  await openTab(title, () => document.getElementById(`${tab}-form`)?.checkVisibility());
+  const there = around(formOf(tab), ".training");
+  one(here, ".bar > .said").replaceChildren();
+  one(there, ".begin .path", HTMLInputElement).value = path;
+  await press(there, act, more);
 }
 
 /**
@@ -153,6 +171,8 @@ async function upload(input) {
 }
 
 document.addEventListener("click", (event) => {
+  const other = hit(event, "button.elsewhere");
+  if (other) void loadElsewhere(other);
   const button = hit(event, "button[data-press]");
   if (!button) return;
   const training = around(button, ".training"), act = button.dataset.press ?? "";

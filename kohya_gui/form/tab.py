@@ -311,7 +311,7 @@ class TrainingTab:
         launch = self.form.shown_launch(importers.launch(base))
         return {"message": shown, "fill": json.dumps({**filled, "base": base, "launch": launch})}
 
-    def _other_tab(self, path: Path, family: str) -> Iterator[Text]:
+    def _other_tab(self, path: Path, family: str) -> Iterator[Problem]:
         """A hint when a file that does not fit here would fit in another tab."""
         for tab in TABS:
             if tab.kind != self.tab.kind:
@@ -319,7 +319,8 @@ class TrainingTab:
                     presets.load(path, tab.configs, family, [])
                 except ConfigError:
                     continue
-                yield Text("This is a config for the {title} tab: load it there.", title=tab.title)
+                said = "This is a config for the {title} tab."
+                yield Problem("", said, title=tab.title, tab=tab.id, code=messages.OTHER_TAB)
                 return
 
     def launch_of(self, config: RunConfig, launch: JsonMapping) -> JsonObject:

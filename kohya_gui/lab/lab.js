@@ -2,7 +2,8 @@
 import * as form from "../form/page.js";
 import { translated } from "../i18n/words.js";
 import { all, make, makeButton, one, showMessage } from "../server/elements.js";
-import { ask, messageOf, wait } from "../server/http.js";
+import { ask, messageOf } from "../server/http.js";
+import { openTab } from "../server/tabs.js";
 
 /** @typedef {{ id: string, kind: string, title: string, state: string, mood: string, busy: boolean, took: string, folder: string, error: string, log: string, doing: { text: string, done: number, total: number }, body: any }} Job a measurement; its body's shape depends on its kind */
 /** @typedef {{ name: string, share: number, far: number, best: boolean, p50: string, p90: string, speed: string, memory: string, mfu: string, compiled: string }} Row */
@@ -87,11 +88,10 @@ async function act(name, question) {
  * @param {number} [number] of its findings
  */
 async function apply(job, number = 0) {
-  const tab = target, title = tabs.find(([id]) => id === tab)?.[1];
+  const tab = target, title = tabs.find(([id]) => id === tab)?.[1] ?? "";
   try {
     const { values, said } = await ask("lab-apply", { job, tab, number });
-    all(document, 'button[role="tab"]').find((button) => button.id.startsWith(`${tab}-`) || button.textContent.trim() === title)?.click();
-    for (let i = 0; i < 100 && !document.getElementById(`${tab}-form`)?.checkVisibility(); i++) await wait(50);
+    await openTab(title, () => document.getElementById(`${tab}-form`)?.checkVisibility());
     form.apply(tab, values);
     showMessage(answer(), "good", said);
   } catch (error) {

@@ -3,7 +3,8 @@ import * as form from "../form/page.js";
 import { say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { all, around, hit, isField, make, makeButton, one, saveFile, setValue } from "../server/elements.js";
-import { address, ask, messageOf, wait } from "../server/http.js";
+import { address, ask, messageOf } from "../server/http.js";
+import { openTab } from "../server/tabs.js";
 
 /** @typedef {HTMLDialogElement & { row?: { title: string, large: string }[] }} Comparison the samples of the row that is shown */
 
@@ -15,9 +16,7 @@ const TITLES = { lora: "LoRA", dreambooth: "DreamBooth", finetune: "Finetune", "
  * @param {{ tab: string, fill: string, launch: Record<string, string> }} settings
  */
 export async function openInForm({ tab, fill, launch }) {
-  const titles = [TITLES[tab], translated(TITLES[tab])];
-  all(document, 'button[role="tab"]').find((button) => titles.includes(button.textContent.trim()))?.click();
-  for (let i = 0; i < 100 && !document.getElementById(`${tab}-form`); i++) await wait(50);
+  await openTab(TITLES[tab], () => document.getElementById(`${tab}-form`)?.checkVisibility());
   form.fill(tab, fill);
   const where = form.formOf(tab);
   for (const field of all(where, "[data-launch]").filter(isField)) {

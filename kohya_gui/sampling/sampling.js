@@ -3,6 +3,7 @@ import { read } from "../form/page.js";
 import { translated } from "../i18n/words.js";
 import { all, around, hit, isField, make, one, showMessage } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
+import { openTab } from "../server/tabs.js";
 import { grow, valueToSend, watcher } from "../tools/commands.js";
 
 /** @typedef {{ small: string, large: string }} Picture */
@@ -175,6 +176,6 @@ document.addEventListener("click", (event) => {
   const button = hit(event, "[data-try]");
   if (!button) return;
   asked = RUN + button.dataset.try;
-  all(document, "button[role=tab]").find((tab) => tab.textContent?.trim() === translated("Try it"))?.click();
+  void openTab("Try it", () => true);
   if (place?.isConnected) void start(); // else the tab is made now, for the first time
 });

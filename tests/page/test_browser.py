@@ -208,7 +208,11 @@ def test_files_outside_of_the_roots_or_of_another_tab_are_refused(visit, served,
     (served[1] / "full.toml").write_text("learning_rate_te1 = 0.1\n", encoding="utf-8")
     place.fill(str(served[1] / "full.toml"))
     visitor.click("Load config")
-    visitor.until("This is a config for the DreamBooth tab")
+    visitor.until("This is a config for the DreamBooth tab").until("This has to be fixed first")
+    visitor.click("Load it there")
+    visitor.until("Loaded full.toml for SDXL")
+    assert visitor.held("dreambooth")["values"]["learning_rate_te1"] == "0.1"
+    assert place.input_value() == str(served[1] / "full.toml")  # to be saved there again
 
 
 def test_a_config_goes_through_download_and_upload(visit, tmp_path):
