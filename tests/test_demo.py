@@ -11,6 +11,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from library.config.schema import build, read_toml
+from library.config.sections import AdapterRun
 from library.demo import files, free_name, images, lora, measured, summary
 from library.demo import main as command
 from library.families import FAMILIES, RUNS, config_class
@@ -62,7 +63,7 @@ def test_the_same_seed_draws_the_same_pictures(tmp_path):
 
 @pytest.mark.parametrize("script", list(RUNS))
 def test_every_toml_builds_and_finds_its_files(demo, script):
-    from library import data, families
+    from library import data, families, importers
 
     config = config_of(demo, script)
     assert config.compile.compile
@@ -70,6 +71,9 @@ def test_every_toml_builds_and_finds_its_files(demo, script):
     assert not list(data.problems(config, config.grid))
     assert not data.scan(config).warnings
     assert len(data.scan(config).buckets()) == 3
+    assert not importers.of_others(read_toml(demo.configs[script]))
+    adapter = {"network_module": config.network.network_module} if isinstance(config, AdapterRun) else {}
+    assert not importers.of_others(adapter)  # as it is saved from a form in which little is set
 
 
 def test_a_second_demo_keeps_what_is_there(demo):

@@ -11,13 +11,18 @@ from library.importers.shared import ONLY, dataset_toml, load_tables, set_by, ta
 
 TRAINER = "musubi-tuner"
 TABLES = load_tables("musubi")
+OURS = {"pretrained_model_name_or_path", "train_data_dir", "resolution", "train_batch_size", "cache_latents",
+        "cache_latents_to_disk"}  # options that it does not have  # fmt: skip
 MODULATION = ".*(img_mod|txt_mod|modulation).*"  # layers of FLUX.1
 
 
 def fits(found: JsonMapping) -> bool:
-    """Whether this is a file of musubi-tuner."""
+    """Whether this is a file of musubi-tuner. Modules of adapters have the same names here, so one tells nothing by
+    itself, nor where the images, the base model or how they are cached are written in our words."""
     found = schema.flat(found)
-    module = found.get("network_module")
+    module = str(found.get("network_module") or "")
+    if module in TABLES["families"]:
+        return "dit" in found or ("dataset_config" in found and module in TABLES["modules"] and OURS.isdisjoint(found))
     shared = module == "networks.lora"  # sd-scripts' own, which is SDXL's here
     return "dit" in found or (module in TABLES["modules"] and not shared)
 
