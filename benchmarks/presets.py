@@ -11,11 +11,12 @@ allocator is held to the memory in the name less 0.7 GiB for the desktop and wha
 with is not held, and its memory says where it would fit.
 
 A row says: seconds a step (the median over rounds), how long of it the GPU was busy, the most memory that was in use on
-the whole GPU, the driver's included, and seconds of compiling with the cache filled.
+the whole GPU, the driver's included, seconds of compiling with the cache filled, and what was recorded as CUDA graphs.
 """
 
 import argparse
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -82,7 +83,7 @@ def measured(case: PresetCase, device: Any) -> dict[str, Any]:
         del made
         timing.clean(device)  # weights were drawn on the GPU, where a training reads them from a file
         watch = MemoryPeak(device)
-        limit = case.cap and watch.hold_to(case.cap)
+        limit, graphs = case.cap and watch.hold_to(case.cap), Heard("library.compiler.cudagraph")
         recorded = config.compile.records_graphs and not case.warm
         losses: list[Any] = []
         rounds = [timing.timed(lambda: losses.extend(ready.step() for _ in sizes), device)
@@ -97,10 +98,25 @@ def measured(case: PresetCase, device: Any) -> dict[str, Any]:
             found |= {"s_it": round(sorted(each)[len(each) // 2], 4), "fastest": round(min(each), 4)}
             found |= {"busy_s": busy(ready, len(sizes), device)}
         done = ready.compiling()
+        again = [f"{event.block}: {event.reason}" for event in ready.compile_log.recompilations()]
     if device.type == "cuda":  # of this process alone, should others use the GPU
         found |= {"reserved_gib": round(torch.cuda.max_memory_reserved(device) / GIB, 2)}
-    found |= {"gib": watch.most(), "limit_gib": limit, **done}
+    found |= {"gib": watch.most(), "limit_gib": limit, "cuda_graphs": graphs.lines, "why_recompiled": again, **done}
     return found | {"losses": [round(float(loss), 4) for loss in losses[:3]]}
+
+
+class Heard(logging.Handler):
+    """What a logger says from now on."""
+
+    def __init__(self, logger: str) -> None:
+        super().__init__(logging.INFO)
+        self.lines: list[str] = []
+        logging.getLogger(logger).setLevel(logging.INFO)
+        logging.getLogger(logger).addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a line."""
+        self.lines.append(record.getMessage())
 
 
 class MemoryPeak:
@@ -287,7 +303,8 @@ def line(row: dict[str, Any], batch: int, at: float) -> str:
     rounds = ", ".join(f"{seconds:.1f}" for seconds in row["rounds_s"])
     numbers = f"{row['s_it']:8.4f} s, busy {row['busy_s']}, {row['gib']} GiB (limit {row['limit_gib']})"
     compiled = f"{row.get('compile', '')} {row.get('not_compiled', '')}"
-    return f"{start} {numbers}, settling {row['settling_s']} s ({rounds}) {compiled}"
+    told = "".join(f"\n        {sentence}" for sentence in (*row["cuda_graphs"], *row["why_recompiled"]))
+    return f"{start} {numbers}, settling {row['settling_s']} s ({rounds}) {compiled}{told}"
 
 
 if __name__ == "__main__":

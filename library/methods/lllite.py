@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from library.compiler import torch_private
 from library.compiler.subclass import keep_class_name
 from library.config.problems import ConfigError, Problem
 from library.config.sections import ControlRun
@@ -142,7 +143,10 @@ def _shown(cls: type[nn.Module]) -> type[nn.Module]:
         control_picture: ControlPicture
 
         def forward(self, *args: Any, added_cond_kwargs: dict[str, Tensor], **kwargs: Any) -> Any:
-            self.control_picture.pixels = added_cond_kwargs.get("control")
+            pixels = self.control_picture.pixels = added_cond_kwargs.get("control")
+            if pixels is not None:  # compiled blocks read it, and what they are called with does not tell its size
+                for side in (2, 3):
+                    torch_private.mark_dynamic(pixels, side)
             return super().forward(*args, added_cond_kwargs=added_cond_kwargs, **kwargs)
 
     return keep_class_name(Shown, cls)

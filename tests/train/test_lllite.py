@@ -218,7 +218,7 @@ def test_images_may_keep_the_base_models_answer(config, folders, tmp_path):
 
 
 def test_compiled_it_needs_the_predicted_graphs_and_gives_the_same_losses(config, tmp_path):
-    given = {"gradient_checkpointing": True, "max_train_steps": 4}
+    given = {"gradient_checkpointing": True, "max_train_steps": 4, "resolution": "192"}
     eager = train(config(tmp_path / "eager", **given))
     compiled = train(config(tmp_path / "compiled", **given, compile=True, compile_backend="eager"))
     told = compiled.facts["compile"]
