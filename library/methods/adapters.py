@@ -93,10 +93,10 @@ class Adapter(nn.Module):
         """Each with the strength that is to be in it: lora_up has all of it."""
         return [(factor, self.strength if n else None) for n, factor in enumerate(factors)]
 
-    def delta(self, x: Tensor) -> Tensor:
-        """x [..., in] -> what the adapter adds to the output of the layer [..., out]."""
+    def delta(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
+        """x [..., in] -> what the adapter adds to the output of the layer [..., out]; `hidden` is down(x) if known."""
         down, *ups = self.cached_factors or self._own_factors(x)
-        hidden = self._dropout(self._down(x, down))
+        hidden = self._dropout(self._down(x, down) if hidden is None else hidden)
         if not scaled_in(ups[0].dtype):
             hidden = hidden * self.scale
         answer = self._up(hidden, ups)
@@ -207,9 +207,15 @@ class Adapter(nn.Module):
 class LoraLinear(Adapter, nn.Linear):
     """A linear layer with an adapter."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        """[..., in] -> [..., out]."""
-        return self.base(input) + self.delta(input)
+    def forward(self, input: Tensor, hidden: Tensor | None = None) -> Tensor:
+        """[..., in] -> [..., out]; `hidden` [..., rank] where `hidden_of` has made it for several layers."""
+        return self.base(input) + self.delta(input, hidden)
+
+    @staticmethod
+    def hidden_of(x: Tensor, layers: Sequence["LoraLinear"]) -> Sequence[Tensor]:
+        """down(x) of each of several layers, by one product: so x is read once, and once more for their gradients."""
+        downs = torch.cat([(layer.cached_factors or layer._own_factors(x))[0] for layer in layers])
+        return F.linear(x, cast_like(downs, x)).split([layer.rank for layer in layers], dim=-1)
 
     def base(self, x: Tensor) -> Tensor:
         """The output of the frozen layer itself."""

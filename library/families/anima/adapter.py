@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from library.families.shared.transformer import KeptTables, WeightedRMSNorm, rope, rotated_halves, sdpa
+from library.families.shared.transformer import KeptTables, WeightedRMSNorm, answers, rope, rotated_halves, sdpa
 
 PREFIX = "llm_adapter."
 BLOCK = "LLMAdapterTransformerBlock"
@@ -59,10 +59,11 @@ class Projections(nn.Module):
         self, x: Tensor, context: Tensor, pe: Tensor | None = None, pe_context: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """x [B, S, C], context [B, T, any] -> q, k (normed and, by their tables, turned) and v, each [B, H, any, D]."""
-        q, k, v = (
-            made.unflatten(-1, (-1, self.q_norm.weight.shape[0])).transpose(1, 2)
-            for made in (self.q_proj(x), self.k_proj(context), self.v_proj(context))
-        )
+        if context is x:
+            made = answers(x, self.q_proj, self.k_proj, self.v_proj)
+        else:
+            made = (self.q_proj(x), *answers(context, self.k_proj, self.v_proj))
+        q, k, v = (one.unflatten(-1, (-1, self.q_norm.weight.shape[0])).transpose(1, 2) for one in made)
         q, k = self.q_norm(q), self.k_norm(k)
         q = q if pe is None else rotated_halves(q, pe)
         k = k if pe_context is None else rotated_halves(k, pe_context)

@@ -19,6 +19,7 @@ from library.families.shared.transformer import (
     KeptTables,
     TimestepEmbedding,
     WeightedRMSNorm,
+    answers,
     finite,
     modulated,
     rope,
@@ -90,12 +91,13 @@ class Attention(nn.Module):
 
     def image(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Image tokens [B, I, C] -> q, k (normed, float32) and v, each [B, H, I, D]."""
-        return self.norm_q(self._heads(self.to_q(x))), self.norm_k(self._heads(self.to_k(x))), self._heads(self.to_v(x))
+        q, k, v = map(self._heads, answers(x, self.to_q, self.to_k, self.to_v))
+        return self.norm_q(q), self.norm_k(k), v
 
     def text(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Text tokens [B, L, C] -> the same."""
-        q, k = self.norm_added_q(self._heads(self.add_q_proj(x))), self.norm_added_k(self._heads(self.add_k_proj(x)))
-        return q, k, self._heads(self.add_v_proj(x))
+        q, k, v = map(self._heads, answers(x, self.add_q_proj, self.add_k_proj, self.add_v_proj))
+        return self.norm_added_q(q), self.norm_added_k(k), v
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.norm_q.weight.shape[0])).transpose(1, 2)

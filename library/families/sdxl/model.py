@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from library.config.problems import ConfigError, Text, either
@@ -17,6 +18,7 @@ from library.families.base import WeightPlacement
 from library.families.sdxl import keys
 from library.families.sdxl.facts import CHECKPOINT, FACTS, UNET_ALONE
 from library.families.shared import autoencoder, clip, empty_weights, transfer, weights
+from library.families.shared.transformer import answers
 from library.families.shared.weights import Source
 from library.imports import without_optional
 
@@ -203,28 +205,48 @@ def unet_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
 
 def empty_unet(shapes: Mapping[str, tuple[int, ...]]) -> nn.Module:
     """A U-Net of these shapes without memory; one shared attention processor, so that compiled graphs are shared."""
-    unet_class, processor, residual = _classes()
+    unet_class, residual = _classes()
     with empty_weights.empty_weights():
         unet = unet_class(**unet_config(shapes))
-    unet.set_attn_processor(processor())
+    unet.set_attn_processor(AttentionOfAnswers())
     for module in unet.modules():
         if isinstance(module, residual):  # 1 in some blocks, 1.0 in others: two graphs where one would do
             module.output_scale_factor = float(module.output_scale_factor)
     return unet
 
 
+class AttentionOfAnswers:
+    """What an attention layer of the U-Net computes, where it asks the layers that read the same at once."""
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: None = None,  # SDXL has none
+    ) -> Tensor:
+        """[B, S, C] and the text [B, L, text channels], or None where the tokens look at themselves -> [B, S, C]."""
+        if encoder_hidden_states is None:
+            made = answers(hidden_states, attn.to_q, attn.to_k, attn.to_v)
+        else:
+            made = attn.to_q(hidden_states), *answers(encoder_hidden_states, attn.to_k, attn.to_v)
+        q, k, v = (one.unflatten(-1, (attn.heads, -1)).transpose(1, 2) for one in made)
+        seen = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return attn.to_out[0](seen)
+
+
 @functools.cache
-def _classes() -> tuple[Any, Any, Any]:
-    """diffusers' U-Net, without what it does in every pass for adapters of peft, which it imports for that; its
-    attention and its residual blocks."""
+def _classes() -> tuple[Any, Any]:
+    """diffusers' U-Net, without what it does in every pass for adapters of peft, which it imports for that, and its
+    residual blocks."""
     with without_optional("diffusers"):
-        from diffusers.models import UNet2DConditionModel, attention_processor, resnet
+        from diffusers.models import UNet2DConditionModel, resnet
 
     class Unet(UNet2DConditionModel):
         forward = inspect.unwrap(UNet2DConditionModel.forward)
 
     Unet.__name__ = Unet.__qualname__ = UNet2DConditionModel.__name__  # which stands in the folders that it is saved to
-    return Unet, attention_processor.AttnProcessor2_0, resnet.ResnetBlock2D
+    return Unet, resnet.ResnetBlock2D
 
 
 def open_unet(

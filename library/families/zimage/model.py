@@ -19,6 +19,7 @@ from library.families.shared.transformer import (
     FinalLayer,
     KeptTables,
     WeightedRMSNorm,
+    answers,
     finite,
     rope,
     rotated,
@@ -98,8 +99,8 @@ class ZImageAttention(nn.Module):
     def qkv(self, x: Tensor, pe: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[B, S, C] -> q, k (normed and turned) and v, each [B, H, S, D]."""
         q, k, v = (
-            layer(x).unflatten(-1, (-1, self.norm_q.weight.shape[0])).transpose(1, 2)
-            for layer in (self.to_q, self.to_k, self.to_v)
+            answer.unflatten(-1, (-1, self.norm_q.weight.shape[0])).transpose(1, 2)
+            for answer in answers(x, self.to_q, self.to_k, self.to_v)
         )
         return rotated(self.norm_q(q), pe).to(v.dtype), rotated(self.norm_k(k), pe).to(v.dtype), v
 
@@ -114,7 +115,8 @@ class ZImageMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, C] -> the same."""
-        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+        gate, inside = answers(x, self.w1, self.w3)
+        return self.w2(F.silu(gate) * inside)
 
 
 class ZImageLayers(nn.Module):
