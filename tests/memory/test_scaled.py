@@ -106,6 +106,18 @@ def test_one_row_an_image_is_multiplied_as_it_is_kept(name):
     assert away(fast(x), exact(x)) < 0.04
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_compiled_graph_brings_no_matrix_back_for_one_row(name):
+    """The kernel that adds up reads it as it is kept."""
+    exact, fast = layers(FORMATS[name])
+    graphs, x = [], torch.randn(1, 64, requires_grad=True)
+    found = torch.compile(fast, backend=lambda graph, _: graphs.append(graph.code) or graph, fullgraph=True)(x)
+    assert "linear" not in graphs[0] and away(found, exact(x)) < 0.04
+    (found_x,) = torch.autograd.grad(found.float().sum(), x)
+    (wanted_x,) = torch.autograd.grad(exact(x).sum(), x)
+    assert away(found_x, wanted_x) < 0.04
+
+
 def test_what_comes_in_8_bits_stays_bit_for_bit():
     layer = nn.Linear(32, 32).requires_grad_(False)
     layer.weight.data = layer.weight.data.to(fp8_matmul.FP8)

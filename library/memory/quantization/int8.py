@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from library.compiler.subclass import wanted_type, with_forward
-from library.memory.quantization import int8_matmul
+from library.memory.quantization import int8_matmul, one_row
 
 
 @torch.no_grad()
@@ -60,6 +60,8 @@ def _forward_int8(layer: Any, x: Tensor) -> Tensor:
 def _forward_dequantized(layer: Any, x: Tensor) -> Tensor:
     """The layer's output in the compute dtype, with the weight brought back from int8."""
     dtype = wanted_type(x)
+    if one_row.is_one_row(x):
+        return one_row.multiplied(x.to(dtype), layer.weight, layer.weight_scale, layer.bias)
     scale = layer.weight_scale.view(-1, *[1] * (layer.weight.dim() - 1))
     weight = (layer.weight * scale).to(dtype)
     bias = None if layer.bias is None else layer.bias.to(dtype)
