@@ -48,11 +48,22 @@ def test_repeated_and_resumed_runs_are_equal_bit_for_bit(begins, shallow, reques
         ({"compile_from_step": "soon"}, "'soon' is no step; write 40, or a kind of block and its step, such as double"),
         ({"compile_from_step": "middle:4"}, "'middle:4' is no step"),
         ({"compile_from_step": "4", "compile_compare_steps": 5}, "both say when compiling begins"),
+        (
+            {"compile_from_step": "transformer:4", "compile_scope": "model"},
+            "no kinds to tell apart: write one step",
+        ),
+        ({"compile_from_step": "transformer:4, single:5"}, "'single:5' is a second step for the same blocks"),
     ],
 )
 def test_what_says_no_step_is_told(values, told):
     with pytest.raises(ConfigError, match=told):
         build(families.config_class("flux_train_network"), {"compile": True, **values})
+
+
+def test_transformer_means_all_kinds_of_transformer_blocks():
+    values = {"compile": True, "compile_from_step": "transformer:4"}
+    found = build(families.config_class("flux_train_network"), values, notes=[]).compile.first_steps()
+    assert found == {"DoubleStreamBlock": 4, "SingleStreamBlock": 4}
 
 
 @pytest.mark.parametrize("given", ["40, 50", "transformer:20, resnet:30, transformer:30"])

@@ -112,6 +112,8 @@ def test_a_mode_that_records_contradicts_cuda_graphs_being_off(mode):
     with pytest.raises(ConfigError, match=f"cuda_graphs = false switches off what compile_mode = {mode} is for"):
         config(compile=True, compile_mode=mode, cuda_graphs="false")
     config(compile=False, compile_mode=mode, cuda_graphs="false")
+    with pytest.raises(ConfigError, match="cuda_graphs = true records what compile_mode = .* asks not to"):
+        config(compile=True, compile_mode="max-autotune-no-cudagraphs", cuda_graphs="true")
 
 
 @pytest.mark.parametrize(

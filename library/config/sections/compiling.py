@@ -150,14 +150,13 @@ class Compile:
             yield Problem("compile_compare_steps",
                 "= 1 measures nothing, as the first step is a warm-up: use 5, or 0",
                 fix={"compile_compare_steps": 5})  # fmt: skip
-
         if self.records_graphs:
             yield from self._against_recording(run)
         if not self.compile:
             return
         if self.compile_activation_budget < 1:
             yield from self._against_the_budget(run)
-        yield from self._against_the_scope(run)
+        yield from self._against_the_scope(run, any(late))
 
     def notes(self, run: RunConfig) -> Iterator[Problem]:
         """What does nothing without compiling."""
@@ -201,6 +200,10 @@ class Compile:
         option, what, fix = "compile_mode", f"= {self.compile_mode}", {"compile_mode": other}
         if self.compile and "cudagraphs" in self._backends:
             option, what, other, fix = "", "the backend cudagraphs", "inductor", {}
+        elif self.cuda_graphs == "true" and self.compile and self.compile_mode == "max-autotune-no-cudagraphs":
+            yield Problem("cuda_graphs",
+                "= true records what compile_mode = {mode} asks not to: use compile_mode = max-autotune, or auto",
+                mode=self.compile_mode, fix={"cuda_graphs": "auto"}, also="compile compile_mode")  # fmt: skip
         elif self.cuda_graphs == "true":
             option, what, other, fix = "cuda_graphs", "= true", "auto", {"cuda_graphs": "auto"}
         elif self.cuda_graphs == "false":
@@ -224,9 +227,8 @@ class Compile:
                 "use {other}, or gradient_checkpointing", also=f"{named} cpu_offload_checkpointing",
                 **facts)  # fmt: skip
 
-    def _against_the_scope(self, run: RunConfig) -> Iterator[Problem]:
-        memory = run.memory
-        if self.compile_scope == "inner" and getattr(memory, "checkpoint_keep_attention", False):
+    def _against_the_scope(self, run: RunConfig, by_kind: bool) -> Iterator[Problem]:
+        if self.compile_scope == "inner" and getattr(run.memory, "checkpoint_keep_attention", False):
             yield _wide(
                 "= inner cannot be used with checkpoint_keep_attention, which has to see the attention in the graph: "
                 "use compile_scope = blocks", "checkpoint_keep_attention")  # fmt: skip
@@ -236,11 +238,15 @@ class Compile:
             yield _wide(
                 "= model compiles all blocks as one, so compile_blocks has nothing to choose: drop one",
                 "compile_blocks")  # fmt: skip
-        if memory.blocks_to_swap:
+        if by_kind:
+            yield _wide(
+                "= model compiles all blocks as one, so compile_from_step has no kinds to tell apart: write one step",
+                "compile_from_step")  # fmt: skip
+        if run.memory.blocks_to_swap:
             yield _wide(
                 "= model cannot be used with blocks_to_swap, as one graph of all blocks cannot move weights between "
                 "them: use compile_scope = blocks", "blocks_to_swap")  # fmt: skip
-        elif memory.checkpointing:
+        elif run.memory.checkpointing:
             yield _wide(
                 "= model cannot be used with gradient_checkpointing, which PyTorch cannot put in it: "
                 "use compile_activation_budget, or compile_scope = blocks", "gradient_checkpointing")  # fmt: skip
@@ -270,9 +276,7 @@ class Compile:
         Raises ConfigError for a name that the family does not have, and for what is no range.
         """
         found: list[tuple[str, tuple[int, int] | None, str]] = []
-        # Where a family tells several kinds of transformer block apart, "transformer" means all of them.
-        kinds = {"transformer": tuple(self.kinds.values())} | {name: (cls,) for name, cls in self.kinds.items()}
-        kind = ""
+        kinds, kind = self._classes, ""
         for part in filter(None, (p.strip() for p in (self.compile_blocks or "").split(","))):
             where, equals, backend = (text.strip() for text in part.partition("="))
             name, colon, text = where.rpartition(":")
@@ -292,6 +296,11 @@ class Compile:
             such, given = f"{next(iter(self.kinds), 'blocks')}:all", quoted(self.compile_blocks)
             raise _no_blocks(": {given} names no blocks; write {such}, or nothing", given=given, such=such)
         return found
+
+    @property
+    def _classes(self) -> dict[str, tuple[str, ...]]:
+        # Where a family tells several kinds of transformer block apart, "transformer" means all of them.
+        return {"transformer": tuple(self.kinds.values())} | {name: (cls,) for name, cls in self.kinds.items()}
 
     def beyond(self, numbers: Mapping[str, int]) -> Iterator[Problem]:
         """What `compile_blocks` asks for and a model does not have; `numbers` are its blocks by class."""
@@ -326,16 +335,16 @@ class Compile:
         found: dict[str, int] = {}
         for part in filter(None, (p.strip() for p in (self.compile_from_step or "").split(","))):
             name, colon, text = (t.strip() for t in part.rpartition(":"))
-            if not re.fullmatch(r"\d{1,9}", text) or (colon and name not in self.kinds):
+            if not re.fullmatch(r"\d{1,9}", text) or (colon and name not in self._classes):
                 raise ConfigError(Problem("compile_from_step",
                     ": {part} is no step; write 40, or a kind of block and its step, such as {first}:40",
                     part=quoted(part), first=next(iter(self.kinds), "transformer")))  # fmt: skip
-            kind = self.kinds[name] if colon else ""
-            if kind in found:
+            kinds = self._classes[name] if colon else ("",)
+            if found.keys() & kinds:
                 raise ConfigError(Problem("compile_from_step",
                     ": {part} is a second step for the same blocks; give one for each kind",
                     part=quoted(part)))  # fmt: skip
-            found[kind] = int(text)
+            found |= dict.fromkeys(kinds, int(text))
         return found
 
     @property
