@@ -19,7 +19,7 @@ def test_no_tokens_are_read_by_two_products_of_adapters(family, monkeypatch):
     subject = subjects.FamilySubject(f"{family}_train_network", {"mixed_precision": "no"}, "tiny")
     made = subject.make(subject.config({}), torch.device("cpu"))
     read = []
-    for name, layer in made.parts.denoiser.named_modules():
+    for name, layer in made.components.denoiser.named_modules():
         if isinstance(layer, LoraLinear):
             torch.nn.init.normal_(layer.lora_up.weight, std=0.1)
             layer.register_forward_pre_hook(lambda _, given, name=name: read.append((name, *given)))
@@ -27,7 +27,7 @@ def test_no_tokens_are_read_by_two_products_of_adapters(family, monkeypatch):
     predicted = subject.predict(made, 64, torch.device("cpu"))
 
     def gradients():
-        loss = predicted(made.parts.denoiser).square().mean()
+        loss = predicted(made.components.denoiser).square().mean()
         return torch.autograd.grad(loss, list(made.method.parameters()), materialize_grads=True)
 
     together = gradients()
