@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from html import escape
-from typing import Any
 
 from kohya_gui.form import presets
 from kohya_gui.panel import history
@@ -71,21 +70,16 @@ def outlook(config: RunConfig) -> str:
 
 def remembered(config: RunConfig) -> tuple[int, float, str] | None:
     """Graphs and seconds of the newest run that compiled the same family in the same way, and its id."""
-    mine = _time_settings(config)
+    default = type(config.compile)()
     for run, made in _earlier(config.script):
         try:
             theirs = read_toml(run.folder / layout.TOML)
         except ValueError:
             continue
-        if {key: theirs.get(key, mine[key][1]) for key in TOLD} == {key: value for key, (value, _) in mine.items()}:
+        # What the seconds depend on; a record has only what differs from the defaults.
+        if all(theirs.get(key, getattr(default, key)) == getattr(config.compile, key) for key in TOLD):
             return int(made["num_graphs"]), float(made.get("seconds") or 0), run.id
     return None
-
-
-def _time_settings(config: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """What the seconds depend on: as it is, and as it is by default."""
-    default = type(config.compile)()
-    return {key: (getattr(config.compile, key), getattr(default, key)) for key in TOLD}
 
 
 def _earlier(script: str) -> Iterator[tuple[reader.RecordedRun, JsonObject]]:

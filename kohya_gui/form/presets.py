@@ -3,7 +3,7 @@
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,8 @@ class Preset:
 
 def every() -> list[Preset]:
     """All presets, and then the profiles."""
-    found = [Preset(path, _first_line(path)) for path in PRESETS.glob("*/*.toml")]
+    first = {path: path.read_text(encoding="utf-8").partition("\n")[0] for path in PRESETS.glob("*/*.toml")}
+    found = [Preset(path, line.removeprefix("#").strip()) for path, line in first.items()]
     found.sort(key=lambda preset: (preset.is_profile, preset.family, preset.kind, preset.gigabytes, preset.path.name))
     return found
 
@@ -277,8 +278,3 @@ def is_of_compiling(option: Option) -> bool:
 def is_own(option: Option) -> bool:
     """Whether an option is the user's own affair, which presets leave alone: places, names, accounts."""
     return option.kind in OWN_KINDS or option.section in OWN_SECTIONS or option.name in OWN_NAMES
-
-
-def _first_line(path: Path) -> str:
-    lines: Iterator[str] = iter(path.read_text(encoding="utf-8").splitlines())
-    return next(lines, "").removeprefix("#").strip()

@@ -160,11 +160,13 @@ def title(job: jobs.BackgroundJob) -> str:
 def view(job: jobs.BackgroundJob) -> JsonObject:
     """All that is shown of a measurement: words and shares, so that the script only has to show it."""
     word, mood = STATES.get(job.state, (job.state, "calm"))
+    end = job.facts.get("ended") or (time.time() if job.active else 0)
     shown = {
         "id": job.id, "kind": job.kind, "title": KINDS.get(job.kind, job.kind), "state": word, "mood": mood,
         "busy": job.active, "error": job.error,
         "doing": {"text": "Starting" if job.active else "", "done": 0, "total": 0, **job.doing},
-        "took": _took(job), "log": job.log if job.state in ("failed", "interrupted") else "",
+        "took": compile_summary.duration(max(0.0, end - job.started)),
+        "log": job.log if job.state in ("failed", "interrupted") else "",
     }  # fmt: skip
     result = job.result
     body = {"bench": bench, "profile": profile, "doctor": doctor, "cache": cache}.get(str(result.get("kind")))
@@ -269,12 +271,6 @@ def advised(job: jobs.BackgroundJob, number: int) -> JsonObject:
 
 def _measurable(side: str) -> bool:
     return 64 <= int(side) <= 8192 and int(side) % 64 == 0
-
-
-def _took(job: jobs.BackgroundJob) -> str:
-    end = job.facts.get("ended") or (time.time() if job.active else 0)
-    seconds = max(0.0, end - job.started)
-    return compile_summary.duration(seconds)
 
 
 def _flags(given: JsonMapping) -> str:

@@ -43,7 +43,8 @@ def buttons(run: reader.RecordedRun, others: list[reader.RecordedRun]) -> str:
         shown += [("now", "Stop now", "stop")] * (asked in ("", "after_step"))
         shown += [("kill", "Kill", "stop")] * stop.hangs(run)
         if run.state == "running":
-            shown += [("sample", "Sample now", "")] * _has_sample_prompts(run) + [("save", "Save now", "")]
+            prompts = bool(resume.settings(run).get("sample", {}).get("sample_prompts"))
+            shown += [("sample", "Sample now", "")] * prompts + [("save", "Save now", "")]
     else:
         shown = [("open", "Open in form", ""), ("bundle", "Support bundle", "")]
         if _is_wanted(run, others):
@@ -89,10 +90,6 @@ def _can_be_tried(run: reader.RecordedRun) -> bool:
     """Whether what a run has trained can be sampled with in the tab Try it."""
     script = str(run.facts.get("script"))
     return script in RUNS and config_class(script).kind in ("lora", "textual-inversion", "lllite")
-
-
-def _has_sample_prompts(run: reader.RecordedRun) -> bool:
-    return bool(resume.settings(run).get("sample", {}).get("sample_prompts"))
 
 
 class RunActions:

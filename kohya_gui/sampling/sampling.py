@@ -69,7 +69,8 @@ class SamplingTab:
         """The files that a run has saved, in their order, and the prompts of its samples."""
         run = _run(sent.text("run"))
         events = reader.progress(run.folder).update().events
-        files = dict.fromkeys(_absolute(run, event) for event in events.get("saved", ()))
+        folder = str(run.facts.get("folder") or ".")  # where it was started, from which its names of files begin
+        files = dict.fromkeys(Path(folder, str(event.get("file") or "")) for event in events.get("saved", ()))
         kept = [str(path) for path in files if path.suffix in LEARNED and path.is_file()]
         asked = dict.fromkeys(str(event.get("prompt") or "") for event in events.get("sample", ()))
         return {"files": kept, "prompts": [one for one in asked if one]}
@@ -178,10 +179,6 @@ def _settings(run: reader.RecordedRun) -> JsonObject:
     found = {name: value for name, value in flat(resume.settings(run)).items() if value is not None}
     paths_of = {name: there / value for name, value in found.items() if isinstance(value, str) and value}
     return found | {name: str(path) for name, path in paths_of.items() if path.exists()}
-
-
-def _absolute(run: reader.RecordedRun, event: JsonObject) -> Path:
-    return Path(str(run.facts.get("folder") or "."), str(event.get("file") or ""))
 
 
 def _samples(run: reader.RecordedRun) -> Sequence[JsonObject]:

@@ -7,14 +7,10 @@ from gradio.themes import Base, sizes
 PAGE = Path(__file__).parents[1]
 
 
-def _styles() -> str:
-    """All style sheets; page.css first, as those of single tabs build on it."""
-    files = sorted(PAGE.rglob("*.css"), key=lambda file: (file.stem != "page", file))
-    return "".join(f"<style>{file.read_text(encoding='utf-8')}</style>" for file in files)
-
-
-# In the head and not as Gradio's css=, which rewrites selectors and sends each rule twice.
-HEAD = _styles()
+# All style sheets; page.css first, as those of single tabs build on it. In the head and not as Gradio's css=, which
+# rewrites selectors and sends each rule twice.
+SHEETS = sorted(PAGE.rglob("*.css"), key=lambda file: (file.stem != "page", file))
+HEAD = "".join(f"<style>{sheet.read_text(encoding='utf-8')}</style>" for sheet in SHEETS)
 
 # Each of these has a twin for dark mode in Gradio; ours follow the mode by themselves.
 NAMES = {

@@ -23,6 +23,7 @@ from library.check import estimate as fitting
 from library.check import preflight
 from library.check.report import graphics, largest
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.problems import Text, listed
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError, build, options, read_toml, replace, to_toml
 from library.families import RUNS, config_class
@@ -131,7 +132,7 @@ class Probe:
         return {
             "state": self.state,
             "doing": self.doing,
-            "tries": [{**dataclasses.asdict(one), "text": one.sentence("step")} for one in self.tries],
+            "tries": [{**dataclasses.asdict(one), "text": one.sentence()} for one in self.tries],
             "best": best.changes if best else None,
             "text": self.sentence(),
         }
@@ -140,15 +141,19 @@ class Probe:
         """What is proposed."""
         best = self.best
         if best is None and self.tries and not self.tries[-1].lacks_memory:
-            return f"It did not work, for another reason than memory: {self.tries[-1].why}"
+            template = "It did not work, for another reason than memory: {reason}"
+            return Text(template, reason=self.tries[-1].why)
         if best is None:
-            return "Nothing that was tried fits: lower the resolution, or train on a larger GPU." if self.tries else ""
-        fast = f"Proposed: {candidates.shown(best.changes)}" if best.changes else "The settings fit as they are"
-        room = (
-            f" A batch of {more} should fit, too." if (more := self.largest_batch()) > self._batch(best.changes) else ""
-        )
-        pace = f", {best.seconds:.3g} s a step" if best.seconds else ""
-        return f"{fast} ({best.peak:.1f} GB at the peak{pace}).{room}"
+            nothing = Text("Nothing that was tried fits: lower the resolution, or train on a larger GPU.")
+            return nothing if self.tries else ""
+        template = "Proposed: {settings} ({found})." if best.changes else "The settings fit as they are ({found})."
+        found = [Text("{memory} GB at its peak", memory=f"{best.peak:.1f}")]
+        if best.seconds:
+            found.append(Text("{seconds} s a step", seconds=f"{best.seconds:.3g}"))
+        said = Text(template, settings=candidates.shown(best.changes), found=listed(found))
+        if (more := self.largest_batch()) > self._batch(best.changes):
+            return Text("{proposed} A batch of {number} should fit, too.", proposed=said, number=more)
+        return said
 
 
 # ---- one try
@@ -169,7 +174,7 @@ def measure_in_own_process(config: RunConfig, size: tuple[int, int], place: Path
     facts = layout.load(found[-1] / layout.RUN) if found else {}
     made = Measured({}, peak=facts.get("peak_memory_gb") or facts.get("peak_ram_gb") or 0.0)
     if code or facts.get("state") != "finished":
-        made.why = facts.get("error") or explain.cause(output) or f"it ended with code {code}"
+        made.why = facts.get("error") or explain.cause(output) or Text("it ended with code {code}", code=code)
         return made
     compiled = facts.get("compile") or {}
     made.seconds = _pace(found[-1], facts) or 0.0
@@ -250,7 +255,7 @@ def probe(config: RunConfig, how: JsonMapping, work: JobRecord) -> Probe:
     def report(now: Probe) -> None:
         work.store(now.as_json())
         if now.tries and now.doing and not work.folder:
-            print(now.tries[-1].sentence("step"), flush=True)
+            print(now.tries[-1].sentence(), flush=True)
 
     try:
         return Probe(config, size, memory, lambda made: measure_in_own_process(made, size, place, how), report).run()

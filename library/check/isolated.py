@@ -37,14 +37,15 @@ def check_all(readings: Sequence[Reading[Any]], launch: JsonMapping) -> list[Rep
         done = subprocess.run(asked, input=json.dumps(given), capture_output=True, encoding="utf-8", errors="replace",
                               check=False, timeout=PATIENCE, env=environment(launch))  # fmt: skip
     except subprocess.TimeoutExpired:
-        why = f"the check took more than {PATIENCE:.0f} s and was given up"
+        why = Text("the check took more than {seconds} s and was given up", seconds=f"{PATIENCE:.0f}")
         return [failed(why, reading) for reading in readings]
     try:
         return [dict(found) for found in json.loads(done.stdout.strip().splitlines()[-1])]
     except (ValueError, IndexError):
         said = done.stderr.strip().splitlines()
-        why = said[-1] if said else f"it ended with code {done.returncode}"
-        return [failed(f"the check itself failed: {why}", reading) for reading in readings]
+        why = said[-1] if said else Text("it ended with code {code}", code=done.returncode)
+        failure = Text("the check itself failed: {reason}", reason=why)
+        return [failed(failure, reading) for reading in readings]
 
 
 def sent(config: RunConfig) -> JsonObject:

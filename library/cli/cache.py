@@ -70,15 +70,14 @@ def _less(clean: bool, limit: float | None) -> JsonObject:
 
 def text(found: JsonObject) -> str:
     """The same in words."""
-    rows = [[f["name"], f"{f['bytes'] / GB:.2f} GB", f"used {_ago(f['used'])}"] for f in found["kept"]]
+    rows = []
+    for folder in found["kept"]:
+        days = (time.time() - folder["used"]) / 86400
+        used = "used today" if days < 1 else f"used {days:.0f} day{'s' * (round(days) != 1)} ago"
+        rows.append([folder["name"], f"{folder['bytes'] / GB:.2f} GB", used])
     total = sum(folder["bytes"] for folder in found["kept"])
     first = f"{total / GB:.2f} GB of compiled code in {found['folder']}, at most {found['limit'] / GB:.1f} GB"
     lines = [first, *(report.columns(rows) if rows else ())]
     if found["removed"]:
         lines.append(f"{found['removed'] / GB:.2f} GB removed")
     return "\n".join(lines)
-
-
-def _ago(moment: float) -> str:
-    days = (time.time() - moment) / 86400
-    return "today" if days < 1 else f"{days:.0f} day{'s' * (round(days) != 1)} ago"

@@ -92,7 +92,7 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
     `backends` has those of blocks that shall not have that of `args`. `log` notes what is compiled. Raises ConfigError
     when this machine cannot compile.
     """
-    device = _device_of(model)
+    device = next((p.device for p in model.parameters() if p.device.type != "cpu"), torch.device("cpu"))
     blocks = [block for group in target_blocks for block in group]
     if wrong := [*problems(args, device, disable_linear), *hooked(model, blocks)]:
         raise ConfigError(*wrong)
@@ -167,10 +167,6 @@ def _begin(blocks: Iterable[nn.Module], options: JsonMapping, backends: Mapping[
         backend = backends.get(block, options["backend"])
         own = {name: value for name, value in options.items() if name != "mode" or backend == "inductor"}
         block.compile(**own | {"backend": torch_private.eager_backend if backend == "eager" else backend})
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    return next((p.device for p in model.parameters() if p.device.type != "cpu"), torch.device("cpu"))
 
 
 def uncompile_model(model: nn.Module) -> None:

@@ -172,7 +172,8 @@ def check(config: RunConfig) -> None:
         rules = bucket_rules(dataset)
         problems += list(rules.problems())
         if max(*rules.resolution, rules.largest) > LARGEST:
-            problems.append(f"resolution and max_bucket_reso: no side may have more than {LARGEST} pixels")
+            template = "resolution and max_bucket_reso: no side may have more than {most} pixels"
+            problems.append(Text(template, most=LARGEST))
     if problems:
         raise ConfigError(*dict.fromkeys(problems))
 

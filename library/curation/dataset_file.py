@@ -118,14 +118,16 @@ def _toml(text: str, wanted: Sequence[DatasetTable]) -> str:
         rearranged = _rearranged(text, wanted)
         there = [len(table.get("subsets", [])) for table in tomllib.loads(rearranged).get("datasets", [])]
         if there == [len(one.folders) for one in wanted]:
-            text, wanted = rearranged, [_numbered(one, at) for at, one in enumerate(wanted)]
+            text, wanted = (
+                rearranged,
+                [
+                    replace(one, at=at, folders=[replace(folder, at=i) for i, folder in enumerate(one.folders)])
+                    for at, one in enumerate(wanted)
+                ],
+            )
     document = tomlkit.parse(text)
     _change(document, wanted, tomlkit.table, [])
     return tomlkit.dumps(document)
-
-
-def _numbered(one: DatasetTable, at: int) -> DatasetTable:
-    return replace(one, at=at, folders=[replace(folder, at=i) for i, folder in enumerate(one.folders)])
 
 
 def _rearranged(text: str, wanted: Sequence[DatasetTable]) -> str:

@@ -3,7 +3,6 @@
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 from library.config import dataset as datasets
@@ -48,18 +47,16 @@ def opened(config: RunConfig, report: Report | None = None, may: May = lambda pa
     else:
         album = albums.opened(Path(data.train_data_dir or ""), config, report, may)
     album.world, album.found, album.problems = world, found.images, found.problems
-    album.notes = list(dict.fromkeys([*found.other_captions, *found.warnings, *albums.sharing(album), *_crops(found)]))
+    notes = dict.fromkeys([*found.other_captions, *found.warnings, *albums.sharing(album)])
+    if any(subset.random_crop for dataset in found.images.datasets for subset in dataset.subsets):
+        notes["Crops are random: the shading shows a center crop."] = None
+    album.notes = list(notes)
     _add(album, found, report)
     return album
 
 
 def _share(config: RunConfig) -> float:
     return config.validation.validation_split if isinstance(config, AdapterRun) else 0.0
-
-
-def _crops(found: Survey) -> Iterator[str]:
-    if any(subset.random_crop for dataset in found.images.datasets for subset in dataset.subsets):
-        yield "Crops are random: the shading shows a center crop."
 
 
 def guard(config: RunConfig, may: May) -> None:
@@ -201,7 +198,7 @@ def _left_out(album: Album, found: Survey, places: _Places, seen: set[str]) -> l
                 if path in spare:
                     picture.unused = LEFT_OVER
                 elif subset.metadata_file:
-                    picture.unused = f"{Path(subset.metadata_file).name} does not list it"
+                    picture.unused = Text("{file} does not list it", file=Path(subset.metadata_file).name)
                 made.append(picture)
             seen |= {picture.path for picture in made}
     return made

@@ -43,7 +43,8 @@ class BackgroundTask:
         except OSError as error:
             self.error = f"{error.filename or 'A file'}: {error.strerror or error}"
         except Exception as error:
-            self.error = f"This should not have happened ({type(error).__name__}: {error})."
+            what = f"{type(error).__name__}: {error}"
+            self.error = Text("This should not have happened ({error}).", error=what)
             raise
 
     def _report(self, phase: Text, done: int, total: int) -> None:

@@ -193,13 +193,8 @@ def _about_options(config: RunConfig, found: Survey) -> Iterator[Problem]:
         yield Problem("metadata_trigger_phrase",
             ": '{phrase}' is in none of the captions, so it will not trigger what is trained",
             phrase=phrase)  # fmt: skip
-    few = _small_buckets(found)
-    if few:
+    sizes = [dataset.batch_size for dataset in found.images.datasets]
+    if few := sum(len(members) < sizes[key[0]] for key, members in found.images.buckets().items()):
         yield about_images(
             "{buckets} with fewer images than the batch size; their batches are smaller", buckets=counted(few, "bucket")
         )
-
-
-def _small_buckets(found: Survey) -> int:
-    sizes = [dataset.batch_size for dataset in found.images.datasets]
-    return sum(len(members) < sizes[key[0]] for key, members in found.images.buckets().items())

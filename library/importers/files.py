@@ -13,7 +13,7 @@ from library.config.schema import ConfigError, load_json, load_toml, once, optio
 from library.config.text_files import read_text
 from library.config.values import did_you_mean
 from library.importers import aitoolkit, aitoolkit_data, flat, kohya_ss, musubi, onetrainer
-from library.importers.ledger import Configs, Imported, KeyLedger, settle
+from library.importers.ledger import Configs, Imported, settle
 from library.importers.shared import tables
 
 READERS = (aitoolkit, onetrainer, musubi, kohya_ss)
@@ -86,7 +86,8 @@ def read(found: JsonMapping, configs: Configs, script: str = "") -> Imported:
     if script and script not in configs:
         raise ConfigError("{script} is not a kind of training{hint}; there are {configs}", script=script,
             hint=did_you_mean(script, configs), configs=', '.join(configs))  # fmt: skip
-    return settle(_ledger(found, configs, script), configs)
+    reader = next((reader for reader in READERS if reader.fits(found)), None)
+    return settle(reader.read(found, script) if reader else flat.read(found, configs, script), configs)
 
 
 def named(path: Path, configs: Configs) -> str:
@@ -97,11 +98,6 @@ def named(path: Path, configs: Configs) -> str:
     said = re.findall(r"sd-scripts/(\w+)\.py", first) if first.startswith("#") else []
     in_name = [script for script in sorted(configs, key=len, reverse=True) if script in path.stem]
     return next((script for script in [*said, *in_name] if script in configs), "")
-
-
-def _ledger(found: JsonMapping, configs: Configs, script: str) -> KeyLedger:
-    reader = next((reader for reader in READERS if reader.fits(found)), None)
-    return reader.read(found, script) if reader else flat.read(found, configs, script)
 
 
 def of_others(found: JsonMapping) -> bool:

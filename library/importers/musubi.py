@@ -47,7 +47,9 @@ def read(found: JsonMapping, script: str = "") -> KeyLedger:
         ledger.texts["dataset_config"], notes = dataset(data)
         ledger.notes += notes
         ledger.change("dataset_config", "the dataset format of musubi-tuner; converted to a file beside the config")
-    _old_version(ledger)
+    for key, version in TABLES["old_versions"].items():  # the older switches for one of Qwen-Image-Edit
+        if ledger.family == "qwen_image" and is_on(ledger.get(key)):
+            ledger.change(key, f"model_version = {version}", {"model_version": version})
     _lycoris(ledger, module)
     sampling = str(found.get("timestep_sampling") or "")
     if nearest := TABLES["timestep_sampling"].get(sampling):
@@ -115,13 +117,6 @@ def _lycoris(ledger: KeyLedger, module: str) -> None:
     ledger.change("network_module", said, {"network_module": "lycoris.kohya"})
     about = f"{', '.join(left_out)}: not an argument of lycoris.kohya" if left_out else "those of lycoris.kohya"
     set_by(ledger, "network_args", about, {"network_args": made})
-
-
-def _old_version(ledger: KeyLedger) -> None:
-    """The older switches for one of Qwen-Image-Edit."""
-    for key, version in TABLES["old_versions"].items():
-        if ledger.family == "qwen_image" and is_on(ledger.get(key)):
-            ledger.change(key, f"model_version = {version}", {"model_version": version})
 
 
 # ---- its dataset files

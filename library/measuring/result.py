@@ -5,6 +5,7 @@
 
 from dataclasses import dataclass
 
+from library.config.problems import Text, counted, listed
 from library.measuring.candidates import Overrides, shown
 
 OUT_OF_MEMORY = ("out of memory", "OutOfMemory", "ALLOC_FAILED", "ran out of memory")  # as reasons say it
@@ -32,12 +33,17 @@ class Measured:
         """Whether more memory would have helped."""
         return any(sign in self.why for sign in OUT_OF_MEMORY)
 
-    def sentence(self, unit: str) -> str:
-        """What it takes, its `unit` of time being a "batch" or a "step"; or why it cannot be used."""
-        what = shown(self.changes) or "as it is"
+    def sentence(self, of_steps: bool = True) -> Text:
+        """What it takes, its time being that of a step, or else of a batch; or why it cannot be used."""
+        what = shown(self.changes) or Text("as it is")
         if self.why:
-            return f"{what}: {self.why}"
-        graphs = f", {self.graphs} graphs" if self.graphs else ""
-        compiled = f"{graphs}, {self.compiling:.1f} s to compile" if self.compiling else graphs
-        pace = f", {self.seconds:.3g} s a {unit}" if self.seconds else ""
-        return f"{what}: {self.peak:.1f} GB at its peak{pace}{compiled}"
+            return Text("{settings}: {found}", settings=what, found=self.why)
+        found = [Text("{memory} GB at its peak", memory=f"{self.peak:.1f}")]
+        if self.seconds:
+            pace = "{seconds} s a step" if of_steps else "{seconds} s a batch"
+            found.append(Text(pace, seconds=f"{self.seconds:.3g}"))
+        if self.graphs:
+            found.append(counted(self.graphs, "graph"))
+        if self.compiling:
+            found.append(Text("{seconds} s to compile", seconds=f"{self.compiling:.1f}"))
+        return Text("{settings}: {found}", settings=what, found=listed(found))

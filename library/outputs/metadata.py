@@ -133,12 +133,13 @@ def modelspec(config: RunConfig, architecture: str) -> dict[str, str]:
     """The modelspec.* keys, of a file that is saved now."""
     now, meta = datetime.now().replace(microsecond=0), config.metadata
     kind, suffix = config.file_kind
+    sides = str(config.data.resolution or "1024").replace("x", ",").split(",")
     out = {
         "sai_model_spec": "1.0.1",
         "architecture": architecture + suffix,
         "implementation": families.facts(config.family).implementation,
         "title": meta.metadata_title or config.save.output_name or f"{kind}@{now.timestamp():.0f}",
-        "resolution": _resolution(config),
+        "resolution": f"{sides[0].strip()}x{sides[-1].strip()}",
         "date": now.isoformat(),
         "implementation_version": _version(),
         **{key: getattr(meta, f"metadata_{key}") for key in (*PLAIN, *EXTRAS)},
@@ -182,11 +183,6 @@ def _bases(config: RunConfig) -> dict[str, str]:
     """What the training starts from, by the name its keys have."""
     files = {"sd_model": config.model.pretrained_model_name_or_path, "vae": config.model.vae}
     return {key: str(place) for key, place in files.items() if place}
-
-
-def _resolution(config: RunConfig) -> str:
-    sides = str(config.data.resolution or "1024").replace("x", ",").split(",")
-    return f"{sides[0].strip()}x{sides[-1].strip()}"
 
 
 def _thumbnail(value: str | None) -> str | None:

@@ -159,15 +159,18 @@ def _why_idle(piece: str, use: ControlUse, shifts: bool) -> str:
     """Why an option of a line does not do what it says; "" where it does."""
     if read := option_of(piece):
         if read[0] == "sample_sampler" and read[1] not in SAMPLERS:
-            return f"is no known sampler, and {SAMPLERS[0]} is used; known are {', '.join(SAMPLERS)}"
+            template = "is no known sampler, and {used} is used; known are {names}"
+            return Text(template, used=SAMPLERS[0], names=", ".join(SAMPLERS))
         shown = {"control_image_path": use.most or use.inpaints, "control_image_mask_path": use.inpaints}
         shown |= {"controlnet_image": use.guided, "flow_shift": shifts}
-        return "" if shown.get(read[0], read[0] not in OTHER_MODELS) else "has no effect; it is for other models"
+        works = shown.get(read[0], read[0] not in OTHER_MODELS)
+        return "" if works else Text("has no effect; it is for other models")
     letter = piece.partition(" ")[0].lower()
     if letter not in LETTERS:
-        return f"has no effect; known are {', '.join(f'--{known}' for known in LETTERS)}"
+        return Text("has no effect; known are {names}", names=", ".join(f"--{known}" for known in LETTERS))
     name, pattern, _ = LETTERS[letter]
-    return f"has no effect; {name} is {'text' if pattern is TEXT else 'a number that is not negative'} after one blank"
+    template = "has no effect; {name} is a number that is not negative after one blank"
+    return Text("has no effect; {name} is text after one blank" if pattern is TEXT else template, name=name)
 
 
 def prompt_lines(text: str) -> Iterator[tuple[int, str]]:
@@ -180,7 +183,7 @@ def prompt_lines(text: str) -> Iterator[tuple[int, str]]:
 def _from_lines(text: str) -> Iterator[tuple[Prompt, str]]:
     for number, line in prompt_lines(text):
         prompt = parse_line(line)
-        yield prompt, _placed(f"line {number}", prompt)
+        yield prompt, _placed(Text("line {number}", number=number), prompt)
 
 
 def _from_toml(text: str) -> Iterator[tuple[Prompt, str]]:
@@ -188,9 +191,10 @@ def _from_toml(text: str) -> Iterator[tuple[Prompt, str]]:
     entries = common.pop("subset", []) if isinstance(common, dict) else []
     for number, entry in enumerate(entries, start=1):
         if both := sorted(common.keys() & entry.keys()):
-            yield Prompt(""), f"subset {number}: {', '.join(both)} stands in [prompt] too; keep one of the two"
+            template = "subset {number}: {options} stands in [prompt] too; keep one of the two"
+            yield Prompt(""), Text(template, number=number, options=", ".join(both))
         else:
-            yield _from_mapping({**common, **entry}, f"subset {number}")
+            yield _from_mapping({**common, **entry}, Text("subset {number}", number=number))
 
 
 def _from_json(text: str) -> Iterator[tuple[Prompt, str]]:
@@ -200,23 +204,24 @@ def _from_json(text: str) -> Iterator[tuple[Prompt, str]]:
     for number, entry in enumerate(entries, start=1):
         if isinstance(entry, str):
             prompt = parse_line(entry)
-            yield prompt, _placed(f"entry {number}", prompt)
+            yield prompt, _placed(Text("entry {number}", number=number), prompt)
         elif isinstance(entry, dict):
-            yield _from_mapping(entry, f"entry {number}")
+            yield _from_mapping(entry, Text("entry {number}", number=number))
         else:
-            yield Prompt(""), f"entry {number} is neither a text nor an object"
+            yield Prompt(""), Text("entry {number} is neither a text nor an object", number=number)
 
 
 def _from_mapping(values: JsonMapping, where: str) -> tuple[Prompt, str]:
     known = {k: v for k, v in values.items() if k in KINDS and v is not None}
     if unknown := sorted(values.keys() - KINDS.keys() - IGNORED):
-        return Prompt(""), f"{where}: there is no option {', '.join(unknown)}; known are {', '.join(KINDS)}"
+        template = "{where}: there is no option {unknown}; known are {names}"
+        return Prompt(""), Text(template, where=where, unknown=", ".join(unknown), names=", ".join(KINDS))
     if not str(known.get("prompt", "")).strip():
-        return Prompt(""), f"{where} has no prompt"
+        return Prompt(""), Text("{where} has no prompt", where=where)
     try:
         prompt = Prompt(**{name: _number(name, value, KINDS[name]) for name, value in known.items()})
-    except ValueError as e:
-        return Prompt(""), f"{where}: {e}"
+    except ConfigError as e:
+        return Prompt(""), Text("{where}: {problem}", where=where, problem=e.said)
     return prompt, _placed(where, prompt)
 
 
@@ -224,12 +229,13 @@ def _number(name: str, value: JsonValue, kind: Callable[[Any], Any]) -> Any:
     try:
         return kind(value)
     except (TypeError, ValueError):
-        raise ValueError(f"{name} should be {'text' if kind is str else 'a number'}, not {value!r}") from None
+        template = "{name} should be text, not {value}" if kind is str else "{name} should be a number, not {value}"
+        raise ConfigError(template, name=name, value=repr(value)) from None
 
 
 def _placed(where: str, prompt: Prompt) -> str:
     why = problem_of(prompt)
-    return f"{where}: {why}" if why else ""
+    return Text("{where}: {problem}", where=where, problem=why) if why else ""
 
 
 def problem_of(prompt: Prompt) -> str:

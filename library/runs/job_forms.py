@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from library.config.json_types import JsonMapping
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, Text
 
 Maker = Callable[[type[argparse.ArgumentParser]], argparse.ArgumentParser]
 # (text, kind, label) -> the path that may be used, or the id of a model on the hub, or ConfigError
@@ -109,7 +109,7 @@ def _filled(fields: tuple[CommandField, ...], values: JsonMapping, guard: Guard)
         given = values.get(field.name)
         made = list(_words(field, given, guard))
         if field.required and not made:
-            missing.append(f"{field.label}: this must be filled in")
+            missing.append(Text("{field}: this must be filled in", field=Text(field.label)))
         words += made
     if missing:
         raise ConfigError(*missing)

@@ -12,7 +12,7 @@ from typing import Any
 
 from library.config.command import launch_options
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import Problem, together
+from library.config.problems import Problem, Text, together
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError, options, to_toml
 from library.files import write_atomic
@@ -87,8 +87,10 @@ def begin(asked: TrainingJob) -> str:
     try:
         started = detached(arguments, folder / layout.LOG, given, asked.folder)
     except OSError as error:
-        _failed(folder, f"The training could not be started: {error}.")
-        raise ConfigError("The training could not be started: {error}.", error=error) from error
+        why = Text("The training could not be started: {error}.", error=error)
+        failed = layout.load(folder / layout.RUN) | {"state": "failed", "error": why, "ended": time.time()}
+        layout.store(folder / layout.RUN, failed)
+        raise ConfigError(why) from error
     own_process = process.identity(started.pid)
     layout.store(folder / layout.LAUNCHER, {**own_process, "command": arguments})
     registry.add(folder, layout.load(folder / layout.RUN) | own_process)
@@ -136,8 +138,3 @@ def detached(arguments: Sequence[str], log: Path, given: Mapping[str, str], fold
     # Someone has to take note of the end, or the ended process stays in the table as a zombie.
     threading.Thread(target=started.wait, name="reaper", daemon=True).start()
     return started
-
-
-def _failed(folder: Path, why: str) -> None:
-    facts = layout.load(folder / layout.RUN)
-    layout.store(folder / layout.RUN, facts | {"state": "failed", "error": why, "ended": time.time()})

@@ -161,7 +161,7 @@ def _compare(found: Findings, modules: dict[Module, AdapterFactors], model: Mode
         found.problems.append(f"the LoRA is for {found.family}, and {model.path} is a model of {model.family}")
         return
     absent, wrong, elsewhere = [], [], Counter()
-    present = {part for part in ("denoiser", "clip_l", "clip_g") if _has(model, part)}
+    present = {module.part for module in model.modules(False)}
     for module, adapter in modules.items():
         shape = model.size(module)
         if shape is None and module.part not in present:
@@ -176,10 +176,6 @@ def _compare(found: Findings, modules: dict[Module, AdapterFactors], model: Mode
         found.problems.append(f"{len(wrong)} modules do not fit {model.path}: {_some(wrong)}")
     for part, count in elsewhere.items():
         found.warnings.append(f"{count} modules of {part} could not be compared: {model.path} holds no such encoder")
-
-
-def _has(model: ModelFile, part: str) -> bool:
-    return any(module.part == part for module in model.modules(False))
 
 
 def _some(listed: list[str]) -> str:

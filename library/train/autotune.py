@@ -94,7 +94,7 @@ class Tuner:
         rows = [asdict(result) for result in self.results]
         self.journal.event("tuned", chosen=chosen.changes, results=rows, remembered=bool(known), text=text)
         for r in self.results:
-            text += f"\n  {r.sentence('batch')}"
+            text += f"\n  {r.sentence(of_steps=False)}"
         self.journal.say(text)
         return chosen.changes
 

@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import importlib.metadata
 import json
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,6 @@ import torch
 from library.compiler import cache
 from library.config.json_types import JsonObject
 from library.config.schema import values
-from library.data.loading import Kind
 from library.files import write_atomic
 from library.memory import attention
 
@@ -54,6 +52,7 @@ def fingerprint(tuner: "Tuner") -> str:
     config, world, known = tuner.config, tuner.world, tuner.compute_loss
     ours = values(config)
     sections = {n for section in SECTIONS for n in getattr(getattr(config, section, None), "__dataclass_fields__", ())}
+    kinds = tuner.batches.kinds()  # with about how frequent each is: one image more or less changes nothing
     facts = {
         "version": VERSION,
         "machine": [cache.key(world.device), torch.get_num_threads(), world.ranks, attention.offered(world.device)],
@@ -63,7 +62,7 @@ def fingerprint(tuner: "Tuner") -> str:
         ],
         "encoders": {name: bool(known.method.trained_parts.get(name)) for name in sorted(known.components.encoders)},
         "options": {n: ours[n] for n in sorted(sections.union(MATTER) & set(ours)) if n not in NO_MATTER},
-        "sizes": _shares(tuner.batches.kinds()),
+        "sizes": sorted([*kind, round(SHARES * number / kinds.total())] for kind, number in kinds.items()),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
@@ -80,11 +79,6 @@ def _version(package: str) -> str:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(package)
     return ""
-
-
-def _shares(kinds: Counter[Kind]) -> list[list[int]]:
-    """The sizes of batches and about how frequent each is: one image more or less changes nothing."""
-    return sorted([*kind, round(SHARES * number / kinds.total())] for kind, number in kinds.items())
 
 
 def read(name: str, passes: int) -> list[JsonObject]:

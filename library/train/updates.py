@@ -3,7 +3,7 @@
 With an optimizer that steps within the backward pass (`fused_step`) most of this has happened by then.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -37,7 +37,8 @@ class NonFiniteGuard:
     def __init__(self, optimizer: Any, device: torch.device, scaled: bool) -> None:
         self._scaled = scaled  # a gradient scaler looks by itself
         self.waits = device.type == "cpu"  # where reading a number costs nothing
-        self._flagged = [one for one in _within(optimizer) if getattr(one, "_step_supports_amp_scaling", False)]
+        inner = [part.optimizer for part in optimizer.bundles] if hasattr(optimizer, "bundles") else [optimizer]
+        self._flagged = [one for one in inner if getattr(one, "_step_supports_amp_scaling", False)]
 
     def should_step(self, *numbers: Tensor) -> bool:
         """Whether to step, as far as the host can know; the optimizer is told the rest."""
@@ -49,11 +50,6 @@ class NonFiniteGuard:
         for optimizer in self._flagged:
             optimizer.found_inf = (~finite).float()
         return True
-
-
-def _within(optimizer: Any) -> Iterator[Any]:
-    """The parts of a partitioned optimizer, or the optimizer itself."""
-    yield from (part.optimizer for part in optimizer.bundles) if hasattr(optimizer, "bundles") else (optimizer,)
 
 
 class Updates:
