@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -233,3 +233,12 @@ def capped(problems: list[Problem]) -> Iterator[Problem]:
     yield from problems[:SHOWN]
     if len(problems) > SHOWN:
         yield about_images("and {count} more like these", count=len(problems) - SHOWN)
+
+
+def capped_by_kind(problems: Iterable[Problem]) -> Iterator[Problem]:
+    """The same of problems of several kinds; each problem once."""
+    kinds: dict[str, list[Problem]] = {}
+    for problem in dict.fromkeys(problems):
+        kinds.setdefault(problem.template, []).append(problem)
+    for alike in kinds.values():
+        yield from capped(alike)

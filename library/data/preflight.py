@@ -12,7 +12,7 @@ from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun, EmbeddingRun
 from library.data import augment, finding
 from library.data.finding import Survey
-from library.data.folders import SHOWN, about_images, some
+from library.data.folders import SHOWN, about_images, capped_by_kind, some
 from library.data.images import Image, ImageSet, bucket_rules
 from library.data.pixels import check_file, is_turned
 from library.data.threads import spread
@@ -40,7 +40,7 @@ def check(config: RunConfig, grid: int, report: Report | None = None) -> Check:
     """Look at all data once: folders, headers and ends of images, captions, buckets, options that exclude another."""
     found = finding.survey(config, report)
     images = [*found.images.items, *(found.images.validation.items if found.images.validation else ())]
-    stops, notes = list(found.problems), list(found.warnings)
+    stops, notes = [*capped_by_kind(found.problems)], list(found.warnings)
     to_disk = config.cache.cache_latents_to_disk
     stops += _damaged(found, images, to_disk, report)
     for dataset in found.images.datasets:

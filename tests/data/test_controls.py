@@ -110,13 +110,16 @@ def test_what_is_missing_is_said_before_anything_is_loaded(pairs, use):
     make.picture(pairs / "second" / "00.png", (8, 8))
     small = toml(pairs, "no_resize_control = true")
     assert "the reference image" in sentences(small) and "is too small: replace it" in sentences(small)
-    assert sentences(toml(pairs, controls=False)).count("control_directory") == 3
+    assert sentences(toml(pairs, controls=False)).count("control_directory") == 1
     use(least=1, most=1)
     assert "02.png has 2 reference images, and this model takes 1 at most" in sentences(toml(pairs))
     use()
     assert "control_directory is for models with reference images; SDXL LoRA takes none" in sentences(toml(pairs))
     use(inpaints=True)
     bare = sentences(toml(pairs, controls=False))
+    for number in range(3, 30):
+        shutil.copy(pairs / "images" / "00.png", pairs / "images" / f"{number:02}.png")
+    assert "and 10 more like these" in sentences(toml(pairs, controls=False))
     assert "00.png has no mask of what is to be painted: name conditioning_data_dir" in bare
     crops = "cannot be used with control_directory: switch one of them off"
     use(least=1, most=2)
