@@ -51,6 +51,7 @@ FACTS = FamilyFacts(
     text_tokens=128,
     graphs=3,
     compile_seconds=15,
+    has_sd_scripts_defaults=False,
     hub_models=(
         hub_model("Z-Image", "z_image", 12_309_866_400, "base"),
         hub_model("Z-Image Turbo", "z_image_turbo", 12_309_866_400, "turbo"),
