@@ -2,7 +2,7 @@
 import { count, progressOf, say } from "../i18n/sentences.js";
 import { all, hit, isBox, isField, make, makeButton, one, setValue, showMessage } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
-import { badges, captionField, facts, frame } from "./images_cards.js";
+import { badges, captionField, facts, frame, tellWhy } from "./images_cards.js";
 import * as history from "./images_history.js";
 import * as masks from "./images_masks.js";
 import * as panels from "./images_panels.js";
@@ -324,11 +324,11 @@ async function storeCaption(row, text) {
   const answer = await attempt(() => ask("images_caption", { folder, album, name: row.name, text: text.value, expected: row.caption, trigger: trigger().value }));
   text.dataset.state = answer && !answer.said ? "stored" : "failed";
   if (!answer) return;
+  const isNew = row.caption !== answer.row.caption;
   Object.assign(row, answer.row);
-  if (answer.said) {
-    notify("bad", answer.said);
-    text.value = row.caption ?? "";
-  } else showOverview(answer);
+  tellWhy(text, answer.said ?? "");
+  if (!answer.said) showOverview(answer);
+  else if (isNew) text.value = row.caption ?? "";
   const about = root.querySelector(`.cards [data-name="${CSS.escape(row.name)}"] .about`);
   about?.querySelector(".badges")?.replaceChildren(...badges(row));
   const other = about?.querySelector("textarea");

@@ -75,16 +75,30 @@ export function facts(row) {
 }
 
 /**
- * A caption to write in. It is stored when one leaves it, or presses Ctrl+Enter.
+ * A caption to write in. It is stored when one leaves it, or presses Ctrl+Enter; what could not be stored stays, and is
+ * tried again when one leaves it again.
  * @param {Row} row
  * @param {(row: Row, text: HTMLTextAreaElement) => unknown} store
  */
 export function captionField(row, store) {
   const text = make("textarea", { value: row.caption ?? "", rows: 4, "aria-label": say("Caption of {name}", { name: row.name }), placeholder: row.caption === null ? "no caption" : "empty", spellcheck: true, readOnly: row.foreign || Boolean(row.fixed), title: row.fixed });
   text.onchange = () => void store(row, text);
+  text.onblur = () => {
+    if (text.dataset.state === "failed") void store(row, text);
+  };
   text.onkeydown = (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) text.blur();
     if (event.key === "Escape") text.value = row.caption ?? "";
   };
   return text;
+}
+
+/**
+ * Say below a caption why it is not stored.
+ * @param {HTMLTextAreaElement} text
+ * @param {string} why "" when it is
+ */
+export function tellWhy(text, why) {
+  text.parentElement?.querySelector(":scope > .why")?.remove();
+  if (why) text.after(make("p", { className: "why", role: "alert" }, why));
 }

@@ -2,6 +2,8 @@
 
 import pytest
 
+from library.config.problems import ConfigError
+from library.curation import changes
 from tests.curation.conftest import picture
 from tests.curation.test_trash import tree
 from tests.jobs.test_jobs import lora, product
@@ -27,7 +29,11 @@ def go(visitor, tab):
     return page
 
 
-def test_look_edit_replace_and_undo(visit, images):
+def refused(*_):
+    raise ConfigError("the disk is full")
+
+
+def test_look_edit_replace_and_undo(visit, images, monkeypatch):
     start = tree(images)
     visitor = visit()
     page = go(visitor, "Data set")
@@ -43,8 +49,15 @@ def test_look_edit_replace_and_undo(visit, images):
     page.wait_for_function("document.querySelectorAll('.images article').length === 1")
     words = page.locator(".images article textarea")
     words.fill("zorb, by hand")
+    with monkeypatch.context() as full:
+        full.setattr(changes, "caption", refused)
+        words.blur()
+        page.locator(".images article .why", has_text="the disk is full").wait_for()
+    assert words.input_value() == "zorb, by hand" and not (images / "10_zorb" / "00.txt").exists()
+    words.focus()  # and left again, when there is room
     words.blur()
     page.locator('.images textarea[data-state="stored"]').wait_for()
+    assert page.locator(".images .why").count() == 0
     assert (images / "10_zorb" / "00.txt").read_text() == "zorb, by hand"
     page.locator(".images .findings button", has_text="without a caption").click()
 
