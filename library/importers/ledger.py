@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.problems import ConfigError, Problem
+from library.config.problems import ConfigError, Problem, Text
 from library.config.run_config import RunConfig
 from library.config.schema import Option, build, changed, draft, flat, options
 from library.config.sections.run import INEFFECTIVE_EVERYWHERE
@@ -136,11 +136,15 @@ class Imported:
 
     def lines(self) -> list[str]:
         """What is worth knowing, a sentence each, for a page: what changed or was left out, notes, what to fix."""
-        renamed = [f"{fate.key} is now {fate.text}" for fate in self.of("renamed")]
-        changed = [f"{fate.key}: {fate.text}" for fate in self.of("changed")]
-        ignored = [f"ignored: {names}: {reason}" for reason, names in _grouped(self.of("ignored"))]
-        defaults = [f"not in the file, so {self.program} has: {', '.join(self._defaults())}"] * bool(self.of("default"))
-        return [*(f"to fix: {p}" for p in self.problems), *changed, *renamed, *defaults, *ignored, *self.notes]
+        to_fix = [Text("to fix: {problem}", problem=problem) for problem in self.problems]
+        changed = [Text("{key}: {text}", key=fate.key, text=fate.text) for fate in self.of("changed")]
+        renamed = [Text("{key} is now {option}", key=fate.key, option=fate.text) for fate in self.of("renamed")]
+        every = ", ".join(self._defaults())
+        template = "not in the file, so {trainer} has: {values}"
+        defaults = [Text(template, trainer=self.program, values=every)] if every else []
+        grouped = _grouped(self.of("ignored"))
+        ignored = [Text("ignored: {names}: {reason}", names=names, reason=reason) for reason, names in grouped]
+        return [*to_fix, *changed, *renamed, *defaults, *ignored, *self.notes]
 
     @property
     def program(self) -> str:
