@@ -9,20 +9,22 @@ from kohya_gui.form import compile_summary, presets
 from kohya_gui.form.form import defaults_title, shown_value
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import Text
-from library.config.schema import build, changed, flat, options
+from library.config.schema import build, changed, flat, options, replace
 from library.runs import gpu_slots, machine
 
 DEFAULTS = "defaults"  # the id of a start that sets nothing
 PRODUCTS = ("fp8_compute", "int8_compute", "auto_compute")
+FP8 = (8, 9)  # the capability from which a GPU multiplies in fp8: RTX 40
 COMPILED = ("compiled", "CUDA graphs")  # what the sentence of a preset says of compiling
 
 
 @dataclass(frozen=True)
 class Card:
-    """The GPU that a training would use: its name and its memory in GiB."""
+    """The GPU that a training would use: its name, its memory in GiB, and CUDA's number of what it can compute."""
 
     name: str = ""
     memory: float = 0.0
+    capability: tuple[int, int] | None = None
 
 
 def card() -> Card | None:
@@ -34,7 +36,7 @@ def card() -> Card | None:
     named = next((gpu for gpu in found if gpu.index == first), None)
     if named is None and not first.upper().startswith("MIG"):  # named by its id, or not at all: any of them
         named = min(found, key=lambda gpu: gpu.total, default=None)
-    return Card(named.name, named.total) if named else Card()
+    return Card(named.name, named.total, named.capability) if named else Card()
 
 
 def suited(ready: Sequence[presets.Preset], gpu: Card | None) -> tuple[presets.Preset, str] | None:
@@ -59,10 +61,16 @@ def suited(ready: Sequence[presets.Preset], gpu: Card | None) -> tuple[presets.P
 
 def applied(preset: presets.Preset, config: type, now: JsonMapping, notes: list[str]) -> Any:
     """A preset on top of the defaults, as `presets.apply` makes it; where there is no GPU without compiling, which
-    takes a processor minutes before the first step, and without 8-bit products, which only GPUs have. `notes` say what
-    is other than in the preset's file."""
-    made = presets.apply(preset, config, now, notes)
-    if not made.compile.compile or card():
+    takes a processor minutes before the first step, and without 8-bit products, which only GPUs have. Where the GPU has
+    none in fp8, others are timed. `notes` say what is other than in the preset's file."""
+    made, gpu = presets.apply(preset, config, now, notes), card()
+    if gpu and (gpu.capability or FP8) < FP8 and made.precision.fp8_compute:
+        notes.append(
+            "Unlike in the preset, auto_compute is on and fp8_compute off: this GPU has no products in fp8, and may "
+            "have fast ones in int8."
+        )
+        return replace(made, fp8_compute=False, auto_compute=True)
+    if not made.compile.compile or gpu:
         return made
     notes.append("Compiling is off, unlike in the preset: on this processor it would take minutes.")
     known = options(config)

@@ -233,7 +233,13 @@ def _unable(config: RunConfig) -> Iterator[Problem]:
         return
     fp8, int8 = fp8_matmul.supports_fp8(_device()), int8_matmul.supports_int8(_device())
     for name, works in (("fp8_compute", fp8), ("int8_compute", int8), ("auto_compute", fp8 or int8)):
-        if getattr(config.precision, name) and not works:
+        if not getattr(config.precision, name) or works:
+            continue
+        if name == "fp8_compute" and int8:
+            yield Problem(name,
+                "has no effect here: this GPU multiplies in int8, not in fp8; use auto_compute, which times both ways",
+                fix={"fp8_compute": False, "auto_compute": True})  # fmt: skip
+        else:
             yield ineffective.remark(name, "this machine cannot multiply in 8 bits, only keep them")
 
 

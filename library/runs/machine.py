@@ -33,6 +33,7 @@ class GpuStatus:
     utilization: float | None = None  # percent
     temperature: float | None = None  # degrees Celsius
     power: float | None = None  # watts
+    capability: tuple[int, int] | None = None  # CUDA's, such as (8, 6) of RTX 30
 
 
 @contextlib.contextmanager
@@ -86,6 +87,7 @@ def _read(index: int) -> GpuStatus | None:
         utilization=rates.gpu if rates else None,
         temperature=_ask_driver(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
         power=None if milliwatts is None else milliwatts / 1000,
+        capability=_ask_driver(pynvml.nvmlDeviceGetCudaComputeCapability, handle),
     )
 
 

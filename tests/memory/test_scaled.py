@@ -172,6 +172,18 @@ def test_without_such_a_gpu_they_are_kept_and_no_more_and_that_is_said(demo, squ
     assert any(f"{name}_compute has no effect" in remark for remark in preflight.check(config))
 
 
+def test_a_gpu_with_int8_products_alone_is_told_of_them(demo, squares, monkeypatch):
+    monkeypatch.setattr(int8_matmul, "supports_int8", lambda device: True)
+    how = {"fp8_base": True, "fp8_compute": True, "mixed_precision": "bf16", "compile": True}
+    (said,) = (
+        remark
+        for remark in preflight.check(config_of(demo, "flux_train_network", train_data_dir=squares, **how))
+        if "fp8_compute" in remark
+    )
+    assert "this GPU multiplies in int8, not in fp8; use auto_compute" in said
+    assert said.fix == {"fp8_compute": False, "auto_compute": True}
+
+
 def test_what_it_needs(demo):
     with pytest.raises(ConfigError, match="fp8_compute needs a base model in 8 bits: add fp8_base"):
         config_of(demo, LORAS[0], mixed_precision="bf16", fp8_compute=True)

@@ -107,6 +107,15 @@ def test_where_no_gpu_is_found_the_start_does_not_compile_and_says_so(monkeypatc
     assert "compiled" in text and not notes and config.compile.compile and config.compile.compile_fallback
 
 
+@pytest.mark.parametrize(("capability", "other"), [((8, 6), True), ((8, 9), False), (None, False)])
+def test_a_gpu_without_fp8_times_products_instead(monkeypatch, capability, other):
+    monkeypatch.setattr(start_preset, "card", lambda: Card("Card", 24.0, capability))
+    start = start_preset.starts("lora", {"flux": TABS[0].configs["flux"]})["flux"]
+    precision = build(TABS[0].configs["flux"], start["values"], notes=[]).precision
+    assert precision.fp8_base and precision.auto_compute is other and precision.fp8_compute is not other
+    assert len(start["notes"]) == other
+
+
 def test_what_a_preset_sets_is_no_remark_once_its_switch_is_off_and_what_was_typed_is_one(monkeypatch):
     monkeypatch.setattr(start_preset, "card", lambda: Card("Card", 12.0))
     values = start_preset.starts("lora", TABS[0].configs)["sdxl"]["values"]

@@ -12,9 +12,10 @@ from library.runs import gpu_log, gpu_slots, machine
 GIB = 2**30
 MODERN = {"nvmlDeviceGetName": "NVIDIA RTX 4090", "nvmlDeviceGetPowerUsage": 320500, "nvmlDeviceGetTemperature": 71,
           "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=97, memory=40),
+          "nvmlDeviceGetCudaComputeCapability": (8, 9),
           "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=int(18.2 * GIB), total=24 * GIB)}  # fmt: skip
 FEW = {**MODERN, "nvmlDeviceGetPowerUsage": None, "nvmlDeviceGetTemperature": None,
-       "nvmlDeviceGetUtilizationRates": None}  # fmt: skip
+       "nvmlDeviceGetUtilizationRates": None, "nvmlDeviceGetCudaComputeCapability": None}  # fmt: skip
 SHARED = {**MODERN, "nvmlDeviceGetMemoryInfo": None}  # memory shared with the processor: there is nothing to tell
 
 
@@ -53,7 +54,7 @@ class Driver:
 def test_gpus_tell_what_they_know(monkeypatch, versions):
     driver = Driver([MODERN, FEW, SHARED], versions).stand_in(monkeypatch)
     first, second = machine.read_gpus()
-    assert first == machine.GpuStatus("0", "NVIDIA RTX 4090", 18.2, 24.0, 97, 71, 320.5)
+    assert first == machine.GpuStatus("0", "NVIDIA RTX 4090", 18.2, 24.0, 97, 71, 320.5, (8, 9))
     assert second == machine.GpuStatus("1", "NVIDIA RTX 4090", 18.2, 24.0)
     assert machine.driver_version() == "580.65.06"
     assert gpu_slots.lanes() == ("0", "1", "2")
