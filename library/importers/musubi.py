@@ -155,8 +155,7 @@ def dataset(found: JsonMapping) -> tuple[str, list[str]]:
 
 
 def _known(table: Any, known: list[str], place: str, notes: list[str]) -> JsonObject:
-    reasons = {"cache_directory": "caches lie beside the images"}
-    older = TABLES["dataset_renamed"]
+    reasons, older = TABLES["dataset_ignored"], TABLES["dataset_renamed"]
     table = {older.get(key, key): value for key, value in table.items()} if isinstance(table, Mapping) else {}
     for key in table:
         if key not in known and not key.startswith("video_"):

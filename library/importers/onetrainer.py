@@ -1,5 +1,7 @@
 """OneTrainer: JSON files of its presets and configs, as far as their meaning carries over."""
 
+import re
+
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.schema import ConfigError
 from library.importers import onetrainer_data, onetrainer_learning, onetrainer_model
@@ -18,6 +20,7 @@ from library.importers.shared import (
 )
 
 TRAINER = "OneTrainer"
+HUB_FILE = re.compile(r"https://huggingface\.co/(?P<repository>[^/]+/[^/]+)/(?:blob|resolve)/[^/]+/(?P<file>.+)")
 TABLES = load_tables("onetrainer")
 # Keys of old versions -> those of today.
 OLD = TABLES["old"] | {
@@ -42,14 +45,16 @@ def read(found: JsonMapping, script: str = "") -> KeyLedger:
     ledger.change("training_method", f"chooses the script: {ledger.script}")
     said = f"model_type = {kind}" if kind else f"chooses the script: {ledger.script}"
     ledger.change("model_type", said, {"model_type": kind} if kind else {})
+    names_given = f"{ledger.get('transformer.model_name') or ''} {ledger.get('base_model_name') or ''}"
     for chooses in (chooses_version, chooses_edit):
-        chooses(ledger, "model_type", str(ledger.get("base_model_name") or "").casefold())
+        chooses(ledger, "model_type", names_given.casefold())
     if kind == "fill":
         ledger.notes.append(
             "masks: OneTrainer reads <name>-masklabel.png beside <name>; put them into a folder of their own as "
             "<name>.png, and name it as conditioning_data_dir in the dataset_config"
         )
-    take(ledger, TABLES["renamed"])
+    take(ledger, TABLES["renamed"] | ({"vae.model_name": "ae"} if ledger.family == "flux" else {}))
+    _own_transformer(ledger)
     _output(ledger)
     for part in (*onetrainer_model.PARTS, *onetrainer_learning.PARTS, *onetrainer_data.PARTS):
         part(ledger)
@@ -73,6 +78,24 @@ def _script(source: JsonMapping, script: str) -> str:
         raise ConfigError("this file of {trainer} is for {model}, which is not trained here: train it there; {advice}",
             trainer=TRAINER, model=model, advice=ONLY)  # fmt: skip
     return script or (f"{family}_train_network" if method == "LORA" else f"{family}_train")
+
+
+def _own_transformer(ledger: KeyLedger) -> None:
+    """A transformer beside the base model, which has the other networks then."""
+    key, base = "transformer.model_name", ledger.get("base_model_name")
+    options = TABLES["part_options"].get(ledger.family, ())
+    if not ledger.get(key) or not options:
+        return
+    name = str(ledger.get(key))
+    if found := HUB_FILE.fullmatch(name):
+        name = found["repository"]
+        ledger.notes.append(f"the transformer is taken from {name}; OneTrainer takes its file {found['file']}")
+    if str(ledger.source["model_type"]) == "CHROMA_1":
+        options = [option for option in options if option != "clip_l"]
+    beside = {option: base for option in options if base and option not in ledger.values}
+    ledger.change(key, f"pretrained_model_name_or_path = {name}", {"pretrained_model_name_or_path": name})
+    if beside:
+        ledger.change("base_model_name", f"the networks beside the transformer: {', '.join(beside)}", beside)
 
 
 def _output(ledger: KeyLedger) -> None:

@@ -88,6 +88,8 @@ def _adapters(ledger: KeyLedger) -> None:
         for key in ledger.left():
             if key.startswith(("peft_", "lora_", "lokr_", "oft_", "dropout_")):
                 ledger.ignore(key, "no adapters learn in a fine-tune")
+            elif key.startswith("layer_filter"):
+                ledger.ignore(key, "a fine-tune trains all layers here")
         return
     rank, alpha = ledger.number("lora_rank") or 16, ledger.number("lora_alpha")
     kind = str(ledger.get("peft_type") or "LORA").upper()
@@ -196,6 +198,8 @@ def _checkpointing(ledger: KeyLedger) -> None:
     ledger.change(whole if whole in ledger.source else own, said, values)
     if whole not in ledger.source:
         ledger.assume(own, True)
+    if "blocks_to_swap" in values:
+        ledger.explain("is blocks_to_swap", f"{part}.offload_fraction")
     for key in ledger.left():
         if key.endswith((".gradient_checkpointing", ".offload_fraction", ".activation_offloading")) or key in (
             "layer_offload_fraction", "enable_activation_offloading"):  # fmt: skip

@@ -108,3 +108,21 @@ def test_other_kinds_of_adapters_of_musubi_are_those_of_lycoris(module, algo):
     assert network == ("lycoris.kohya", (f"algo={algo}", "rank_dropout=0.1", "factor=8", "bypass_mode=True"))
     kontext = {"dit": "k.safetensors", "text_encoder1": "t5.safetensors", "network_module": module, "network_dim": 8}
     assert importers.read(kontext, CONFIGS).config.network.network_args == (f"algo={algo}",)
+
+
+def test_a_transformer_beside_the_base_model_is_the_one_that_is_trained():
+    """As OneTrainer's preset for De-Turbo has it; offload_fraction is accounted for, too."""
+    file = "https://huggingface.co/ostris/Z-Image-De-Turbo/blob/main/z_image_de_turbo_v1_bf16.safetensors"
+    part = {"train": True, "weight_dtype": "INT_8", "model_name": file, "offload_fraction": 0.6}
+    made = importers.read(ONETRAINER | {"base_model_name": "Tongyi-MAI/Z-Image-Turbo", "transformer": part,
+                                        "gradient_checkpointing": None,
+                                        "layer_offload_fraction": 0}, CONFIGS)  # fmt: skip
+    model = made.config.model
+    assert model.pretrained_model_name_or_path == "ostris/Z-Image-De-Turbo" and model.model_version == "base"
+    assert model.text_encoder == model.vae == "Tongyi-MAI/Z-Image-Turbo"
+    assert not [fate for fate in made.fates if "support" in fate.text] and made.config.memory.blocks_to_swap == 18
+    flux = {"training_method": "LORA", "model_type": "FLUX_DEV_1", "base_model_name": "black-forest-labs/FLUX.1-dev",
+            "transformer": {"model_name": "krea.safetensors"}, "vae": {"model_name": "ae.safetensors"}}  # fmt: skip
+    model = importers.read(flux, CONFIGS).config.model
+    assert model.pretrained_model_name_or_path == "krea.safetensors" and model.ae == "ae.safetensors"
+    assert model.clip_l == model.t5xxl == "black-forest-labs/FLUX.1-dev"
