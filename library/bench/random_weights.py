@@ -12,13 +12,13 @@ GIB = 2**30
 
 
 def placement(model: nn.Module, device: torch.device, dtype: torch.dtype, config: RunConfig) -> torch.device:
-    """Where weights are made: on the device, or on the host if they only fit once they are swapped or in 8 bits.
+    """Where weights are made: on the device, or on the host if some stay there or they only fit in 8 bits.
 
     Raises ConfigError where there is no room for them.
     """
     in_8_bits = config.precision.fp8_denoiser or getattr(config.precision, "int8_base", False)
-    shrinks = in_8_bits or config.memory.blocks_to_swap
-    if device.type == "cuda" and shrinks and weight_bytes(model, dtype) > 0.9 * machine.free_bytes(device):
+    too_large = device.type == "cuda" and weight_bytes(model, dtype) > 0.9 * machine.free_bytes(device)
+    if config.memory.blocks_to_swap or in_8_bits and too_large:
         device = torch.device("cpu")
     check_room(model, device, dtype)
     return device

@@ -209,6 +209,7 @@ def test_a_model_that_only_fits_in_8_bits_is_made_on_the_host(flux, monkeypatch)
     small = flux.config({"fp8_base": True, "mixed_precision": "bf16"})
     assert random_weights.placement(model, gpu, half, small) == CPU
     assert random_weights.placement(model, gpu, half, flux.config({})) == gpu
+    assert random_weights.placement(model, gpu, half, flux.config({"blocks_to_swap": 1})) == CPU
     monkeypatch.setattr(machine, "free_bytes", lambda device: needed - 1)
     with pytest.raises(diffusers_model.ConfigError, match="fp8_base or blocks_to_swap"):
         random_weights.placement(model, gpu, half, small)

@@ -13,12 +13,15 @@ from tests.training import LORAS, config_of
 CPU = torch.device("cpu")
 
 
-FORMATS = {"fp8": fp8_matmul.quantize_fp8_, "int8": lambda layer, device: int8.quantize_int8_(layer, device, True)}
+FORMATS = {
+    "fp8": lambda layer, device: fp8_matmul.quantize_fp8_(layer, device, device),
+    "int8": lambda layer, device: int8.quantize_int8_(layer, device, True),
+}
 FORMATS["int8 rotated"] = lambda layer, device: int8.quantize_int8_(layer, device, True, True)
 WORST = {"int8 rotated": 0.015, "fp8": 0.06, "int8": 0.015}
 
 
-def layers(quantize=fp8_matmul.quantize_fp8_, bias=True):
+def layers(quantize=FORMATS["fp8"], bias=True):
     torch.manual_seed(0)
     exact = nn.Linear(64, 96, bias=bias).requires_grad_(False)
     with torch.no_grad():
@@ -122,8 +125,18 @@ def test_what_comes_in_8_bits_stays_bit_for_bit():
     layer = nn.Linear(32, 32).requires_grad_(False)
     layer.weight.data = layer.weight.data.to(fp8_matmul.FP8)
     before = layer.weight.data.clone()
-    fp8_matmul.quantize_fp8_(layer, CPU)
+    fp8_matmul.quantize_fp8_(layer, CPU, CPU)
     assert torch.equal(layer.weight.data.float(), before.float()) and bool((layer.weight_scale == 1).all())
+
+
+def test_rounding_a_few_rows_at_a_time_changes_nothing(monkeypatch):
+    exact, whole = layers()
+    monkeypatch.setattr(fp8_matmul, "ROUNDED_AT_ONCE", 5 * 64 + 1)
+    _, parts = layers()
+    rows, scale = fp8_matmul.rounded(exact.weight)
+    for found in (whole, parts):
+        assert torch.equal(found.weight.view(torch.uint8), rows.view(torch.uint8))
+        assert torch.equal(found.weight_scale, scale[:, 0])
 
 
 def test_rows_of_zeros_stay_zeros():

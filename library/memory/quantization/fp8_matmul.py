@@ -22,6 +22,7 @@ from library.memory.quantization import one_row
 FP8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FP8).max
 TINY = 1e-12  # the scale of a row of zeros
+ROUNDED_AT_ONCE = 2**22  # numbers: what rounding needs besides stays small, and leaves no holes between weights
 ALIGNED = 16  # the hardware multiplies rows whose lengths are multiples of this
 
 
@@ -37,17 +38,22 @@ def supports_layer(layer: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def quantize_fp8_(layer: nn.Linear, device: torch.device) -> None:
+def quantize_fp8_(layer: nn.Linear, device: torch.device, home: torch.device) -> None:
     """Keep a frozen layer's weight in 8 bits and multiply with it as it is. A weight of 8 bits stays bit for bit.
 
-    It stays where it is, but is rounded on `device`, which does that a hundred times as fast as a processor.
+    It goes `home`, and is rounded on `device`, which does that a hundred times as fast as a processor.
     """
     weight = layer.weight.data
+    scale = torch.ones(layer.out_features, device=home)
     if weight.dtype == FP8:
-        scale = torch.ones(layer.out_features, device=weight.device)
+        layer.weight.data = weight.to(home)
     else:
-        quantized, rows = rounded(weight.to(device))
-        layer.weight.data, scale = quantized.to(weight.device), rows[:, 0].to(weight.device)
+        quantized = torch.empty_like(weight, dtype=FP8, device=home)
+        number = max(1, ROUNDED_AT_ONCE // layer.in_features)
+        for first in range(0, layer.out_features, number):
+            some = slice(first, first + number)
+            quantized[some], scale[some, None] = rounded(weight[some].to(device))
+        layer.weight.data = quantized
     layer.register_buffer("weight_scale", scale, persistent=False)
     layer.__class__ = with_forward(type(layer), _forward_fp8)
 
