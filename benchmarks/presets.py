@@ -101,6 +101,7 @@ def measured(case: PresetCase, device: Any) -> dict[str, Any]:
         again = [f"{event.block}: {event.reason}" for event in ready.compile_log.recompilations()]
     if device.type == "cuda":  # of this process alone, should others use the GPU
         found |= {"reserved_gib": round(torch.cuda.max_memory_reserved(device) / GIB, 2)}
+        found |= {"allocated_gib": round(torch.cuda.max_memory_allocated(device) / GIB, 2)}
     found |= {"gib": watch.most(), "limit_gib": limit, "cuda_graphs": graphs.lines, "why_recompiled": again, **done}
     return found | {"losses": [round(float(loss), 4) for loss in losses[:3]]}
 
@@ -301,7 +302,8 @@ def line(row: dict[str, Any], batch: int, at: float) -> str:
     if "failed" in row:
         return f"{start} failed: {row['failed']} {row.get('reserved_gib', '')}"
     rounds = ", ".join(f"{seconds:.1f}" for seconds in row["rounds_s"])
-    numbers = f"{row['s_it']:8.4f} s, busy {row['busy_s']}, {row['gib']} GiB (limit {row['limit_gib']})"
+    memory = f"{row['gib']} GiB (limit {row['limit_gib']}, used {row.get('allocated_gib')})"
+    numbers = f"{row['s_it']:8.4f} s, busy {row['busy_s']}, {memory}"
     compiled = f"{row.get('compile', '')} {row.get('not_compiled', '')}"
     told = "".join(f"\n        {sentence}" for sentence in (*row["cuda_graphs"], *row["why_recompiled"]))
     return f"{start} {numbers}, settling {row['settling_s']} s ({rounds}) {compiled}{told}"

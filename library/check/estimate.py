@@ -27,7 +27,8 @@ BYTES = {"no": 4, "fp16": 2, "bf16": 2}
 COMPILED = 0.725  # of the activations that autograd keeps, with the graphs of a compiler
 ATTENTION = 2.1  # what stays at the door of a block, its input and the outputs of attention, in inputs
 SWAP = 1 / 80e9  # seconds that a swapped byte costs in each step, beside what is hidden behind computing
-IN_FLIGHT = 2.5  # swapped blocks that are on their way in or out at a time
+SLOTS = 2  # that swapped blocks take turns in, each as large as the largest of them
+PARKED = 4  # inputs of blocks that are on their way to the host or back at a time
 # States of the optimizer, in bytes for each number that learns.
 STATES = {"adamw8bit": 2, "pagedadamw8bit": 0, "pagedadamw": 0, "pagedadamw32bit": 0, "lion": 4, "lion8bit": 1,
           "pagedlion8bit": 0, "sgdnesterov": 4, "sgdnesterov8bit": 1, "adafactor": 0.1, "prodigy": 16, "came": 4,
@@ -151,9 +152,9 @@ def _weights(config: RunConfig, model: ModelStats) -> float:
     swapped = min(config.memory.blocks_to_swap or 0, max(len(every) - 2, 0))
     plan = model.swap_plan(swapped) if swapped else {}
     gone = sum(sum(sizes.get(kind, ())[:number]) for kind, number in plan.items())
-    in_flight = min(IN_FLIGHT * max(every, default=0), gone)
+    slots = SLOTS * max((sizes[kind][0] for kind, number in plan.items() if number and kind in sizes), default=0)
     convolutions = sum(block.parameters for block in model.blocks if block.is_convolution)
-    return (sum(every) - gone + in_flight + convolutions) * in_blocks + model.outside * each
+    return (sum(every) - gone + min(slots, gone) + convolutions) * in_blocks + model.outside * each
 
 
 def numbers_that_learn(config: RunConfig, model: ModelStats) -> float:
@@ -185,17 +186,18 @@ def _activations(config: RunConfig, model: ModelStats, size: tuple[int, int]) ->
     memory, each = config.memory, BYTES[config.precision.mixed_precision]
     compiled = COMPILED if config.compile.compile else 1.0
     batch = config.data.train_batch_size
-    kept, doors, largest = 0.0, 0.0, 0.0
+    kept, doors, door, largest = 0.0, 0.0, 0.0, 0.0
     for block in model.blocks:
         stream = tokens(config, block, size) * block.width * each * batch
         inside = stream * block.cost.activations * compiled
         kept, largest = kept + inside, max(largest, inside)
         # Convolutions are not computed again: their outputs wait for the way up.
         doors += stream * (2 if block.is_convolution else ATTENTION if memory.checkpoint_keep_attention else 1)
+        door = max(door, stream)
     if not memory.checkpointing:
         budget = config.compile.compile_activation_budget if config.compile.compile else 1.0
         return max(kept * budget, largest)
-    return largest + (0 if memory.cpu_offload_checkpointing else doors)
+    return largest + (min(PARKED * door, doors) if memory.cpu_offload_checkpointing else doors)
 
 
 # ---- time

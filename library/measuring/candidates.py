@@ -116,6 +116,9 @@ def saving_memory(config: RunConfig) -> Iterator[Overrides]:
     most = families.facts(config.family).most_blocks_swapped
     if (config.memory.blocks_to_swap or 0) < most:
         yield {"blocks_to_swap": min((config.memory.blocks_to_swap or 0) + 8, most)}
+    stay = config.memory.checkpoint_keep_attention or config.compile.records_graphs
+    if not (config.memory.cpu_offload_checkpointing or stay):
+        yield {"cpu_offload_checkpointing": True}
     if not config.cache.text:
         yield {"cache_text_encoder_outputs": True}
     if not config.adapters:

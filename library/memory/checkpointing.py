@@ -5,20 +5,21 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from library.compiler import torch_private
 from library.compiler.recompute import RecomputeStates
 from library.compiler.subclass import keep_class_name
 from library.compiler.torch_settings import version
+from library.memory import host_inputs
 
 
 # Why: docs/decisions/2026-11-20-what-is-kept-for-backward.md
 # Why: docs/decisions/2026-11-20-checkpoints-ask-every-operation.md
 def wrap(
     blocks: Iterable[Sequence[nn.Module]],
-    offload: bool = False,
+    offload_from: torch.device | None = None,
     keep_attention: bool = False,
     around: bool = False,
     own_gradients: bool = False,
@@ -26,20 +27,23 @@ def wrap(
     """Make every block recompute in backward, except for the outputs of attention if those are to be kept.
 
     Checkpointing sits inside the block's forward, so that a compiled block holds one graph for forward and recompute.
-    `around` puts it around the block's call instead, so that the graph is of the block's own computation alone. With
-    `offload` it is there as well, since the kept inputs wait in host memory, and copies stay out of compiled graphs.
-    `own_gradients` says that layers in the blocks bring a gradient of their own.
+    `around` puts it around the block's call instead, so that the graph is of the block's own computation alone. The
+    kept inputs wait in host memory where `offload_from` names the device that they leave. `own_gradients` says that
+    layers in the blocks bring a gradient of their own.
     """
-    if offload or around:
+    host = host_inputs.HostInputs(offload_from) if offload_from else None
+    if around:
         # Computing a block again has to find the graph of its forward pass, where two would do: PyTorch puts the one
         # that was used last in front, and what two graphs keep may differ (pytorch#166926).
         torch_private.keep_graphs_in_order(True)
     for group in blocks:
         for block in group:
-            if offload or around:
-                block.__class__ = _offloaded(type(block)) if offload else _checkpointed_outside(type(block))
+            if around:
+                block.__class__ = _checkpointed_outside(type(block))
             else:
                 block.__class__ = _checkpointed(type(block), keep_attention, own_gradients)
+            if host:
+                host.serve(block)
 
 
 def _keep_attention(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -103,38 +107,3 @@ def _checkpointed_outside(cls: type[nn.Module]) -> type[nn.Module]:
             return checkpoint(super().__call__, *args, **states.options(how) if states else how, **kwargs)
 
     return keep_class_name(CheckpointedOutside, cls, "checkpointed from outside")
-
-
-@functools.cache
-def _offloaded(cls: type[nn.Module]) -> type[nn.Module]:
-    class Offloaded(cls):
-        def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            if not torch.is_grad_enabled():
-                return super().__call__(*args, **kwargs)
-            call, device, first_args = super().__call__, args[0].device, [args]
-
-            def run(*offloaded: Any) -> Any:
-                # Forward uses the tensors it was given; only the recompute copies the offloaded ones back.
-                given = (
-                    first_args.pop()
-                    if first_args
-                    else [x.to(device, non_blocking=True) if _is_stream(x) else x for x in offloaded]
-                )
-                return call(*given, **kwargs)
-
-            return checkpoint(run, *[_offload(x) if _is_stream(x) else x for x in args], use_reentrant=False)
-
-    return keep_class_name(Offloaded, cls, "checkpointed, inputs on the host")
-
-
-def _is_stream(x: Any) -> bool:
-    """Whether an input is passed from block to block, and not shared by all of them: those are offloaded."""
-    return isinstance(x, Tensor) and x.requires_grad
-
-
-def _offload(x: Tensor) -> Tensor:
-    """A copy in pinned host memory, made on the compute stream, so that it is ordered before the copy back."""
-    if x.device.type == "cpu":
-        return x.detach().requires_grad_(True)
-    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
-    return host.copy_(x.detach(), non_blocking=True).requires_grad_(True)

@@ -1,9 +1,9 @@
 """Block swapping: some blocks are kept in host memory, and copied to the device when they run.
 
-The host keeps the authoritative copy of a weight in pinned memory; the device has a ring of slots that blocks of the
-same shape share. The next block is prefetched on a side stream while the current one computes. All of this happens
-around the block's call, so that a compiled block stays one graph with its Linear layers in it. Blocks are checkpointed,
-since a slot may be overwritten between forward and backward.
+The host keeps the authoritative copy of a weight in pinned memory; the device has two slots, each as large as the
+largest of these blocks, that all of them take turns in. The next block is prefetched on a side stream while the current
+one computes. All of this happens around the block's call, so that a compiled block stays one graph with its Linear
+layers in it. Blocks are checkpointed, since a slot may be overwritten between forward and backward.
 
 Frozen weights are only ever copied to the device. For weights that learn there are two ways. Either gradients are
 copied to the host as soon as they are complete, and the optimizer steps there, between backward and the next forward.
@@ -11,7 +11,7 @@ Or weights are stepped on the device, within the backward pass, and written back
 """
 
 import functools
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,12 +44,10 @@ class Swap:
         self.device, self.learn = device, learn
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._order: list[int] = []  # in which the denoiser calls them, as far as it has been seen
-        like = {packed.layout: packed for packed in self.blocks}
-        number = Counter(packed.layout for packed in self.blocks)
-        self._rings = {key: _Ring(packed, device, min(SLOTS, number[key])) for key, packed in like.items()}
+        self._slots = _Slots(self.blocks, device)
 
     def place(self, denoiser: nn.Module) -> None:
-        """Move everything but the swapped weights to the device."""
+        """Move everything but the swapped weights to the device, and leave it without memory that nothing uses."""
         hidden = {id(p) for packed in self.blocks for p, _, _ in packed.parts}
         for module in denoiser.modules():
             for p in module.parameters(recurse=False):
@@ -57,6 +55,8 @@ class Swap:
                     p.data = p.data.to(self.device)
             for name, buffer in module.named_buffers(recurse=False):
                 module._buffers[name] = buffer.to(self.device)
+        if self.blocks and self.device.type == "cuda":
+            torch.cuda.empty_cache()  # of weights that were rounded there
 
     def attach(self, denoiser: nn.Module) -> None:
         """Fetch each block's weights when it is called, and again when its gradient is computed."""
@@ -89,13 +89,11 @@ class Swap:
 
         Where the optimizer steps on the host, weights and gradients are there now, as `p` and `p.grad`.
         """
-        for ring in self._rings.values():
-            ring.write_back()
+        self._slots.write_back()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         if self.learn == "host":
-            for ring in self._rings.values():
-                ring.clear()  # the optimizer is about to change the host's copies
+            self._slots.clear()  # the optimizer is about to change the host's copies
             for packed in self.blocks:
                 packed.hand_over_gradients()
 
@@ -106,27 +104,24 @@ class Swap:
 
     def undo(self) -> None:
         """Go back to ordinary tensors in host memory, without gradient hooks."""
-        for ring in self._rings.values():
-            ring.write_back()
+        self._slots.write_back()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        for ring in self._rings.values():
-            ring.clear()
+        self._slots.clear()
         for packed in self.blocks:
             packed.remove_grad_hooks()
 
     def _fetch(self, index: int) -> None:
         packed = self.blocks[index]
-        ring = self._rings[packed.layout]
-        if ring.holds(packed):
+        if self._slots.holds(packed):
             return
         if self.stream is None:
-            ring.fill(packed)
+            self._slots.fill(packed)
             return
         # All that may still read the slot has been queued on the compute stream before this call.
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
-            ring.fill(packed)
+            self._slots.fill(packed)
 
 
 def find_trainable_swap(denoiser: nn.Module) -> Swap | None:
@@ -145,7 +140,6 @@ class _Packed:
         self._spare: dict[nn.Parameter, Tensor] = {}  # the memory of the last step's
         self._hook_handles: list[Any] = []
         moving = [p for p in block.parameters() if (learns or not p.requires_grad) and p.dim() >= 2]
-        self.layout = tuple((tuple(p.shape), p.dtype) for p in moving)
         self.parts: list[tuple[nn.Parameter, int, Tensor]] = []
         size = sum(_padded(p.nbytes) for p in moving)
         self.host = torch.empty(size, dtype=torch.uint8, pin_memory=pin)
@@ -193,11 +187,12 @@ class _Packed:
         self._spare, self.gradients = self.gradients, {}
 
 
-class _Ring:
-    """Device memory that blocks of one layout take turns in, least recently used first."""
+class _Slots:
+    """Device memory that swapped blocks take turns in, least recently used first."""
 
-    def __init__(self, like: _Packed, device: torch.device, number: int) -> None:
-        free = [torch.empty_like(like.host, device=device, pin_memory=False) for _ in range(number)]
+    def __init__(self, blocks: Sequence[_Packed], device: torch.device) -> None:
+        size = max((packed.host.numel() for packed in blocks), default=0)
+        free = (torch.empty(size, dtype=torch.uint8, device=device) for _ in blocks[:SLOTS])
         self.slots: OrderedDict[int, tuple[_Packed | None, Tensor]] = OrderedDict(
             (number, (None, memory)) for number, memory in enumerate(free)
         )
@@ -216,7 +211,7 @@ class _Ring:
         self._flush(owner, memory)
         if owner is not None:
             owner.point_at(None)
-        memory.copy_(packed.host, non_blocking=True)
+        memory[: packed.host.numel()].copy_(packed.host, non_blocking=True)
         packed.point_at(memory)
         self.slots[number] = (packed, memory)
         self.slots.move_to_end(number)
@@ -236,7 +231,7 @@ class _Ring:
     @staticmethod
     def _flush(owner: _Packed | None, memory: Tensor) -> None:
         if owner is not None and owner.changes:
-            owner.host.copy_(memory, non_blocking=True)
+            owner.host.copy_(memory[: owner.host.numel()], non_blocking=True)
             owner.changes = False
 
 

@@ -14,6 +14,8 @@ from library.config.schema import ConfigError
 from library.families.base import BlockInputs
 from library.memory import checkpointing, swapping
 
+CPU = torch.device("cpu")
+
 
 class Block(nn.Module):
     """A block as denoisers have them: frozen matrices, a norm that learns, a stream and a table beside it."""
@@ -73,10 +75,10 @@ def fresh():
 def made(checkpoint=False, swap=0, compiled=True, offload=False, log=None, **changed):
     torch.manual_seed(0)
     model = Denoiser()
-    ring = swapping.Swap(swapping.choose_blocks(model, {"Block": swap} if swap else {}), torch.device("cpu"))
+    ring = swapping.Swap(swapping.choose_blocks(model, {"Block": swap} if swap else {}), CPU)
     ring.place(model)
     if checkpoint:
-        checkpointing.wrap([list(model.blocks), list(model.others)], offload)
+        checkpointing.wrap([list(model.blocks), list(model.others)], CPU if offload else None)
     if compiled:
         compile_model(options(**changed), model, [list(model.blocks), list(model.others)], inputs=INPUTS, log=log)
     ring.attach(model)

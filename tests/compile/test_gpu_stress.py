@@ -17,12 +17,15 @@ SIZES = [(width, height) for width, height in product((64, 128, 192, 256), repea
 SAME = {"resolution": "192", "enable_bucket": True, "bucket_no_upscale": True, "seed": 3, "max_train_steps": STEPS,
         "learning_rate": 1e-6, "lr_scheduler": "constant", "lr_warmup_steps": 0, "mixed_precision": "no"}  # fmt: skip
 EAGER = {"cuda_graphs": "false"}
+WAITING = EAGER | {"cpu_offload_checkpointing": True, "blocks_to_swap": 4}
 WAYS = {
     "recorded": {"cuda_graphs": "true"},
     "recorded, checkpointing": {"cuda_graphs": "true", "gradient_checkpointing": True},
     "compiled, recorded": {"compile": True, "cuda_graphs": "true"},
     "swapped": EAGER | {"gradient_checkpointing": True, "blocks_to_swap": 1},
     "compiled, swapped": EAGER | {"compile": True, "gradient_checkpointing": True, "blocks_to_swap": 1},
+    "swapped, inputs on the host": WAITING,
+    "compiled, swapped, inputs on the host": WAITING | {"compile": True},
     "compiled beside": {"compile": True, "compile_warmup": "beside", "cuda_graphs": "auto"},
 }
 

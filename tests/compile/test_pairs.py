@@ -41,7 +41,7 @@ LORA = {  # and the sizes; those that vary do so together with each feature
     ("attention", "swap", "fp8", "bf16", "dropout"): ONE,  # every block
     ("checkpointing", "swap", "some", "dropout"): ONE,
     ("lycoris", "attention", "swap", "fp8", "bf16", "dropout", "some"): VARYING,
-    ("lycoris", "checkpointing", "offload", "fp8", "bf16", "some", "dropout"): ONE,
+    ("lycoris", "checkpointing", "offload", "swap", "fp8", "bf16", "some", "dropout"): ONE,
     ("lycoris", "budget", "fp8", "bf16", "some"): VARYING,
 }
 SDXL = {("lycoris", "attention", "swap", "some", "dropout"): ONE}

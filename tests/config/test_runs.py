@@ -119,7 +119,7 @@ def noted(script, **given):
         ("sdxl_train", {"cache_text_encoder_outputs": True, "train_text_encoder": True}, "train_text_encoder"),
         ("sdxl_train", {"block_lr": "1e-5,1e-5"}, "block_lr needs 23 rates with commas between, got 2"),
         ("sdxl_train", {"block_lr": "1e-5,x"}, "block_lr must be numbers"),
-        (FLUX, {"blocks_to_swap": 4, "cpu_offload_checkpointing": True}, "exclude each other"),
+        (FLUX, {"checkpoint_keep_attention": True, "cpu_offload_checkpointing": True}, "exclude each other"),
         (FLUX, {"blocks_to_swap": 36}, "blocks_to_swap must be at least 0 and at most 35"),
         (FLUX, {"full_bf16": True}, "full_bf16 needs mixed_precision = bf16, which is no"),
         (FLUX, {"full_fp16": True, "full_bf16": True, "mixed_precision": "fp16"}, "exclude each other"),

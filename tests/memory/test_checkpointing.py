@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from library.memory import checkpointing
+from library.memory.host_inputs import HostInputs
 from tests import training
 
 OFFLOAD = {"cpu_offload_checkpointing": True}
@@ -28,9 +30,9 @@ def run(demo, shapes, tmp_path_factory):
 def test_losses_and_weights_are_the_same(run, script):
     chance = {"max_train_steps": 2} | ({"network_dropout": 0.2} if script in training.LORAS else {})
     plain = run(script, **chance)
-    # Where inputs wait on the host they are recomputed as well, by the same code for all families.
-    inputs_stay = {"gradient_checkpointing": True}
-    for way in (inputs_stay, OFFLOAD) if script.startswith(("sdxl", "flux_train")) else (OFFLOAD,):
+    # Where inputs wait on the host they are recomputed as well, by the same code for all families; so do some weights.
+    inputs_stay, all_wait = {"gradient_checkpointing": True}, OFFLOAD | {"blocks_to_swap": 2}
+    for way in (inputs_stay, all_wait) if script.startswith(("sdxl", "flux_train")) else (all_wait,):
         other = run(script, **chance, **way)
         assert other.losses == plain.losses
         assert other.numbers("grad_norm") == plain.numbers("grad_norm")
@@ -85,9 +87,60 @@ def test_text_encoders_that_learn_recompute_too(run, monkeypatch, script, values
 
 def test_what_flows_from_block_to_block_is_parked_once_a_block(run, monkeypatch):
     parked = []
-    park = checkpointing._offload
-    monkeypatch.setattr(checkpointing, "_offload", lambda x: (parked.append(x.shape), park(x))[1])
+    park = HostInputs._park
+    monkeypatch.setattr(HostInputs, "_park", lambda host, x, ready: (parked.append(x.shape), park(host, x, ready))[1])
     run("flux_train_network", **OFFLOAD, max_train_steps=1)
     tiny = {"DoubleStreamBlock": 2, "SingleStreamBlock": 4}
     # Image and text, then both as one; what enters the first block is in no graph of gradients, and stays.
     assert len(parked) == 2 * (tiny["DoubleStreamBlock"] - 1) + tiny["SingleStreamBlock"]
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(16, 16)
+
+    def forward(self, x):
+        return x + self.layer(x).relu()
+
+
+@pytest.mark.parametrize("backend", ["", "aot_eager"])
+def test_inputs_leave_the_device_behind_a_block_and_return_one_ahead(backend, monkeypatch):
+    """How many are there at a time, and each of them moves once in each direction."""
+    given, parked, before, after, returned = [], [], [], [], []
+    park, take, fetch = HostInputs._park, HostInputs._take, HostInputs._fetch
+
+    def parking(host, x, ready):
+        given.append(StorageWeakRef(x.untyped_storage()))
+        parked.append(park(host, x, ready))
+        before.append(sum(not storage.expired() for storage in given))
+        return parked[-1]
+
+    def taking(host, call, number):
+        tensor = take(host, call, number)
+        after.append(1 + sum(one.device is not None for one in parked))
+        return tensor
+
+    def fetching(host, one):
+        returned.extend([one] * (one.device is None))
+        fetch(host, one)
+
+    def gradients(*where):
+        torch.manual_seed(0)
+        blocks = [Block() for _ in range(8)]
+        checkpointing.wrap([blocks], *where)
+        for block in blocks if backend else ():
+            block.compile(backend=backend)
+        x = start = torch.randn(4, 16, requires_grad=True)
+        for block in blocks:
+            x = block(x)
+        x.square().mean().backward()
+        return [start.grad, *(p.grad for block in blocks for p in block.parameters())]
+
+    expected = gradients()
+    for name, noted in (("_park", parking), ("_take", taking), ("_fetch", fetching)):
+        monkeypatch.setattr(HostInputs, name, noted)
+    assert all(map(torch.equal, gradients(torch.device("cpu")), expected))
+    assert before == [1, 2] + [3] * 6, "the first, which this test holds, that of the block, and that of the one before"
+    assert after == [2] * 7 + [1], "that of the block, and that of the next one"
+    assert returned == parked[-2::-1], "all but the last, which has not left yet"

@@ -151,8 +151,9 @@ def test_a_second_step_reads_what_the_first_has_written(demo):
 
 def test_weights_are_computed_with_on_the_device_and_kept_on_the_host(demo):
     model = Model(demo, "flux_train", blocks_to_swap=4)
-    slots = [memory for ring in model.swap._rings.values() for _, memory in ring.slots.values()]
-    assert len(slots) == 2 * swapping.SLOTS, "for double and for single blocks"
+    slots = [memory for _, memory in model.swap._slots.slots.values()]
+    assert len(slots) == swapping.SLOTS, "for double and for single blocks alike"
+    assert {memory.nbytes for memory in slots} == {max(packed.host.nbytes for packed in model.swap.blocks)}
 
     def within(p, memories):
         return any(m.data_ptr() <= p.data_ptr() < m.data_ptr() + m.nbytes for m in memories)
@@ -178,11 +179,11 @@ def test_each_block_is_fetched_once_forward_and_once_backward(demo, script, monk
     model = Model(demo, script, blocks_to_swap=BLOCKS[script])
     model.backward(sizes=((8, 8),))
     filled = []
-    fill = swapping._Ring.fill
-    monkeypatch.setattr(swapping._Ring, "fill", lambda ring, packed: (filled.append(packed), fill(ring, packed))[1])
+    fill = swapping._Slots.fill
+    monkeypatch.setattr(swapping._Slots, "fill", lambda slots, packed: (filled.append(packed), fill(slots, packed))[1])
     model.backward(sizes=((8, 8),))
-    assert len(filled) <= 2 * len(model.swap.blocks) - len(model.swap._rings)
-    assert {packed.layout for packed in filled} == set(model.swap._rings)
+    assert len(filled) == 2 * len(model.swap.blocks) - swapping.SLOTS, "the last of the forward pass are still there"
+    assert {packed.block for packed in filled} == {packed.block for packed in model.swap.blocks}
 
 
 def test_gradients_of_swapped_blocks_do_not_stay_on_the_device(demo, monkeypatch):

@@ -52,7 +52,10 @@ KINDS = {
     "noise of noise": ({"adaptive_noise_scale": "0.1"}, "adaptive_noise_scale needs noise_offset"),
     "timesteps the wrong way": ({"min_timestep": 800, "max_timestep": 200}, "min_timestep (800)"),
     "opposite wishes": ({"lowram": "true", "highvram": "true"}, "lowram and highvram"),
-    "two ways of sparing": ({"blocks_to_swap": 4, "cpu_offload_checkpointing": "true"}, "blocks_to_swap and cpu_off"),
+    "two ways of sparing": (
+        {"checkpoint_keep_attention": "true", "cpu_offload_checkpointing": "true"},
+        "checkpoint_keep_attention and cpu_off",
+    ),
     "states to nowhere": ({"save_state_to_huggingface": "true"}, "save_state_to_huggingface needs"),
     "ranks of no file": ({"dim_from_weights": "true"}, "dim_from_weights needs network_weights"),
     "SD 2": ({"v2": "true"}, "v2 must be off"),

@@ -153,7 +153,7 @@ RULES = [
     (LORA, {"enable_bucket": True, "resolution": "2048"}),
     (LORA, {"bucket_reso_steps": 40, "enable_bucket": True}),
     (LORA, {"lr_warmup_steps": 10, "lr_scheduler": "constant"}),
-    (LORA, {"blocks_to_swap": 4, "cpu_offload_checkpointing": True}),
+    (LORA, {"checkpoint_keep_attention": True, "cpu_offload_checkpointing": True}),
     (LORA, {"network_train_unet_only": True, "network_train_text_encoder_only": True}),
     (LORA, {"face_crop_aug_range": "2.0,4.0", "enable_bucket": True}),
     (LORA, {"scale_v_pred_loss_like_noise_pred": True}),

@@ -114,7 +114,9 @@ class Memory:
 
     gradient_checkpointing: bool = opt(False, "Recompute activations instead of keeping them: less memory, slower.")
     cpu_offload_checkpointing: bool = opt(
-        False, "Keep the checkpoints in CPU memory: saves a little more GPU memory.", label="Offload checkpoints"
+        False,
+        "Checkpoints wait in CPU memory: saves more GPU memory, with swapped blocks too.",
+        label="Offload checkpoints",
     )
     checkpoint_keep_attention: bool = opt(
         False,
@@ -153,9 +155,7 @@ class Memory:
         return self.gradient_checkpointing or self.cpu_offload_checkpointing or bool(self.blocks_to_swap)
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
-        """Options that contradict each other, and two ways of moving the same activations to host memory."""
-        if self.blocks_to_swap and self.cpu_offload_checkpointing:
-            yield exclusive(run, "blocks_to_swap", "cpu_offload_checkpointing")
+        """Options that contradict each other."""
         if self.checkpoint_keep_attention and self.cpu_offload_checkpointing:
             yield exclusive(run, "checkpoint_keep_attention", "cpu_offload_checkpointing")
         if self.lowram and self.highvram:

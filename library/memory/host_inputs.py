@@ -1,0 +1,150 @@
+"""Inputs of blocks that wait in host memory between the forward pass and the block's own backward.
+
+What a checkpoint keeps of a block are its inputs. Here they leave for pinned memory on a stream of their own while
+blocks compute, and those of the block before are fetched on another while a block's gradient is computed. So three
+directions overlap: computing, inputs, and the weights of swapped blocks. Only what is saved for the backward pass is
+exchanged, around the block's call: a compiled block stays the same graph, with its checkpoint in it.
+"""
+
+import contextlib
+import functools
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from library.compiler.subclass import keep_class_name
+
+STAYING = 1  # calls whose inputs may still be on their way to the host when the next block begins
+
+
+@dataclass(eq=False)
+class _Parked:
+    """One input: its copy on the host, and itself while it has not left or is back."""
+
+    host: Tensor
+    device: Tensor | None
+    arrival: Any  # the event after the last copy, which whoever uses `device`, or lets go of it, waits for
+
+
+@dataclass(eq=False)
+class _Call:
+    """What is parked of one call of a block, and the call before it, whose inputs are wanted next."""
+
+    before: "weakref.ref[_Call] | None"
+    parked: list[_Parked] = field(default_factory=list)
+    is_wanted: bool = False
+
+
+# Why: docs/decisions/2026-11-23-inputs-of-blocks-wait-on-the-host.md
+class HostInputs:
+    """The inputs of a denoiser's blocks. Copies are exact, and made on a CPU too."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.is_cuda = device, device.type == "cuda"
+        self._leave, self._return = (torch.cuda.Stream(device) if self.is_cuda else None for _ in range(2))
+        self._last: weakref.ref[_Call] | None = None
+        self._leaving: deque[_Call] = deque()
+
+    def serve(self, block: nn.Module) -> None:
+        """Park the inputs of a checkpointed block whenever it is called."""
+        block.__dict__["_host_inputs"] = self
+        block.__class__ = _parking(type(block))
+
+    @contextlib.contextmanager
+    def parking(self, inputs: Sequence[Tensor]) -> Iterator[None]:
+        """Inside, where one of these is saved for the backward pass, a copy on the host is saved in its place."""
+        call = _Call(self._last)
+        ready = torch.cuda.current_stream(self.device).record_event() if self.is_cuda else None
+        memory = {(x.data_ptr(), x.nbytes) for x in inputs}
+
+        def pack(saved: Tensor) -> Any:
+            if (saved.data_ptr(), saved.nbytes) in memory and (one := self._park(saved, ready)):
+                call.parked.append(one)
+                return call, len(call.parked) - 1
+            # A leaf may get other memory meanwhile, as swapped weights do. What has a history is kept without it, since
+            # a node that saves its own answer would keep itself alive.
+            return saved if saved.is_leaf else saved.detach()
+
+        def unpack(kept: Any) -> Tensor:
+            return kept if isinstance(kept, Tensor) else self._take(*kept)
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            yield
+        if call.parked:
+            self._last = weakref.ref(call)
+            self._leaving.append(call)
+        while len(self._leaving) > STAYING:
+            self._let_go(self._leaving.popleft())
+
+    def _park(self, x: Tensor, ready: Any) -> _Parked | None:
+        x = x.detach()
+        host = torch.empty_like(x, device="cpu", pin_memory=self.is_cuda)
+        if host.stride() != x.stride():
+            return None  # has holes, which a compiled block would miss
+        if self._leave is None:
+            return _Parked(host.copy_(x), x, None)
+        self._leave.wait_event(ready)
+        with torch.cuda.stream(self._leave):
+            host.copy_(x, non_blocking=True)
+        return _Parked(host, x, self._leave.record_event())
+
+    def _take(self, call: _Call, number: int) -> Tensor:
+        """An input for the backward pass of its block; those of the block that is next follow on their own stream."""
+        one = call.parked[number]
+        self._fetch(one)
+        tensor = self._wait_for(one)
+        one.device = None
+        if not call.is_wanted:
+            call.is_wanted = True
+            before = call.before and call.before()
+            for other in before.parked if before and not before.is_wanted else ():
+                self._fetch(other)
+        return tensor
+
+    def _fetch(self, one: _Parked) -> None:
+        if one.device is not None:
+            return
+        if self._return is None:
+            one.device = one.host.clone()
+            return
+        # Memory of the compute stream, which may use it until now.
+        one.device = torch.empty_like(one.host, device=self.device, pin_memory=False)
+        self._return.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._return):
+            one.device.copy_(one.host, non_blocking=True)
+        one.arrival = self._return.record_event()
+
+    def _let_go(self, call: _Call) -> None:
+        """Free the device's memory of what has left, once that is so."""
+        for one in call.parked:
+            if one.device is not None:
+                self._wait_for(one)
+                one.device = None
+
+    def _wait_for(self, one: _Parked) -> Tensor:
+        assert one.device is not None
+        if self.is_cuda:
+            torch.cuda.current_stream(self.device).wait_event(one.arrival)
+        return one.device
+
+
+@functools.cache
+def _parking(cls: type[nn.Module]) -> type[nn.Module]:
+    class Parking(cls):
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            if not torch.is_grad_enabled():
+                return super().__call__(*args, **kwargs)
+            with self.__dict__["_host_inputs"].parking([x for x in args if _is_stream(x)]):
+                return super().__call__(*args, **kwargs)
+
+    return keep_class_name(Parking, cls, "inputs on the host")
+
+
+def _is_stream(x: Any) -> bool:
+    """Whether an input is passed from block to block, and not shared by all of them."""
+    return isinstance(x, Tensor) and x.requires_grad
