@@ -4,6 +4,7 @@ import contextlib
 import os
 import socket
 import time
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -15,13 +16,24 @@ GRACE = 5.0  # seconds a process has between being asked to end and being ended
 
 
 def identity(pid: int | None = None) -> JsonObject:
-    """What names a process for good: its number, the second it started, and the machine."""
+    """What names a process for good: its number, the second it started, and the machine.
+
+    That second moves when the clock is set, but not its distance from the system's own start.
+    """
     pid = pid or os.getpid()
     try:
         start = psutil.Process(pid).create_time()
     except psutil.NoSuchProcess:  # a child that ended at once, and was taken note of
         start = time.time()
-    return {"pid": pid, "process_start": start, "host": HOST}
+    after_boot = {"boot": boot, "since_boot": start - psutil.boot_time()} if (boot := _boot()) else {}
+    return {"pid": pid, "process_start": start, "host": HOST, **after_boot}
+
+
+def _boot() -> str:
+    """What names this start of the system; only Linux says it, and only there the distance from it stays the same."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return ""
 
 
 def find(known: JsonObject) -> psutil.Process | None:
@@ -31,8 +43,11 @@ def find(known: JsonObject) -> psutil.Process | None:
         return None
     try:
         found = psutil.Process(pid)
-        # create_time is derived from the boot time, which a clock correction can move a little.
-        if abs(found.create_time() - start) > 2 or found.status() == psutil.STATUS_ZOMBIE:
+        seen, since_boot = found.create_time(), known.get("since_boot")
+        if isinstance(since_boot, int | float) and known.get("boot") == _boot():
+            seen, start = seen - psutil.boot_time(), since_boot
+        # On other systems than Linux a clock correction can move it a little.
+        if abs(seen - start) > 2 or found.status() == psutil.STATUS_ZOMBIE:
             return None
     except psutil.Error:
         return None

@@ -11,7 +11,7 @@ from library.runs import layout, process
 
 # What a pointer repeats of a run: who it is, how its process is found, and what that occupies.
 TOLD = ("id", "script", "title", "started", "from", "output_dir", "output_name", "lanes", "launch", "pid",
-        "process_start", "host")  # fmt: skip
+        "process_start", "boot", "since_boot", "host")  # fmt: skip
 
 
 def home() -> Path:

@@ -109,7 +109,7 @@ def test_a_killed_change_can_be_taken_back(root, reached):
     about = json.loads((change.folder / "operation.json").read_text())
     with pytest.raises(ConfigError, match="still running"):
         undo(root)
-    (change.folder / "operation.json").write_text(json.dumps({**about, "process_start": 1.0}))
+    (change.folder / "operation.json").write_text(json.dumps({**about, "process_start": 1.0, "since_boot": 1.0}))
     assert undo(root).count == reached
     assert tree(root) == start
 

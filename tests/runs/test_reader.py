@@ -126,7 +126,7 @@ def test_a_living_process_is_a_running_run(tmp_path):
 
 def test_a_launcher_that_died_before_the_trainer_spoke_is_a_failure_with_its_cause(tmp_path):
     folder = make(tmp_path, state="starting")
-    layout.store(folder / "launcher.json", {**process.identity(), "process_start": 1.0})
+    layout.store(folder / "launcher.json", {**process.identity(), "process_start": 1.0, "since_boot": 1.0})
     (folder / "log.txt").write_text("Traceback\nModuleNotFoundError: No module named 'peft'\n")
     run = reader.run("cat-1")
     assert run.state == "failed" and "peft" in run.error and "set-up" in run.error

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from library.config.problems import ConfigError, Problem, Text
@@ -190,7 +191,7 @@ def test_another_process_with_the_same_number_is_not_the_run(tmp_path):
     with begin(tmp_path) as record:
         pass
     other = {"state": "running", **process.identity(), "heartbeat": time.time() - 60}
-    other["process_start"] -= 100
+    other |= {"process_start": other["process_start"] - 100, "since_boot": 1.0}
     layout.store(record.folder / "run.json", other)
     assert reader.run(record.id).state == "interrupted"
 
@@ -199,8 +200,19 @@ def test_a_clock_that_is_set_interrupts_nothing(tmp_path):
     with begin(tmp_path) as record:
         moved = {"state": "running", **process.identity(), "heartbeat": time.time()}
         moved["process_start"] -= 3600  # when the system sets its clock, every process seems to have started then
-        layout.store(record.folder / "run.json", moved)
+        layout.store(record.folder / "run.json", {**moved, "boot": ""})  # where the system does not name its start
         assert reader.run(record.id).state == "running"
+
+
+@pytest.mark.skipif(not process._boot(), reason="the system does not name its start")
+@pytest.mark.parametrize("by", [-3600, 3600])
+def test_a_process_is_found_whatever_its_clock_is_set_to(monkeypatch, by):
+    known, create_time, boot_time = process.identity(), psutil.Process.create_time, psutil.boot_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: create_time(self) + by)
+    monkeypatch.setattr(psutil, "boot_time", lambda: boot_time() + by)
+    assert process.alive(known)
+    assert not process.alive({**known, "since_boot": known["since_boot"] - 100})
+    assert not process.alive({**known, "boot": "of another start of the system"})
 
 
 def deleted(record):

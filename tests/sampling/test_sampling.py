@@ -218,7 +218,8 @@ def test_it_waits_until_no_training_has_the_lane(given, monkeypatch, tmp_path):
         with pytest.raises(ConfigError, match="or makes a cache"):  # so no training gets it meanwhile
             start.begin(start.TrainingJob("x", "x", "x", str(tmp_path / "o"), ""))
     assert gpu_slots.held() == set()
-    layout.store(gpu_slots._holders() / "1.json", {**process.identity(), "process_start": 1.0, "lanes": ["0"]})
+    other = {**process.identity(), "process_start": 1.0, "since_boot": 1.0}
+    layout.store(gpu_slots._holders() / "1.json", {**other, "lanes": ["0"]})
     assert gpu_slots.held() == set()  # of a process that was killed
 
 
