@@ -229,6 +229,8 @@ def _lonely(config: RunConfig) -> Iterator[Problem]:
 
 def _unable(config: RunConfig) -> Iterator[Problem]:
     """What only some GPUs can do, where there is none of them."""
+    if config.compile.cuda_graphs == "true" and _device().type != "cuda":
+        yield ineffective.remark("cuda_graphs", "there is no GPU that records them")
     if not config.adapters:
         return
     fp8, int8 = fp8_matmul.supports_fp8(_device()), int8_matmul.supports_int8(_device())

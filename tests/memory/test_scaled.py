@@ -175,14 +175,16 @@ def test_it_compiles_into_one_graph(name):
 @pytest.mark.parametrize("name", ["fp8", "int8"])
 @pytest.mark.parametrize("script", LORAS)
 def test_without_such_a_gpu_they_are_kept_and_no_more_and_that_is_said(demo, squares, script, name):
-    how = {f"{name}_base": True, f"{name}_compute": True, "compile": True}
+    how = {f"{name}_base": True, f"{name}_compute": True, "compile": True, "cuda_graphs": "true"}
     config = config_of(demo, script, mixed_precision="bf16", train_data_dir=squares, **how)
     block = nn.Sequential(nn.Linear(32, 32)).requires_grad_(False)
     fp8_storage.store_blocks([[block]], config, CPU)
     kept = {"fp8": fp8_matmul.FP8, "int8": torch.int8}[name]
     x = torch.randn(2, 3, 32)
     assert block[0].weight.dtype == kept and "_Product" not in str(block[0](x.requires_grad_(True)).grad_fn)
-    assert any(f"{name}_compute has no effect" in remark for remark in preflight.check(config))
+    remarks = preflight.check(config)
+    assert any(f"{name}_compute has no effect" in remark for remark in remarks)
+    assert any("cuda_graphs has no effect here: there is no GPU" in remark for remark in remarks)
 
 
 def test_a_gpu_with_int8_products_alone_is_told_of_them(demo, squares, monkeypatch):
