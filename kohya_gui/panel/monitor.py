@@ -13,7 +13,6 @@ from library.config.json_types import JsonObject
 from library.config.problems import Text
 from library.runs import layout, queue, reader
 
-FOLLOW = ""  # the choice that always means the newest run, one that works before one that has ended
 KEPT = 30  # runs to choose from
 # On a phone the panel is one line until it is opened.
 UNFOLD = '<button type="button" class="unfold" aria-expanded="false" aria-label="Details of the run"></button>'

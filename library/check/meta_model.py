@@ -39,7 +39,7 @@ def problems(config: RunConfig) -> Iterator[Problem]:
         logging.getLogger(__name__).debug("%s could not be tried beforehand: %s", config.network.module, e)
         return
     if _resumes(config):
-        yield from _misfits(Path(config.steps.resume or ""), method, config)
+        yield from _misfits(Path(config.steps.resume or ""), method)
 
 
 def _in_question(config: RunConfig) -> bool:
@@ -88,7 +88,7 @@ def _method(config: RunConfig) -> methods.TrainingMethod:
         logging.disable(level)
 
 
-def _misfits(folder: Path, method: methods.TrainingMethod, config: RunConfig) -> Iterator[Problem]:
+def _misfits(folder: Path, method: methods.TrainingMethod) -> Iterator[Problem]:
     """A state of other networks, or of another optimizer over the same."""
     here = {name: tuple(tensor.shape) for name, tensor in method.snapshot().items()}
     if problem := snapshot.differing(here, weights.header(folder / resume_state.WEIGHTS)):

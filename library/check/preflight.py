@@ -182,10 +182,10 @@ def _other_adapters(config: RunConfig) -> Iterator[Problem]:
                 template = ": {path} was made for {other}, and this is {title}; choose a file made for it"
                 yield Problem(option, template, path=path, other=other, title=config.title)
             elif option == "network_weights":
-                yield from _other_ranks(path, stored, config)
+                yield from _other_ranks(stored, config)
 
 
-def _other_ranks(path: Path, stored: JsonMapping, config: AdapterRun) -> Iterator[Problem]:
+def _other_ranks(stored: JsonMapping, config: AdapterRun) -> Iterator[Problem]:
     """A LoRA file of another rank, where one rank is that of all layers."""
     network = config.network
     own = any("_dim" in pair or "split_qkv" in pair for pair in network.network_args)

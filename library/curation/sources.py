@@ -142,7 +142,7 @@ def _add(album: Album, found: Survey, report: Report | None) -> None:
             own[image.path].role, own[image.path].repeats = "held", 1
         else:
             added.append(_picture(found, places.of(image), image, "held"))
-    added += _left_out(album, found, places, {*own, *(picture.path for picture in added)})
+    added += _left_out(found, places, {*own, *(picture.path for picture in added)})
     there = [picture for picture in added if picture.modified]  # latents may be all that is left of the others
     fits = [picture.size for picture in there]
     albums.examine(album, there, report)
@@ -184,7 +184,7 @@ def _bare(found: Survey, place: ImageFolder, path: str, subset: SubsetConfig) ->
     return made
 
 
-def _left_out(album: Album, found: Survey, places: _Places, seen: set[str]) -> list[Picture]:
+def _left_out(found: Survey, places: _Places, seen: set[str]) -> list[Picture]:
     """Images that lie where the trainer looked, and are not used: left over, broken, or not in the metadata file."""
     spare, made = set(found.unused), []
     for position, dataset in enumerate(found.images.datasets):

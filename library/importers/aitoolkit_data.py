@@ -56,13 +56,13 @@ def _datasets(ledger: KeyLedger) -> None:
     ledger.texts["dataset_config"] = text
     ledger.notes += notes
     said = f"{text.count('[[datasets]]')} datasets, one for each folder and resolution: {PREPARED}"
-    ledger.change("datasets", said, _settings(ledger, listed))
+    ledger.change("datasets", said, _settings(listed))
     if word:
         said = "stands before every caption and in the metadata; ai-toolkit puts it only where it is not there yet"
         ledger.change("trigger_word", said, {"metadata_trigger_phrase": word})
 
 
-def _settings(ledger: KeyLedger, found: list[JsonMapping]) -> JsonObject:
+def _settings(found: list[JsonMapping]) -> JsonObject:
     """What the data sets say and is an option of the whole training here."""
     on_disk = any(is_on(d.get("cache_latents_to_disk")) for d in found)
     values: JsonObject = {
