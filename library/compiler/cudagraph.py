@@ -8,7 +8,7 @@ denoiser is recorded as one piece, whether its blocks are compiled or not.
 A recording reads and writes memory that stays: inputs are copied to where they were when it was made, weights are
 expected where they were, and gradients come out in one place for all sizes. What a recording cannot hold runs as ever:
 passes without gradients, steps that are compared with, and a second forward pass before the backward pass of the first.
-Where recording itself fails, or has not enough memory, all recordings are let go, and the training goes on without.
+Where recording itself fails, or has not enough memory, all recordings are freed, and the training goes on without.
 """
 
 import contextlib
@@ -71,7 +71,7 @@ def recorder_of(denoiser: nn.Module) -> "GraphedModel | None":
 
 
 def with_room(denoiser: nn.Module, call: Callable[[], T]) -> T:
-    """What `call` answers. Where the GPU's memory is too small for it, recordings are let go, and made again later."""
+    """What `call` answers. Where the GPU's memory is too small for it, recordings are freed, and made again later."""
     recorder = recorder_of(denoiser)
     try:
         return call()
@@ -252,7 +252,7 @@ class GraphedModel:
     def make_room(self) -> None:
         """Let all recordings go. Sizes are recorded again as they come."""
         self.free_others()
-        logger.warning("CUDA graphs are let go, as what comes now needs their memory; they are recorded again later")
+        logger.warning("CUDA graphs are freed, as what comes now needs their memory; they are recorded again later")
         self.forget()
 
     def forget(self) -> None:
@@ -324,7 +324,7 @@ class Recording:
         self.learns = [new is not None for new in of_weights]
         self.of_inputs = found[: len(found) - len(learn)]
         self.with_gradient = [answer.requires_grad for answer in answers]
-        self.answers = [answer.detach() for answer in answers]  # what led to them is let go, for the next recording
+        self.answers = [answer.detach() for answer in answers]  # what led to them is freed, for the next recording
         self._call = None
         return ""
 

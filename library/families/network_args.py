@@ -171,7 +171,7 @@ def _beyond_the_package(args: LycorisArgs, config: AdapterRun) -> Iterator[Probl
     if args.bypass_mode and algo == "diag-oft" and _plain_dropout(args, config):
         yield wrong_argument("bypass_mode", "of algo=diag-oft cannot be used with dropout: leave one of them out")
     if algo == "tlora":
-        yield wrong_argument("", "algo=tlora wants to know the timestep in each layer, which nothing tells it here: "
+        yield wrong_argument("", "algo=tlora needs the timestep in each layer, which no layer is given here: "
             "choose another, as algo=lora")  # fmt: skip
 
 

@@ -170,15 +170,15 @@ class _Packed:
     def _offload_gradient(self, p: nn.Parameter) -> None:
         gradient, p.grad = p.grad, None
         assert gradient is not None  # the hook runs once it is complete
-        home = self.gradients.get(p)
-        if home is None:
-            home = self._spare.pop(p, None)
-            if home is None:
-                home = torch.empty_like(gradient, device="cpu", pin_memory=self.pin)
-            self.gradients[p] = home
+        kept = self.gradients.get(p)
+        if kept is None:
+            kept = self._spare.pop(p, None)
+            if kept is None:
+                kept = torch.empty_like(gradient, device="cpu", pin_memory=self.pin)
+            self.gradients[p] = kept
         else:  # of an earlier batch of this step; added on the device, in the order of its stream
-            gradient += home.to(gradient.device, non_blocking=True)
-        home.copy_(gradient, non_blocking=True)
+            gradient += kept.to(gradient.device, non_blocking=True)
+        kept.copy_(gradient, non_blocking=True)
 
     def hand_over_gradients(self) -> None:
         """Put the gradients where an optimizer looks for them. Its memory is used again in the next step."""

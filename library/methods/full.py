@@ -45,7 +45,7 @@ class FullFinetune(BaseMethod):
         names = {id(p): name for name, p in self.denoiser.named_parameters()}
         known = [[names.get(id(p), p) for p in group["params"]] for group in self._groups]
         for group in self._groups:
-            group["params"] = []  # whole weights are let go of
+            group["params"] = []  # whole weights are freed
         shards = self.shards = ShardedModel(self.denoiser, self.block_classes, device)
         for group, params in zip(self._groups, known, strict=True):
             group["params"] = [shards.parameters[p] if isinstance(p, str) else p for p in params]

@@ -1,7 +1,7 @@
 """A denoiser that several processes hold in parts (FSDP2): each has some rows of every weight, of its gradient and of
 what the optimizer keeps for it.
 
-A block's weights are gathered before it computes and let go behind it. The optimizer knows nothing of this: it steps
+A block's weights are gathered before it computes and freed behind it. The optimizer knows nothing of this: it steps
 ordinary parameters that are the rows of this process. A whole tensor is made one at a time, when something asks for its
 numbers; only the first process does, and the others send it their rows.
 """

@@ -31,10 +31,10 @@ class PartialOptimizer:
     """
 
     def __init__(
-        self, group: Group, weights: Sequence[tuple[int, nn.Parameter]], make: Callable, dice: StepRNG
+        self, group: Group, weights: Sequence[tuple[int, nn.Parameter]], make: Callable, step_rng: StepRNG
     ) -> None:
         """`group` is the whole optimizer's, whose learning rate counts; weights come with their number in it."""
-        self.group, self.weights, self._dice = group, weights, dice
+        self.group, self.weights, self._step_rng = group, weights, step_rng
         self.waiting: set[int] = set()  # weights whose gradient has not come yet, by id
         self.stepped = -1  # the last step that was taken
         own = {key: value for key, value in group.items() if key != "params"}
@@ -60,7 +60,7 @@ class PartialOptimizer:
                 lent.append((number, p, master_param))
         self.optimizer.step()
         for number, p, master_param in lent:
-            self._write_back(p, master_param, self._dice.generator_for(p.device, step, number))
+            self._write_back(p, master_param, self._step_rng.generator_for(p.device, step, number))
 
     def _to_fp32(self, p: nn.Parameter, gradient: Tensor, master_param: nn.Parameter) -> None:
         wide = torch.float32 if p.dtype in HALF else p.dtype
@@ -109,9 +109,9 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         self._norms: list[Tensor] = []
         self._share: Callable[[Tensor], Any] | None = None
         numbers = {p: i for i, p in enumerate(p for group in self.param_groups for p in group["params"])}
-        dice = StepRNG(seed)
+        step_rng = StepRNG(seed)
         self.bundles = [
-            PartialOptimizer(group, [(numbers[p], p) for p in cut], make, dice)
+            PartialOptimizer(group, [(numbers[p], p) for p in cut], make, step_rng)
             for group in self.param_groups
             for cut in bundles(group)
         ]

@@ -1,4 +1,4 @@
-"""What a training tells: its record, lines on the console, curves of trackers, uploads."""
+"""What a training reports: its record, lines on the console, curves of trackers, uploads."""
 
 import datetime
 import itertools

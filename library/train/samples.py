@@ -92,7 +92,7 @@ class SampleRunner:
         self._read_again(world, journal)
         journal.phase(Text("generating samples"), 0, len(self._prompts))
         vae: Any = self._components.vae  # which is kept where samples are wanted
-        home = vae.device
+        previous = vae.device
         vae.to(world.device)
         made: dict[int, Path] = {}
         problem = ""
@@ -110,7 +110,7 @@ class SampleRunner:
         except WorkCancelled:
             journal.say("Not all samples are generated, as the training ends now.")
         finally:
-            vae.to(home)
+            vae.to(previous)
         self._tell(world.gather((made, problem)), training)
 
     def _tell(self, found: Sequence[tuple[dict[int, Path], str]], training: Training) -> None:

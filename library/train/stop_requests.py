@@ -79,7 +79,7 @@ class ControlRequests:
             if number is None or (name == "SIGHUP" and signal.getsignal(number) == signal.SIG_IGN):
                 continue  # nohup has said that a closed terminal shall not matter
             self._before[number] = signal.signal(number, self._interrupt)
-        threading.Thread(target=self._listen, args=(self._wakeup_read,), name="signals", daemon=True).start()
+        threading.Thread(target=self._read_signals, args=(self._wakeup_read,), name="signals", daemon=True).start()
         if self._record:
             threading.Thread(target=self._watch, name="stop file", daemon=True).start()
 
@@ -218,19 +218,19 @@ class ControlRequests:
             self._ending = self._raised = True
             raise Stopped
 
-    def _listen(self, ears: socket.socket) -> None:
-        with ears:
-            while heard := ears.recv(1):
+    def _read_signals(self, wakeup_read: socket.socket) -> None:
+        with wakeup_read:
+            while received := wakeup_read.recv(1):
                 if self._own:  # our own, from `_break_off`
                     self._own = False
-                elif heard[0] in self._before:
-                    self._heard(heard[0])
+                elif received[0] in self._before:
+                    self._handle_signal(received[0])
 
     def _is_launchers(self, number: int) -> bool:
         """Whether a signal is that of a launcher which has lost another process: nobody asked for a stop."""
         return number == signal.SIGTERM and self._process_watch is not None and self._process_watch.gone
 
-    def _heard(self, number: int) -> None:
+    def _handle_signal(self, number: int) -> None:
         now = time.monotonic()
         if self._is_launchers(number) or (self._signals and now - self._last <= ONE_REQUEST):
             return

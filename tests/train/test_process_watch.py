@@ -78,7 +78,7 @@ def test_the_signal_of_a_launcher_that_has_lost_a_process_is_no_wish_to_stop(fir
     first.other.kill()
     first.other.wait()
     requests._interrupt(signal.SIGTERM, None)
-    requests._heard(signal.SIGTERM)
+    requests._handle_signal(signal.SIGTERM)
     assert not requests.asked()
-    requests._heard(signal.SIGINT)  # somebody's own
+    requests._handle_signal(signal.SIGINT)  # somebody's own
     assert requests.asked()
