@@ -91,13 +91,21 @@ class Precompiler:
         passes = (self._clock.total - self._clock.step) * self._config.steps.gradient_accumulation_steps
         if recorder.automatic and passes < PASSES_A_SIZE * len(sizes):
             recorder.give_up(f"there are {len(sizes)} sizes of image for {passes} batches", expected=True)
-        elif not self.log.active:
+        elif not self.log.active or self._begins_later():
             self._journal.phase(Text("recording CUDA graphs"), 0, 1)
             before = rng.get_rng_state(self._world.device)
             compute_loss.warm_up(batches.example(max(sizes, key=latent_area)), self._world.device)
             rng.set_rng_state(before, self._world.device)
             self._journal.phase(Text("recording CUDA graphs"), 1, 1)
             pause()
+
+    def _begins_later(self) -> bool:
+        """Whether `compile_from_step` leaves all blocks eager in the step that comes."""
+        later = self.log.later
+        if not later or set(later) < set(self.log.expected):
+            return False
+        steps = self._options.first_steps()
+        return min(steps.get(kind, steps.get("", 0)) for kind in later) > self._clock.step + 1
 
     def run_ahead(self, batches: Batches, compute_loss: LossFunction, pause: Callable[[], None]) -> None:
         """Make every graph that the training needs before its first step, with its own images.

@@ -105,6 +105,26 @@ def test_what_leaves_blocks_eager_is_told_before_the_first_step():
     assert len(told) == 2
 
 
+@pytest.mark.parametrize(("step", "recorded"), [(0, [(2, 16, 8)]), (4, [])])
+def test_steps_before_compile_from_step_are_recorded_beginning_with_the_largest_size(step, recorded):
+    found, log, nothing = [], CompileLog(), lambda *_: None
+    recorder = SimpleNamespace(automatic=False)
+    loss: Any = SimpleNamespace(components=SimpleNamespace(denoiser=SimpleNamespace(_recorder=recorder)))
+    loss.warm_up = lambda kind, device: found.append(kind)
+    options = SimpleNamespace(first_steps=lambda: {"Block": 5, "": 9})
+    steps = SimpleNamespace(resume=None, gradient_accumulation_steps=1)
+    config: Any = SimpleNamespace(compile=options, steps=steps)
+    clock: Any = SimpleNamespace(step=step, total=20, done=False)
+    batches: Any = SimpleNamespace(kinds=lambda: Counter({(2, 8, 8): 3, (2, 16, 8): 1}), example=lambda kind: kind)
+    log.expect("Block", "a block")
+    log.begin = log.later = {"Block": lambda: None}
+    world: Any = SimpleNamespace(device=torch.device("cpu"))
+    Precompiler(config, world, cast(Any, SimpleNamespace(phase=nothing)), log, clock).record_ahead(
+        batches, loss, nothing
+    )
+    assert found == recorded
+
+
 @pytest.mark.parametrize("resume", ["", "a-state"])
 def test_recordings_leave_room_for_the_optimizer_before_its_first_step_alone(resume):
     """A state has brought it with all that it keeps."""
