@@ -1,5 +1,7 @@
 """What is chosen on a GPU, by rules that can be read without one; how fast it is has to be measured there."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -165,10 +167,10 @@ def test_on_a_gpu_a_whole_model_has_a_graph_for_each_size_unless_asked_otherwise
 def test_modes_that_record_leave_it_to_the_whole_model(monkeypatch, mode, inner):
     recorded, asked = [], []
     monkeypatch.setattr(compile_utils, "problems", lambda *_: iter(()))
-    monkeypatch.setattr(compile_utils, "_device_of", lambda _: CUDA)
     monkeypatch.setattr(cache, "use", lambda *_: None)
     monkeypatch.setattr(cudagraph, "attach", lambda model, log: recorded.append(model))
     model = nn.Sequential(nn.Identity())
+    monkeypatch.setattr(model, "parameters", lambda: iter([SimpleNamespace(device=CUDA)]))
     monkeypatch.setattr(nn.Identity, "compile", lambda self, **how: asked.append(how.get("mode")))
     with settings_kept(), CompileLog() as log:
         compile_utils.compile_model(config(compile=True, compile_mode=mode).compile, model, [[model[0]]], log=log)
