@@ -158,6 +158,7 @@ def test_a_ckpt_is_read_without_running_what_is_in_it(tiny_sdxl, tmp_path):
     stored = load_file(tiny_sdxl)
     torch.save({"state_dict": stored, "global_step": 3}, tmp_path / "good.ckpt")
     loaded = family(tmp_path / "good.ckpt", tokenizer_cache_dir=cache)
+    assert list(loaded.problems()) == []
     assert same(loaded.export(loaded.load(torch.float32)), stored)
 
     class Trap:
@@ -165,6 +166,10 @@ def test_a_ckpt_is_read_without_running_what_is_in_it(tiny_sdxl, tmp_path):
             return os.mkdir, (str(tmp_path / "sprung"),)
 
     torch.save({"state_dict": Trap()}, tmp_path / "bad.ckpt")
+    (problem,) = family(tmp_path / "bad.ckpt", tokenizer_cache_dir=cache).problems()
+    assert problem.option == "pretrained_model_name_or_path" and "convert it to .safetensors" in problem
+    (problem,) = family(tiny_sdxl, vae=str(tmp_path / "bad.ckpt")).problems()
+    assert problem.option == "vae" and "convert it to .safetensors" in problem
     with pytest.raises(ConfigError, match="convert it to .safetensors"):
         family(tmp_path / "bad.ckpt", tokenizer_cache_dir=cache).load(torch.float32)
     assert not (tmp_path / "sprung").exists()

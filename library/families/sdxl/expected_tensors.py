@@ -57,12 +57,20 @@ WANTED = {
 }
 
 
+def tells_shapes(path: Path) -> bool:
+    """Whether what a file holds is known without its numbers: torch's oldest format has to be read whole."""
+    if path.suffix.lower() not in weights.PICKLED:
+        return True
+    with path.open("rb") as file:
+        return file.read(1) != b"\x80"
+
+
 def lacking(path: Path, vae: str | None) -> Text | None:
     """The sentence about a model that is not whole; None for one that is. With a VAE of its own the model's is not
     used."""
     pieces = [file for part in model.FOLDERS.values() if (path / part).is_dir() for file in weights.files(path / part)]
-    if any(file.suffix.lower() in weights.PICKLED for file in pieces or weights.files(path)):
-        return None  # such have no header
+    if not all(map(tells_shapes, pieces or weights.files(path))):
+        return None
     with weights.shapes_only():
         stored = model.opened(path, half=False, mmap=True, vae=vae)
         found: dict[str, Shapes] = {
@@ -80,7 +88,7 @@ def lacking(path: Path, vae: str | None) -> Text | None:
 def lacking_vae(path: Path) -> Text | None:
     """The sentence about a VAE that is not whole; None for one that is."""
     files = weights.files(path / "vae" if (path / "vae").is_dir() else path)
-    if any(file.suffix.lower() in weights.PICKLED for file in files):
+    if not all(map(tells_shapes, files)):
         return None
     with weights.shapes_only():
         shapes = _shapes(model.read_vae(path, half=False, mmap=True))

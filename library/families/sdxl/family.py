@@ -305,8 +305,8 @@ def _vae_files(names: Iterable[str]) -> list[str]:
 def _problems_of(path: Path, vae: str | None) -> Iterator[Problem]:
     try:
         if path.is_file():
-            known = path.suffix.lower() not in weights.PICKLED
-            if known and (problem := _whole(path, vae) or expected_tensors.lacking(path, vae)):
+            other = _whole(path, vae) if path.suffix.lower() not in weights.PICKLED else None
+            if problem := other or expected_tensors.lacking(path, vae):
                 yield Problem(OPTION, ": {problem}", place="--", problem=problem)
             return
         if not (path / "unet").is_dir():
