@@ -141,7 +141,10 @@ document.addEventListener("change", (event) => {
 });
 
 const PERIOD = 1000; // milliseconds between two looks
-let mark = "", asking = false;
+const LOST = 3; // looks without an answer until the panel says that what it shows is of before
+let mark = "", asking = false, lost = 0;
+/** @type {HTMLElement | undefined} the button of a run that was used last; the panel may have replaced it meanwhile */
+let used;
 
 /** What is shown of the run is Gradio's to change. Each time costs a hundred times what asking for news does. */
 const showNews = () => all(document, "button.news")[0]?.click();
@@ -153,11 +156,32 @@ async function look() {
     const now = (await ask("panel", { run: pickedRun() })).mark;
     if (now !== mark) showNews();
     mark = now;
+    lost = 0;
   } catch {
     mark = ""; // who knows what has happened when the server is back
+    lost += 1;
   }
   asking = false;
+  showLost();
+  keepFocus();
 }
+
+/** Say that the server does not answer, for as long as it does not. */
+function showLost() {
+  const panel = one(document, ".live"), said = panel.querySelector(".lost");
+  if (lost >= LOST && !said)
+    panel.prepend(make("p", { className: "lost", role: "alert" }, "The page's server does not answer: this is from before. Trainings go on without it."));
+  else if (!lost) said?.remove();
+}
+
+/** A button has lost the focus while it waited, or is gone: with the keyboard one would begin at the top again. */
+function keepFocus() {
+  if (used && document.activeElement === document.body) (used.isConnected ? used : all(document, ".live .acts button")[0])?.focus({ preventScroll: true });
+}
+
+for (const kind of ["focusin", "pointerdown"]) document.addEventListener(kind, (event) => {
+  used = hit(event, ".live .acts button") ?? undefined;
+});
 
 /** Gradio puts the panel onto the page, some time. */
 function begin() {

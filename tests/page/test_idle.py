@@ -49,3 +49,14 @@ def test_an_idle_page_asks_for_news_only_and_draws_nothing(visit):
         return page.evaluate("drawn"), [url for url in visitor.requests if "gradio_api" in url]
 
     wait_for(lambda: done() == (0, []), 60)  # the loader's picture takes some seconds to come to rest
+
+
+@pytest.mark.browser
+def test_a_panel_whose_server_does_not_answer_says_so_until_it_does(visit):
+    visitor = visit()
+    visitor.page.route("**/own/panel", lambda route: route.abort())
+    said = visitor.page.locator(".live .lost", has_text="does not answer")
+    said.wait_for()
+    visitor.page.unroute("**/own/panel")
+    said.wait_for(state="detached")
+    visitor.complaints.clear()  # of requests that failed
