@@ -79,7 +79,7 @@ def test_what_lycoris_fails_at_later_is_refused_at_once(flux_config, sdxl_config
     turning = ("algo=diag-oft", "bypass_mode=True")
     assert "dropout" in wrong(lycoris(flux_config, *turning, network_dropout=0.1))[0]
     assert not wrong(lycoris(flux_config, *turning))
-    assert "nothing tells it" in wrong(lycoris(sdxl_config, "algo=tlora"))[0]
+    assert "algo=tlora needs the timestep" in wrong(lycoris(sdxl_config, "algo=tlora"))[0]
 
 
 def test_dropout_that_lycoris_leaves_out_is_noted_once(flux_config):
