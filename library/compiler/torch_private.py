@@ -280,11 +280,21 @@ def abandon_capture(device: torch.device, pool: Any) -> None:
 # ---- training
 
 
-class HalfGradScaler(torch.amp.GradScaler):
-    """A gradient scaler that accepts gradients in float16, which the public one refuses without an option."""
+class GradScaler(torch.amp.GradScaler):
+    """A gradient scaler for weights that the public one has no way for.
+
+    `half` accepts gradients in float16. `on_host` is for gradients in host memory: the public scaler copies its numbers
+    there without waiting for them (torch 2.11 to 2.13, _MultiDeviceReplicator).
+    """
+
+    def __init__(self, device: str, half: bool, on_host: bool, init_scale: float = 2.0**16) -> None:
+        super().__init__(device, init_scale)
+        self._half, self._on_host = half, on_host
 
     def _unscale_grads_(self, optimizer: Any, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool) -> Any:
-        return super()._unscale_grads_(optimizer, inv_scale, found_inf, True)
+        if self._on_host:
+            inv_scale, found_inf = inv_scale.cpu(), found_inf.cpu()
+        return super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16 or self._half)
 
 
 def process_store() -> "torch.distributed.Store":

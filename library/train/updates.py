@@ -32,12 +32,19 @@ class NonFiniteGuard:
     On a CPU the step is left out. On a GPU a fused optimizer leaves it out by itself, told by a flag that never leaves
     the device. Any other optimizer there spoils its weights, but only in memory: the training ends as soon as the
     numbers have arrived on the host, and no file is written before they have.
+
+    `on_host` says that an optimizer beside a GPU steps weights in host memory, after it has waited for the GPU.
     """
 
-    def __init__(self, optimizer: Any, device: torch.device, scaled: bool) -> None:
+    def __init__(self, optimizer: Any, device: torch.device, scaled: bool, on_host: bool = False) -> None:
         self._scaled = scaled  # a gradient scaler looks by itself
-        self.waits = device.type == "cpu"  # where reading a number costs nothing
+        self.waits = on_host or device.type == "cpu"  # where reading a number costs nothing
         inner = [part.optimizer for part in optimizer.bundles] if hasattr(optimizer, "bundles") else [optimizer]
+        if on_host:
+            # torch 2.11 to 2.13 copy the flag to the host without waiting for it (torch/optim/adam.py, _fused_adam):
+            # what its memory held before decides whether weights there are stepped. A scaler sets it for these alone.
+            for one in inner:
+                one._step_supports_amp_scaling = False
         self._flagged = [one for one in inner if getattr(one, "_step_supports_amp_scaling", False)]
 
     def should_step(self, *numbers: Tensor) -> bool:
@@ -71,15 +78,16 @@ class Updates:
         self.raw_optimizer = optimizers.optimizer(method, config, seed)
         if self._early:
             self.raw_optimizer.step_early(self._limit, world.average if world.ranks > 1 else None)
-        if config.precision.full_fp16 and world.scaler is not None:
-            world.accelerator.scaler = torch_private.HalfGradScaler(world.device.type)
+        # Blocks that wait in host memory, if they learn; adapters never leave the device.
+        self._swap = swapping.find_trainable_swap(method.denoiser) if method.denoiser else None
+        on_host = self._swap is not None and self._swap.learn == "host"
+        if world.scaler is not None and ((half := config.precision.full_fp16) or on_host):
+            world.accelerator.scaler = torch_private.GradScaler(world.device.type, half, on_host)
         # As accelerate has it, the schedule advances once for every process: warm-up steps are counted in its steps.
         self.schedule = schedule(self.raw_optimizer, config, total_steps * world.ranks)
         self.optimizer = world.accelerator.prepare_optimizer(self.raw_optimizer, device_placement=False)
-        # Blocks that wait in host memory, if they learn; adapters never leave the device.
-        self._swap = swapping.find_trainable_swap(method.denoiser) if method.denoiser else None
         self.average = ExponentialMovingAverage.wanted(method, config, world.device, world.main)
-        self._guard = NonFiniteGuard(self.raw_optimizer, world.device, world.scaler is not None)
+        self._guard = NonFiniteGuard(self.raw_optimizer, world.device, world.scaler is not None, on_host)
         optimizers.train_mode(self.raw_optimizer)
 
     def expect_gradients(self, last: bool) -> None:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from library.compiler import torch_private
 from library.config.schema import ConfigError, to_toml
 from library.data.loading import Batches
 from library.runs import reader
@@ -50,6 +51,30 @@ def test_a_good_step_is_taken(waits):
 def test_a_scaler_is_left_to_look_for_itself():
     optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))])
     assert NonFiniteGuard(optimizer, CPU, scaled=True).should_step(torch.tensor(INF))
+
+
+@pytest.mark.parametrize("number", [NAN, 1.0])
+def test_beside_a_gpu_weights_on_the_host_are_stepped_by_what_the_host_knows(number):
+    """Not by a flag on the device: the fused optimizer would read its copy on the host before it has arrived."""
+    weight = torch.nn.Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)
+    optimizer = torch.optim.AdamW([weight], fused=True)
+    guard = NonFiniteGuard(optimizer, torch.device("cuda"), scaled=False, on_host=True)
+    assert guard.should_step(torch.tensor(number)) is (number == 1.0)
+    assert not hasattr(optimizer, "found_inf")
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_a_scaler_of_weights_on_the_host_hands_no_flag_to_the_optimizer(grows):
+    weight = torch.nn.Parameter(torch.ones(2, dtype=torch.float16))
+    optimizer = torch.optim.AdamW([weight], fused=True, lr=0.5)
+    NonFiniteGuard(optimizer, torch.device("cuda"), scaled=True, on_host=True)
+    scaler = torch_private.GradScaler("cpu", half=True, on_host=True, init_scale=8.0)
+    scaler.scale((weight * (INF if grows else 0.25)).sum().float()).backward()
+    scaler.unscale_(optimizer)
+    assert grows or weight.grad.tolist() == [0.25, 0.25]
+    scaler.step(optimizer)
+    assert torch.equal(weight.detach(), torch.ones_like(weight)) is grows and not hasattr(optimizer, "found_inf")
 
 
 # ---- whole trainings
