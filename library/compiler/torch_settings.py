@@ -116,6 +116,10 @@ def wanted_settings(args: Any, device: torch.device, sizes: int = 1) -> list[Set
     if (limit := limit_of(args, sizes)) and version() < (2, 13):
         wanted.append((dynamo, "recompile_limit", limit))
     if device.type == "cuda":
+        if hasattr(inductor, mixed := "triton.mix_order_reduction"):
+            # Gradients of norms that learn, with those of what they norm in one kernel: only above a number of tokens,
+            # which becomes a guard, so that smaller images cost a recompilation.
+            wanted.append((inductor, mixed, False))
         # Repeated dropout masks in fused random kernels, wrong in the recompute (pytorch#198333).
         recorded = args.compile_mode in RECORDED or getattr(args, "cuda_graphs", "false") != "false"
         aligned = hasattr(inductor, "align_random_eager") and not recorded

@@ -3,7 +3,10 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
+from library import families
+from library.bench import subjects
 from library.compiler import blocks
 from library.compiler.log import CompileLog
 from library.compiler.torch_settings import wanted_settings
@@ -52,6 +55,27 @@ def test_random_masks_on_cuda_are_those_of_eager():
     assert not on_cpu & {"align_random_eager", "fallback_random"}
 
 
+def test_no_number_of_tokens_is_a_guard_on_cuda():
+    """inductor joins gradients of norms to other kernels from 4096 rows on, which fewer rows recompiled for."""
+    wanted = {name: value for _, name, value in wanted_settings(options(), torch.device("cuda"))}
+    assert wanted.get("triton.mix_order_reduction") is False
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_no_block_is_given_one_tensor_twice(family):
+    """It would be a guard of its graph, which would be made again whenever it is two, as while a pass is recorded."""
+    subject = subjects.FamilySubject(f"{family}_train_network", {"mixed_precision": "no"}, "tiny")
+    made = subject.make(subject.config({}), torch.device("cpu"))
+    given = []
+    for module in made.components.denoiser.modules():
+        if type(module).__name__ in made.family.block_classes:
+            module.register_forward_pre_hook(lambda *call: given.append(call[1:]), with_kwargs=True)
+    with torch.no_grad():
+        subject.predict(made, 64, torch.device("cpu"))(made.components.denoiser)
+    tensors = [[id(leaf) for leaf in tree_leaves(call) if isinstance(leaf, torch.Tensor)] for call in given]
+    assert tensors and all(len(set(call)) == len(call) for call in tensors)
+
+
 class Drops(nn.Module):
     """A block with dropout behind a transposed copy, which is where masks went wrong."""
 
@@ -80,8 +104,7 @@ def test_dropout_has_one_mask_for_forward_and_backward(forget, checkpoint):
     torch.testing.assert_close(block.up.bias.grad, out.sum((0, 1)))  # what was let through counts twice, both ways
 
 
-@pytest.mark.parametrize("how", ["around", "offload"])
-def test_a_block_that_is_computed_again_finds_the_graph_of_its_forward_pass(forget, how):
+def test_a_block_that_is_computed_again_finds_the_graph_of_its_forward_pass(forget):
     """A graph for one size and one for all sizes both do; the one used last would be asked first (pytorch#166926)."""
     ran, made = [], []
 
@@ -91,7 +114,7 @@ def test_a_block_that_is_computed_again_finds_the_graph_of_its_forward_pass(forg
         return lambda *given: ran.append(number) or graph.forward(*given)
 
     torch._C._dynamo.eval_frame._set_lru_cache(True)
-    checkpointing.wrap([[nn.Identity()]], **{how: True})
+    checkpointing.wrap([[nn.Identity()]], around=True)
     compiled = torch.compile(lambda x: x.sin(), backend=backend)
     for size in (4, 5, 4, 6, 4):
         compiled(torch.zeros(size))

@@ -124,13 +124,17 @@ class AnimaAdapter(nn.Module):
         # An empty caption has nothing to look at, of which attention may make NaN: it looks at the zeros behind it.
         seen = seen | ~seen.any(dim=1, keepdim=True)
         x = self.embed(ids.long()).to(states.dtype)
-        pe, pe_states = (self.positions(length, ids.device) for length in (ids.shape[1], states.shape[1]))
+        pe, pe_states = (self.positions(row, tokens.shape[1], ids.device) for row, tokens in enumerate((ids, states)))
         for block in self.blocks:
             x = block(x, states, own, seen, pe, pe_states)
         return self.norm(self.out_proj(x)).to(states.dtype) * own[..., None]
 
-    def positions(self, length: int, device: torch.device) -> Tensor:
-        """The RoPE table for a text [2, length, D / 2], kept by length."""
+    def positions(self, row: int, length: int, device: torch.device) -> Tensor:
+        """The RoPE table for a text [2, length, D / 2], kept by length.
+
+        Each of both rows of tokens has its own: one tensor for both would be a fact of the compiled block, which is
+        made again wherever it is not so, and that ends the recording of a CUDA graph.
+        """
         return self.tables.of(
-            (length,), device, lambda: rope(torch.arange(length, device=device)[:, None], (self.head,))
+            (row, length), device, lambda: rope(torch.arange(length, device=device)[:, None], (self.head,))
         )
