@@ -107,9 +107,11 @@ def _server():
         while not (connection := _connected(address)):
             address.unlink(missing_ok=True)
             command = [sys.executable, "-m", "tests.forks", str(address)]
-            # A session of its own: a Ctrl+C ends the tests, and it ends then, with all that it has started.
+            # A session of its own: a Ctrl+C ends the tests, and it ends then, with all that it has started. One thread
+            # by the environment: torch.set_num_threads makes a pool, which each thread of a forked process replaces
+            # when it first computes. Two that did so at once failed with "Invalid thread pool!".
             how = {"cwd": ROOT, "stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "start_new_session": True}
-            STARTED.append(subprocess.Popen(command, **how))
+            STARTED.append(subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, **how))
             assert STARTED[-1].stdout.readline(), "the program that forks did not start"
     return connection
 
@@ -163,7 +165,7 @@ def serve(address):
     with without_optional("transformers"):
         import transformers.optimization  # noqa: F401
 
-    torch.set_num_threads(1)
+    assert torch.get_num_threads() == 1, "other threads of OpenMP would be missing after a fork"
     for name in families.RUNS:
         families.family_for(families.config_class(name)())
     gc.freeze()  # the processes do not copy what they only look at
