@@ -19,7 +19,8 @@ from library.runs import job as jobs
     [
         (MachineFacts(), {"mixed_precision": "no", "compile": False}, {}),
         (MachineFacts(6.0, (7, 5), False, compiles=True),
-         {"mixed_precision": "fp16", "gradient_checkpointing": True}, {}),
+         {"mixed_precision": "fp16", "gradient_checkpointing": True},
+         {"flux_2": "flux_2/lora-6gb", "anima": "anima/lora-6gb"}),
         (MachineFacts(11.6, (8, 6), True, compiles=True), {"mixed_precision": "bf16", "cuda_allow_tf32": True,
                                                     "checkpoint_keep_attention": False},
          {"flux": "flux/lora-12gb", "sdxl": "sdxl/lora-12gb", "qwen_image": "qwen_image/lora-12gb",
