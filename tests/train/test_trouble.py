@@ -161,7 +161,8 @@ def test_out_of_memory_names_the_levers_and_the_state(run_shell, monkeypatch, tm
     last = said.err.splitlines()[-1]
     assert code == 1 and last == (
         "error: the GPU ran out of memory (step 4): use gradient_checkpointing, lower train_batch_size, set "
-        f"blocks_to_swap, use cpu_offload_checkpointing or lower resolution; resume from {tmp_path / 'out' / 'm-step00000002-state'}"
+        "blocks_to_swap, use cpu_offload_checkpointing or lower resolution; resume "
+        f"from {tmp_path / 'out' / 'm-step00000002-state'}"
     )
     run = the_run(tmp_path / "out")
     assert run.state == "failed" and "error: " + run.error == last
