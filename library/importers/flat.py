@@ -19,7 +19,7 @@ def read(found: JsonMapping, configs: Configs, script: str = "") -> KeyLedger:
     """Every key of a flat file -> our values, and what became of it."""
     found = schema.flat(found)
     _refuse(found, configs, script)
-    ledger = KeyLedger(found, script or script_of(found, configs), TRAINER, keeps_idle=True)
+    ledger = KeyLedger(found, script or script_of(found, configs), TRAINER, keeps_ineffective=True)
     aliases = configs[ledger.script].aliases
     for key, value in found.items():
         if value is None or value == "":

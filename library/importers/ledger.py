@@ -39,7 +39,7 @@ class KeyLedger:
     fates: dict[str, Fate] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     texts: dict[str, str] = field(default_factory=dict)  # option -> text that belongs into a file of its own
-    keeps_idle: bool = False  # whether options without effect stay, as they do in files of our own
+    keeps_ineffective: bool = False  # whether options without effect stay, as they do in files of our own
     absent: frozenset[str] = frozenset()  # keys of `source` that are not in the file, but the trainer's defaults
     names: dict[str, str] = field(default_factory=dict)  # key -> what the file calls it, where an old version did so
 
@@ -190,7 +190,7 @@ def settle(ledger: KeyLedger, configs: Configs) -> Imported:
         key = ledger.keys[name]
         try:
             read[name] = _accepted(config, name, value, configs)
-            if why := "" if ledger.keeps_idle else _ineffective(config, name, read[name]):
+            if why := "" if ledger.keeps_ineffective else _ineffective(config, name, read[name]):
                 read.pop(name)
                 raise ConfigError("without effect: {why}", why=why)
         except ConfigError as reason:

@@ -208,11 +208,11 @@ class LoraLinear(Adapter, nn.Linear):
     """A linear layer with an adapter."""
 
     def forward(self, input: Tensor, hidden: Tensor | None = None) -> Tensor:
-        """[..., in] -> [..., out]; `hidden` [..., rank] where `hidden_of` has made it for several layers."""
+        """[..., in] -> [..., out]; `hidden` [..., rank] where `down_projections` has made it for several layers."""
         return self.base(input) + self.delta(input, hidden)
 
     @staticmethod
-    def hidden_of(x: Tensor, layers: Sequence["LoraLinear"]) -> Sequence[Tensor]:
+    def down_projections(x: Tensor, layers: Sequence["LoraLinear"]) -> Sequence[Tensor]:
         """down(x) of each of several layers, by one product: so x is read once, and once more for their gradients."""
         downs = torch.cat([(layer.cached_factors or layer._own_factors(x))[0] for layer in layers])
         return F.linear(x, cast_like(downs, x)).split([layer.rank for layer in layers], dim=-1)

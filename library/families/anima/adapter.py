@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from library.families.shared.transformer import KeptTables, WeightedRMSNorm, answers, rope, rotated_halves, sdpa
+from library.families.shared.transformer import KeptTables, WeightedRMSNorm, projections, rope, rotated_halves, sdpa
 
 PREFIX = "llm_adapter."
 BLOCK = "LLMAdapterTransformerBlock"
@@ -60,9 +60,9 @@ class Projections(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """x [B, S, C], context [B, T, any] -> q, k (normed and, by their tables, turned) and v, each [B, H, any, D]."""
         if context is x:
-            made = answers(x, self.q_proj, self.k_proj, self.v_proj)
+            made = projections(x, self.q_proj, self.k_proj, self.v_proj)
         else:
-            made = (self.q_proj(x), *answers(context, self.k_proj, self.v_proj))
+            made = (self.q_proj(x), *projections(context, self.k_proj, self.v_proj))
         q, k, v = (one.unflatten(-1, (-1, self.q_norm.weight.shape[0])).transpose(1, 2) for one in made)
         q, k = self.q_norm(q), self.k_norm(k)
         q = q if pe is None else rotated_halves(q, pe)

@@ -75,7 +75,7 @@ class FluxSampler(FlowSampler):
     def encoded(self, pixels: Tensor) -> Tensor:
         """Latents of a picture beside noise and words. The VAE comes to its device for this and goes back."""
         with self.vae_on(pixels.device):
-            return self.family.control_latents(self.parts, pixels)
+            return self.family.control_latents(self.components, pixels)
 
     def decoder_input(self, latents: Tensor) -> Tensor:
         """Latents of the cache as the autoencoder takes them."""

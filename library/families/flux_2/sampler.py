@@ -53,11 +53,11 @@ class Flux2Sampler(FlowSampler):
     def encoded(self, picture: Image.Image, device: torch.device) -> Tensor:
         """Latents of a reference image. The VAE comes to its device for this and goes back."""
         with self.vae_on(device):
-            return self.family.control_latents(self.parts, pixels(picture).to(device))
+            return self.family.control_latents(self.components, pixels(picture).to(device))
 
     def decoder_input(self, latents: Tensor) -> Tensor:
         """Latents of the cache as the autoencoder takes them."""
-        return denormalised(self.parts.vae, latents)
+        return denormalised(self.components.vae, latents)
 
 
 def pixels(picture: Image.Image) -> Tensor:

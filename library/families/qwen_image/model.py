@@ -19,9 +19,9 @@ from library.families.shared.transformer import (
     KeptTables,
     TimestepEmbedding,
     WeightedRMSNorm,
-    answers,
     finite,
     modulated,
+    projections,
     rope,
     rotated,
     sdpa,
@@ -91,12 +91,12 @@ class Attention(nn.Module):
 
     def image(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Image tokens [B, I, C] -> q, k (normed, float32) and v, each [B, H, I, D]."""
-        q, k, v = map(self._heads, answers(x, self.to_q, self.to_k, self.to_v))
+        q, k, v = map(self._heads, projections(x, self.to_q, self.to_k, self.to_v))
         return self.norm_q(q), self.norm_k(k), v
 
     def text(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Text tokens [B, L, C] -> the same."""
-        q, k, v = map(self._heads, answers(x, self.add_q_proj, self.add_k_proj, self.add_v_proj))
+        q, k, v = map(self._heads, projections(x, self.add_q_proj, self.add_k_proj, self.add_v_proj))
         return self.norm_added_q(q), self.norm_added_k(k), v
 
     def _heads(self, x: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ class QwenSampler(FlowSampler):
         for one in request.controls[: self.family.variant.control_images.most]:
             with self.vae_on(device):
                 shown = pixels(one, scaled_size(one.size, height * width)).to(device)
-                found.append(self.family.control_latents(self.parts, shown))
+                found.append(self.family.control_latents(self.components, shown))
         return found
 
     def encode_request(self, request: SampleRequest) -> dict[str, Tensor]:
@@ -67,7 +67,7 @@ class QwenSampler(FlowSampler):
         if not self.family.variant.template:
             return super().encode_request(request)
         shown = request.controls[: self.family.variant.control_images.most]
-        return self.family.text_with_pictures(self.parts, [request.negative, request.prompt], [shown, shown])
+        return self.family.text_with_pictures(self.components, [request.negative, request.prompt], [shown, shown])
 
     def text_key(self, request: SampleRequest) -> Hashable:
         """What decides over the text of a request: the pictures, too."""

@@ -18,7 +18,7 @@ from library.families.base import WeightPlacement
 from library.families.sdxl import keys
 from library.families.sdxl.facts import CHECKPOINT, FACTS, UNET_ALONE
 from library.families.shared import autoencoder, clip, empty_weights, transfer, weights
-from library.families.shared.transformer import answers
+from library.families.shared.transformer import projections
 from library.families.shared.weights import Source
 from library.imports import without_optional
 
@@ -208,14 +208,14 @@ def empty_unet(shapes: Mapping[str, tuple[int, ...]]) -> nn.Module:
     unet_class, residual = _classes()
     with empty_weights.empty_weights():
         unet = unet_class(**unet_config(shapes))
-    unet.set_attn_processor(AttentionOfAnswers())
+    unet.set_attn_processor(SharedInputAttention())
     for module in unet.modules():
         if isinstance(module, residual):  # 1 in some blocks, 1.0 in others: two graphs where one would do
             module.output_scale_factor = float(module.output_scale_factor)
     return unet
 
 
-class AttentionOfAnswers:
+class SharedInputAttention:
     """What an attention layer of the U-Net computes, where it asks the layers that read the same at once."""
 
     def __call__(
@@ -227,9 +227,9 @@ class AttentionOfAnswers:
     ) -> Tensor:
         """[B, S, C] and the text [B, L, text channels], or None where the tokens look at themselves -> [B, S, C]."""
         if encoder_hidden_states is None:
-            made = answers(hidden_states, attn.to_q, attn.to_k, attn.to_v)
+            made = projections(hidden_states, attn.to_q, attn.to_k, attn.to_v)
         else:
-            made = attn.to_q(hidden_states), *answers(encoder_hidden_states, attn.to_k, attn.to_v)
+            made = attn.to_q(hidden_states), *projections(encoder_hidden_states, attn.to_k, attn.to_v)
         q, k, v = (one.unflatten(-1, (attn.heads, -1)).transpose(1, 2) for one in made)
         seen = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         return attn.to_out[0](seen)

@@ -87,7 +87,7 @@ class SdxlSampler(Sampler):
 
     def encode(self, prompts: list[str]) -> dict[str, Tensor]:
         """The conditions of prompts, which may be longer than captions."""
-        return conditions.for_prompts(self.parts, prompts, LONGEST)
+        return conditions.for_prompts(self.components, prompts, LONGEST)
 
     def latents(self, request: SampleRequest) -> Tensor:
         """Denoise from seeded noise, both prompts in one batch; float32 [1, 4, h, w] in the model's units."""

@@ -24,7 +24,7 @@ class Sampler(ABC):
     """
 
     def __init__(self, family: Any, components: ModelComponents):
-        self.family, self.parts = family, components
+        self.family, self.components = family, components
         self._known: dict[Hashable, dict[str, Tensor]] = {}
 
     @abstractmethod
@@ -41,7 +41,7 @@ class Sampler(ABC):
 
     def encode(self, prompts: list[str]) -> dict[str, Tensor]:
         """What the denoiser reads of each prompt."""
-        return self.family.text(self.parts, prompts)
+        return self.family.text(self.components, prompts)
 
     def encode_request(self, request: SampleRequest) -> dict[str, Tensor]:
         """The same of the negative prompt and the prompt of a request."""
@@ -54,7 +54,7 @@ class Sampler(ABC):
     @property
     def denoiser(self) -> Any:
         """The network itself: a distributed wrapper would wait for the other processes."""
-        return getattr(self.parts.denoiser, "module", self.parts.denoiser)
+        return getattr(self.components.denoiser, "module", self.components.denoiser)
 
     @torch.no_grad()
     def remember(self, requests: Iterable[SampleRequest]) -> None:
@@ -97,7 +97,7 @@ class Sampler(ABC):
     @contextlib.contextmanager
     def vae_on(self, device: torch.device) -> Iterator[Any]:
         """The VAE, on a device for as long as this lasts."""
-        vae: Any = self.parts.vae  # an AutoencoderKL
+        vae: Any = self.components.vae  # an AutoencoderKL
         if vae is None:
             raise TypeError("sample images need a VAE")
         home = next(vae.parameters()).device

@@ -16,12 +16,12 @@ TIME_CHANNELS = 256  # width of the sinusoids before the embedding MLPs
 
 
 # Why: docs/decisions/2026-11-23-adapters-that-read-the-same.md
-def answers(x: Tensor, *layers: nn.Module) -> tuple[Tensor, ...]:
-    """What several layers make of the same input. If all of them carry adapters, these multiply it together."""
-    if not all(hasattr(layer, "hidden_of") for layer in layers):
+def projections(x: Tensor, *layers: nn.Module) -> tuple[Tensor, ...]:
+    """The outputs of several layers for the same input. If all of them carry adapters, these multiply it together."""
+    if not all(hasattr(layer, "down_projections") for layer in layers):
         return tuple(layer(x) for layer in layers)
     first: Any = layers[0]
-    return tuple(layer(x, own) for layer, own in zip(layers, first.hidden_of(x, layers), strict=True))
+    return tuple(layer(x, own) for layer, own in zip(layers, first.down_projections(x, layers), strict=True))
 
 
 def modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:

@@ -19,8 +19,8 @@ from library.families.shared.transformer import (
     FinalLayer,
     KeptTables,
     WeightedRMSNorm,
-    answers,
     finite,
+    projections,
     rope,
     rotated,
     sdpa,
@@ -100,7 +100,7 @@ class ZImageAttention(nn.Module):
         """[B, S, C] -> q, k (normed and turned) and v, each [B, H, S, D]."""
         q, k, v = (
             answer.unflatten(-1, (-1, self.norm_q.weight.shape[0])).transpose(1, 2)
-            for answer in answers(x, self.to_q, self.to_k, self.to_v)
+            for answer in projections(x, self.to_q, self.to_k, self.to_v)
         )
         return rotated(self.norm_q(q), pe).to(v.dtype), rotated(self.norm_k(k), pe).to(v.dtype), v
 
@@ -115,7 +115,7 @@ class ZImageMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, C] -> the same."""
-        gate, inside = answers(x, self.w1, self.w3)
+        gate, inside = projections(x, self.w1, self.w3)
         return self.w2(F.silu(gate) * inside)
 
 

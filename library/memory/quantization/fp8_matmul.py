@@ -38,17 +38,17 @@ def supports_layer(layer: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def quantize_fp8_(layer: nn.Linear, device: torch.device, home: torch.device) -> None:
+def quantize_fp8_(layer: nn.Linear, device: torch.device, storage: torch.device) -> None:
     """Keep a frozen layer's weight in 8 bits and multiply with it as it is. A weight of 8 bits stays bit for bit.
 
-    It goes `home`, and is rounded on `device`, which does that a hundred times as fast as a processor.
+    It is stored on `storage`, and is rounded on `device`, which does that a hundred times as fast as a processor.
     """
     weight = layer.weight.data
-    scale = torch.ones(layer.out_features, device=home)
+    scale = torch.ones(layer.out_features, device=storage)
     if weight.dtype == FP8:
-        layer.weight.data = weight.to(home)
+        layer.weight.data = weight.to(storage)
     else:
-        quantized = torch.empty_like(weight, dtype=FP8, device=home)
+        quantized = torch.empty_like(weight, dtype=FP8, device=storage)
         number = max(1, ROUNDED_AT_ONCE // layer.in_features)
         for first in range(0, layer.out_features, number):
             some = slice(first, first + number)

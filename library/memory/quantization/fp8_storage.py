@@ -87,12 +87,12 @@ def _store(
     block: nn.Module, device: torch.device | None, multiply_on: torch.device | None = None, stays: bool = False
 ) -> None:
     for module in frozen_layers(block):
-        home = device if device and stays else module.weight.device
+        storage = device if device and stays else module.weight.device
         if multiply_on and fp8_matmul.supports_layer(module):
-            fp8_matmul.quantize_fp8_(module, multiply_on, home)
+            fp8_matmul.quantize_fp8_(module, multiply_on, storage)
             continue
         rounded = module.weight.data if module.weight.dtype == FP8 else module.weight.data.to(device).to(FP8)
-        module.weight.data = rounded.to(home)
+        module.weight.data = rounded.to(storage)
         if type(module) is nn.Linear:
             module.__class__ = StoredLinear
         elif type(module) is nn.Conv2d:
