@@ -195,7 +195,7 @@ def profiled(family: str, size: str) -> list[PresetCase]:
 
 
 def chosen(every: list[PresetCase], wanted: str) -> PresetCase:
-    """The case of a title; values behind it, as in a TOML file, replace its own, and its memory stays the limit."""
+    """The case of a title; values behind it, as in a TOML file, replace its own, and `memory`, in GiB, its limit."""
     title, *changes = re.split(r" (?=\w+=)", wanted)
     case = next((case for case in every if case.title == title), None)
     if case is None:
@@ -203,7 +203,7 @@ def chosen(every: list[PresetCase], wanted: str) -> PresetCase:
     if not changes:
         return case
     values = case.values | tomllib.loads("\n".join(changes))
-    return replace(case, name=" ".join([case.name, *changes]), values=values)
+    return replace(case, name=" ".join([case.name, *changes]), cap=values.pop("memory", case.cap), values=values)
 
 
 def flat(path: Path) -> dict[str, Any]:
