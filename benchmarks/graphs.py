@@ -145,7 +145,7 @@ def measure(family, way, backend):
     from library import families
     from library.compiler import torch_private
     from library.compiler.log import CompileLog
-    from library.config.schema import build
+    from library.config.building import build
     from library.memory import checkpointing
     from library.memory.prepare import blocks_by_class, prepare_denoiser
 

@@ -264,7 +264,7 @@ def use(browser: Any, server: PageServer, folder: Path, note: Note) -> None:
 def config(folder: Path) -> Path:
     """A config in which every option that has a number differs from its default, as far as they go together."""
     from kohya_gui.form import presets
-    from library.config.schema import to_toml
+    from library.config.formats import to_toml
     from library.families import config_class
 
     preset = next(p for p in presets.every() if p.id == "flux/lora-24gb")

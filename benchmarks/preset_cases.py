@@ -181,7 +181,8 @@ def profiled(family: str, size: str) -> list[PresetCase]:
     """The compile profiles, laid over a preset as the page does it; but for the one that decides within a training."""
     from kohya_gui.form import presets
     from library import families
-    from library.config.schema import build, changed, values
+    from library.config.building import build
+    from library.config.schema import changed, values
     from library.config.schema import flat as without_tables
 
     found, base = [], PROFILED[family]

@@ -16,7 +16,7 @@ from typing import Any
 from PIL import Image
 
 from library import data, families
-from library.config.schema import build
+from library.config.building import build
 
 
 def fill(folder: Path, count: int, cached: bool) -> None:

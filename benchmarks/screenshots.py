@@ -51,7 +51,8 @@ def online(root: Path) -> Iterator[str]:
 @contextmanager
 def working(demo: Any, folder: Path) -> Iterator[None]:
     """A real training of the demo's model, which was stopped once and goes on, and trainings that wait for its end."""
-    from library.config.schema import build, read_toml
+    from library.config.building import build
+    from library.config.formats import read_toml
     from library.families import config_class
     from library.runs import process, queue, start, stop
 

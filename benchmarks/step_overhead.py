@@ -131,7 +131,8 @@ def measure(script, steps, board):
     """Train, and return the median milliseconds of each part."""
     from library import families
     from library.cli.train import train
-    from library.config.schema import build, read_toml
+    from library.config.building import build
+    from library.config.formats import read_toml
     from library.demo import files
 
     with tempfile.TemporaryDirectory() as folder:

@@ -210,7 +210,8 @@ def record(ground: Ground) -> None:
     """A run that was stopped, with samples of two epochs and a state to go on from."""
     from PIL import Image
 
-    from library.config.schema import build, to_toml
+    from library.config.building import build
+    from library.config.formats import to_toml
     from library.families import config_class
     from library.runs import layout
     from library.runs.record import Record

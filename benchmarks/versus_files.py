@@ -197,7 +197,8 @@ CAPTION_TOKENS = (90, 180)  # at least and at most
 def family_of(family: str) -> Any:
     """A family, or a relative of one, as the TOML has its model."""
     from library import families
-    from library.config.schema import build, options
+    from library.config.building import build
+    from library.config.schema import options
 
     kind = families.config_class(families.lora_script(families.owner(family)))
     known = tomllib.loads(CASES.read_text(encoding="utf-8"))

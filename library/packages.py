@@ -19,8 +19,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from library.config.problems import Text
-from library.config.schema import ConfigError, load_json
+from library.config.formats import load_json
+from library.config.problems import ConfigError, Text
 from library.files import cache_folder, write_atomic
 
 # Why: docs/decisions/2026-11-22-optimizer-packages-are-installed.md

@@ -25,7 +25,7 @@ def main(toml: str, folder: str, kills: int, seed: int) -> None:
 
     import library.train.loop  # noqa: F401 - what a life would have to load first
     from library import families
-    from library.config.schema import read_toml
+    from library.config.formats import read_toml
 
     # not torch.set_num_threads: the lives could fail then, as tests/forks.py says
     assert torch.get_num_threads() == 1, "set OMP_NUM_THREADS to 1: other threads would be missing after a fork"
@@ -77,7 +77,7 @@ def warm_up(family: Any) -> None:
 
 def config(values: dict[str, Any], more: dict[str, Any]) -> Any:
     from library import families
-    from library.config.schema import build
+    from library.config.building import build
 
     return build(families.config_class("flux_train_network"), {**values, **more})
 

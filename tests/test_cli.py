@@ -106,7 +106,7 @@ def test_check_of_a_file_that_is_not_there(tmp_path, capsys):
 
 
 def test_the_script_is_told_by_name_or_by_options(tmp_path):
-    from library.config.schema import ConfigError
+    from library.config.problems import ConfigError
 
     def script_of(name: str, text: str) -> str:
         (tmp_path / name).write_text(text)

@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from library.config.schema import build, read_toml
+from library.config.building import build
+from library.config.formats import read_toml
 from library.config.sections import AdapterRun
 from library.demo import files, free_name, images, lora, measured, summary
 from library.demo import main as command

@@ -6,7 +6,8 @@ import tomllib
 import pytest
 
 from library.cli import main
-from library.config.schema import build, flat, missing
+from library.config.building import build, missing
+from library.config.schema import flat
 from library.families import config_class
 from tests import source
 

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from benchmarks import versus, versus_files, versus_measure
 from benchmarks.versus import OURS, Program
 from library import families
-from library.config.schema import build
+from library.config.building import build
 
 # A stand-in for a trainer: it prints as sd-scripts or as this trainer does, and leaves a file.
 SCRIPT = """

@@ -22,7 +22,9 @@ import pytest
 from PIL import Image
 
 from library import families
-from library.config.schema import build, options, read_toml
+from library.config.building import build
+from library.config.formats import read_toml
+from library.config.schema import options
 from library.runs import reader
 from tests import forks
 from tests.source import ROOT, SCRATCH

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler, PieceHandler
 from library.config.json_types import JsonObject
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.curation import changes, thumbs, trash
 from library.curation.album import Album
 from library.masking import files

@@ -9,9 +9,12 @@ from typing import Any
 from kohya_gui.server import paths, picker
 from kohya_gui.tools import commands
 from library.captioning.forms import FORMS
+from library.config.building import build
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
+from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
-from library.config.schema import ConfigError, Option, build, options
+from library.config.schema import options
+from library.config.values import Option
 from library.curation import album as albums
 from library.curation.album import Album, Picture
 from library.families import RUNS, config_class

@@ -6,10 +6,11 @@ from typing import Any
 
 from kohya_gui.form.form import sentence
 from library import families
+from library.config.building import Layer, read_section
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem
-from library.config.schema import Layer, Option, read_section
 from library.config.sections import AdapterRun
+from library.config.values import Option
 from library.families import adapter_kinds, network_args
 from library.families.adapter_kinds import AdapterKind
 from library.families.network_args import LycorisArgs

@@ -11,10 +11,12 @@ from kohya_gui.form.adapter_size import SizeProcess
 from kohya_gui.form.form import SettingsForm, Submission
 from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler
+from library.config.building import draft
 from library.config.ineffective import ineffective_options
 from library.config.json_types import JsonObject
+from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
-from library.config.schema import ConfigError, draft, options, values
+from library.config.schema import options, values
 from library.config.sections import AdapterRun
 from library.families import network_args
 from library.families.recognition import recognised

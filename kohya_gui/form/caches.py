@@ -9,9 +9,11 @@ from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler
 from kohya_gui.tools.commands import job_status
 from library.check.isolated import environment
+from library.config.building import Layer, missing, read_layers
+from library.config.formats import to_toml
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
-from library.config.schema import Layer, missing, options, read_layers, to_toml
+from library.config.schema import options
 from library.files import write_atomic
 from library.runs import gpu_slots
 from library.runs import job as jobs

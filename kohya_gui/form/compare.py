@@ -8,7 +8,10 @@ from typing import Any
 from kohya_gui.form import presets
 from kohya_gui.server import paths
 from library import importers
-from library.config.schema import ConfigError, build, draft, flat, options, read_toml
+from library.config.building import build, draft
+from library.config.formats import read_toml
+from library.config.problems import ConfigError
+from library.config.schema import flat, options
 from library.families import RUNS, config_class, facts
 from library.runs import layout, reader
 

@@ -6,10 +6,10 @@ from html import escape
 from kohya_gui.form import presets
 from kohya_gui.panel import history
 from library import families
+from library.config.formats import read_toml
 from library.config.json_types import JsonObject
 from library.config.problems import Text
 from library.config.run_config import RunConfig
-from library.config.schema import read_toml
 from library.runs import layout, reader
 
 LOOKED_AT = 30  # earlier runs

@@ -20,22 +20,13 @@ from kohya_gui.form.sections import GROUPS
 from kohya_gui.i18n.sentences import data
 from kohya_gui.server import picker
 from library import families
+from library.config.building import Layer, Reading, build, draft, missing, read_layers
 from library.config.command import Launch
 from library.config.json_types import JsonMapping
 from library.config.problems import ConfigError, Problem, Text, either
 from library.config.run_config import RunConfig
-from library.config.schema import (
-    Layer,
-    Option,
-    Reading,
-    build,
-    draft,
-    missing,
-    options,
-    read_layers,
-    section_options,
-    values,
-)
+from library.config.schema import options, section_options, values
+from library.config.values import Option
 from library.runs import gpu_slots
 
 NOT_SET = "not set"

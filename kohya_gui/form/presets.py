@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from library import importers
+from library.config.building import build
 from library.config.fixes import carried
+from library.config.formats import read_toml, to_toml
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import Problem, Text
+from library.config.problems import ConfigError, Problem, Text
 from library.config.run_config import RunConfig
-from library.config.schema import ConfigError, Option, build, changed, flat, options, read_toml, to_toml, values
+from library.config.schema import changed, flat, options, values
+from library.config.values import Option
 from library.families import RUNS, config_class
 from library.files import clear_errors, write_atomic
 from library.optim import names

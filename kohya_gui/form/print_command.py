@@ -10,11 +10,13 @@ from typing import Any
 from kohya_gui.form import api, messages, presets
 from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler
+from library.config.building import build
 from library.config.command import command, printable
+from library.config.formats import load_toml, to_toml
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import Text
+from library.config.problems import ConfigError, Text
 from library.config.run_config import RunConfig
-from library.config.schema import ConfigError, build, flat, load_toml, options, to_toml, values
+from library.config.schema import flat, options, values
 from library.config.values import expand_home, strip_pasted
 from library.families import config_class
 from library.runs import keys

@@ -1,9 +1,10 @@
 """Probes from the page: jobs of their own, whose result is how far they are."""
 
 from library.check.isolated import environment
+from library.config.formats import to_toml
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
-from library.config.schema import ConfigError, to_toml
 from library.files import write_atomic
 from library.runs import job as jobs
 

@@ -4,8 +4,10 @@ import tomllib
 from dataclasses import replace as replaced
 from typing import Any
 
+from library.config.building import draft, replace
 from library.config.json_types import JsonMapping
-from library.config.schema import ConfigError, draft, flat, options, replace
+from library.config.problems import ConfigError
+from library.config.schema import flat, options
 from library.families import config_class
 from library.runs import reader, resume, start
 

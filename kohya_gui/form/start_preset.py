@@ -7,9 +7,10 @@ from typing import Any
 
 from kohya_gui.form import compile_summary, presets
 from kohya_gui.form.form import defaults_title, shown_value
+from library.config.building import build, replace
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import Text
-from library.config.schema import build, changed, flat, options, replace
+from library.config.schema import changed, flat, options
 from library.runs import gpu_slots, machine
 
 DEFAULTS = "defaults"  # the id of a start that sets nothing

@@ -30,11 +30,13 @@ from kohya_gui.server import paths, picker
 from kohya_gui.server.json_api import ApiRequest
 from library import families, importers
 from library.check import isolated
+from library.config.building import Reading, mending
+from library.config.formats import to_toml
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Problem, Text
 from library.config.problems import read as read_problem
 from library.config.run_config import RunConfig
-from library.config.schema import Reading, changed, flat, mending, to_toml
+from library.config.schema import changed, flat
 from library.config.text_files import read_text
 from library.downloads import finding
 from library.families import RUNS, config_class

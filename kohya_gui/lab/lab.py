@@ -19,9 +19,10 @@ from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library import families
 from library.bench import chart, report
+from library.config.formats import to_toml
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import Text, listed
-from library.config.schema import ConfigError, options, to_toml
+from library.config.problems import ConfigError, Text, listed
+from library.config.schema import options
 from library.files import write_atomic
 from library.measuring import candidates
 from library.runs import gpu_slots, reader

@@ -14,8 +14,7 @@ from starlette.responses import Response
 
 from kohya_gui.i18n.sentences import data
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.problems import Text
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, Text
 from library.runs import reader
 
 IMAGES = (".png", ".jpg", ".jpeg", ".webp")

@@ -17,10 +17,12 @@ from kohya_gui.server import paths, picker
 from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler
 from kohya_gui.tools.commands import job_status, lora_row
 from library import families
+from library.config.building import build
+from library.config.formats import read_toml, to_toml
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Text
 from library.config.run_config import RunConfig
-from library.config.schema import build, flat, read_toml, to_toml
+from library.config.schema import flat
 from library.families import RUNS, config_class
 from library.files import write_atomic
 from library.outputs import prompt_rows, prompts

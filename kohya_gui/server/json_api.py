@@ -15,8 +15,7 @@ from starlette.responses import JSONResponse, Response
 
 from kohya_gui.server.auth import HERE
 from library.config.json_types import JsonObject
-from library.config.problems import how_made
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, how_made
 
 PREFIX = "/own/"
 LONGEST = 4_500_000  # bytes of a question, or of a piece of a file

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from kohya_gui.server.allowed_folders import outside_roots
+from library.config.building import Reading, draft
 from library.config.problems import ConfigError, Problem, either
 from library.config.run_config import RunConfig
-from library.config.schema import Reading, draft, options, values
+from library.config.schema import options, values
 from library.config.values import strip_pasted
 from library.files import RESERVED
 

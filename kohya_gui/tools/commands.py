@@ -9,7 +9,7 @@ from kohya_gui.server import paths, picker
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.captioning.forms import FORMS as CAPTION
 from library.config.json_types import JsonObject
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.downloads import model_folder
 from library.masking.files import usual_folder
 from library.masking.forms import FORMS as MASK

@@ -6,7 +6,7 @@ import psutil
 import torch
 
 from library.config.json_types import JsonObject
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.measuring import timing
 
 

@@ -11,8 +11,7 @@ from library.bench import machine, prepared_model, report
 from library.bench.report import BLOCKS, DECODE, ENCODE, ENCODERS, STEP
 from library.bench.subjects import Subject
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import Text
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, Text
 from library.measuring import timing
 from library.measuring.candidates import Candidate
 from library.measuring.shapes import flops

@@ -22,10 +22,12 @@ from library import data
 from library.check import estimate as fitting
 from library.check import preflight
 from library.check.report import graphics, largest
+from library.config.building import build, replace
+from library.config.formats import read_toml, to_toml
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import Text, listed
+from library.config.problems import ConfigError, Text, listed
 from library.config.run_config import RunConfig
-from library.config.schema import ConfigError, build, options, read_toml, replace, to_toml
+from library.config.schema import options
 from library.families import RUNS, config_class
 from library.files import write_atomic
 from library.measuring import candidates

@@ -10,8 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 from library.bench import machine, prepared_model, profile_advice
 from library.bench.subjects import Subject
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import Text
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, Text
 from library.measuring import timing
 from library.measuring.candidates import Candidate
 from library.runs.job_work import JobRecord

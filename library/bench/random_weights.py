@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from library.bench import machine
+from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
-from library.config.schema import ConfigError
 from library.families.shared.random_networks import RANDOM_VALUES
 
 GIB = 2**30

@@ -18,8 +18,8 @@ from library import families
 from library.bench import chart, report
 from library.config import environment
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import Text
-from library.config.schema import ConfigError, options
+from library.config.problems import ConfigError, Text
+from library.config.schema import options
 from library.families import FAMILIES, RUNS, config_class
 from library.files import write_atomic
 from library.measuring import candidates

@@ -11,9 +11,12 @@ from torch import Tensor, nn
 from library import families, methods
 from library.bench import random_weights
 from library.compiler.prewarm import prewarm_inductor
+from library.config.building import build
+from library.config.formats import read_toml
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
-from library.config.schema import ConfigError, build, options, read_toml
+from library.config.schema import options
 from library.config.sections import EmbeddingRun
 from library.families.base import ModelComponents
 from library.families.shared import t5

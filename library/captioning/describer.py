@@ -9,7 +9,7 @@ from typing import Any
 from PIL import Image
 
 from library.config.json_types import JsonObject
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 
 # What a chat model can be asked, by a title; the first unless told otherwise.
 PROMPTS = {

@@ -4,8 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from library.config.problems import Report, Text
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, Report, Text
 from library.downloads import model_folder
 from library.downloads.shell import default_folder
 from library.runs.job_work import run_command

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.curation.tags import split
 
 MODEL, TAGS = "model.onnx", "selected_tags.csv"

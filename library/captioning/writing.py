@@ -8,8 +8,7 @@ from typing import Protocol
 
 from PIL import Image
 
-from library.config.problems import Report, Text, counted
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, Report, Text, counted
 from library.curation import thumbs, trash
 from library.curation.tags import split
 from library.data import folders

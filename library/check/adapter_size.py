@@ -20,9 +20,10 @@ import torch
 
 from library import families, methods
 from library.check import estimate, meta_model
+from library.config.building import draft
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError
-from library.config.schema import draft, options
+from library.config.schema import options
 from library.config.sections import AdapterRun
 from library.families import network_args
 from library.families.base import Family, ModelComponents

@@ -9,10 +9,11 @@ earlier run where there is one, else a share of what its GPU can do on paper.
 from dataclasses import asdict, dataclass, field
 
 from library.config import environment
+from library.config.building import build, replace
+from library.config.formats import read_toml
 from library.config.json_types import JsonObject
 from library.config.problems import Text
 from library.config.run_config import RunConfig
-from library.config.schema import build, read_toml, replace
 from library.config.sections import AdapterRun, ControlRun, EmbeddingRun
 from library.measuring.model_stats import ModelStats, model_stats
 from library.measuring.operations import on_paper, operations_of_image, tokens

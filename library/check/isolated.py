@@ -8,11 +8,12 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from library.config.building import Reading, mending
 from library.config.command import ROOT
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import Problem, Text, problems_of, read
 from library.config.run_config import RunConfig
-from library.config.schema import Reading, changed, flat, mending
+from library.config.schema import changed, flat
 from library.runs import keys
 
 PATIENCE = 120.0  # seconds; 10,000 images take less than 10

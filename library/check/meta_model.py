@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from library import families, methods
-from library.config.problems import Problem
+from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
-from library.config.schema import ConfigError, options
+from library.config.schema import options
 from library.config.sections import AdapterRun, ControlRun, EmbeddingRun
 from library.families import network_args
 from library.families.base import Family, ModelComponents

@@ -12,7 +12,7 @@ import torch
 from library import data, families, methods
 from library.check import meta_model
 from library.compiler import checks
-from library.config import ineffective, schema
+from library.config import building, ineffective, schema
 from library.config.environment import SWITCHED_ON, first_process, processes, shards_asked
 from library.config.json_types import JsonMapping
 from library.config.problems import ConfigError, Problem, Report, Text, problems_of
@@ -75,7 +75,7 @@ def problems(config: RunConfig) -> Iterator[Problem]:
     yield from findings(config)[0]
 
 
-def beyond(reading: schema.Reading[Any]) -> list[Problem]:
+def beyond(reading: building.Reading[Any]) -> list[Problem]:
     """What has to be fixed besides the problems that reading a config has found."""
     return judged(reading.config, look(reading), reading)[0]
 
@@ -85,7 +85,7 @@ def findings(config: RunConfig, report: Report | None = None) -> tuple[list[Prob
     return judged(config, data.check(config, config.grid, report))
 
 
-def look(reading: schema.Reading[Any]) -> data.Check:
+def look(reading: building.Reading[Any]) -> data.Check:
     """The look at the images of a config that may be wrong in itself."""
     nothing = data.Check([], [])
     with _tolerant(bool(reading.problems), nothing.problems):
@@ -94,7 +94,7 @@ def look(reading: schema.Reading[Any]) -> data.Check:
 
 
 def judged(
-    config: RunConfig, images: data.Check, reading: schema.Reading[Any] | None = None
+    config: RunConfig, images: data.Check, reading: building.Reading[Any] | None = None
 ) -> tuple[list[Problem], list[Problem]]:
     """Problems and remarks, from what `data.check` has found.
 
@@ -103,7 +103,7 @@ def judged(
     """
     problems, wrong = (reading.problems, reading.wrong) if reading else ([], frozenset())
     named = wrong.union(*(problem.options for problem in problems))
-    missing = schema.missing(config)
+    missing = building.missing(config)
     silent = {problem.option for problem in missing}  # what is not given at all is said once
     found = [problem for problem in missing if problem.option not in named]
     failed: dict[str, bool] = {}
@@ -144,7 +144,7 @@ def judged(
         remarks += (
             [] if failed["samples"] or not path else prompts.notes(path, config.control_images, config.shifts_samples)
         )
-        remarks += ineffective.remarks(config, [*problems, *found, *remarks, *schema.notes(config)])
+        remarks += ineffective.remarks(config, [*problems, *found, *remarks, *building.notes(config)])
     return found, [remark for remark in problems_of(remarks) if wrong.isdisjoint(remark.options)]
 
 

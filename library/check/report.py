@@ -19,12 +19,13 @@ from library import data, families
 from library.check import estimate as fitting
 from library.check import isolated, preflight
 from library.compiler import checks
+from library.config.building import Reading, draft, mending, replace
 from library.config.command import Launch
 from library.config.json_types import JsonObject
 from library.config.problems import Problem, Text, counted
 from library.config.problems import read as read_problem
 from library.config.run_config import RunConfig
-from library.config.schema import Reading, draft, mending, options, replace, section_options
+from library.config.schema import options, section_options
 from library.data.encoding import existing, wanted_latents
 from library.data.images import ImageSet
 from library.families import config_class

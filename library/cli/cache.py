@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from library.bench import report
 from library.cli import cache_data
 from library.config.json_types import JsonObject
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.runs import reader
 from library.runs.job_work import joined
 

@@ -10,9 +10,9 @@ from library.cli import train_script
 from library.cli.launch import script_of, split_file, split_launch
 from library.cli.main import DONE, MISUSED, complain
 from library.config import environment
+from library.config.building import Reading
 from library.config.problems import ConfigError, Text, either
 from library.config.run_config import RunConfig
-from library.config.schema import Reading
 from library.runs import foreground, gpu_slots, keys
 from library.runs.gpu_wait import free_lanes
 from library.runs.job_work import ahead_of, joined

@@ -13,9 +13,9 @@ from library.cli.launch import script_of, split_launch
 from library.cli.main import DONE, FAILED, MISUSED, complain
 from library.cli.train_script import read
 from library.config import environment as surroundings
+from library.config.building import Reading
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
-from library.config.schema import Reading
 from library.families import config_class
 from library.imports import without_collecting
 from library.runs import gpu_slots

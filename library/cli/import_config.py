@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 from library import importers
+from library.config.building import missing
+from library.config.formats import to_toml
 from library.config.json_types import JsonObject
-from library.config.schema import ConfigError, missing, to_toml
+from library.config.problems import ConfigError
 from library.config.text_files import read_text
 from library.families import RUNS, config_class
 from library.files import clear_errors, write_atomic

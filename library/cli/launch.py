@@ -8,11 +8,13 @@ from library import importers
 from library.bench import shell
 from library.cli import train_script
 from library.cli.main import DONE, MISUSED, complain
+from library.config.building import Layer, read_layers
 from library.config.command import Launch
+from library.config.formats import load_toml, read_toml
 from library.config.json_types import JsonObject
-from library.config.problems import Problem
+from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig, of_told_kind
-from library.config.schema import ConfigError, Layer, load_toml, options, read_layers, read_toml, section_options
+from library.config.schema import options, section_options
 from library.families import RUNS, config_class
 from library.runs import foreground, gpu_slots, keys
 from library.runs.launcher import starting

@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from library.config.schema import Option, options
+from library.config.schema import options
+from library.config.values import Option
 from library.families import RUNS, config_class
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "options.md"

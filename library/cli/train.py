@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from library.check import preflight
-from library.config import schema
+from library.config import building
 from library.config.problems import Problem
 from library.config.run_config import RunConfig
 from library.outputs import hub, paths
@@ -25,4 +25,4 @@ def train(config: RunConfig, notes: Sequence[Problem] | None = None, began: floa
     config = hub.fetched(config)
     paths.tidy(config)
     remarks = preflight.check(config)
-    return run_training(config, remarks, schema.notes(config) if notes is None else notes, began)
+    return run_training(config, remarks, building.notes(config) if notes is None else notes, began)

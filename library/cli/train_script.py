@@ -18,22 +18,13 @@ import psutil
 
 from library import families
 from library.config import environment
+from library.config.building import Layer, Reading, draft, read_layers, read_section
+from library.config.formats import load_toml, to_toml
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
-from library.config.schema import (
-    Layer,
-    Option,
-    Reading,
-    draft,
-    flat,
-    load_toml,
-    options,
-    read_layers,
-    read_section,
-    to_toml,
-)
-from library.config.values import closest, did_you_mean
+from library.config.schema import flat, options
+from library.config.values import Option, closest, did_you_mean
 from library.families.shared import read_ahead
 from library.imports import without_collecting
 from library.runs import refusal

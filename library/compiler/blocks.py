@@ -21,7 +21,7 @@ from library.compiler.entry import EntryInputs, shape_of, with_canonical_inputs
 from library.compiler.log import CompileLog, Speedup
 from library.compiler.torch_settings import RECORDED, SETTINGS, limit_of, version, wanted_settings
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 
 __all__ = ["problems"]  # with what is defined below
 

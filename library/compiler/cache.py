@@ -21,7 +21,7 @@ import torch
 
 from library.compiler.pruning import mend, trim
 from library.compiler.torch_private import default_cache_dir, same_cache_keys
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.files import write_atomic
 
 LIMIT = 8 * 2**30  # bytes over all folders, where `limit` was not called

@@ -13,8 +13,8 @@ from torch import nn
 
 from library.compiler import cache, torch_private
 from library.compiler.checks import problems
+from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
-from library.config.schema import ConfigError
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+from library.config.building import Layer, read_section
 from library.config.problems import ConfigError, Problem
 from library.config.reading import count
-from library.config.schema import Layer, opt, read_section
+from library.config.schema import opt
 from library.config.values import did_you_mean, quoted
 
 ROOT = Path(__file__).resolve().parents[2]

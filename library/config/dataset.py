@@ -9,13 +9,15 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from library.config.building import Layer, read_section
+from library.config.formats import load_json, load_toml
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Problem
 from library.config.reading import LARGEST, extension, positive_pair, range_of_sizes
 from library.config.run_config import RunConfig
-from library.config.schema import Layer, Option, load_json, load_toml, opt, read_section, section_options
+from library.config.schema import opt, section_options
 from library.config.sections.inputs import resolution_rules, varied_captions
-from library.config.values import quoted
+from library.config.values import Option, quoted
 
 Layers = tuple[JsonMapping, ...]
 Interpolation = Literal["lanczos", "nearest", "bilinear", "linear", "bicubic", "cubic", "area", "box"]

@@ -6,9 +6,9 @@ A rule is about one or several options and names the option that would wake them
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from library.config.problems import Problem, Text
+from library.config.problems import ConfigError, Problem, Text
 from library.config.run_config import Rule, RunConfig
-from library.config.schema import ConfigError, options, values
+from library.config.schema import options, values
 from library.config.sections import AdapterRun, EmbeddingRun
 from library.config.sections.run import INEFFECTIVE_EVERYWHERE
 

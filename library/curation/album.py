@@ -9,9 +9,8 @@ from pathlib import Path
 
 from library.config import dataset as datasets
 from library.config.json_types import JsonObject
-from library.config.problems import Problem, Report, Text, counted
+from library.config.problems import ConfigError, Problem, Report, Text, counted
 from library.config.run_config import RunConfig
-from library.config.schema import ConfigError
 from library.config.text_files import decoded
 from library.curation import tags
 from library.data import augment, captions, folders

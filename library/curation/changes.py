@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from library.config.problems import Report, Text, counted
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, Report, Text, counted
 from library.curation import similar_images, trash
 from library.curation.album import Album, Picture, reread
 from library.curation.tags import Edit

@@ -19,9 +19,9 @@ from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import AoT
 
 from library.config.dataset import DATASET_KEYS, SUBSET_KEYS, DatasetConfig, SubsetConfig
+from library.config.formats import load_json, load_toml, toml_value
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Problem
-from library.config.schema import load_json, load_toml, toml_value
 from library.config.text_files import read_text
 
 # What a form shows of a data set, and of each of its folders.

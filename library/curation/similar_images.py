@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from PIL import Image
 
-from library.config.problems import Report, Text
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, Report, Text
 from library.curation import thumbs
 
 Hash = tuple[int, int]

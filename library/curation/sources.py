@@ -7,9 +7,8 @@ from pathlib import Path
 
 from library.config import dataset as datasets
 from library.config.dataset import SubsetConfig
-from library.config.problems import Report, Text
+from library.config.problems import ConfigError, Report, Text
 from library.config.run_config import RunConfig
-from library.config.schema import ConfigError
 from library.config.sections import AdapterRun
 from library.curation import album as albums
 from library.curation.album import Album, ImageFolder, May, Picture

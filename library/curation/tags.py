@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 
 ACTIONS = ("add", "remove", "replace_tag", "replace_text")
 

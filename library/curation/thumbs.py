@@ -10,7 +10,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.data.pixels import extensions
 from library.files import cache_folder, write_atomic
 

@@ -21,8 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import Report, Text
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, Report, Text
 from library.data.threads import spread
 from library.files import clean_up, clear_errors, need_space, write_atomic
 from library.runs import process

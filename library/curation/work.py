@@ -5,8 +5,7 @@ import threading
 from collections.abc import Callable
 
 from library.config.json_types import JsonObject
-from library.config.problems import Report, Text
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, Report, Text
 
 
 class Cancelled(Exception):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.data import cache_files, identity
 from library.data.buckets import BucketFit, Size, crop_ltrb
 from library.data.cache_files import BROKEN, CacheFile

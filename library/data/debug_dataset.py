@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from library import data
+from library.config.building import replace
+from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
-from library.config.schema import ConfigError, replace
 from library.data.images import ImageSet, summary
 from library.data.loading import Batches
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from library.config.problems import Report, Text
+from library.config.problems import ConfigError, Report, Text
 from library.config.run_config import RunConfig
-from library.config.schema import ConfigError
 from library.data import augment, caches, control_pixels, identity, pixels, text_encoding
 from library.data.caches import LATENT, Wanted
 from library.data.encoding_job import Arrays, EncodingJob, EncodingProcess, clean_up_after, finish, share

@@ -21,9 +21,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from library.config.json_types import JsonObject
-from library.config.problems import Text, together
+from library.config.problems import ConfigError, Text, together
 from library.config.run_config import RunConfig
-from library.config.schema import ConfigError
 from library.data import augment, captions, control_pixels, pixels
 from library.data.buckets import BucketFit, Size, crop_ltrb
 from library.data.caches import LATENT

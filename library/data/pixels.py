@@ -10,8 +10,7 @@ import imagesize
 import numpy as np
 from PIL import Image, features
 
-from library.config.problems import Problem
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, Problem
 from library.data.augment import View
 
 # OpenCV's numbers, so that looking one up does not load it. Nearest is the exact kind, as in sd-scripts.

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from library.config.json_types import JsonObject
-from library.config.problems import Text
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, Text
 from library.data import caches, control_pixels, identity
 from library.data.buckets import Size
 from library.data.encoding_job import Arrays, EncodingJob, clean_up_after, finish, share

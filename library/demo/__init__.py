@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 from library import families
+from library.config.building import build
+from library.config.formats import read_toml
+from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
-from library.config.schema import ConfigError, build, read_toml
 from library.demo import summary
 from library.demo.configs import name_of
 from library.demo.files import Demo, prepare

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from library import families
-from library.config.schema import toml_value
+from library.config.formats import toml_value
 from library.files import write_atomic
 
 # An option, its value, and a remark for the reader. What stands in comments is what a real training would use.

@@ -8,8 +8,9 @@ import functools
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
-from library.config.schema import ConfigError, options
+from library.config.schema import options
 from library.config.values import did_you_mean
 from library.families.facts import FamilyFacts
 

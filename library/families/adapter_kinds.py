@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from library import families
-from library.config.schema import Option, section_options
+from library.config.schema import section_options
 from library.config.sections import AdapterRun
+from library.config.values import Option
 from library.families import network_args
 from library.families.network_args import LYCORIS, LycorisArgs
 from library.families.shared.network_args import LayerPreset, NetworkArgs

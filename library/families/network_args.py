@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from library import families
+from library.config.building import Layer, read_section
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem, Text, together
-from library.config.schema import Layer, opt, read_section, section_options
+from library.config.schema import opt, section_options
 from library.config.sections import AdapterRun
 from library.config.values import quoted
 from library.families.shared.network_args import PLACE, LayerPreset, index_factors, wrong_argument

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from library.config.json_types import JsonMapping
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.importers import aitoolkit_data, aitoolkit_learning
 from library.importers.ledger import KeyLedger, is_on
 from library.importers.shared import (

@@ -7,9 +7,11 @@ from typing import Any
 
 import yaml
 
+from library.config.formats import load_json, load_toml, once
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
-from library.config.schema import ConfigError, load_json, load_toml, once, options, values
+from library.config.schema import options, values
 from library.config.text_files import read_text
 from library.config.values import did_you_mean
 from library.importers import aitoolkit, aitoolkit_data, flat, kohya_ss, musubi, onetrainer

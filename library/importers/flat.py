@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from library.config import schema
+from library.config import building, schema
 from library.config.converted import OLD_BLOCKS, blocks
 from library.config.json_types import JsonMapping
 from library.config.problems import ConfigError, Problem
@@ -40,7 +40,7 @@ def old_blocks(ledger: KeyLedger, keys: Iterable[str], given: bool) -> None:
     """Keys that became blocks_to_swap, as far as they are in the file; `given`: it has that as well."""
     problems: list[Problem] = []
     here = {key: ledger.source[key] for key in keys if ledger.get(key) is not None}
-    old = schema.read_section(OLD_BLOCKS, schema.Layer(here), problems)
+    old = building.read_section(OLD_BLOCKS, building.Layer(here), problems)
     values, problems = blocks(old, given)
     said = "; ".join(problems)
     for key in here:

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
-from library.config.schema import ConfigError, changed, flat, options, values
+from library.config.schema import changed, flat, options, values
 from library.config.sections import AdapterRun, EmbeddingRun
 from library.config.values import join, to_float
 from library.importers import kohya_adapters, kohya_flags, kohya_launch, kohya_ss

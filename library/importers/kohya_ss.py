@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.importers import flat, kohya_adapters, kohya_flags, kohya_launch
 from library.importers.ledger import KeyLedger, is_empty, is_on, to_number
 from library.importers.shared import ONLY, chooses_chroma, load_tables, set_by

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from library.config.building import build, draft
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import ConfigError, Problem, Text
 from library.config.run_config import RunConfig
-from library.config.schema import Option, build, changed, draft, flat, options
+from library.config.schema import changed, flat, options
 from library.config.sections.run import INEFFECTIVE_EVERYWHERE
-from library.config.values import to_float
+from library.config.values import Option, to_float
 
 Kind = Literal["kept", "renamed", "changed", "ignored", "empty", "default"]
 Configs = Mapping[str, type]  # script -> its config class

@@ -5,7 +5,7 @@ from typing import Any
 
 from library.config import schema
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.importers.ledger import KeyLedger, is_empty, is_on
 from library.importers.shared import ONLY, dataset_toml, load_tables, set_by, tables, take
 

@@ -3,7 +3,7 @@
 import re
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.importers import onetrainer_data, onetrainer_learning, onetrainer_model
 from library.importers.ledger import KeyLedger, to_number
 from library.importers.shared import (

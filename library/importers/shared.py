@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
+from library.config.formats import toml_value
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.schema import toml_value
 from library.config.sections.learning import OptimizerName
 from library.importers.ledger import Fate, KeyLedger, is_empty
 

@@ -13,8 +13,7 @@ import numpy as np
 from PIL import Image
 
 from library.captioning.writing import Written, listings, rgb
-from library.config.problems import Report, Text
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, Report, Text
 from library.curation import thumbs, trash
 from library.data import folders
 from library.data.pixels import ALWAYS

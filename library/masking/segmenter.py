@@ -10,7 +10,7 @@ from PIL import Image
 
 from library.captioning.describer import check_folder, chosen_device
 from library.config.json_types import JsonObject
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.curation.tags import split
 
 BY_WORDS = "clipseg"

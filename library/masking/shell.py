@@ -3,8 +3,7 @@
 import argparse
 from pathlib import Path
 
-from library.config.problems import Report, Text, counted
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, Report, Text, counted
 from library.data.folders import some
 from library.downloads import model_folder
 from library.downloads.shell import default_folder

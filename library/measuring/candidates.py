@@ -11,9 +11,8 @@ from typing import Any
 from library import families
 from library.config import schema
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import Text, together
+from library.config.problems import ConfigError, Text, together
 from library.config.run_config import RunConfig
-from library.config.schema import ConfigError
 from library.config.values import did_you_mean
 
 Overrides = dict[str, Any]  # options that differ from those of the training as it was asked for

@@ -13,7 +13,7 @@ import torch
 
 from library.compiler import blocks, cudagraph
 from library.config.json_types import JsonObject
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.measuring.result import OUT_OF_MEMORY
 
 GIB = 2**30

@@ -17,8 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from library.compiler import torch_private
 from library.compiler.subclass import wanted_type
-from library.config.problems import Problem
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, Problem
 
 KERNELS = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "math": "MATH"}
 # Newer flash attention, which takes the place of PyTorch's own: its name there, and the packages that bring it.

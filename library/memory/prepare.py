@@ -14,8 +14,8 @@ from library.compiler import cudagraph
 from library.compiler.blocks import compile_model
 from library.compiler.log import CompileLog
 from library.compiler.subclass import behaviours_of
+from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
-from library.config.schema import ConfigError
 from library.families.base import BlockInputs, Family
 from library.memory import attention, channels_last, checkpointing, swapping
 from library.memory.quantization import fp8_storage

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
-from library.config.schema import ConfigError
 from library.families.base import Family, HasBlockRates, HasFrozenParts, ModelComponents, WritesFolders
 from library.methods.base import BaseMethod
 from library.methods.sharding import ShardedModel, rows_of

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from library.config.problems import Problem, Text
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, Problem, Text
 from library.config.sections import AdapterRun
 from library.families import network_args
 from library.families.base import Family, ModelComponents

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from library.config import sections
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.objectives.base import NoisedBatch
 
 Line = tuple[tuple[int, float], tuple[int, float]]  # numbers of image tokens, and mu

@@ -9,8 +9,8 @@ from torch import Tensor
 # Why: docs/decisions/2026-11-22-ema-with-swa-utils.md
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
-from library.config.schema import ConfigError
 from library.methods import TrainingMethod
 from library.methods.sharding import ShardedModel, own_part, rows_of, whole_shape
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.methods.sharding import rows_of, whole_shape
 from library.optim.stochastic_rounding import StepRNG, write
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import huggingface_hub
 
+from library.config.building import replace
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem, Text
 from library.config.run_config import RunConfig
-from library.config.schema import replace
 from library.outputs.paths import saved_kind
 
 KINDS = {"dataset": "datasets/", "space": "spaces/"}  # of repositories, and where their addresses begin

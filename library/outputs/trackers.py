@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from library.config.formats import load_toml
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
-from library.config.schema import load_toml, options, values
+from library.config.schema import options, values
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,8 @@ from safetensors import safe_open
 
 from library import families
 from library.config.json_types import JsonObject
-from library.config.problems import Text, listed
+from library.config.problems import ConfigError, Text, listed
 from library.config.run_config import RunConfig
-from library.config.schema import ConfigError
 from library.config.sections import AdapterRun
 from library.methods import TrainingMethod
 from library.tools.verify import verify

@@ -19,7 +19,7 @@ import psutil
 
 from library.config.command import ROOT
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.files import write_atomic
 from library.runs import layout, process, reader, registry
 from library.runs import start as launching

@@ -11,8 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import Report, Text
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, Report, Text
 from library.runs import layout, process
 from library.runs.job import FOLDER, JOB, RESULT, STOP, new
 

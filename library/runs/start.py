@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from library.config.command import launch_options
+from library.config.formats import to_toml
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import Problem, Text, together
+from library.config.problems import ConfigError, Problem, Text, together
 from library.config.run_config import RunConfig
-from library.config.schema import ConfigError, options, to_toml
+from library.config.schema import options
 from library.files import write_atomic
 from library.runs import gpu_slots, keys, layout, process, reader, registry
 from library.runs.launcher import starting

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from library import families
+from library.config.building import build
+from library.config.formats import read_toml
 from library.config.json_types import JsonMapping
 from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
-from library.config.schema import build, read_toml
 from library.families.recognition import recognised
 from library.outputs import prompts as prompt_files
 from library.outputs.prompts import Prompt

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.tools import names, storage
 from library.tools.names import ALPHA, DOWN, UP, Module
 from library.tools.storage import Metadata

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from library.config.problems import Report, Text
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, Report, Text
 from library.tools import adapters, storage, writing
 from library.tools.names import FORMATS
 from library.tools.storage import silent

@@ -6,8 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from library.config.problems import Report, Text
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, Report, Text
 from library.tools import storage, writing
 from library.tools.adapters import AdapterFactors, Lora
 from library.tools.models import ModelFile

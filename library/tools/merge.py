@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from library import families
-from library.config.problems import Report, Text
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, Report, Text
 from library.tools import adapters, storage, writing
 from library.tools.adapters import AdapterFactors, Lora
 from library.tools.models import ModelFile, WeightSlice, delta_shape

@@ -4,8 +4,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from library.config.problems import Report, Text
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, Report, Text
 from library.families.shared import weights
 from library.files import need_space, write_atomic
 from library.tools import storage

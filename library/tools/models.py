@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from library import families
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.families import recognition
 from library.families.shared import weights
 from library.families.shared.lora_names import WeightSlice

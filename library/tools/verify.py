@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from library.config.problems import Report, Text
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, Report, Text
 from library.tools import adapters, names, storage
 from library.tools.adapters import AdapterFactors
 from library.tools.models import ModelFile

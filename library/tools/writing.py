@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from library import families
-from library.config.problems import Report
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, Report
 from library.tools import adapters, storage
 from library.tools.adapters import Lora
 from library.tools.storage import Metadata, silent

@@ -18,9 +18,8 @@ import torch
 from library import families
 from library.compiler import blocks, cudagraph, torch_private
 from library.compiler.log import CompileLog
-from library.config import schema
-from library.config.problems import Text
-from library.config.schema import ConfigError
+from library.config import building, schema
+from library.config.problems import ConfigError, Text
 from library.data.loading import Batches, Kind
 from library.measuring.candidates import NAMED, Overrides, checkpointing_less, shown, swapping_less
 from library.measuring.result import MEMORY_MARGIN, Measured
@@ -82,7 +81,7 @@ class Tuner:
             self.results = [Measured(**result) for result in known]
             for result in self.results:  # other options of this training may exclude what was possible then
                 try:
-                    schema.replace(self.config, **result.changes)
+                    building.replace(self.config, **result.changes)
                 except ConfigError as refused:
                     result.why = result.why or refused.problems[0]
         else:
@@ -164,7 +163,7 @@ class Tuner:
         try:
             at_once = {"compile_compare_steps": 0, "compile_from_step": None}
             always = {"compile_autotune": False, "compile_fallback": False, **at_once}
-            config = schema.replace(asked.config, **changes | always)
+            config = building.replace(asked.config, **changes | always)
         except ConfigError as refused:
             result.why = refused.problems[0]
             return result
@@ -228,7 +227,7 @@ def best_config(  # noqa: PLR0913 - a training that is about to begin, and what 
         return config
     if choices.tuned is not None:
         with contextlib.suppress(ConfigError):
-            compute_loss.family.config = schema.replace(config, **choices.tuned)
+            compute_loss.family.config = building.replace(config, **choices.tuned)
             journal.say(f"compile_autotune: {shown(choices.tuned)}, as in the run that is continued")
             return compute_loss.family.config
     found = [Tuner(batches, compute_loss, clock, world, journal).decide() if world.main else None]
@@ -242,7 +241,7 @@ def best_config(  # noqa: PLR0913 - a training that is about to begin, and what 
             time.sleep(WAIT)
         torch.distributed.broadcast_object_list(found)
     choices.tuned = found[0] or {}
-    compute_loss.family.config = schema.replace(config, **choices.tuned)
+    compute_loss.family.config = building.replace(config, **choices.tuned)
     return compute_loss.family.config
 
 

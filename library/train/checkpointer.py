@@ -5,8 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from library.config.problems import Text
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, Text
 from library.data.images import ImageSet
 from library.files import free_space
 from library.optim import optimizers

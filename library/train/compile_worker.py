@@ -20,9 +20,10 @@ from library import families, methods
 from library.compiler import block_calls, blocks
 from library.compiler.block_calls import BlockCall
 from library.compiler.log import CompileLog
+from library.config.building import build
 from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
-from library.config.schema import build, options
+from library.config.schema import options
 from library.families.base import Family
 from library.families.shared import weights
 from library.memory.prepare import prepare_denoiser

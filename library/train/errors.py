@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from library.config.problems import Text, either
+from library.config.problems import ConfigError, Text, either
 from library.config.run_config import RunConfig
-from library.config.schema import ConfigError
 from library.data.folders import some
 from library.measuring.candidates import advised, saving_memory
 

@@ -20,7 +20,7 @@ from torch import nn
 
 from library import families
 from library.compiler import cache, torch_private
-from library.config import schema
+from library.config import building
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
@@ -84,7 +84,7 @@ def best_config(batches: Batches, compute_loss: LossFunction, world: World, jour
         if world.ranks > 1:
             torch.distributed.broadcast_object_list(found)
         chosen = found[0] or WIDE
-    compute_loss.family.config = schema.replace(config, **FORMATS.get(chosen, OFF))
+    compute_loss.family.config = building.replace(config, **FORMATS.get(chosen, OFF))
     return compute_loss.family.config
 
 
@@ -131,7 +131,7 @@ def possible(config: RunConfig, device: torch.device) -> list[str]:
     found = []
     for name, changes in FORMATS.items():
         with contextlib.suppress(ConfigError):
-            schema.replace(config, **changes)
+            building.replace(config, **changes)
             found += [name] * (works[name] and config.compile.compile)
     return found
 

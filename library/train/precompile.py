@@ -12,9 +12,8 @@ from torch import nn
 
 from library.compiler import blocks, cudagraph
 from library.compiler.log import CompileLog
-from library.config.problems import Problem, Text
+from library.config.problems import ConfigError, Problem, Text
 from library.config.run_config import RunConfig
-from library.config.schema import ConfigError
 from library.data.loading import Batches, Kind, latent_area
 from library.memory.prepare import compiles_size_by_size, is_sharded
 from library.train import rng

@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
+from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
-from library.config.schema import ConfigError
 from library.train import errors
 from library.train.clock import Clock
 from library.train.errors import NonFiniteWatch

@@ -4,7 +4,8 @@ import pytest
 
 from benchmarks import preset_cases as presets
 from library import families
-from library.config.schema import build, read_toml
+from library.config.building import build
+from library.config.formats import read_toml
 
 
 @pytest.mark.parametrize("family", presets.LEAST)

@@ -14,7 +14,7 @@ from PIL import Image
 from library.captioning import describer, shell, wd14, writing
 from library.captioning.forms import FORMS
 from library.captioning.wd14 import Limits, Tagger
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.curation import trash
 from tests import source
 from tests.curation.test_trash import tree

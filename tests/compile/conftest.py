@@ -11,7 +11,8 @@ import torch
 from library import families, methods
 from library.compiler.log import CompileLog
 from library.compiler.torch_settings import SETTINGS, settings_kept, wanted_settings
-from library.config.schema import build, read_toml
+from library.config.building import build
+from library.config.formats import read_toml
 from library.memory import attention
 from library.memory.prepare import prepare_denoiser
 from library.memory.quantization import fp8_storage

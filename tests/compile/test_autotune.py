@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from library.config.schema import ConfigError, replace
+from library.config.building import replace
+from library.config.problems import ConfigError
 from library.measuring.candidates import shown
 from library.measuring.result import Measured
 from library.train import autotune, autotune_cache

@@ -11,7 +11,8 @@ import torch
 from library import families
 from library.compiler import block_calls, cudagraph, torch_private
 from library.compiler.block_calls import BlockCall, NotDescribed
-from library.config.schema import ConfigError, build
+from library.config.building import build
+from library.config.problems import ConfigError
 from library.train import background_compile, compile_process, compile_worker
 from library.train.background_compile import BackgroundCompiler
 from library.train.choices import Choices

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from library import families
-from library.config.schema import ConfigError, build
+from library.config.building import build
+from library.config.problems import ConfigError
 
 LORA = ("flux_train_network", "sdxl_train_network")
 QUICK = {"compile": True, "compile_fullgraph": True}

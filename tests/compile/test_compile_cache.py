@@ -14,7 +14,8 @@ from torch._inductor.utils import clear_caches
 
 from library.compiler import cache, prewarm, pruning, torch_private
 from library.compiler.log import CompileLog
-from library.config.schema import ConfigError, build
+from library.config.building import build
+from library.config.problems import ConfigError
 from library.families import config_class
 from library.memory import checkpointing
 from tests.training import PLAIN_CODE

@@ -10,7 +10,7 @@ from torch import nn
 from library.compiler import blocks
 from library.compiler.blocks import compile_model
 from library.compiler.log import CompileLog
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.families.base import BlockInputs
 from library.memory import checkpointing, swapping
 

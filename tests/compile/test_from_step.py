@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from library import families
+from library.config.building import build
 from library.config.ineffective import ineffective_options
-from library.config.schema import ConfigError, build
+from library.config.problems import ConfigError
 from tests.training import config_of, train
 
 # Graphs cost the time of these tests: one case has images of many sizes, the other traces a backward pass too. And the

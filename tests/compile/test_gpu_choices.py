@@ -12,7 +12,8 @@ from library.compiler import cache, cudagraph
 from library.compiler.log import CompileLog
 from library.compiler.torch_private import config_module, sdp_priority_order
 from library.compiler.torch_settings import SETTINGS, settings_kept, wanted_settings
-from library.config.schema import ConfigError, build
+from library.config.building import build
+from library.config.problems import ConfigError
 from library.memory import attention, prepare
 from library.memory.prepare import compiles_size_by_size
 from library.train.precompile import graphs_sentence

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from library import families
-from library.config.schema import ConfigError, build
+from library.config.building import build
+from library.config.problems import ConfigError
 from library.memory.quantization import fp8_matmul
 from tests.training import PLAIN_CODE
 

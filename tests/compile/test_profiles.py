@@ -4,7 +4,9 @@ import pytest
 
 from kohya_gui.form import presets
 from library import families
-from library.config.schema import build, changed, flat, read_toml, values
+from library.config.building import build
+from library.config.formats import read_toml
+from library.config.schema import changed, flat, values
 
 PROFILES = presets.profiles()
 NAMES = ["balanced", "debug", "fast_start", "low_vram", "max_speed"]

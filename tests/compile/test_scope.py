@@ -5,7 +5,8 @@ import torch
 
 from library import families
 from library.compiler.checks import problems
-from library.config.schema import ConfigError, build
+from library.config.building import build
+from library.config.problems import ConfigError
 
 SIZES, ONE = ((8, 8), (8, 16), (16, 8)), ((8, 8),)
 FLUX = "flux_train_network"

@@ -10,7 +10,7 @@ from library.bench import subjects
 from library.compiler import blocks
 from library.compiler.log import CompileLog
 from library.compiler.torch_settings import wanted_settings
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.memory import checkpointing
 from tests.compile.test_compile_utils import INPUTS, Denoiser, gradients, options
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from library.compiler.log import CompileLog
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.train.precompile import Precompiler, kinds_to_compile
 from tests.training import config_of, train
 

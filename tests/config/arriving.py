@@ -2,7 +2,8 @@
 
 from library import importers
 from library.config import dataset
-from library.config.schema import build, values
+from library.config.building import build
+from library.config.schema import values
 from library.families import RUNS, config_class
 
 CONFIGS = {script: config_class(script) for script in RUNS}

@@ -8,7 +8,7 @@ import pytest
 from library import families
 from library.config import command as subject
 from library.config.command import command, printable
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 
 
 def test_one_process():

@@ -4,8 +4,8 @@ import pytest
 
 from library import families
 from library.cli import train_script
-from library.config import schema
-from library.config.schema import ConfigError
+from library.config import building
+from library.config.problems import ConfigError
 
 
 @pytest.mark.parametrize("script", ["flux_train_network", "flux_train"])
@@ -23,7 +23,7 @@ from library.config.schema import ConfigError
 )
 def test_old_options_of_swapping_are_converted_with_a_note(script, old, expected, words):
     notes: list[str] = []
-    made = schema.build(families.config_class(script), old, notes=notes)
+    made = building.build(families.config_class(script), old, notes=notes)
     assert made.memory.blocks_to_swap == expected
     assert [note for note in notes if "blocks_to_swap" in note and words in note] if words else not notes
 
@@ -48,5 +48,5 @@ def test_flags_of_swapping_are_converted_over_those_of_a_file(tmp_path):
 )
 def test_old_options_of_swapping_with_a_wrong_value_are_named(old, words):
     with pytest.raises(ConfigError) as caught:
-        schema.build(families.config_class("flux_train"), old, notes=[])
+        building.build(families.config_class("flux_train"), old, notes=[])
     assert words in str(caught.value) and next(iter(old)) in str(caught.value)

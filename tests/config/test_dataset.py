@@ -6,7 +6,8 @@ import pytest
 
 from library import families
 from library.config import dataset
-from library.config.schema import ConfigError, build
+from library.config.building import build
+from library.config.problems import ConfigError
 
 FILE = r"""
 [general]

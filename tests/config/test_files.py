@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from library import files
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.files import free_space, need_space, write_atomic
 
 

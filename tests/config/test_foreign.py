@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from library import importers
-from library.config.schema import ConfigError, build, changed, flat, options, read_toml, to_toml
+from library.config.building import build
+from library.config.formats import read_toml, to_toml
+from library.config.problems import ConfigError
+from library.config.schema import changed, flat, options
 from library.families import RUNS, config_class, network_args
 from library.importers import kohya_adapters, kohya_ss
 from tests.config.arriving import of_aitoolkit

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from library.cli import main
-from library.config.schema import build, read_toml
+from library.config.building import build
+from library.config.formats import read_toml
 from library.families import config_class
 
 LORA = {"sdxl": True, "LoRA_type": "Standard", "network_dim": "16", "learning_rate": "1e-4", "lowvram": True}

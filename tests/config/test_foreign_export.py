@@ -8,7 +8,9 @@ import pytest
 
 from library import importers
 from library.cli import main
-from library.config.schema import ConfigError, build, options, replace
+from library.config.building import build, replace
+from library.config.problems import ConfigError
+from library.config.schema import options
 from library.families import RUNS, config_class
 from library.importers import kohya_export, kohya_ss
 

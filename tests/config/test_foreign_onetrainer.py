@@ -6,7 +6,8 @@ import pytest
 
 from library import importers
 from library.cli import main
-from library.config.schema import read_toml, values
+from library.config.formats import read_toml
+from library.config.schema import values
 from tests.config.arriving import CONFIGS, SDXL_LORA, differing, nested, sets_of
 
 ENCODERS_OFF = {"text_encoder": {"train": False}, "text_encoder_2": {"train": False}}

@@ -7,7 +7,7 @@ import pytest
 from kohya_gui.form import presets
 from library import importers
 from library.cli import main
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from tests.config.arriving import CONFIGS, FLUX_AI, SDXL_LORA, of_aitoolkit, sets_of
 
 KOHYA_LORA = {"sdxl": True, "LoRA_type": "Standard"}

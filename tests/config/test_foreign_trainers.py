@@ -10,7 +10,9 @@ import yaml
 from library import importers
 from library.cli import main
 from library.config import dataset
-from library.config.schema import ConfigError, build, read_toml
+from library.config.building import build
+from library.config.formats import read_toml
+from library.config.problems import ConfigError
 from library.families import RUNS, config_class
 
 CONFIGS = {script: config_class(script) for script in RUNS}

@@ -5,7 +5,8 @@ import tomllib
 import pytest
 
 from library import families, importers
-from library.config.schema import ConfigError, changed, flat
+from library.config.problems import ConfigError
+from library.config.schema import changed, flat
 
 CONFIGS = {script: families.config_class(script) for script in families.RUNS}
 MUSUBI = """

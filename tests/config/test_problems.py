@@ -6,8 +6,8 @@ import pickle
 import pytest
 
 from library.check.report import Finding
+from library.config.building import build, draft, mending
 from library.config.problems import ConfigError, Problem, Text, read
-from library.config.schema import build, draft, mending
 from library.families import config_class
 from tests import source
 

@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 
 from library import families
 from library.cli import options_page
-from library.config.schema import ConfigError, build, changed, flat, missing, options, replace, to_toml, values
+from library.config.building import build, missing, replace
+from library.config.formats import to_toml
+from library.config.problems import ConfigError
+from library.config.schema import changed, flat, options, values
 
 SCRIPTS = list(families.RUNS)
 FLUX, SDXL = "flux_train_network", "sdxl_train_network"

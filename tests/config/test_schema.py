@@ -11,22 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from library.cli import options_page
-from library.config.problems import Problem
-from library.config.schema import (
-    ConfigError,
-    build,
-    changed,
-    flat,
-    missing,
-    opt,
-    options,
-    read_toml,
-    replace,
-    section,
-    to_toml,
-    toml_value,
-    values,
-)
+from library.config.building import build, missing, replace
+from library.config.formats import read_toml, to_toml, toml_value
+from library.config.problems import ConfigError, Problem
+from library.config.schema import changed, flat, opt, options, section, values
 from library.config.values import join, split
 
 

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from library import families
 from library.cli import train_script
 from library.cli.train_script import parse
-from library.config.schema import ConfigError, options, read_toml
+from library.config.formats import read_toml
+from library.config.problems import ConfigError
+from library.config.schema import options
 from library.families.flux.options import FluxLora
 from library.families.sdxl.options import SdxlLora
 

@@ -2,7 +2,9 @@
 
 import pytest
 
-from library.config.schema import ConfigError, build, draft, mending, options, values
+from library.config.building import build, draft, mending
+from library.config.problems import ConfigError
+from library.config.schema import options, values
 from library.families import config_class
 
 LORA = config_class("sdxl_train_network")

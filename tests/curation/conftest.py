@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from library.config.schema import build
+from library.config.building import build
 from library.families.sdxl.options import SdxlLora
 
 

@@ -7,7 +7,7 @@ import zlib
 import pytest
 
 from library import data as trainer
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.curation import album, changes, similar_images, thumbs
 from tests.curation.conftest import config, picture
 

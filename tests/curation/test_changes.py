@@ -3,7 +3,7 @@
 import pytest
 
 from library import data as trainer
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.curation import album, changes, tags
 from library.curation.tags import Edit
 from library.curation.trash import history, undo

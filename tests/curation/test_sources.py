@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from library import data as trainer
-from library.config.schema import ConfigError, replace
+from library.config.building import replace
+from library.config.problems import ConfigError
 from library.curation import album as albums
 from library.curation import changes, sources
 from library.curation.tags import Edit

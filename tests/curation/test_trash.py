@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.curation import trash
 from library.curation.trash import Change, history, undo
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from library import families
-from library.config import schema
+from library.config import building
 from library.families.base import LatentCache, ModelComponents, TextCache
 
 SDXL = LatentCache("_sdxl.npz", keyed_by_size=False)
@@ -51,7 +51,7 @@ def config(data: Path | None = None, script: str = "sdxl_train_network", **value
         "max_data_loader_n_workers": 0,
     }
     given = {k: v for k, v in {**few, **values}.items() if v is not None}
-    return schema.build(families.config_class(script), given)
+    return building.build(families.config_class(script), given)
 
 
 def holding_back(config: Any, share: float) -> Any:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from library import data
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.data import encoding
 from library.data.loading import Batches
 from library.data.ordering import draws

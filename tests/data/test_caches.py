@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from library import data
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.data import caches, encoding, loading
 from library.families.base import TextCache
 from library.train.loss import with_text_length

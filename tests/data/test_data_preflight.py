@@ -3,7 +3,7 @@
 import pytest
 
 from library import data
-from library.config.schema import mending
+from library.config.building import mending
 from tests.data import make
 
 
@@ -243,8 +243,8 @@ def test_looking_at_data_needs_no_torch(tmp_path):
 import sys
 sys.modules["torch"] = None
 from library import data, families
-from library.config import schema
-config = schema.build(families.config_class("flux_train"), {{"train_data_dir": {str(tmp_path)!r}, "resolution": 64}})
+from library.config import building
+config = building.build(families.config_class("flux_train"), {{"train_data_dir": {str(tmp_path)!r}, "resolution": 64}})
 assert not list(data.problems(config, 16)) and len(data.scan(config)) == 4
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from library import data, families
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.data.images import Image, balance, split
 from tests.data import make
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.data import augment, pixels
 from library.data.buckets import BucketFit
 from tests.data import make

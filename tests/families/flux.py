@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from library import families
-from library.config.schema import build
+from library.config.building import build
 from library.families.flux import random
 
 

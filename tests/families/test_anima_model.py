@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from library import families
-from library.config.schema import build
+from library.config.building import build
 from library.families.anima import keys, random
 from library.families.anima.model import Block
 from library.families.base import SampleRequest

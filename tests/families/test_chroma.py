@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from library.config import ineffective
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.families import recognition
 from library.families.base import SampleRequest
 from library.families.flux import keys, random

@@ -5,7 +5,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.demo import lora
 from library.families import recognition
 from library.families.flux import random as random_flux

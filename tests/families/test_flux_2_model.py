@@ -9,7 +9,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from library import families
-from library.config.schema import build
+from library.config.building import build
 from library.families.base import SampleRequest
 from library.families.flux_2 import keys, random, sampler, text_encoder, vae
 from library.families.flux_2.demo import settings

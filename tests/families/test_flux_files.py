@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.families.flux import random
 from tests import flux_files
 from tests.families.flux import family, step

@@ -9,7 +9,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from library import families
-from library.config.schema import build
+from library.config.building import build
 from library.families.base import SampleRequest
 from library.families.qwen_image import pictures, random, text_encoder
 from library.families.shared import packing, qwen_vae_names

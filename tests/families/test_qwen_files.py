@@ -151,7 +151,7 @@ def test_what_does_not_fit_is_said_in_one_sentence_before_loading(files, others,
 
 
 def config_of_flux(others, **values):
-    from library.config.schema import build
+    from library.config.building import build
 
     given = {name: str(others[name]) for name in ("clip_l", "t5xxl", "ae")}
     return build(families.config_class("flux_train_network"), given | {n: str(v) for n, v in values.items()})

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from library import families
-from library.config.schema import build
+from library.config.building import build
 from library.families.base import SampleRequest
 from library.families.qwen_image import random, sampler, text_encoder
 from library.families.qwen_image.model import QwenImage, QwenImageTransformerBlock, QwenShape, table

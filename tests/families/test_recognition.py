@@ -14,7 +14,9 @@ from safetensors.torch import load_file, save_file
 import library.demo as demo_module
 from library import families
 from library.check import preflight
-from library.config.schema import ConfigError, build, options
+from library.config.building import build
+from library.config.problems import ConfigError
+from library.config.schema import options
 from library.demo import files
 from library.families import recognition
 from library.families.anima import random as random_anima

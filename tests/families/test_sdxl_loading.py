@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
-from library.config.schema import ConfigError, build
+from library.config.building import build
+from library.config.problems import ConfigError
 from library.families import family_for
 from library.families.sdxl import keys, model, random
 from library.families.sdxl.family import SdxlFamily

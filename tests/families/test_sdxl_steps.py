@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from library.config.schema import ConfigError, build
+from library.config.building import build
+from library.config.problems import ConfigError
 from library.families import family_for
 from library.families.base import SampleRequest
 from library.families.sdxl import conditions, emphasis

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from library import families
-from library.config.schema import build
+from library.config.building import build
 from library.families.base import SampleRequest
 from library.families.shared import autoencoder
 from library.families.shared.packing import pack_channels_last, unpack_channels_last

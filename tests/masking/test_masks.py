@@ -10,7 +10,8 @@ from PIL import Image
 
 from library import data
 from library.captioning.writing import Written
-from library.config.schema import ConfigError, build
+from library.config.building import build
+from library.config.problems import ConfigError
 from library.curation import trash
 from library.data import pixels
 from library.families.sdxl.options import SdxlLora

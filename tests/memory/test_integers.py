@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.memory.quantization import fp8_storage, int8, int8_matmul
 from library.methods.adapters import AdapterSpec, LoraConv2d, LoraLinear
 from tests import training

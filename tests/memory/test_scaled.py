@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from library.check import preflight
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.memory.quantization import fp8_matmul, fp8_storage, int8, int8_matmul
 from library.methods.adapters import AdapterSpec, LoraLinear
 from tests.training import LORAS, config_of

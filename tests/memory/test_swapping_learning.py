@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from library import families, methods
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.memory import swapping
 from library.memory.prepare import prepare_denoiser
 from tests import training

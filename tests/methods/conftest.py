@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from library.config.schema import build
+from library.config.building import build
 
 
 class Attention(nn.Module):

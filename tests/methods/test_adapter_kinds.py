@@ -7,7 +7,9 @@ import torch
 
 from library import methods
 from library.check import adapter_size
-from library.config.schema import Option, build, section_options
+from library.config.building import build
+from library.config.schema import section_options
+from library.config.values import Option
 from library.families import FAMILIES, adapter_kinds, config_class, facts, lora_script, network_args
 from library.families.network_args import LycorisArgs
 

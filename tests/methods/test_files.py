@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from library import families, methods
-from library.config.schema import build
+from library.config.building import build
 from library.families.flux.model import Flux, Sizes
 from library.families.flux.options import FluxLora
 from library.families.sdxl.keys import Layout, adapter_name

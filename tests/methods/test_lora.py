@@ -3,7 +3,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from library import methods
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.methods import lora
 
 

@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from library import methods
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 
 pytest.importorskip("lycoris")
 

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import pytest
 
 from library import methods
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.families import network_args
 from library.families.sdxl.network_args import block_of
 from library.families.shared import network_args as languages

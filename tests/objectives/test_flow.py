@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from library import families
+from library.config.building import build
 from library.config.ineffective import ineffective_options
-from library.config.schema import ConfigError, build, options
+from library.config.problems import ConfigError
+from library.config.schema import options
 from library.objectives import flow
 
 VECTORS = Path(__file__).parent.parent / "golden" / "sd_scripts_vectors.json"

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from library.config.schema import read_toml
+from library.config.formats import read_toml
 from library.runs.record import Record
 
 PACE = 0.05  # seconds per step

@@ -6,7 +6,7 @@ import pytest
 
 from kohya_gui.form import adapter
 from kohya_gui.form.adapter_size import SizeProcess
-from library.config.schema import build
+from library.config.building import build
 from library.families import FAMILIES, adapter_kinds, config_class, lora_script
 from library.importers import kohya_adapters
 from tests.config.test_foreign import imported

@@ -16,7 +16,7 @@ from kohya_gui.server import allowed_folders, paths
 from kohya_gui.server.allowed_folders import AllowedFolders, Roots
 from kohya_gui.server.json_api import ApiRequest
 from kohya_gui.server.serving import access_of, is_private, parser
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.runs import registry
 
 PORT = "127.0.0.1:7860"

@@ -7,7 +7,9 @@ import threading
 import pytest
 
 from library.check import isolated
-from library.config.schema import build, changed, flat, read_toml
+from library.config.building import build
+from library.config.formats import read_toml
+from library.config.schema import changed, flat
 from library.families import config_class
 from library.runs import reader
 

@@ -9,7 +9,8 @@ from kohya_gui.form.caches import KIND, CacheApi
 from kohya_gui.form.form import SettingsForm
 from kohya_gui.form.tab import FAMILIES, TABS
 from kohya_gui.server.json_api import ApiRequest
-from library.config.schema import ConfigError, read_toml
+from library.config.formats import read_toml
+from library.config.problems import ConfigError
 from library.runs import job as jobs
 
 # `kohya cache` that finds four of twelve images encoded, and waits for its end.

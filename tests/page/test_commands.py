@@ -5,7 +5,7 @@ import pytest
 from kohya_gui.server.json_api import ApiRequest
 from kohya_gui.tools import commands, tools
 from kohya_gui.tools.commands import ToolCommands
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.runs import job
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from kohya_gui.form import compile_summary, presets
 from library.check import isolated
-from library.config.schema import read_toml
+from library.config.formats import read_toml
 from library.runs import keys, launcher, reader, start
 from tests import forks
 from tests.training import copied

@@ -8,7 +8,10 @@ import pytest
 from kohya_gui.form import presets, start_preset
 from kohya_gui.form.form import SettingsForm
 from kohya_gui.form.tab import FAMILIES, TABS
-from library.config.schema import ConfigError, build, changed, flat, missing, options, to_toml, values
+from library.config.building import build, missing
+from library.config.formats import to_toml
+from library.config.problems import ConfigError
+from library.config.schema import changed, flat, options, values
 
 FORMS = {tab.id: SettingsForm(tab.id, FAMILIES, tab.configs, tab.basics) for tab in TABS}
 CASES = [(tab, family) for tab, form in FORMS.items() for family in form.configs]

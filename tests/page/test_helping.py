@@ -10,8 +10,9 @@ from kohya_gui.form.form import SettingsForm
 from kohya_gui.form.tab import FAMILIES, TABS
 from kohya_gui.server.json_api import ApiRequest
 from library.check import isolated
-from library.config.problems import Problem
-from library.config.schema import ConfigError, build, values
+from library.config.building import build
+from library.config.problems import ConfigError, Problem
+from library.config.schema import values
 from library.families import config_class
 from library.runs import job, keys, layout, registry
 from library.runs.record import Record

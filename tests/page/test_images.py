@@ -7,7 +7,7 @@ import pytest
 from kohya_gui.dataset import settings as tab
 from kohya_gui.dataset.images import DatasetTab
 from kohya_gui.server.json_api import ApiRequest
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from tests.curation.conftest import data, picture  # noqa: F401 (a fixture)
 from tests.curation.test_trash import tree
 

@@ -10,7 +10,8 @@ from kohya_gui.form.form import SettingsForm
 from kohya_gui.form.tab import FAMILIES, TABS
 from kohya_gui.lab.lab import KINDS, LabTab, advised
 from kohya_gui.server.json_api import ApiRequest
-from library.config.schema import ConfigError, read_toml
+from library.config.formats import read_toml
+from library.config.problems import ConfigError
 from library.measuring import candidates
 from library.runs import job as jobs
 from library.runs.job_work import begin

@@ -10,7 +10,7 @@ from PIL import Image
 from kohya_gui.dataset.masks import MaskEditing
 from kohya_gui.server.json_api import ApiRequest
 from kohya_gui.tools.commands import ToolCommands
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.data import pixels
 from library.masking.files import MaskOptions, make, usual_folder
 from library.runs import job as jobs

@@ -8,7 +8,8 @@ import os
 import pytest
 
 from kohya_gui.server import paths
-from library.config.schema import ConfigError, build, mending
+from library.config.building import build, mending
+from library.config.problems import ConfigError
 from library.families import config_class
 
 

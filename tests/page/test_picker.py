@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from kohya_gui.server.json_api import ApiRequest, JsonApi
 from kohya_gui.server.picker import Picker, button
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 
 
 @pytest.fixture

@@ -7,7 +7,10 @@ import pytest
 
 from kohya_gui.form import presets
 from kohya_gui.form.tab import FAMILIES, TABS
-from library.config.schema import ConfigError, build, changed, flat, options, read_toml
+from library.config.building import build
+from library.config.formats import read_toml
+from library.config.problems import ConfigError
+from library.config.schema import changed, flat, options
 from library.files import write_atomic
 
 CONFIGS = {tab.kind: tab.configs for tab in TABS}

@@ -12,8 +12,11 @@ from kohya_gui.form import presets, print_command
 from kohya_gui.form.print_command import CommandPrinter
 from kohya_gui.server.json_api import ApiRequest
 from library.cli.train_script import parse
+from library.config.building import build, replace
 from library.config.command import printable
-from library.config.schema import ConfigError, build, replace, to_toml, values
+from library.config.formats import to_toml
+from library.config.problems import ConfigError
+from library.config.schema import values
 from library.families import RUNS, config_class
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the printed line is taken apart as a POSIX shell does")

@@ -6,8 +6,8 @@ import pytest
 from kohya_gui.form import presets
 from library import packages
 from library.check import isolated
+from library.config.formats import read_toml
 from library.config.problems import Problem
-from library.config.schema import read_toml
 from library.runs import layout, queue, reader, start, stop
 from tests.data import make
 from tests.page.test_runs import config

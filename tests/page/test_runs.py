@@ -14,7 +14,8 @@ import pytest
 from PIL import Image
 
 from kohya_gui.panel import actions
-from library.config.schema import ConfigError, build
+from library.config.building import build
+from library.config.problems import ConfigError
 from library.families import config_class
 from library.runs import queue, reader, start
 from library.runs.record import Record

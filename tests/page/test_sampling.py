@@ -11,8 +11,8 @@ from kohya_gui.form.form import SettingsForm
 from kohya_gui.form.tab import FAMILIES, TABS
 from kohya_gui.sampling import sampling
 from kohya_gui.server.json_api import ApiRequest
+from library.config.formats import read_toml
 from library.config.problems import ConfigError, Text
-from library.config.schema import read_toml
 from library.runs import job as jobs
 from library.runs import layout, process, reader, registry
 

@@ -8,8 +8,8 @@ from kohya_gui.form.several import SeveralValues
 from kohya_gui.form.tab import TABS, TrainingTab
 from kohya_gui.server.json_api import ApiRequest
 from library.check import isolated
-from library.config.problems import Problem
-from library.config.schema import ConfigError, read_toml
+from library.config.formats import read_toml
+from library.config.problems import ConfigError, Problem
 from library.runs import queue
 from tests.page.test_browser import FAINT, SMALL
 

@@ -10,7 +10,8 @@ from kohya_gui.form.start_preset import Card
 from kohya_gui.form.tab import TABS
 from library.check import isolated
 from library.config import ineffective
-from library.config.schema import build, changed, flat
+from library.config.building import build
+from library.config.schema import changed, flat
 from library.runs import gpu_slots, machine
 
 CASES = [(tab, family) for tab in TABS for family in tab.configs]

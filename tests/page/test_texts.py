@@ -11,8 +11,8 @@ from kohya_gui.form.form import sentence
 from kohya_gui.i18n import sentences, texts
 from library import families
 from library.config import ineffective
-from library.config.problems import Problem, Text
-from library.config.schema import ConfigError, options
+from library.config.problems import ConfigError, Problem, Text
+from library.config.schema import options
 from library.config.sections.run import INEFFECTIVE_EVERYWHERE
 from library.families import RUNS, adapter_kinds, config_class
 from library.runs import explain

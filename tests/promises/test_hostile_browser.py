@@ -12,7 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from kohya_gui.server import paths, scripts
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from tests import source
 from tests.training import listing
 

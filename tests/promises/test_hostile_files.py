@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from library import families
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.data import cache_files, caches, pixels
 from library.data.buckets import BucketFit
 from library.families.shared import weights
@@ -73,7 +73,7 @@ SLOTS = {
 
 @pytest.mark.parametrize(("script", "slot"), [(script, slot) for script, slots in SLOTS.items() for slot in slots])
 def test_no_slot_of_a_training_unpickles(demo, squares, tmp_path, canary, script, slot):  # noqa: F811
-    from library.config.schema import read_toml
+    from library.config.formats import read_toml
 
     known = read_toml(demo.configs[script]).get(slot)
     place = Path(known).parent if isinstance(known, str) else tmp_path  # a model's tokenizers lie beside it

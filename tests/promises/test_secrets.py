@@ -20,7 +20,7 @@ PLANTED = {"wandb_api_key": "canary-7f3a-of-wandb", "huggingface_token": "canary
 # A training that says what it was given, in a place of its own, and then fails with everything it knows.
 TRAINING = """
 import json, os, sys
-from library.config.schema import read_toml
+from library.config.formats import read_toml
 from library.runs.record import Record
 config = read_toml(sys.argv[1])
 with open(os.environ["TOLD"], "w") as file:

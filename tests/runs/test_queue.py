@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.runs import gpu_slots, keys, layout, locking, process, queue, reader, start, stop, worker
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -166,7 +166,7 @@ def test_the_tail_reads_only_the_end_and_the_last_state_of_a_bar(tmp_path):
         ("OSError: [Errno 28] No space left on device", "disk is full"),
         ("FileNotFoundError: [Errno 2] No such file or directory: 'a b.toml'", "a b.toml does not exist"),
         ("x.py: error: \nlearning_rate: expected float, got 'abc'\n\nTraceback", "learning_rate: expected float"),
-        ("library.config.schema.ConfigError: output_dir: gone\nae: gone\n\nother", "output_dir: gone\nae: gone"),
+        ("library.config.problems.ConfigError: output_dir: gone\nae: gone\n\nother", "output_dir: gone\nae: gone"),
         ("RuntimeError: odd\nsubprocess.CalledProcessError: Command died", "RuntimeError: odd"),
     ],
 )  # fmt: skip

@@ -9,7 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from library.config.schema import ConfigError, build, read_toml
+from library.config.building import build
+from library.config.formats import read_toml
+from library.config.problems import ConfigError
 from library.families import config_class
 from library.runs import reader, start, stop
 

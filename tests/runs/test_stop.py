@@ -8,7 +8,7 @@ import pytest
 
 from kohya_gui.panel import actions
 from kohya_gui.server.json_api import ApiRequest
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.runs import layout, process, reader, stop
 from library.runs.record import Record
 

@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 
 from library import families, methods
 from library.cli.launch import script_of
+from library.config.building import build
 from library.config.problems import ConfigError
-from library.config.schema import build
 from library.methods.applied_files import AppliedFiles
 from library.outputs.prompts import Prompt
 from library.sampling import plan, shell

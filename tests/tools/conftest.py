@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from library import families, methods
-from library.config.schema import build
+from library.config.building import build
 from library.families.flux import random as random_flux
 from library.families.flux.options import FluxLora
 from library.families.sdxl import random as random_sdxl

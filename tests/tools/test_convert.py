@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.tools import adapters, names
 from library.tools.convert import convert
 from library.tools.verify import verify

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.tools.forms import FORMS
 from library.tools.shell import parser
 

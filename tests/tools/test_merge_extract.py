@@ -7,7 +7,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.methods.lora import Unmatched
 from library.tools import adapters, extract, merge, resize, storage
 from library.tools.models import ModelFile

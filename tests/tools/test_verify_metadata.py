@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from library.cli import main
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.tools import adapters, metadata
 from library.tools.verify import verify
 from tests import source

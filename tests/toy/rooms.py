@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from library.config.schema import draft
+from library.config.building import draft
 from library.families import config_class, facts
 from tests.contract.test_family import *  # noqa: F403 - the contract, for the models of this `demo`
 from tests.training import config_of, pictures, shapes, squares, train  # noqa: F401

@@ -257,7 +257,8 @@ def answered(arguments, input, env, **_):
 
 def test_the_page_names_them_all(world, monkeypatch):
     from kohya_gui.form.tab import TABS, TrainingTab
-    from library.config.schema import flat, load_toml
+    from library.config.formats import load_toml
+    from library.config.schema import flat
 
     tab = TrainingTab(TABS[0], [world[0].parents[1], ROOT])
     process = SimpleNamespace(run=answered, TimeoutExpired=subprocess.TimeoutExpired)
@@ -284,7 +285,7 @@ def test_what_hides_others_is_named_with_the_flags_beside_it(world, tmp_path, ki
 def test_an_absurd_rank_does_not_fit_and_is_legal_with_lycoris(family):
     from library.check import estimate
     from library.check import report as checking
-    from library.config.schema import build
+    from library.config.building import build
     from library.families import config_class
 
     rank = {"network_dim": 100_000, "mixed_precision": "bf16"}

@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from library.config.schema import ConfigError, build
+from library.config.building import build
+from library.config.problems import ConfigError
 from library.families.sdxl.options import SdxlTrain
 from library.optim import optimizers
 from library.optim.ema import ExponentialMovingAverage

@@ -8,7 +8,9 @@ import torch
 
 from kohya_gui.panel import actions, history
 from library.check import estimate, report
-from library.config.schema import ConfigError, build, replace, to_toml
+from library.config.building import build, replace
+from library.config.formats import to_toml
+from library.config.problems import ConfigError
 from library.families import config_class
 from library.files import remove_folder
 from library.measuring.model_stats import model_stats

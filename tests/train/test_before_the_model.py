@@ -4,7 +4,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from library.check import preflight
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from tests.training import config_of, pictures, train
 
 FLUX, SDXL = "flux_train_network", "sdxl_train_network"

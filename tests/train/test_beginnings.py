@@ -2,7 +2,7 @@
 
 import pytest
 
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from tests.training import config_of, train
 
 FROZEN = {"learning_rate": 1e-12, "save_precision": None}  # so that a loss tells the images and the noise of its step

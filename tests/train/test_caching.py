@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from library.cli import cache, cache_data
-from library.config.schema import ConfigError, to_toml
+from library.config.formats import to_toml
+from library.config.problems import ConfigError
 from library.runs import foreground
 from library.runs import job as jobs
 from library.runs.job_work import joined

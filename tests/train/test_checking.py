@@ -13,20 +13,11 @@ from library.bench import probe
 from library.check import estimate, preflight
 from library.check import report as checking
 from library.cli import main
+from library.config.building import build, draft, mending, missing, replace
+from library.config.formats import read_toml
 from library.config.ineffective import ADAPTERS, SHARED, WHOLE, ineffective_options
-from library.config.schema import (
-    ConfigError,
-    build,
-    changed,
-    draft,
-    flat,
-    mending,
-    missing,
-    options,
-    read_toml,
-    replace,
-    values,
-)
+from library.config.problems import ConfigError
+from library.config.schema import changed, flat, options, values
 from library.families import RUNS, config_class
 from library.measuring import model_stats
 from library.measuring.result import Measured

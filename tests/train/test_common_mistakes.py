@@ -11,7 +11,9 @@ import torch
 from safetensors.torch import save_file
 
 from library.check import preflight
-from library.config.schema import ConfigError, build, read_toml
+from library.config.building import build
+from library.config.formats import read_toml
+from library.config.problems import ConfigError
 from library.families import config_class
 from tests.training import pictures
 

@@ -3,7 +3,8 @@
 import pytest
 
 from library import families
-from library.config.schema import ConfigError, build
+from library.config.building import build
+from library.config.problems import ConfigError
 from tests.training import FEW, SCRIPTS, config_of, runs_in, train
 
 COMPILED = {"compile": True, "compile_backend": "eager"}  # which blocks, and when, is decided before any backend

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.train.loss import LossFunction
 from library.train.rng import StepGenerators
 from tests.training import FEW, config_of, listing, runs_in, train

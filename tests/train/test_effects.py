@@ -18,8 +18,9 @@ from torch.nn import functional
 from library import families, methods
 from library.check import preflight
 from library.cli import train_script
+from library.config.building import replace
+from library.config.formats import to_toml
 from library.config.ineffective import ineffective_options
-from library.config.schema import replace, to_toml
 from library.families import config_class
 from library.objectives import loss
 from tests import training

@@ -29,7 +29,7 @@ def trained(demo, squares, tmp_path_factory):
 
 def ours(config, file=None):
     """Our networks, with the file's adapters in them if there is one; and the family."""
-    from library.config.schema import replace
+    from library.config.building import replace
 
     config = replace(config, network_weights=str(file) if file else None, save_precision=None)
     family = families.family_for(config)
@@ -145,7 +145,7 @@ def test_the_check_of_the_demo_agrees(trained, family):
 @pytest.mark.parametrize("family", ["sdxl", "flux"])
 def test_files_of_other_programs_are_gone_on_with(trained, tmp_path, family, style):
     """In the names of diffusers (PEFT) and of ComfyUI's own tree: to learn on, for their ranks, to be merged."""
-    from library.config.schema import replace
+    from library.config.building import replace
     from library.tools.convert import convert
 
     config, file = trained[family]

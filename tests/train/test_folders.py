@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import load_file
 
 from library import families
-from library.config.schema import ConfigError, build
+from library.config.building import build
+from library.config.problems import ConfigError
 from library.families.sdxl import random
 from library.families.sdxl.options import SdxlTrain
 from library.methods import full

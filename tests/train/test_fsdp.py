@@ -9,8 +9,10 @@ from safetensors import safe_open
 from library.check import preflight
 from library.check.estimate import estimate
 from library.cli import train_script
+from library.config.building import build
 from library.config.command import command
-from library.config.schema import ConfigError, build, to_toml
+from library.config.formats import to_toml
+from library.config.problems import ConfigError
 from library.demo import files
 from library.families import config_class
 from library.optim import optimizers

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.methods import ggpo
 from library.methods.adapters import AdapterSpec, LoraLinear, SplitLoraLinear
 from tests import training

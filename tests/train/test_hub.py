@@ -8,7 +8,7 @@ import huggingface_hub
 import pytest
 
 from library.check import preflight
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.outputs import hub
 from library.runs import reader
 from tests.training import config_of, listing, runs_in, train

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from library.config.schema import to_toml
+from library.config.formats import to_toml
 from library.families.flux import random
 from tests import forks
 from tests.training import config_of, pictures

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from library.check import preflight
+from library.config.building import build
 from library.config.command import command
-from library.config.schema import build, read_toml, to_toml
+from library.config.formats import read_toml, to_toml
 from library.families import config_class
 from library.runs import reader, start
 from tests.source import ROOT

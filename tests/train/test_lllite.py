@@ -12,7 +12,9 @@ from safetensors.torch import save_file
 from library import data, families, methods
 from library.check import preflight
 from library.cli.launch import script_of
-from library.config.schema import ConfigError, build, to_toml
+from library.config.building import build
+from library.config.formats import to_toml
+from library.config.problems import ConfigError
 from library.data.loading import Batches
 from library.data.pixels import read, to_tensor
 from library.families.base import ModelComponents

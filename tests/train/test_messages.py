@@ -10,7 +10,7 @@ import torch
 from torch.distributed import DistStoreError, TCPStore
 
 from library.compiler import torch_private
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.train import errors
 from library.train.clock import Clock
 from library.train.messages import Messages

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from library import families
+from library.config.building import build
 from library.config.dataset import DatasetConfig, SubsetConfig
-from library.config.schema import build
 from library.data.buckets import BucketFit
 from library.data.images import Image, ImageSet
 from library.families.flux.options import FluxLora, FluxTrain

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from library.compiler import torch_private
-from library.config.schema import ConfigError, to_toml
+from library.config.formats import to_toml
+from library.config.problems import ConfigError
 from library.data.loading import Batches
 from library.runs import reader
 from library.train.updates import NonFiniteGuard, Updates

@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from library.config.schema import ConfigError, build
+from library.config.building import build
+from library.config.problems import ConfigError
 from library.families.flux.options import FluxLora
 from library.optim import classes, optimizers
 from tests.packages import hide

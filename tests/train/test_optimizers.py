@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from library.check import estimate
+from library.config.building import build, draft, mending
 from library.config.fixes import carried
-from library.config.schema import ConfigError, build, draft, mending
+from library.config.problems import ConfigError
 from library.config.sections.learning import OptimizerName
 from library.families.flux.options import FluxLora, FluxTrain
 from library.optim import optimizers

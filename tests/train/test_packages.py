@@ -10,8 +10,8 @@ import pytest
 from kohya_gui.form import presets
 from kohya_gui.i18n import texts
 from library import packages
+from library.config.building import build, mending
 from library.config.problems import Text
-from library.config.schema import build, mending
 from library.doctor import optional, report
 from library.families import config_class
 from library.optim import names, trial

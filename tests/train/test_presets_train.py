@@ -12,7 +12,9 @@ import torch
 from kohya_gui.form import presets
 from library import packages
 from library.check import preflight
-from library.config.schema import build, options, read_toml, values
+from library.config.building import build
+from library.config.formats import read_toml
+from library.config.schema import options, values
 from library.demo import files
 from library.families import RUNS, config_class, every, facts
 from tests.packages import eight_bit, hide

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from library.config.problems import ConfigError
 from library.config.run_config import ControlUse
-from library.config.schema import ConfigError
 from library.outputs import prompt_rows, prompts
 
 VECTORS = json.loads((Path(__file__).parents[1] / "golden" / "sd_scripts_vectors.json").read_text(encoding="utf-8"))

@@ -9,7 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from library.check import preflight
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.demo import files, lora
 from library.families import recognition
 from library.families.qwen_image.facts import INDEX

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.outputs import paths
 from library.runs import reader
 from library.train import resume_state, stop_requests

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from library.compiler.torch_private import GradScaler
-from library.config.schema import ConfigError, build
+from library.config.building import build
+from library.config.problems import ConfigError
 from library.families.sdxl.options import SdxlTrain
 from library.optim import fused_step, optimizers
 from library.optim.stochastic_rounding import StepRNG, write

@@ -9,7 +9,8 @@ from safetensors.torch import load_file
 from safetensors.torch import save as package_bytes
 
 from library.compiler.torch_private import LazyTensor
-from library.config.schema import ConfigError, build
+from library.config.building import build
+from library.config.problems import ConfigError
 from library.families.flux.options import FluxLora, FluxTrain
 from library.families.sdxl.options import SdxlTrain
 from library.outputs import paths

@@ -3,7 +3,7 @@
 import pytest
 
 from library.cli import train_script
-from library.config.schema import to_toml
+from library.config.formats import to_toml
 from library.families import config_class
 from library.runs import reader
 from tests.training import config_of, pictures, runs_in, untouched

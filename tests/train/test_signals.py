@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from library.config import environment
-from library.config.schema import to_toml
+from library.config.formats import to_toml
 from library.runs import reader
 from library.train import resume_state
 from library.train.journal import Journal

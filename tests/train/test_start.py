@@ -47,7 +47,7 @@ def imported(*command):
 
 def test_a_training_imports_nothing_that_it_does_not_use(demo, squares, tmp_path):
     """Of no family: what all of them import is nothing of that."""
-    from library.config.schema import to_toml
+    from library.config.formats import to_toml
 
     turns, values = [], {"train_data_dir": squares, "max_train_steps": 1}
     values |= {"cache_latents_to_disk": False, "cache_text_encoder_outputs_to_disk": False}  # all are loaded

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from library.config.schema import to_toml
+from library.config.formats import to_toml
 from library.runs import reader, resume, stop
 from library.runs.lineage import step_of
 from library.runs.record import Record

@@ -9,8 +9,10 @@ from safetensors.torch import load_file, save_file
 from library import families, methods
 from library.check import preflight
 from library.cli.launch import script_of
+from library.config.building import build
 from library.config.dataset import SubsetConfig
-from library.config.schema import ConfigError, build, to_toml
+from library.config.formats import to_toml
+from library.config.problems import ConfigError
 from library.config.sections import embedding
 from library.data import captions
 from library.families.shared import added_words

@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 from library.cli import train_script
-from library.config.schema import ConfigError, to_toml
+from library.config.formats import to_toml
+from library.config.problems import ConfigError
 from library.families import config_class
 from library.runs import layout, reader, record
 from library.runs.record import Record

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from library import data
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.data.loading import Batches
 from library.train import validation as module
 from tests.training import LORAS, SCRIPTS, cached, config_of, pictures, train

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from library.compiler.torch_private import DataDependentOutputException, DynamicOutputShapeException
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.measuring import shapes
 
 FACTOR = 8  # pixels of an image for each of its latents

@@ -19,9 +19,10 @@ from library.bench import random_weights
 from library.bench.diffusers.inputs import DiffusersInputs
 from library.bench.subjects import TrainableModel, usual
 from library.compiler.torch_private import pytree
+from library.config.building import build
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
-from library.config.schema import ConfigError, build
 from library.config.values import did_you_mean
 from library.families.base import ModelComponents
 from library.families.shared.random_networks import empty

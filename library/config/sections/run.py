@@ -8,6 +8,7 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.names import ALIASES, FOREIGN, RETIRED
 from library.config.problems import Problem, Text
 from library.config.run_config import UNCHANGED, CaptionChange, ControlUse, Rule
+from library.config.values import Option
 
 INEFFECTIVE_EVERYWHERE: Mapping[str, str] = {
     "lowram": "weights are always read directly from the file",
@@ -58,7 +59,7 @@ class Run:
     aliases: ClassVar[Mapping[str, str]] = ALIASES
     retired: ClassVar[Mapping[str, str]] = RETIRED
     foreign: ClassVar[Mapping[str, str]] = FOREIGN
-    old: ClassVar[Mapping[str, schema.Option]] = {}  # options that `convert` makes others of
+    old: ClassVar[Mapping[str, Option]] = {}  # options that `convert` makes others of
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

@@ -11,7 +11,8 @@ from library.config.converted import OLD_BLOCKS
 from library.config.problems import Problem
 from library.config.reading import count
 from library.config.run_config import ControlUse, Rule, RunConfig
-from library.config.schema import Option, opt, section
+from library.config.schema import opt, section
+from library.config.values import Option
 from library.families.flux.variants import VARIANTS, FluxVariant, named_by
 
 # Parsed by sd-scripts for every family, without a meaning for this one.

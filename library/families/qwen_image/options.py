@@ -9,7 +9,8 @@ from library.config import sections
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import Problem, Text
 from library.config.run_config import ControlUse, Rule, RunConfig
-from library.config.schema import Option, opt, section, section_options
+from library.config.schema import opt, section, section_options
+from library.config.values import Option
 from library.families.qwen_image.variants import EDITS, VARIANTS, QwenVariant
 
 LINE = ((256, 0.5), (8192, 0.9))  # image tokens and mu: the shift of a size is e^mu, linear between and beyond

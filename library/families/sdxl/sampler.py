@@ -11,8 +11,7 @@ from numpy.polynomial import Polynomial
 from PIL import Image
 from torch import Tensor
 
-from library.config.problems import Problem
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, Problem
 from library.families.base import SampleRequest
 from library.families.sdxl import conditions
 from library.families.shared.sampler import Sampler, generator_of

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.families.shared import weights
 from library.families.shared.double_stream_keys import SWAPPED, DoubleStreamKeys, joined
 from library.families.shared.lora_names import LoraNames, Shapes, matrices

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.families.shared.weights import prefix_of
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import torch
 from library.families.toy.model import ToyDenoiser
 from torch import Tensor, nn
 
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.families import recognition
 from library.families.base import BlockCost, BlockInputs, DeferredNetwork, LatentCache, ModelComponents, TextCache
 from library.families.shared import autoencoder, clip, hub, random_networks, tokenizers, weights

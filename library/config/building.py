@@ -1,0 +1,194 @@
+"""Values by option name -> a checked config: from one layer of them or several, with every problem at once."""
+
+import dataclasses
+import logging
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+from library.config.json_types import JsonMapping, JsonObject
+from library.config.problems import ConfigError, Problem, Text
+from library.config.run_config import RunConfig
+from library.config.schema import options, section_options, values
+from library.config.values import Option, closest, did_you_mean
+
+C = TypeVar("C", bound=RunConfig)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Layer:
+    """Values by option name, and where they come from: a file's name, "--" for flags, "" for a form."""
+
+    values: JsonMapping
+    source: str = ""
+
+    @property
+    def place(self) -> str:
+        """What a message says in front of the name of one of its options."""
+        return f"in {self.source}: " if self.source not in ("", "--") else self.source
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reading(Generic[C]):
+    """What came of reading values that may be wrong, so that all else can be judged as well.
+
+    In `config` an option whose value cannot be read has its default; `wrong` names these options, and those that a
+    misspelt name was meant for: what a later check says of them would only be a consequence of `problems`.
+    """
+
+    config: C
+    problems: list[Problem]
+    notes: list[Problem]
+    wrong: frozenset[str] = frozenset()
+    known: bool = True  # false when a file could not be read at all: nothing can be said of what it may have set
+
+
+def build(config: type[C], values: JsonMapping, source: str = "", notes: list[str] | None = None) -> C:
+    """Values by option name -> a checked config.
+
+    Raises ConfigError with every problem, a line each. What the user should know though nothing is wrong (a key that
+    is ignored, an option without effect) is appended to `notes`; without such a list it is logged as warnings.
+    """
+    return build_layers(config, [Layer(values, source)], notes)
+
+
+def build_layers(config: type[C], layers: Iterable[Layer], notes: list[str] | None = None) -> C:
+    """Like `build`, from several layers of values; a later layer wins over an earlier one."""
+    reading = read_layers(config, layers)
+    if reading.problems:
+        raise ConfigError(*reading.problems)
+    _tell(reading.notes, notes)
+    return reading.config
+
+
+def read_layers(config: type[C], layers: Iterable[Layer], unheard: Collection[str] = ()) -> Reading[C]:
+    """Like `build_layers`, but what is wrong is told in the answer and never raised.
+
+    `unheard` are options that somebody tried to set in a way that could not be understood.
+    """
+    known, meant_for = options(config), set[str]()
+    problems: list[Problem] = []
+    remarks: list[Problem] = []
+    old_known: Mapping[str, Option] = getattr(config, "old", {})
+    chosen: dict[str, tuple[str, str, Any]] = {}  # option -> where it is set, its name there, and its value
+    old: JsonObject = {}
+    for layer in layers:
+        for name, value in layer.values.items():
+            if name in old_known:
+                old |= read_section(old_known, Layer({name: value}, layer.source), problems)
+            elif option := _resolve(config, layer, name, value, problems, remarks):
+                chosen[option] = layer.place, name, value
+            elif name not in known:
+                meant_for.add(closest(name, known))
+    _convert(config, old, chosen, remarks)
+    read, wrong = {}, (meant_for | {*unheard}) & known.keys() - chosen.keys()
+    for name, (place, title, value) in chosen.items():
+        try:
+            read[name] = known[name].read(value)
+        except ConfigError as e:
+            problems += [problem.replaced(option=title, place=place) for problem in e.problems]
+            wrong.add(name)
+    made = _assemble(config, read)
+    # A rule that speaks of a value which could not be read would only repeat that it is wrong.
+    problems += [p for p in _ask(made, "check") if wrong.isdisjoint(p.options)]
+    notes = remarks if problems else [*remarks, *_ask(made, "notes")]
+    return Reading(made, problems, notes, frozenset(wrong))
+
+
+def draft(config: type[C], read: JsonMapping) -> C:
+    """A config of values that are right each for itself, whether or not they go together."""
+    return _assemble(config, read)
+
+
+def replace(config: C, **changes: Any) -> C:
+    """A new config with some options changed, checked again."""
+    return build(type(config), {**values(config), **changes}, notes=[])
+
+
+def missing(config: RunConfig) -> list[Problem]:
+    """What must be filled in before this config can be trained with."""
+    return list(_ask(config, "missing"))
+
+
+def notes(config: RunConfig) -> list[Problem]:
+    """What the user should know of this config though nothing is wrong."""
+    return list(_ask(config, "notes"))
+
+
+def mending(problem: Problem, config: RunConfig) -> JsonObject:
+    """The values that mend a problem of this config, by option name; none where its fix would leave it standing."""
+    wanted = {name: value for name, value in problem.fix.items() if name in options(type(config))}
+    if not wanted:
+        return {}
+    reading = read_layers(type(config), [Layer({**values(config), **wanted})])
+    return {} if problem.replaced(place="") in [*reading.problems, *missing(reading.config)] else wanted
+
+
+def read_section(cls: type | Mapping[str, Option], layer: Layer, problems: list[Problem]) -> JsonObject:
+    """The values of one table -> checked values by name, for a section class or any options; problems are appended."""
+    known, read = cls if isinstance(cls, Mapping) else section_options(cls), {}
+    for name, value in layer.values.items():
+        if name not in known:
+            hint = did_you_mean(name, known)
+            problems.append(Problem(name, "is not a known key{hint}", place=layer.place, hint=hint))
+            continue
+        try:
+            read[name] = known[name].read(value)
+        except ConfigError as e:
+            problems += [problem.replaced(option=name, place=layer.place) for problem in e.problems]
+    return read
+
+
+def _resolve(config: type[RunConfig], layer: Layer, name: str, value: Any, problems: list[Problem],
+             remarks: list[Problem]) -> str | None:  # fmt: skip
+    """The option a name stands for, or None when there is nothing to set; says why in `problems` or `told`."""
+    place, known = layer.place, options(config)
+    if name in known:
+        return name
+    if new := getattr(config, "aliases", {}).get(name):
+        remarks.append(Problem(name, "is an old name; it is read as {new}", place=place, new=new))
+        return new
+    if advice := getattr(config, "retired", {}).get(name):
+        if value not in (None, False, 0, "", []):
+            problems.append(Problem(name, "is gone: {advice}", place=place, advice=Text(advice)))
+    elif reason := getattr(config, "foreign", {}).get(name):
+        remarks.append(Problem(name, "is ignored: {reason}", place=place, reason=Text(reason)))
+    elif script := getattr(config, "script_with", lambda _: "")(name):
+        here = config.script
+        problems.append(
+            Problem(name, "is an option of {script}, and this is {here}", place=place, script=script, here=here)
+        )
+    else:
+        problems.append(Problem(name, "is not an option{hint}", place=place, hint=did_you_mean(name, known)))
+    return None
+
+
+def _convert(config: type[RunConfig], old: JsonMapping, chosen: dict[str, Any], remarks: list[Problem]) -> None:
+    """Choose the options that checked values of old ones became."""
+    if old:
+        converted, said = config.convert(old, chosen.keys())
+        chosen |= {name: (f"{', '.join(old)}: ", name, value) for name, value in converted.items()}
+        remarks += said
+
+
+def _assemble(config: type[C], read: JsonMapping) -> C:
+    parts: dict[str, JsonObject] = {f.name: {} for f in dataclasses.fields(config)}  # type: ignore[arg-type]
+    for name, value in read.items():
+        parts[options(config)[name].section][name] = value
+    return config(**{f.name: f.default_factory(**parts[f.name]) for f in dataclasses.fields(config)})  # type: ignore
+
+
+def _ask(config: RunConfig, what: str) -> Iterator[Problem]:
+    if hasattr(config, what):
+        yield from getattr(config, what)()
+    for name in dict.fromkeys(option.section for option in options(type(config)).values()):
+        part = getattr(config, name)
+        if hasattr(part, what):
+            yield from getattr(part, what)(config)
+
+
+def _tell(remarks: list[Problem], notes: list[str] | None) -> None:
+    if notes is not None:
+        notes.extend(remarks)
+        return
+    for note in remarks:
+        logging.getLogger(__name__).warning(note)
