@@ -93,7 +93,7 @@ def build(roots: Sequence[Path] = ()) -> Page:
     page.service.add(monitor.answers)
     page.service.add(Picker(roots or paths.roots()).answers)
     page.service.add(images.answers, images.shows)
-    masks = MaskEditing(roots or paths.roots(), images.album)
+    masks = MaskEditing(roots or paths.roots(), images.collection)
     page.service.add(masks.answers, masks.shows)
     page.service.takes.update(masks.takes)
     uploads = ImageUploads(roots or paths.roots())

@@ -26,7 +26,7 @@ from library.config.building import build
 from library.config.formats import read_toml
 from library.config.schema import options
 from library.runs import reader
-from tests import forks
+from tests import fork_server
 from tests.source import ROOT, SCRATCH
 
 # What adapters and whole models have in common; words that learn have tests of their own.
@@ -207,7 +207,7 @@ def ranks(arguments: Iterable[object], number: int = 2) -> list[Any]:
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "ACCELERATE_MIXED_PRECISION": "no"}
     shared |= {"WORLD_SIZE": str(number), "LOCAL_WORLD_SIZE": str(number), "ACCELERATE_DYNAMO_BACKEND": "no"}
     given = [str(argument) for argument in arguments]
-    return [forks.start(given, **shared, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(number)]
+    return [fork_server.start(given, **shared, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(number)]
 
 
 def listing(folder: Path) -> Mapping[str, str]:

@@ -15,7 +15,7 @@ import * as sources from "./images_sources.js";
 /**
  * @typedef {object} Overview a folder, as the server describes it
  * @property {string} folder
- * @property {string} album its id
+ * @property {string} collection its id
  * @property {string} fixed how to come to change it, or ""
  * @property {Count} count
  * @property {Record<string, number>} kinds how many images there are of each kind of finding
@@ -69,7 +69,7 @@ const trigger = () => part("#images-trigger", HTMLInputElement);
 const described = () => part("[data-setting=dataset_config]", HTMLInputElement).value.trim();
 
 /** @param {Record<string, unknown>} [more] */
-const query = (more = {}) => ({ folder: now?.folder, album: now?.album, trigger: trigger().value, show: view.show, place: view.place, words: view.words, ...more });
+const query = (more = {}) => ({ folder: now?.folder, collection: now?.collection, trigger: trigger().value, show: view.show, place: view.place, words: view.words, ...more });
 
 /**
  * A message stays in view while one scrolls; a good one goes by itself.
@@ -185,8 +185,8 @@ function showOverview(found) {
   const { count: training, kinds } = found;
   const of = (/** @type {number} */ n) => say("{done} of {of}", { done: n.toLocaleString("en"), of: kinds.all.toLocaleString("en") });
   if (!described()) folder().value = found.folder;
-  part(".album").hidden = false;
-  part(".album").classList.toggle("fixed", Boolean(found.fixed));
+  part(".collection").hidden = false;
+  part(".collection").classList.toggle("fixed", Boolean(found.fixed));
   part("[data-do=give]").hidden = Boolean(found.fixed);
   sources.show(found);
   const numbers = [
@@ -319,9 +319,9 @@ function card(row) {
  */
 async function storeCaption(row, text) {
   if (!now || text.value === (row.caption ?? "")) return;
-  const { folder, album } = now;
+  const { folder, collection } = now;
   text.dataset.state = "storing";
-  const answer = await attempt(() => ask("images_caption", { folder, album, name: row.name, text: text.value, expected: row.caption, trigger: trigger().value }));
+  const answer = await attempt(() => ask("images_caption", { folder, collection, name: row.name, text: text.value, expected: row.caption, trigger: trigger().value }));
   text.dataset.state = answer && !answer.said ? "stored" : "failed";
   if (!answer) return;
   const isNew = row.caption !== answer.row.caption;

@@ -20,9 +20,9 @@ from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler, refus
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem, Report
 from library.config.run_config import RunConfig
-from library.curation import album as albums
-from library.curation import changes, sources, tags, thumbs, trash
-from library.curation.album import KINDS, Album, Picture
+from library.curation import changes, selection, sources, tags, thumbs, trash
+from library.curation.collection import ImageCollection, Picture
+from library.curation.selection import KINDS
 from library.curation.tags import Edit
 from library.curation.work import BackgroundTask
 
@@ -38,7 +38,7 @@ class DatasetTab:
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self.roots = roots
-        self.albums: OrderedDict[str, Album] = OrderedDict()
+        self.collections: OrderedDict[str, ImageCollection] = OrderedDict()
         self.works: OrderedDict[str, BackgroundTask] = OrderedDict()
         self.busy = threading.Lock()
         gr.HTML(settings.markup(), js_on_load="window.kohya.mountImages(element)", apply_default_css=False)
@@ -70,32 +70,32 @@ class DatasetTab:
 
     def page(self, sent: ApiRequest) -> JsonObject:
         """Some of the images that are wanted."""
-        album = self.album(sent)
-        found = self._wanted(album, sent)
+        collection = self.collection(sent)
+        found = self._wanted(collection, sent)
         start = sent.number("start")
         start = start if start < len(found) else max(0, (len(found) - 1) // PAGE * PAGE)
         shown = found[start : start + max(1, sent.number("count", PAGE, MOST))]
-        rows = [row(album, p, trigger_of(sent)) for p in shown]
+        rows = [row(collection, p, trigger_of(sent)) for p in shown]
         return {"rows": rows, "start": start, "total": len(found)}
 
     def tags(self, sent: ApiRequest) -> JsonObject:
         """The tags of the captions that are wanted, and how often each is there."""
-        album = self.album(sent)
-        captions = (p.caption or "" for p in self._wanted(album, sent) if not p.foreign)
-        found = tags.frequencies(captions, album.config.captions.caption_separator, sent.text("prefix"))
+        collection = self.collection(sent)
+        captions = (p.caption or "" for p in self._wanted(collection, sent) if not p.foreign)
+        found = tags.frequencies(captions, collection.config.captions.caption_separator, sent.text("prefix"))
         return {"tags": found[:TAGS], "more": max(0, len(found) - TAGS)}
 
     def history(self, sent: ApiRequest) -> JsonObject:
         """What was done to a folder, the last first."""
-        return {"past": past(self.album(sent).root)}
+        return {"past": past(self.collection(sent).root)}
 
     def changed(self, sent: ApiRequest) -> JsonObject:
         """Captions before and after a change, some at a time."""
-        album, start = self.album(sent), sent.number("start")
-        pictures = {os.path.realpath(p.caption_file): p for p in reversed(album.pictures) if p.caption_file}
-        found = [(pictures[str(one.path)], one) for one in trash.texts(album.root, sent.text("change"))
+        collection, start = self.collection(sent), sent.number("start")
+        pictures = {os.path.realpath(p.caption_file): p for p in reversed(collection.pictures) if p.caption_file}
+        found = [(pictures[str(one.path)], one) for one in trash.texts(collection.root, sent.text("change"))
                  if str(one.path) in pictures]  # fmt: skip
-        rows = [{"before": one.before, "after": one.after, "now": one.now, **row(album, picture, None)}
+        rows = [{"before": one.before, "after": one.after, "now": one.now, **row(collection, picture, None)}
                 for picture, one in found[start : start + SEEN]]  # fmt: skip
         names = [picture.name for picture, one in found if one.now == one.after]
         return {"rows": rows, "total": len(found), "start": start, "names": names[:MOST_NAMES]}
@@ -113,66 +113,72 @@ class DatasetTab:
 
     def caption(self, sent: ApiRequest) -> JsonObject:
         """Give one image other words."""
-        album, name = self.album(sent), sent.text("name")
+        collection, name = self.collection(sent), sent.text("name")
         expected = None if sent.fields.get("expected") is None else sent.text("expected")
         has = trigger_of(sent)
         try:
-            picture = changes.caption(album, name, sent.text("text"), expected)
+            picture = changes.caption(collection, name, sent.text("text"), expected)
         except ConfigError as error:
-            known = album.known.get(name)
-            return refused(error) if known is None else {"said": str(error), "row": row(album, known, has)}
-        return {"row": row(album, picture, has), **self._overview(album, sent.text("trigger"))}
+            known = collection.known.get(name)
+            return refused(error) if known is None else {"said": str(error), "row": row(collection, known, has)}
+        return {"row": row(collection, picture, has), **self._overview(collection, sent.text("trigger"))}
 
     def edit(self, sent: ApiRequest) -> JsonObject:
         """Say what a change of tags would change, or do it."""
-        album = self.album(sent)
-        separator = album.config.captions.caption_separator
+        collection = self.collection(sent)
+        separator = collection.config.captions.caption_separator
         change = Edit(sent.text("action"), sent.text("find"), sent.text("put"), sent.flag("at_end"),
                       sent.flag("match_case"), separator)  # fmt: skip
-        wanted = self._wanted(album, sent)
+        wanted = self._wanted(collection, sent)
         if not sent.flag("apply"):
             found = changes.preview(wanted, change)
             shown = [{"name": p.name, "before": p.caption or "", "after": after} for p, after in found[:SAMPLES]]
             return {"changes": len(found), "of": len(wanted), "samples": shown}
-        return self._change(album, sent, lambda report: {"done": changes.edit_tags(album, wanted, change, report)})
+        return self._change(
+            collection, sent, lambda report: {"done": changes.edit_tags(collection, wanted, change, report)}
+        )
 
     def remove(self, sent: ApiRequest) -> JsonObject:
         """Move images into the folder's trash."""
-        album, names = self.album(sent), sent.texts("names")
+        collection, names = self.collection(sent), sent.texts("names")
         if not names:
             raise ConfigError("no image is chosen")
-        return self._change(album, sent, lambda report: {"done": changes.remove(album, names)})
+        return self._change(collection, sent, lambda report: {"done": changes.remove(collection, names)})
 
     def compare(self, sent: ApiRequest) -> JsonObject:
         """Look for images that are the same or alike."""
-        album, trigger = self.album(sent), sent.text("trigger")
+        collection, trigger = self.collection(sent), sent.text("trigger")
 
         def work(report: Report) -> JsonObject:
-            changes.compare(album, report)
-            return self._overview(album, trigger)
+            changes.compare(collection, report)
+            return self._overview(collection, trigger)
 
         return self._begin(work)
 
     def prepare(self, sent: ApiRequest) -> JsonObject:
         """Give images a folder that a training understands: <repeats>_<words>."""
-        album, how = self.album(sent), sent.text("how")
+        collection, how = self.collection(sent), sent.text("how")
         repeats, words = sent.number("repeats", 1), sent.text("words")
         if how == "rename":
             folder = sent.text("place")
-            return self._change(album, sent, lambda report: {"made": changes.rename(album, folder, repeats, words)})
+            return self._change(
+                collection, sent, lambda report: {"made": changes.rename(collection, folder, repeats, words)}
+            )
         if how == "gather":
-            return self._change(album, sent, lambda report: {"made": changes.gather(album, repeats, words)})
+            return self._change(collection, sent, lambda report: {"made": changes.gather(collection, repeats, words)})
         if how == "bring":
             source = paths.folder(sent.text("source"), self.roots, "source")
-            return self._change(album, sent, lambda r: {"made": changes.bring(album, source, repeats, words, r)})
+            return self._change(
+                collection, sent, lambda r: {"made": changes.bring(collection, source, repeats, words, r)}
+            )
         raise ConfigError("how is {how}: use rename, gather or bring", how=repr(how))
 
     def undo(self, sent: ApiRequest) -> JsonObject:
         """Take back the last change."""
-        album = self.album(sent)
+        collection = self.collection(sent)
 
         def work(report: Report) -> JsonObject:
-            done = trash.undo(album.root, report)
+            done = trash.undo(collection.root, report)
             return {
                 "undone": done.title,
                 "count": done.count,
@@ -180,19 +186,19 @@ class DatasetTab:
                 "lefts": len(done.left),
             }
 
-        return self._change(album, sent, work)
+        return self._change(collection, sent, work)
 
     def put_back(self, sent: ApiRequest) -> JsonObject:
         """Give images the captions that they had before a change."""
-        album, names, change = self.album(sent), sent.texts("names"), sent.text("change")
+        collection, names, change = self.collection(sent), sent.texts("names"), sent.text("change")
         if not names:
             raise ConfigError("no image is chosen")
 
         def work(report: Report) -> JsonObject:
-            done, left = changes.put_back(album, change, names)
+            done, left = changes.put_back(collection, change, names)
             return {"done": done, "left": left}
 
-        return self._change(album, sent, work)
+        return self._change(collection, sent, work)
 
     # ---- work that takes a while
 
@@ -222,29 +228,31 @@ class DatasetTab:
             return {"work": work.id, "phase": work.phase, "done": work.done, "total": work.total}
         return {"error": work.error} if work.result is None else work.result
 
-    def _change(self, album: Album, sent: ApiRequest, change: Callable[[Report], JsonObject]) -> JsonObject:
+    def _change(
+        self, collection: ImageCollection, sent: ApiRequest, change: Callable[[Report], JsonObject]
+    ) -> JsonObject:
         """Change a folder, and look at it anew."""
-        changes.changeable(album)
+        changes.changeable(collection)
         trigger = sent.text("trigger")
 
         def work(report: Report) -> JsonObject:
             done = change(report)
-            return {**done, **self._overview(self._look(album.config, album.world, report), trigger)}
+            return {**done, **self._overview(self._look(collection.config, collection.world, report), trigger)}
 
         return self._begin(work)
 
     # ---- what is known of a folder
 
-    def album(self, sent: ApiRequest) -> Album:
+    def collection(self, sent: ApiRequest) -> ImageCollection:
         """The folder that is asked about, as it was last looked at with these settings."""
         root = paths.inside(sent.text("folder"), self.roots, "folder")
         with self.busy:
-            found = self.albums.get(f"{root}|{sent.text('album')}")
+            found = self.collections.get(f"{root}|{sent.text('collection')}")
         if found is None:
             raise ConfigError("open the folder first")
         return found
 
-    def _look(self, config: RunConfig, world: int, report: Report) -> Album:
+    def _look(self, config: RunConfig, world: int, report: Report) -> ImageCollection:
         outside: dict[Problem, None] = {}
         try:
             found = sources.opened(config, report, lambda path: self._may(path, outside), world)
@@ -253,14 +261,14 @@ class DatasetTab:
             raise ConfigError(*(asked or error.problems)) from None
         key = f"{found.root}|{settings.mark(config, world)}"
         with self.busy:
-            before = self.albums.pop(key, None)
+            before = self.collections.pop(key, None)
             if before is not None and before.compared:  # still true of all that is still there
                 known = found.known
                 found.doubles = {name: at for name, at in before.doubles.items() if name in known}
                 found.double_groups, found.compared = before.double_groups, True
-            self.albums[key] = found
-            while len(self.albums) > KEPT:
-                self.albums.popitem(last=False)
+            self.collections[key] = found
+            while len(self.collections) > KEPT:
+                self.collections.popitem(last=False)
         return found
 
     def _may(self, path: str, outside: dict[Problem, None]) -> bool:
@@ -271,19 +279,20 @@ class DatasetTab:
             return False
         return True
 
-    def _wanted(self, album: Album, sent: ApiRequest) -> list[Picture]:
+    def _wanted(self, collection: ImageCollection, sent: ApiRequest) -> list[Picture]:
         folder = None if sent.fields.get("place") is None else sent.text("place")
-        return albums.choose(album, sent.text("show", "all"), sent.text("words"), folder, sent.text("trigger"))
+        return selection.choose(collection, sent.text("show", "all"), sent.text("words"), folder, sent.text("trigger"))
 
-    def _overview(self, album: Album, trigger: str) -> JsonObject:
-        counts = albums.counts(album, trigger)
+    def _overview(self, collection: ImageCollection, trigger: str) -> JsonObject:
+        counts = selection.counts(collection, trigger)
         return {
-            "folder": str(album.root), "album": settings.mark(album.config, album.world), "count": album.count(),
-            "notes": album.notes, "problems": album.problems, "fixed": album.fixed,
-            "past": [] if album.fixed else past(album.root), "places": list(settings.places(album)),
-            "kinds": {kind: n for kind, n in counts.items()}, "compared": album.compared,
+            "folder": str(collection.root), "collection": settings.mark(collection.config, collection.world),
+            "count": collection.count(),
+            "notes": collection.notes, "problems": collection.problems, "fixed": collection.fixed,
+            "past": [] if collection.fixed else past(collection.root), "places": list(settings.places(collection)),
+            "kinds": {kind: n for kind, n in counts.items()}, "compared": collection.compared,
             "titles": {**{kind: title for kind, (title, _) in KINDS.items()}, "trigger": "Without the trigger word"},
-            "captioned": sum(bool(p.words) and not p.foreign for p in album.pictures),
+            "captioned": sum(bool(p.words) and not p.foreign for p in collection.pictures),
         }  # fmt: skip
 
 
@@ -292,18 +301,17 @@ def trigger_of(sent: ApiRequest) -> Callable[[str], bool] | None:
     return tags.trigger(sent.text("trigger")) if sent.text("trigger").strip() else None
 
 
-def row(album: Album, picture: Picture, has: Callable[[str], bool] | None) -> JsonObject:
+def row(collection: ImageCollection, picture: Picture, has: Callable[[str], bool] | None) -> JsonObject:
     """A picture as the page shows it."""
-    fit = picture.fit
+    fit, group = picture.fit, collection.doubles.get(picture.name)
     return {
         "name": picture.name, "path": picture.path, "version": picture.modified % 10**12, "size": picture.size,
         "bucket": fit.bucket if fit else None, "resized": fit.resized if fit else None, "seen": picture.seen,
         "cut": round(max(picture.cut), 3), "larger": round(picture.larger, 2), "repeats": picture.repeats,
         "caption": picture.caption, "foreign": picture.foreign, "unused": picture.unused, "broken": picture.broken,
         "turned": picture.turned, "trigger": has(picture.words) if has and picture.role != "reg" else None,
-        "role": picture.role, "fixed": picture.fixed or album.fixed,
-        "double": album.double_groups[album.doubles[picture.name]]["how"] if picture.name in album.doubles else "",
-        "group": album.doubles.get(picture.name),
+        "role": picture.role, "fixed": picture.fixed or collection.fixed,
+        "double": "" if group is None else collection.double_groups[group]["how"], "group": group,
     }  # fmt: skip
 
 

@@ -26,8 +26,8 @@ let version = 0; // a mask that was changed has another address
 const part = (selector, type) => one(root, selector, type);
 const shown = () => part("#masks-shown", HTMLInputElement).checked;
 const question = () => {
-  const { folder, album } = tab.query();
-  return { folder: String(folder), album: String(album) };
+  const { folder, collection } = tab.query();
+  return { folder: String(folder), collection: String(collection) };
 };
 
 /**

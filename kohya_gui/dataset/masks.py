@@ -10,15 +10,15 @@ from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler, Piece
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
 from library.curation import changes, thumbs, trash
-from library.curation.album import Album
+from library.curation.collection import ImageCollection
 from library.masking import files
 
 
 class MaskEditing:
-    """What scripts may ask about masks; `album_of` knows the folder that a question is about."""
+    """What scripts may ask about masks; `collection_of` knows the folder that a question is about."""
 
-    def __init__(self, roots: Sequence[Path], album_of: Callable[[ApiRequest], Album]) -> None:
-        self.roots, self.album_of = roots, album_of
+    def __init__(self, roots: Sequence[Path], collection_of: Callable[[ApiRequest], ImageCollection]) -> None:
+        self.roots, self.collection_of = roots, collection_of
 
     @property
     def answers(self) -> dict[str, Handler]:
@@ -37,48 +37,50 @@ class MaskEditing:
 
     def look(self, sent: ApiRequest) -> JsonObject:
         """Where the masks of a folder are, how many there are, and what can be taken back of them."""
-        album = self.album_of(sent)
-        masks = self._folder(album)
+        collection = self.collection_of(sent)
+        masks = self._folder(collection)
         past = trash.history(masks) if masks.is_dir() else []
         return {
-            "folder": str(masks), "count": files.count(album.root, masks), "images": len(album.pictures),
+            "folder": str(masks), "count": files.count(collection.root, masks), "images": len(collection.pictures),
             "past": past[0].title if past else "",
         }  # fmt: skip
 
     def show(self, query: Mapping[str, str]) -> Response:
         """A mask, red where the training does not learn; without one a single clear pixel."""
-        album = self.album_of(ApiRequest(dict(query)))
+        collection = self.collection_of(ApiRequest(dict(query)))
         side = query.get("side", "")
-        made = files.tinted(self._file(album, query), int(side) if side in map(str, thumbs.SIDES) else thumbs.SIDES[0])
+        made = files.tinted(
+            self._file(collection, query), int(side) if side in map(str, thumbs.SIDES) else thumbs.SIDES[0]
+        )
         headers = {"Cache-Control": "no-store", "Content-Security-Policy": "default-src 'none'"}
         return Response(made, media_type="image/webp", headers=headers)
 
     def put(self, query: Mapping[str, str], body: bytes) -> JsonObject:
         """Keep a mask that was painted."""
         asked = ApiRequest(dict(query))
-        album = self.album_of(asked)
-        picture = album.find(asked.text("name"))
-        changes.changeable(album, [picture])
-        files.replace(self._folder(album), self._file(album, query), body, picture.size)
+        collection = self.collection_of(asked)
+        picture = collection.find(asked.text("name"))
+        changes.changeable(collection, [picture])
+        files.replace(self._folder(collection), self._file(collection, query), body, picture.size)
         return self.look(asked)
 
     def undo(self, sent: ApiRequest) -> JsonObject:
         """Take back the last change of masks."""
-        album = self.album_of(sent)
-        changes.changeable(album)
-        masks = self._folder(album)
+        collection = self.collection_of(sent)
+        changes.changeable(collection)
+        masks = self._folder(collection)
         if not masks.is_dir():
             raise ConfigError("there is nothing to undo")
         return {"undone": trash.undo(masks).title, **self.look(sent)}
 
-    def _folder(self, album: Album) -> Path:
-        return paths.inside(str(files.usual_folder(album.root)), self.roots, "mask folder")
+    def _folder(self, collection: ImageCollection) -> Path:
+        return paths.inside(str(files.usual_folder(collection.root)), self.roots, "mask folder")
 
-    def _file(self, album: Album, query: Mapping[str, str]) -> Path:
+    def _file(self, collection: ImageCollection, query: Mapping[str, str]) -> Path:
         """The mask of an image that is in the opened folder; a link in its place leads nowhere else."""
-        picture = album.find(query.get("name", ""))
-        masks = self._folder(album)
-        found = files.mask_file(album.root / picture.name, album.root, masks)
+        picture = collection.find(query.get("name", ""))
+        masks = self._folder(collection)
+        found = files.mask_file(collection.root / picture.name, collection.root, masks)
         if paths.inside(str(found), [masks], "mask") != found:
             raise ConfigError("{path} is a link: remove it", path=found)
         return found

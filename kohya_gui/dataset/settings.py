@@ -15,8 +15,8 @@ from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
 from library.config.schema import options
 from library.config.values import Option
-from library.curation import album as albums
-from library.curation.album import Album, Picture
+from library.curation import collection
+from library.curation.collection import ImageCollection, Picture
 from library.families import RUNS, config_class
 from library.masking.forms import FORMS as MASKS
 
@@ -53,7 +53,7 @@ def config_of(
         given["train_data_dir"] = str(paths.folder(folder, roots, "folder"))
     made = build(kind, {n: v for n, v in given.items() if n in known and v not in ("", None)}, notes=[])
     paths.allow(made, roots)
-    albums.check(made)
+    collection.check(made)
     return made
 
 
@@ -67,13 +67,13 @@ def mark(config: RunConfig, world: int = 1) -> str:
     return hashlib.blake2b(said, digest_size=8).hexdigest()
 
 
-def places(album: Album) -> Iterator[JsonObject]:
+def places(collection: ImageCollection) -> Iterator[JsonObject]:
     """Each source of images with its share of an epoch."""
-    inside: dict[str, list[Picture]] = {place.folder: [] for place in album.places}
-    for picture in album.pictures:
+    inside: dict[str, list[Picture]] = {place.folder: [] for place in collection.places}
+    for picture in collection.pictures:
         if picture.used:
             inside[picture.folder].append(picture)
-    for place in album.places:
+    for place in collection.places:
         shown = [p for p in inside[place.folder] if p.role != "held"]
         repeats = [p.repeats for p in shown] or [place.repeats]
         yield {

@@ -146,7 +146,7 @@ def _laid_over(given: JsonObject, config: type, notes: list[str] | None) -> Any:
 
 def _that_works(found: JsonObject, notes: list[str] | None) -> JsonObject:
     wanted = str(found.get("optimizer_type", ""))
-    if not wanted or not (why := names.trouble(wanted)):
+    if not wanted or not (why := names.package_problem(wanted)):
         return found
     other = names.nearest(wanted)
     if notes is not None:

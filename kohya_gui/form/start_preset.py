@@ -20,7 +20,7 @@ COMPILED = ("compiled", "CUDA graphs")  # what the sentence of a preset says of 
 
 
 @dataclass(frozen=True)
-class Card:
+class Gpu:
     """The GPU that a training would use: its name, its memory in GiB, and CUDA's number of what it can compute."""
 
     name: str = ""
@@ -28,7 +28,7 @@ class Card:
     capability: tuple[int, int] | None = None
 
 
-def card() -> Card | None:
+def training_gpu() -> Gpu | None:
     """The first of the GPUs that trainings may use; without a memory where that is not known. None without a GPU."""
     first = gpu_slots.lanes()[0]
     if first == gpu_slots.CPU:
@@ -37,10 +37,10 @@ def card() -> Card | None:
     named = next((gpu for gpu in found if gpu.index == first), None)
     if named is None and not first.upper().startswith("MIG"):  # named by its id, or not at all: any of them
         named = min(found, key=lambda gpu: gpu.total, default=None)
-    return Card(named.name, named.total, named.capability) if named else Card()
+    return Gpu(named.name, named.total, named.capability) if named else Gpu()
 
 
-def suited(ready: Sequence[presets.Preset], gpu: Card | None) -> tuple[presets.Preset, str] | None:
+def suited(ready: Sequence[presets.Preset], gpu: Gpu | None) -> tuple[presets.Preset, str] | None:
     """Of the presets of one kind and family the one to start with, and why; None where there is none."""
     sized = sorted((preset for preset in ready if preset.gigabytes), key=lambda preset: preset.gigabytes)
     if not sized:
@@ -64,7 +64,7 @@ def applied(preset: presets.Preset, config: type, now: JsonMapping, notes: list[
     """A preset on top of the defaults, as `presets.apply` makes it; where there is no GPU without compiling, which
     takes a processor minutes before the first step, and without 8-bit products, which only GPUs have. Where the GPU has
     none in fp8, others are timed. `notes` say what is other than in the preset's file."""
-    made, gpu = presets.apply(preset, config, now, notes), card()
+    made, gpu = presets.apply(preset, config, now, notes), training_gpu()
     if gpu and (gpu.capability or FP8) < FP8 and made.precision.fp8_compute:
         notes.append(
             "Unlike in the preset, auto_compute is on and fp8_compute off: this GPU has no products in fp8, and may "
@@ -96,7 +96,7 @@ def start(kind: str, preset: presets.Preset, config: type, folder: str, why: str
 
 def starts(kind: str, configs: Mapping[str, type], folder: str = "") -> dict[str, JsonObject]:
     """With what the form of a tab opens, by family; a family that has no preset begins with the defaults."""
-    gpu, found = card(), {}
+    gpu, found = training_gpu(), {}
     for family, config in configs.items():
         chosen = suited(presets.of_kind(kind, [family]), gpu)
         if chosen:

@@ -30,7 +30,7 @@ from kohya_gui.server import paths, picker
 from kohya_gui.server.json_api import ApiRequest
 from library import families, importers
 from library.check import isolated
-from library.config.building import Reading, mending
+from library.config.building import Reading, working_fix
 from library.config.formats import to_toml
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Problem, Text
@@ -162,7 +162,7 @@ class TrainingTab:
     def _fix(self, sent: str, problem: Problem) -> Mapping[str, bool | str]:
         """What would mend a problem, as fields hold it."""
         given = self.form.parse_submission(sent)
-        return self.form.shown(given.family, mending(problem, self.form.lenient_config(given)))
+        return self.form.shown(given.family, working_fix(problem, self.form.lenient_config(given)))
 
     # ---- what the buttons do
 

@@ -183,7 +183,7 @@ def bench(result: JsonMapping) -> JsonObject:
         "verdict": best.get("sentence", ""),
         "apply": bool(best.get("options")),
         "groups": [{"title": name, "rows": [_bar(result, bar) for bar in bars]} for name, bars in chart.groups(result)],
-        "notes": [report.line(row) for row in failed] + report.restless(result),
+        "notes": [report.line(row) for row in failed] + report.noise_warning(result),
         "about": [[name, c["about"]] for name, c in result.get("candidates", {}).items()],
     }
 

@@ -44,7 +44,7 @@ def count_step(subject: Subject, made: TrainableModel, config: RunConfig, resolu
 
     A model that asks for numbers, such as the lengths of captions, has to be run for it.
     """
-    world, device = shapes.FakeWorld(), torch.device("cpu")
+    world, device = shapes.FakeTensorContext(), torch.device("cpu")
     empty = world.copy(made.components.denoiser, device, fp8_storage.compute_type(config))
     apart = replace(made, family=copy.deepcopy(made.family))  # which keeps tensors between calls
     with world.inside(), warnings.catch_warnings(action="ignore"):

@@ -137,13 +137,13 @@ def table(result: JsonMapping) -> str:
     lines = [*heading(result), "", *columns([titles, *rows]), "", *why]
     if found := result.get("best"):
         lines.append(found["sentence"])
-    lines += restless(result)
+    lines += noise_warning(result)
     if not result.get("finished"):
         lines.append("It was stopped before its end.")
     return "\n".join(lines)
 
 
-def restless(result: JsonMapping) -> list[str]:
+def noise_warning(result: JsonMapping) -> list[str]:
     """A warning, when something else was at work on this machine."""
     rows = measured_rows(result)
     uneven = sum(row["ms"]["p90"] > UNEVEN * row["ms"]["p50"] for row in rows)

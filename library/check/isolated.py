@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from library.config.building import Reading, mending
+from library.config.building import Reading, working_fix
 from library.config.command import ROOT
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import Problem, Text, problems_of, read
@@ -71,7 +71,7 @@ def finding(text: str, topic: str, verdict: str, fix: Mapping[str, Any] = {}) ->
 
 def known(reading: Reading[Any]) -> list[JsonObject]:
     """The findings that a form tells by itself."""
-    return [finding(problem, "settings", "bad", mending(problem, reading.config)) for problem in reading.problems]
+    return [finding(problem, "settings", "bad", working_fix(problem, reading.config)) for problem in reading.problems]
 
 
 def failed(why: str, reading: Reading[Any]) -> Report:

@@ -52,7 +52,7 @@ def check(config: RunConfig) -> list[Problem]:
     found, remarks = findings(config, Progress(print, PATIENCE) if first_process() else None)
     if found:
         raise ConfigError(*found)
-    return [*remarks, *_lonely(config), *_unable(config)]
+    return [*remarks, *_single_process(config), *_missing_gpu_features(config)]
 
 
 def show(config: RunConfig) -> None:
@@ -220,14 +220,14 @@ def _layer(key: str) -> str:
     return key.partition(".")[0] if key.startswith("lora_") else key
 
 
-def _lonely(config: RunConfig) -> Iterator[Problem]:
+def _single_process(config: RunConfig) -> Iterator[Problem]:
     """What is for several processes, where there is one."""
     if processes() == 1:
         for name in schema.changed(config).get("distributed", {}):
             yield ineffective.remark(name, "it is for several processes, and this is one")
 
 
-def _unable(config: RunConfig) -> Iterator[Problem]:
+def _missing_gpu_features(config: RunConfig) -> Iterator[Problem]:
     """What only some GPUs can do, where there is none of them."""
     if config.compile.cuda_graphs == "true" and _device().type != "cuda":
         yield ineffective.remark("cuda_graphs", "there is no GPU that records them")

@@ -19,7 +19,7 @@ from library import data, families
 from library.check import estimate as fitting
 from library.check import isolated, preflight
 from library.compiler import checks
-from library.config.building import Reading, draft, mending, replace
+from library.config.building import Reading, draft, replace, working_fix
 from library.config.command import Launch
 from library.config.json_types import JsonObject
 from library.config.problems import Problem, Text, counted
@@ -95,8 +95,10 @@ def report(config: RunConfig, reading: Reading[Any] | None = None) -> Report:
     problems, remarks = preflight.judged(config, found, reading)
     problems = [*reading.problems, *problems] if reading.known else reading.problems
     gpu, memory = graphics()
-    findings = [Finding(topic(problem, config), "bad", problem, mending(problem, config)) for problem in problems]
-    findings += [Finding(topic(one, config), "hint", one, mending(one, config)) for one in [*reading.notes, *remarks]]
+    findings = [Finding(topic(problem, config), "bad", problem, working_fix(problem, config)) for problem in problems]
+    findings += [
+        Finding(topic(one, config), "hint", one, working_fix(one, config)) for one in [*reading.notes, *remarks]
+    ]
     needs: fitting.MemoryEstimate | None = None
     # What is well is counted and estimated, which values that do not go together may keep from being possible.
     with contextlib.suppress(Exception) if problems else contextlib.nullcontext():

@@ -120,7 +120,7 @@ def read(config: type[C], argv: list[str] | None = None) -> Reading[C]:
 
 
 def _read(config: type[C], flags: JsonObject, problems: list[Problem], path: Path | None) -> Reading[C]:
-    layers, unheard = [Layer(flags, "--")], _spoken_of(config, problems)
+    layers, unreadable = [Layer(flags, "--")], _spoken_of(config, problems)
     if environment.shards_asked() == 2:
         layers.insert(0, Layer({"fsdp": True}, "accelerate's config"))
     if path:
@@ -132,8 +132,8 @@ def _read(config: type[C], flags: JsonObject, problems: list[Problem], path: Pat
             known = {name: value for name, value in flags.items() if name in options(config)}
             read_section(options(config), Layer(known, "--"), found)
             return Reading(draft(config, {}), found, [], known=False)
-    reading = read_layers(config, layers, unheard)
-    return replace(reading, problems=[*problems, *reading.problems], known="config_file" not in unheard)
+    reading = read_layers(config, layers, unreadable)
+    return replace(reading, problems=[*problems, *reading.problems], known="config_file" not in unreadable)
 
 
 def _spoken_of(config: type, problems: list[Problem]) -> set[str]:

@@ -19,7 +19,7 @@ from pathlib import Path
 import platformdirs
 import torch
 
-from library.compiler.pruning import mend, trim
+from library.compiler.pruning import repair, trim
 from library.compiler.torch_private import default_cache_dir, same_cache_keys
 from library.config.problems import ConfigError
 from library.files import write_atomic
@@ -49,7 +49,7 @@ def use(given: str | None, device: torch.device) -> Path:
     for name, inner in ((INDUCTOR, folder), ("TRITON_CACHE_DIR", folder / "triton")):
         if os.environ.get(name) in (None, default, _told.get(name)):
             os.environ[name] = _told[name] = str(inner)
-    mend(folder)
+    repair(folder)
     same_cache_keys()
     if not chosen:
         prune(folder if given else default_root(), keep=folder)

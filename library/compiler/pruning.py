@@ -17,7 +17,7 @@ from pathlib import Path
 # what a C++ compiler made of them, lie beside them in folders whose names are two letters of theirs.
 KEPT = ("aotautograd", "fxgraph", "triton")
 LETTERS, NAME = 2, 52
-LOOKED_AT = (".py", ".json")  # by `mend` at every start, so that when they were read says nothing
+LOOKED_AT = (".py", ".json")  # by `repair` at every start, so that when they were read says nothing
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def trim(folder: Path, most: int) -> int:
 
 
 # Why: docs/decisions/2026-11-22-damaged-cache-files.md
-def mend(folder: Path) -> int:
+def repair(folder: Path) -> int:
     """Remove what would fail at every start: code that is not what its name says, kernels whose description is torn.
 
     PyTorch replaces whatever else is damaged by itself, but takes these as they are. Returns how many have gone.

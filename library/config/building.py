@@ -60,10 +60,10 @@ def build_layers(config: type[C], layers: Iterable[Layer], notes: list[str] | No
     return reading.config
 
 
-def read_layers(config: type[C], layers: Iterable[Layer], unheard: Collection[str] = ()) -> Reading[C]:
+def read_layers(config: type[C], layers: Iterable[Layer], unreadable: Collection[str] = ()) -> Reading[C]:
     """Like `build_layers`, but what is wrong is told in the answer and never raised.
 
-    `unheard` are options that somebody tried to set in a way that could not be understood.
+    `unreadable` are options that somebody tried to set in a way that could not be understood.
     """
     known, meant_for = options(config), set[str]()
     problems: list[Problem] = []
@@ -80,7 +80,7 @@ def read_layers(config: type[C], layers: Iterable[Layer], unheard: Collection[st
             elif name not in known:
                 meant_for.add(closest(name, known))
     _convert(config, old, chosen, remarks)
-    read, wrong = {}, (meant_for | {*unheard}) & known.keys() - chosen.keys()
+    read, wrong = {}, (meant_for | {*unreadable}) & known.keys() - chosen.keys()
     for name, (place, title, value) in chosen.items():
         try:
             read[name] = known[name].read(value)
@@ -114,7 +114,7 @@ def notes(config: RunConfig) -> list[Problem]:
     return list(_ask(config, "notes"))
 
 
-def mending(problem: Problem, config: RunConfig) -> JsonObject:
+def working_fix(problem: Problem, config: RunConfig) -> JsonObject:
     """The values that mend a problem of this config, by option name; none where its fix would leave it standing."""
     wanted = {name: value for name, value in problem.fix.items() if name in options(type(config))}
     if not wanted:

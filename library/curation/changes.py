@@ -1,4 +1,4 @@
-"""What can be done to the images of an album. Every one of these can be taken back (trash.py)."""
+"""What can be done to the images of a collection. Every one of these can be taken back (trash.py)."""
 
 import os
 import re
@@ -9,7 +9,8 @@ from pathlib import Path
 
 from library.config.problems import ConfigError, Report, Text, counted
 from library.curation import similar_images, trash
-from library.curation.album import Album, Picture, reread
+from library.curation.collection import ImageCollection, Picture
+from library.curation.scanning import reread
 from library.curation.tags import Edit
 from library.data import folders
 from library.data.threads import spread
@@ -19,47 +20,47 @@ UNFIT = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
 CAPTIONS = (".txt", ".caption")
 
 
-def caption(album: Album, name: str, text: str, expected: str | None) -> Picture:
+def caption(collection: ImageCollection, name: str, text: str, expected: str | None) -> Picture:
     """Give one image other words. `expected` is what the caller believes to be there now (None: no file).
 
     Raises ConfigError when something else is there: another program wrote it meanwhile.
     """
-    picture = album.find(name)
-    changeable(album, [picture])
-    with trash.lock(album.root.resolve()):
-        reread(album, picture)
+    picture = collection.find(name)
+    changeable(collection, [picture])
+    with trash.lock(collection.root.resolve()):
+        reread(collection, picture)
         if picture.caption != expected:
             raise ConfigError(
                 "{name}: its caption was changed elsewhere meanwhile; it is shown as it is now", name=name
             )
         if not (text == "" and picture.caption is None):
-            with trash.Change(album.root, f"Caption of {name}") as change:
+            with trash.Change(collection.root, f"Caption of {name}") as change:
                 change.write({Path(picture.caption_file): text})
-            reread(album, picture)
+            reread(collection, picture)
     return picture
 
 
-def put_back(album: Album, change: str, names: Sequence[str]) -> tuple[int, int]:
+def put_back(collection: ImageCollection, change: str, names: Sequence[str]) -> tuple[int, int]:
     """Give images the captions that they had before a change: how many were given theirs, and how many were left.
 
     Captions that were altered since the change are left as they are. It is a change of its own.
     """
-    changeable(album)
-    with trash.lock(album.root.resolve()):
-        wanted = {Path(album.find(name).caption_file).resolve() for name in names}
-        changed = [one for one in trash.texts(album.root, change) if one.path in wanted and one.now != one.before]
+    changeable(collection)
+    with trash.lock(collection.root.resolve()):
+        wanted = {Path(collection.find(name).caption_file).resolve() for name in names}
+        changed = [one for one in trash.texts(collection.root, change) if one.path in wanted and one.now != one.before]
         found = [one for one in changed if one.now == one.after]
-        with trash.Change(album.root, f"Put back {counted(len(found), 'caption')}") as back:
+        with trash.Change(collection.root, f"Put back {counted(len(found), 'caption')}") as back:
             back.write({one.path: one.before for one in found if one.before is not None})
             back.remove([one.path for one in found if one.before is None])
         for name in names:
-            reread(album, album.find(name))
+            reread(collection, collection.find(name))
     return len(found), len(changed) - len(found)
 
 
-def changeable(album: Album, pictures: Sequence[Picture] = ()) -> None:
-    """Raise ConfigError with the remedy when an album, or one of these pictures, can only be looked at."""
-    why = album.fixed or next((p.fixed for p in pictures if p.fixed), "")
+def changeable(collection: ImageCollection, pictures: Sequence[Picture] = ()) -> None:
+    """Raise ConfigError with the remedy when a collection, or one of these pictures, can only be looked at."""
+    why = collection.fixed or next((p.fixed for p in pictures if p.fixed), "")
     if why:
         raise ConfigError(why)
 
@@ -82,33 +83,35 @@ def preview(pictures: Sequence[Picture], edit: Edit) -> list[tuple[Picture, str]
     return found
 
 
-def edit_tags(album: Album, pictures: Sequence[Picture], edit: Edit, report: Report | None = None) -> int:
+def edit_tags(
+    collection: ImageCollection, pictures: Sequence[Picture], edit: Edit, report: Report | None = None
+) -> int:
     """Change the tags of many captions at once; how many were changed."""
-    changeable(album)
-    with trash.lock(album.root.resolve()):
-        spread(partial(reread, album), list(pictures), report, Text("reading captions"))
+    changeable(collection)
+    with trash.lock(collection.root.resolve()):
+        spread(partial(reread, collection), list(pictures), report, Text("reading captions"))
         changed = preview(pictures, edit)
-        with trash.Change(album.root, _title(edit, len(changed))) as change:
+        with trash.Change(collection.root, _title(edit, len(changed))) as change:
             change.write({Path(p.caption_file): after for p, after in changed}, report)
         for picture in pictures:
-            reread(album, picture)
+            reread(collection, picture)
     return len(changed)
 
 
-def remove(album: Album, names: Sequence[str]) -> int:
+def remove(collection: ImageCollection, names: Sequence[str]) -> int:
     """Move images, with their captions and caches, into the trash; how many images."""
-    pictures = [album.find(name) for name in dict.fromkeys(names)]
-    changeable(album, pictures)
-    others = [p for p in album.pictures if p.name not in {one.name for one in pictures}]
+    pictures = [collection.find(name) for name in dict.fromkeys(names)]
+    changeable(collection, pictures)
+    others = [p for p in collection.pictures if p.name not in {one.name for one in pictures}]
     kept = {os.path.splitext(p.path)[0] for p in others}
     alone = [p for p in pictures if os.path.splitext(p.path)[0] not in kept]
     names_in = {folder: sorted(os.listdir(folder)) for folder in {Path(p.path).parent for p in alone}}
     files = [Path(p.path) for p in pictures]
     files += [f for p in alone for f in companions(Path(p.path), names_in[Path(p.path).parent])]
     what = pictures[0].name if len(pictures) == 1 else counted(len(pictures), "image")
-    with trash.lock(album.root.resolve()), trash.Change(album.root, f"Removed {what}") as change:
+    with trash.lock(collection.root.resolve()), trash.Change(collection.root, f"Removed {what}") as change:
         change.remove(dict.fromkeys(files))
-    album.hold(others)
+    collection.hold(others)
     return len(pictures)
 
 
@@ -125,10 +128,10 @@ def companions(image: Path, names: Sequence[str]) -> list[Path]:
     return found
 
 
-def compare(album: Album, report: Report | None = None) -> None:
-    """Find images that are there twice, or look alike, and note them in the album."""
+def compare(collection: ImageCollection, report: Report | None = None) -> None:
+    """Find images that are there twice, or look alike, and note them in the collection."""
     # A training may see one file in several ways.
-    pictures = list({p.path: p for p in album.pictures if not p.broken}.values())
+    pictures = list({p.path: p for p in collection.pictures if not p.broken}.values())
     at = {p.path: i for i, p in enumerate(pictures)}
     same = [
         [at[path] for path in group]
@@ -140,11 +143,11 @@ def compare(album: Album, report: Report | None = None) -> None:
     )
     # Pictures too plain to be known by their looks are in no such group, but may be there twice.
     groups += [group for group in same if not any(i in members for members in groups for i in group)]
-    album.doubles, album.double_groups, album.compared = {}, [], True
+    collection.doubles, collection.double_groups, collection.compared = {}, [], True
     for group in groups:
-        album.doubles |= {pictures[i].name: len(album.double_groups) for i in group}
+        collection.doubles |= {pictures[i].name: len(collection.double_groups) for i in group}
         is_same = len({content.get(i, -1 - i) for i in group}) == 1
-        album.double_groups.append({"how": "the same" if is_same else "alike", "count": len(group)})
+        collection.double_groups.append({"how": "the same" if is_same else "alike", "count": len(group)})
 
 
 def folder_name(repeats: int, words: str) -> str:
@@ -157,43 +160,45 @@ def folder_name(repeats: int, words: str) -> str:
     return f"{repeats}_{words}"
 
 
-def rename(album: Album, folder: str, repeats: int, words: str) -> str:
-    """Give a folder of the album other repeats and words; its new name."""
-    changeable(album)
-    if folder not in {place.folder for place in album.places if not place.fixed} or not folder:
-        raise ConfigError("{folder} is no folder inside {root}", folder=folder or "the opened folder", root=album.root)
+def rename(collection: ImageCollection, folder: str, repeats: int, words: str) -> str:
+    """Give a folder of the collection other repeats and words; its new name."""
+    changeable(collection)
+    if folder not in {place.folder for place in collection.places if not place.fixed} or not folder:
+        raise ConfigError(
+            "{folder} is no folder inside {root}", folder=folder or "the opened folder", root=collection.root
+        )
     name = folder_name(repeats, words)
     if name == folder:
         return name
-    with trash.lock(album.root.resolve()), trash.Change(album.root, f"Renamed {folder} to {name}") as change:
-        change.move([(album.root / folder, album.root / name)])
+    with trash.lock(collection.root.resolve()), trash.Change(collection.root, f"Renamed {folder} to {name}") as change:
+        change.move([(collection.root / folder, collection.root / name)])
     return name
 
 
-def gather(album: Album, repeats: int, words: str) -> str:
+def gather(collection: ImageCollection, repeats: int, words: str) -> str:
     """Move the images that lie directly in the opened folder, with their captions, into <repeats>_<words>; its name."""
-    changeable(album)
+    changeable(collection)
     name = folder_name(repeats, words)
-    here = folders.listing(album.root)
-    images = [album.root / image for image in here.images]
+    here = folders.listing(collection.root)
+    images = [collection.root / image for image in here.images]
     if not images:
-        raise ConfigError("no images lie directly in {root}: there is nothing to move", root=album.root)
-    names = sorted(os.listdir(album.root))
+        raise ConfigError("no images lie directly in {root}: there is nothing to move", root=collection.root)
+    names = sorted(os.listdir(collection.root))
     files = dict.fromkeys([*images, *(f for image in images for f in companions(image, names))])
     moved = counted(len(images), "image")
-    with trash.lock(album.root.resolve()), trash.Change(album.root, f"Moved {moved} into {name}") as change:
-        change.move([(file, album.root / name / file.name) for file in files])
+    with trash.lock(collection.root.resolve()), trash.Change(collection.root, f"Moved {moved} into {name}") as change:
+        change.move([(file, collection.root / name / file.name) for file in files])
     return name
 
 
-def bring(album: Album, source: Path, repeats: int, words: str, report: Report | None = None) -> str:
+def bring(collection: ImageCollection, source: Path, repeats: int, words: str, report: Report | None = None) -> str:
     """Copy the images of another folder, with their captions, into <repeats>_<words> of this one; its name.
 
     The source is only read. Raises ConfigError when it is the target, or has no images.
     """
-    changeable(album)
+    changeable(collection)
     name = folder_name(repeats, words)
-    target = album.root / name
+    target = collection.root / name
     if source.resolve() == target.resolve():
         raise ConfigError("{source} is that folder already", source=source)
     images = [source / image for image in folders.listing(source).images]
@@ -202,7 +207,7 @@ def bring(album: Album, source: Path, repeats: int, words: str, report: Report |
     names = sorted(os.listdir(source))
     files = dict.fromkeys([*images, *(f for i in images for f in companions(i, names) if f.suffix.lower() in CAPTIONS)])
     copied = counted(len(images), "image")
-    with trash.lock(album.root.resolve()), trash.Change(album.root, f"Copied {copied} into {name}") as change:
+    with trash.lock(collection.root.resolve()), trash.Change(collection.root, f"Copied {copied} into {name}") as change:
         change.copy([(file, target / file.name) for file in files], report)
     return name
 

@@ -6,7 +6,7 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
 from library.curation import sources
-from library.curation.album import MOST_SEEN
+from library.curation.collection import MOST_SEEN
 from library.data import finding
 from library.data.images import summary
 from library.data.length import length

@@ -10,8 +10,8 @@ from library.config.dataset import SubsetConfig
 from library.config.problems import ConfigError, Report, Text
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
-from library.curation import album as albums
-from library.curation.album import Album, ImageFolder, May, Picture
+from library.curation import scanning
+from library.curation.collection import ImageCollection, ImageFolder, May, Picture
 from library.data import finding, metadata
 from library.data.finding import Survey
 from library.data.folders import Listing, some
@@ -23,7 +23,9 @@ ELSEWHERE = "it lies outside of the opened folder: open {} to change it"
 
 
 # Why: docs/decisions/2026-11-20-data-set-tab-counts-as-the-trainer.md
-def opened(config: RunConfig, report: Report | None = None, may: May = lambda path: True, world: int = 1) -> Album:
+def opened(
+    config: RunConfig, report: Report | None = None, may: May = lambda path: True, world: int = 1
+) -> ImageCollection:
     """Look at the images of a training: of its image folder, or of all that its config names.
 
     What lies in the image folder itself can be changed, all else only looked at. Raises ConfigError for files that
@@ -31,27 +33,27 @@ def opened(config: RunConfig, report: Report | None = None, may: May = lambda pa
     """
     data = config.data
     if not (data.dataset_config or data.in_json or data.reg_data_dir or _share(config)):
-        album = albums.opened(Path(data.train_data_dir or ""), config, report, may)
-        album.world = world
-        return album
+        collection = scanning.opened(Path(data.train_data_dir or ""), config, report, may)
+        collection.world = world
+        return collection
     guard(config, may)
     found = finding.survey(config, report, keep=False)
     described = data.dataset_config or data.in_json
     if described:
         name = Path(described).name
         root = Path(data.dataset_config or data.train_data_dir or "")
-        album = Album(
+        collection = ImageCollection(
             root, config, may=may, fixed=Text("{name} describes these images: open one of their folders", name=name)
         )
     else:
-        album = albums.opened(Path(data.train_data_dir or ""), config, report, may)
-    album.world, album.found, album.problems = world, found.images, found.problems
-    notes = dict.fromkeys([*found.other_captions, *found.warnings, *albums.sharing(album)])
+        collection = scanning.opened(Path(data.train_data_dir or ""), config, report, may)
+    collection.world, collection.found, collection.problems = world, found.images, found.problems
+    notes = dict.fromkeys([*found.other_captions, *found.warnings, *scanning.sharing(collection)])
     if any(subset.random_crop for dataset in found.images.datasets for subset in dataset.subsets):
         notes["Crops are random: the shading shows a center crop."] = None
-    album.notes = list(notes)
-    _add(album, found, report)
-    return album
+    collection.notes = list(notes)
+    _add(collection, found, report)
+    return collection
 
 
 def _share(config: RunConfig) -> float:
@@ -85,12 +87,12 @@ def _allow(named: dict[str, None], may: May) -> None:
 class _Places:
     """The sources of images, each with a short name of its own."""
 
-    def __init__(self, album: Album, found: Survey) -> None:
-        self.album, self.found = album, found
+    def __init__(self, collection: ImageCollection, found: Survey) -> None:
+        self.collection, self.found = collection, found
         self.known: dict[tuple[int, str], ImageFolder] = {}
         every = [(i, s) for i, dataset in enumerate(found.images.datasets) for s in dataset.subsets]
         self.shared = Counter(source(subset) for _, subset in every)
-        self.own = {place.path: place for place in album.places}
+        self.own = {place.path: place for place in collection.places}
         for position, subset in every:
             self._make(position, subset)
 
@@ -110,7 +112,7 @@ class _Places:
             name = Path(path).name
         if self.shared[path] > 1:
             name += f" · {' × '.join(map(str, self.found.images.datasets[position].resolution or ()))}"
-        if any(place.folder == name for place in self.album.places):
+        if any(place.folder == name for place in self.collection.places):
             name = f"{path} (data set {position + 1})"
         words = TOLD_ELSEWHERE.format(Path(path).name) if subset.metadata_file else ELSEWHERE.format(path)
         place = ImageFolder(name, subset.num_repeats, subset.class_tokens or "", 0, path=subset.image_dir or "",
@@ -118,7 +120,7 @@ class _Places:
         if not subset.num_repeats:
             place.unused = "it has 0 repeats"
         self.known[position, path] = place
-        self.album.places.append(place)
+        self.collection.places.append(place)
 
 
 def source(subset: SubsetConfig) -> str:
@@ -126,9 +128,9 @@ def source(subset: SubsetConfig) -> str:
     return subset.metadata_file or subset.image_dir or ""
 
 
-def _add(album: Album, found: Survey, report: Report | None) -> None:
-    """Put the trainer's images into an album, beside those of them that lie in it already."""
-    places, own = _Places(album, found), {picture.path: picture for picture in album.pictures}
+def _add(collection: ImageCollection, found: Survey, report: Report | None) -> None:
+    """Put the trainer's images into a collection, beside those of them that lie in it already."""
+    places, own = _Places(collection, found), {picture.path: picture for picture in collection.pictures}
     added: list[Picture] = []
     for image in found.images.items:
         if image.path not in own:
@@ -144,16 +146,16 @@ def _add(album: Album, found: Survey, report: Report | None) -> None:
     added += _left_out(found, places, {*own, *(picture.path for picture in added)})
     there = [picture for picture in added if picture.modified]  # latents may be all that is left of the others
     fits = [picture.size for picture in there]
-    albums.examine(album, there, report)
+    scanning.examine(collection, there, report)
     for picture, size in zip(there, fits, strict=True):
         picture.size = picture.size if picture.broken or not min(size) else size  # a metadata file's word counts
         if picture.fit is None and not picture.broken and not picture.unused:
             picture.unused = "the training leaves it out"
     many = Counter(picture.folder for picture in added)
-    for place in album.places:
+    for place in collection.places:
         place.images += many[place.folder]
-    album.places = [place for place in album.places if place.images]
-    album.hold([*album.pictures, *added])
+    collection.places = [place for place in collection.places if place.images]
+    collection.hold([*collection.pictures, *added])
 
 
 def _picture(found: Survey, place: ImageFolder, image: Image, role: str) -> Picture:

@@ -35,7 +35,7 @@ _locks: dict[str, threading.Lock] = {}
 
 # Why: docs/decisions/2026-11-20-journal-before-each-change.md
 @dataclass(frozen=True, slots=True)
-class Past:
+class PastChange:
     """A change that was made."""
 
     folder: Path  # its own, in the trash
@@ -169,7 +169,7 @@ class Change:
         write_atomic(self.folder / ABOUT, json.dumps(about, indent=1))
 
 
-def history(root: str | Path) -> list[Past]:
+def history(root: str | Path) -> list[PastChange]:
     """The changes that were made to a data folder and not taken back, the last one first."""
     return [past for past in _all(Path(root).resolve()) if past.state != UNDONE][:SHOWN]
 
@@ -220,13 +220,13 @@ def _trash(root: Path) -> Path:
     return trash
 
 
-def _all(root: Path) -> Iterator[Past]:
+def _all(root: Path) -> Iterator[PastChange]:
     """Every change, the last one first."""
     for day in sorted(_folders(_trash(root)), reverse=True):
         for folder in sorted(_folders(day), reverse=True):
             if about := _about(folder):
                 count = about.get("count") or sum(1 for _ in _lines(folder))
-                yield Past(folder, str(about.get("title")), float(about["when"]), str(about.get("state")), count)
+                yield PastChange(folder, str(about.get("title")), float(about["when"]), str(about.get("state")), count)
 
 
 def _folders(place: Path) -> list[Path]:

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # the arguments of a block
 
 
-class FakeWorld:
+class FakeTensorContext:
     """A world in which tensors have shapes, types and devices but no numbers, and take neither memory nor time."""
 
     def __init__(self) -> None:

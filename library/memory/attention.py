@@ -81,8 +81,8 @@ def _has_cudnn() -> bool:
 
 
 def offered(device: torch.device) -> tuple[str, ...]:
-    """The kernels that this machine may have, best guess first; whether they can do a model's attention is a Watch's
-    business."""
+    """The kernels that this machine may have, best guess first; an AttentionRecorder tells which of
+    them can do a model's attention."""
     if device.type == "cpu":
         return ("flash", "math")
     if device.type != "cuda":
@@ -107,7 +107,7 @@ def _replace_flash(kernel: str) -> None:
             kernel=kernel, error=error)) from error  # fmt: skip
 
 
-class Watch(TorchFunctionMode):
+class AttentionRecorder(TorchFunctionMode):
     """While it is on, every question about attention is put to all kernels: who answers now, and who could?"""
 
     def __init__(self, device: torch.device) -> None:

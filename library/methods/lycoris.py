@@ -38,7 +38,7 @@ from library.tools.names import names_of
 OUTSIDE = ("conv_in", "conv_out", "time_embedding", "add_embedding")
 
 
-class VisibleDenoiser:
+class FilteredDenoiser:
     """The denoiser as the package may see it: without what is in OUTSIDE, and without blocks that shall not learn. It
     asks for nothing but `named_modules`."""
 
@@ -190,7 +190,7 @@ def attach(components: ModelComponents, family: Family, config: AdapterRun) -> L
             alpha,
             components.vae,
             list(encoders.values()) or None,
-            VisibleDenoiser(components.denoiser, _left_out(components.denoiser, family, config)),
+            FilteredDenoiser(components.denoiser, _left_out(components.denoiser, family, config)),
             **settings,
         )
     places = _name(network, {**encoders, "denoiser": components.denoiser}, family)

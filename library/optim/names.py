@@ -79,7 +79,7 @@ def spec_of(name: str) -> OptimizerSpec:
     return OptimizerSpec(module or "torch.optim", cls)
 
 
-def trouble(name: str) -> str:
+def package_problem(name: str) -> str:
     """Why the package of an optimizer cannot be used, as far as that is known without loading it; '' where it can."""
     package = spec_of(name).package
     if not packages.installed(package):
@@ -92,7 +92,7 @@ def nearest(name: str) -> str:
     """The optimizer to use where the package of this one does not work: the first whose package does."""
     own = spec_of(name)
     others = (other for other in own.instead if spec_of(other).package != own.package)
-    return next((other for other in others if not trouble(other)), "AdamW")
+    return next((other for other in others if not package_problem(other)), "AdamW")
 
 
 def advice(config: RunConfig) -> tuple[Text, JsonObject]:

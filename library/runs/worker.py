@@ -23,12 +23,12 @@ def main() -> int:
         if number := getattr(signal, name, None):
             signal.signal(number, signal.SIG_IGN)
     with locking.held(queue.place() / "worker.lock", HANDOVER) as mine:
-        while mine and round_():
+        while mine and advance():
             time.sleep(PERIOD)
     return 0
 
 
-def round_() -> bool:
+def advance() -> bool:
     """Note what has ended and start what can begin; whether there is more to come."""
     try:
         with queue.changing() as found:

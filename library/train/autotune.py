@@ -56,7 +56,7 @@ class Tuner:
     world: World
     journal: Journal
     results: list[Measured] = field(default_factory=list)
-    kernels: attention.Watch | None = None  # what attention this model asks for, once that has been seen
+    kernels: attention.AttentionRecorder | None = None  # what attention this model asks for, once that has been seen
     complete: bool = True  # whether all was tried, also what only pays in longer trainings
 
     @property
@@ -208,7 +208,7 @@ class Tuner:
     def _pass_over(self, compute_loss: LossFunction, kind: Kind) -> Callable[[], None]:
         call = functools.partial(compute_loss.warm_up, self.batches.example(kind), self.world.device)
         if not compute_loss.config.compile.compile:  # what attention the model asks for can be seen in eager blocks
-            self.kernels = self.kernels or attention.Watch(self.world.device)
+            self.kernels = self.kernels or attention.AttentionRecorder(self.world.device)
             with self.kernels:
                 call()
         return call

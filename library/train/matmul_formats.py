@@ -28,7 +28,7 @@ from library.data.loading import Batches, Kind
 from library.families.base import Family
 from library.files import write_atomic
 from library.measuring import timing
-from library.measuring.shapes import FakeWorld
+from library.measuring.shapes import FakeTensorContext
 from library.memory.prepare import blocks_by_class
 from library.memory.quantization import fp8_matmul, fp8_storage, int8_matmul
 from library.objectives.base import NoisedBatch
@@ -144,7 +144,7 @@ def stored(config: RunConfig) -> str:
 def matrix_sizes(config: RunConfig, family: Family, denoiser: nn.Module, kind: Kind) -> Sizes:
     """The sizes of frozen matrices in the blocks, for a batch of this kind, from a copy of the model without memory."""
     number, height, width, *sides = kind
-    family, world = copy.deepcopy(family), FakeWorld()  # a family keeps tensors between calls
+    family, world = copy.deepcopy(family), FakeTensorContext()  # a family keeps tensors between calls
     dtype, sizes = fp8_storage.compute_type(config), Sizes()
     model = world.copy(denoiser, torch.device("cpu"), dtype)
 

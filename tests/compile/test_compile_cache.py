@@ -156,7 +156,7 @@ def test_code_that_is_damaged_is_made_anew(tmp_path, monkeypatch, forget):
         sources = [file for file in tmp_path.glob("??/*.py") if file.read_text(encoding="utf-8")]
         for file in sources:
             file.write_bytes(b"")
-    assert sources and pruning.mend(tmp_path) == len(sources)
+    assert sources and pruning.repair(tmp_path) == len(sources)
 
 
 @pytest.fixture

@@ -193,11 +193,11 @@ def test_a_kernel_is_chosen_watched_and_refused_by_name(kernels):
     given = torch.randn(1, 2, 16, 32, requires_grad=True)
     for answers, others in (("flash", ["math"]), ("math", ["flash"])):
         attention.prefer(kernels, answers)
-        with attention.Watch(kernels) as watch, torch.autocast("cpu", torch.bfloat16):
+        with attention.AttentionRecorder(kernels) as watch, torch.autocast("cpu", torch.bfloat16):
             assert attention_of(given, given.bfloat16()).grad_fn is not None
         assert watch.others() == others and watch.why_not(others[0]) == ""
     attention.prefer(kernels)
-    with attention.Watch(kernels) as watch:
+    with attention.AttentionRecorder(kernels) as watch:
         attention_of(given, given, dropout_p=0.1)
     assert (
         watch.others() == ["flash"] and watch.why_not("flash") == "Both fused kernels do not support non-zero dropout."

@@ -6,7 +6,7 @@ import pickle
 import pytest
 
 from library.check.report import Finding
-from library.config.building import build, draft, mending
+from library.config.building import build, draft, working_fix
 from library.config.problems import ConfigError, Problem, Text, read
 from library.families import config_class
 from tests import source
@@ -39,11 +39,11 @@ def test_a_fix_that_leaves_the_problem_standing_is_not_offered():
         build(SDXL, {"fp8_base": True})
     (problem,) = refused.value.problems
     rough = draft(SDXL, {"fp8_base": True})
-    assert mending(problem, rough) == {"mixed_precision": "bf16"}
+    assert working_fix(problem, rough) == {"mixed_precision": "bf16"}
     assert (
-        mending(problem.replaced(fix={"seed": 1}), rough)
+        working_fix(problem.replaced(fix={"seed": 1}), rough)
         == {}
-        == mending(problem.replaced(fix={"no_option": 1}), rough)
+        == working_fix(problem.replaced(fix={"no_option": 1}), rough)
     )
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from library.config.building import build, draft, mending
+from library.config.building import build, draft, working_fix
 from library.config.problems import ConfigError
 from library.config.schema import options, values
 from library.families import config_class
@@ -46,6 +46,6 @@ def test_a_comma_in_a_number_is_never_guessed_but_explained():
                                ("max_train_steps", "1,600", "1600"), ("noise_offset", "0,05", "0.05")):  # fmt: skip
         with pytest.raises(ConfigError, match=rf"\(did you mean {meant}\?\)") as refused:
             build(LORA, {name: typed})
-        fix = mending(refused.value.problems[0], draft(LORA, {}))
+        fix = working_fix(refused.value.problems[0], draft(LORA, {}))
         assert build(LORA, {**fix, "lr_scheduler": "cosine"}) and float(fix[name]) == float(meant)
     assert read("text_encoder_lr", "1e-4,1e-5") == (1e-4, 1e-5) and read("text_encoder_lr", "0,0") == (0, 0)

@@ -9,8 +9,7 @@ import pytest
 from library import data as trainer
 from library.config.building import replace
 from library.config.problems import ConfigError
-from library.curation import album as albums
-from library.curation import changes, sources
+from library.curation import changes, selection, sources
 from library.curation.tags import Edit
 from library.data.loading import Batches
 from library.train.clock import Clock
@@ -84,9 +83,9 @@ def given(places, kind, **more):
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_are_those_of_the_training(places, kind):
     made = given(places, kind)
-    album = sources.opened(made)
+    collection = sources.opened(made)
     assert not list(places.rglob("metadata_cache.json"))  # a look writes nothing
-    images, told = trainer.scan(replace(made, cache_info=False)), album.count()
+    images, told = trainer.scan(replace(made, cache_info=False)), collection.count()
     wanted = trainer.summary(images)
     assert {k: told[k] for k in wanted if k != "dropped"} == {k: wanted[k] for k in wanted if k != "dropped"}
     batches = Batches(images, made, 0)
@@ -95,37 +94,37 @@ def test_steps_are_those_of_the_training(places, kind):
     assert told["batches_per_epoch"] == len(batches) == len(list(batches.draws(1)))
     shared = sources.opened(made, world=2).count()
     assert shared["batches_per_epoch"] == len(Batches(images, made, 0, world=2))
-    seen = {(p.path, p.fit, p.repeats) for p in album.pictures if p.used and p.role != "held"}
+    seen = {(p.path, p.fit, p.repeats) for p in collection.pictures if p.used and p.role != "held"}
     assert seen == {(i.path, i.fit, i.repeats) for i in images.items}
     # Shares that do not come out even leave an image on both sides, as they do in sd-scripts.
     learned, held = {(i.path, i.dataset) for i in images.items}, images.validation.items if images.validation else ()
     only = {i.path for i in held if (i.path, i.dataset) not in learned}
-    assert {p.path for p in album.pictures if p.role == "held"} == only
+    assert {p.path for p in collection.pictures if p.role == "held"} == only
     for left in places.rglob("metadata_cache.json"):  # which the trainer keeps where a dataset file says so
         left.unlink()
 
 
 def test_regularisation_is_shown_with_its_balance_and_not_changed_here(places):
-    album = sources.opened(given(places, "reg, too many"))
-    reg = albums.choose(album, "reg")
+    collection = sources.opened(given(places, "reg, too many"))
+    reg = selection.choose(collection, "reg")
     assert {p.folder for p in reg} == {"reg/2_animal", "reg/1_thing"} and len(reg) == 24
-    assert sum(p.repeats for p in reg if p.used) == sum(p.repeats for p in album.pictures if not p.role) == 24
+    assert sum(p.repeats for p in reg if p.used) == sum(p.repeats for p in collection.pictures if not p.role) == 24
     assert {p.unused for p in reg if not p.used} == {sources.LEFT_OVER}
-    few = albums.choose(sources.opened(given(places, "reg, too few")), "reg")
+    few = selection.choose(sources.opened(given(places, "reg, too few")), "reg")
     assert [p.repeats for p in few] == [12, 12]
-    assert albums.counts(album, "zorb")["trigger"] == 2  # of the training's own
+    assert selection.counts(collection, "zorb")["trigger"] == 2  # of the training's own
     with pytest.raises(ConfigError, match="open .*reg"):
-        changes.caption(album, reg[0].name, "new", reg[0].caption)
+        changes.caption(collection, reg[0].name, "new", reg[0].caption)
     with pytest.raises(ConfigError, match="open .*reg"):
-        changes.remove(album, [reg[0].name])
+        changes.remove(collection, [reg[0].name])
     edit = Edit("remove", "zorb", "", False, False, ",")
-    assert {p.folder for p, _ in changes.preview(album.pictures, edit)} == {"3_cat", "1_dog"}
+    assert {p.folder for p, _ in changes.preview(collection.pictures, edit)} == {"3_cat", "1_dog"}
 
 
 def test_a_metadata_file_tells_the_words_and_what_it_leaves_out(places):
-    album = sources.opened(given(places, "metadata"))
-    assert album.find("meta.json/3_cat/1.png").caption == "cat 1,zorb" and album.fixed.startswith("meta.json")
-    for change in (lambda: changes.gather(album, 1, "x"), lambda: changes.rename(album, "3_cat", 1, "x")):
+    collection = sources.opened(given(places, "metadata"))
+    assert collection.find("meta.json/3_cat/1.png").caption == "cat 1,zorb" and collection.fixed.startswith("meta.json")
+    for change in (lambda: changes.gather(collection, 1, "x"), lambda: changes.rename(collection, "3_cat", 1, "x")):
         with pytest.raises(ConfigError, match="meta.json describes"):
             change()
     alone = sources.opened(config(places / "train/3_cat", **{"in_json": str(places / "meta.json")}))
@@ -133,13 +132,13 @@ def test_a_metadata_file_tells_the_words_and_what_it_leaves_out(places):
 
 
 def test_one_folder_in_two_data_sets_is_two_places(places):
-    album = sources.opened(given(places, "dataset file"))
+    collection = sources.opened(given(places, "dataset file"))
     cat = (places / "train/3_cat").as_posix()
-    assert {f"{cat} · 64 × 64", f"{cat} · 96 × 96"} < {place.folder for place in album.places}
-    assert len({p.name for p in album.pictures}) == len(album.pictures)
-    changes.compare(album)
-    assert not album.doubles  # the same file twice is no double
-    assert album.find(f"{cat} · 96 × 96/1.png").caption == "zorb, number 1"
+    assert {f"{cat} · 64 × 64", f"{cat} · 96 × 96"} < {place.folder for place in collection.places}
+    assert len({p.name for p in collection.pictures}) == len(collection.pictures)
+    changes.compare(collection)
+    assert not collection.doubles  # the same file twice is no double
+    assert collection.find(f"{cat} · 96 × 96/1.png").caption == "zorb, number 1"
 
 
 def test_nothing_outside_of_the_roots_is_looked_into(places, tmp_path):
@@ -151,7 +150,7 @@ def test_nothing_outside_of_the_roots_is_looked_into(places, tmp_path):
     with pytest.raises(ConfigError, match="nonsense"):
         sources.opened(config(dataset_config=str(tmp_path / "bad.toml")))
     endless = SimpleNamespace(repeats=10**9, path="", is_reg=False)
-    album = sources.opened(given(places, "reg, too few"))
-    album.found.items.append(endless)
+    collection = sources.opened(given(places, "reg, too few"))
+    collection.found.items.append(endless)
     with pytest.raises(ConfigError, match="lower the repeats"):
-        album.count()
+        collection.count()

@@ -44,7 +44,7 @@ def same(one, other):
 
 
 @pytest.fixture
-def lively(tmp_path):
+def enlarge_encoder_output(tmp_path):
     make.folder(tmp_path, "3_cat", SHAPES)
     return make.config(tmp_path, **LIVELY)
 
@@ -236,10 +236,10 @@ def test_captions_know_the_step_and_the_epoch(tmp_path):
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_workers_change_nothing(tmp_path, lively, persistent, monkeypatch):
+def test_workers_change_nothing(tmp_path, enlarge_encoder_output, persistent, monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 4)
     given = {"max_data_loader_n_workers": 3, "persistent_data_loader_workers": persistent}
-    alone, helped = batches_of(lively), batches_of(make.config(tmp_path, **LIVELY, **given))
+    alone, helped = batches_of(enlarge_encoder_output), batches_of(make.config(tmp_path, **LIVELY, **given))
     for _ in range(2):
         for one, other in zip(alone, helped, strict=True):
             same(one, other)
@@ -247,7 +247,7 @@ def test_workers_change_nothing(tmp_path, lively, persistent, monkeypatch):
 
 @pytest.mark.parametrize("stop", [0, 1, 7, 8, 11])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_resume_is_exact(tmp_path, lively, stop, workers):
+def test_a_resume_is_exact(tmp_path, enlarge_encoder_output, stop, workers):
     config = make.config(tmp_path, **LIVELY, max_data_loader_n_workers=workers)
 
     def endless(batches):
@@ -267,26 +267,26 @@ def test_a_resume_is_exact(tmp_path, lively, stop, workers):
         same(one, other)
 
 
-def test_setting_the_epoch_keeps_the_place_in_the_current_one(lively):
-    batches = batches_of(lively)
+def test_setting_the_epoch_keeps_the_place_in_the_current_one(enlarge_encoder_output):
+    batches = batches_of(enlarge_encoder_output)
     second = list(batches) and list(batches)
     batches.set_epoch(2)
     for one, other in zip(second, batches, strict=True):
         same(one, other)
-    batches = batches_of(lively)
+    batches = batches_of(enlarge_encoder_output)
     batches.load_state_dict({**batches.state_dict(), "epoch": 2, "index": 3})
     batches.set_epoch(2)
     for one, other in zip(second[3:], batches, strict=True):
         same(one, other)
 
 
-def test_changed_data_is_noticed_on_resume(tmp_path, lively):
-    state = batches_of(lively).state_dict()
+def test_changed_data_is_noticed_on_resume(tmp_path, enlarge_encoder_output):
+    state = batches_of(enlarge_encoder_output).state_dict()
     make.picture(tmp_path / "3_cat" / "new.png", (128, 128))
-    assert "differ" in batches_of(lively).load_state_dict(state)
+    assert "differ" in batches_of(enlarge_encoder_output).load_state_dict(state)
 
 
-def test_leaving_an_epoch_early_leaves_no_threads(lively, tmp_path):
+def test_leaving_an_epoch_early_leaves_no_threads(enlarge_encoder_output, tmp_path):
     import threading
 
     config = make.config(tmp_path, **LIVELY, max_data_loader_n_workers=2)
@@ -296,19 +296,19 @@ def test_leaving_an_epoch_early_leaves_no_threads(lively, tmp_path):
     assert threading.active_count() == before
 
 
-def test_shapes_count_batches(lively):
-    batches = batches_of(lively)
+def test_shapes_count_batches(enlarge_encoder_output):
+    batches = batches_of(enlarge_encoder_output)
     assert sum(batches.shapes.values()) == len(batches) == len(list(batches))
-    assert batches.shapes == Counter(b.shape for b in batches_of(lively))
+    assert batches.shapes == Counter(b.shape for b in batches_of(enlarge_encoder_output))
 
 
-def test_moving_to_a_device_moves_everything(lively):
-    batch = next(iter(batches_of(lively))).to("meta")
+def test_moving_to_a_device_moves_everything(enlarge_encoder_output):
+    batch = next(iter(batches_of(enlarge_encoder_output))).to("meta")
     assert batch.pixels.is_meta and batch.sizes.is_meta and batch.weights.is_meta and batch.captions
 
 
-def test_a_broken_image_is_named_while_training(tmp_path, lively):
-    batches = batches_of(lively)
+def test_a_broken_image_is_named_while_training(tmp_path, enlarge_encoder_output):
+    batches = batches_of(enlarge_encoder_output)
     for path in (tmp_path / "3_cat").glob("*.png"):
         path.write_bytes(b"gone")
     with pytest.raises(ConfigError, match=r"\.png"):

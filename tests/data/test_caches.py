@@ -14,7 +14,7 @@ from library.config.problems import ConfigError
 from library.data import caches, encoding, loading
 from library.families.base import TextCache
 from library.train.loss import with_text_length
-from tests import forks
+from tests import fork_server
 from tests.data import make
 from tests.training import wait_for
 
@@ -339,7 +339,7 @@ import sys, time
 from pathlib import Path
 from library import data
 from library.data import encoding
-from tests import forks
+from tests import fork_server
 from tests.data import make
 from tests.training import wait_for
 config = make.config(Path(sys.argv[1]), cache_latents_to_disk=True)
@@ -353,7 +353,7 @@ def test_kill_at_any_moment_leaves_no_torn_file(tmp_path):
     folder = make.folder(tmp_path, "1_cat", ((64, 64),) * 150, captions=False)
     config = make.config(tmp_path, **DISK)
     for wait in (0.0, 0.05, 0.15):
-        process = forks.start(["-c", KILLED, str(tmp_path)])
+        process = fork_server.start(["-c", KILLED, str(tmp_path)])
         wait_for(lambda process=process: (tmp_path / "go").exists() or process.poll() is not None)
         time.sleep(wait)
         process.kill()

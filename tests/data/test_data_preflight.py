@@ -3,7 +3,7 @@
 import pytest
 
 from library import data
-from library.config.building import mending
+from library.config.building import working_fix
 from tests.data import make
 
 
@@ -45,12 +45,12 @@ def test_images_directly_in_the_folder_are_trained_on_and_a_fix_sets_repeats(tmp
     assert problems(config) == []
     (hint,) = data.warnings(config, 32)
     assert "4 images directly in" in hint and "each seen once per epoch" in hint
-    (name, repeats), *others = mending(hint, config).items()
+    (name, repeats), *others = working_fix(hint, config).items()
     assert name == "dataset_repeats" and repeats > 1 and not others
     fixed = make.config(tmp_path / "cats", script, dataset_repeats=repeats)
     assert [image.repeats for image in data.scan(fixed).items] == [repeats] * 4
     (hint,) = data.warnings(fixed, 32)
-    assert f"each seen {repeats} times" in hint and not mending(hint, fixed)
+    assert f"each seen {repeats} times" in hint and not working_fix(hint, fixed)
 
 
 def test_loose_images_beside_folders_with_a_number_are_said_not_to_be_used(tmp_path):
@@ -90,10 +90,10 @@ def test_images_that_lie_only_deeper_are_found_for_the_user(tmp_path):
     config = make.config(tmp_path)
     (problem,) = problems(config)
     assert "only further down" in problem
-    assert mending(problem, config) == {"train_data_dir": str(tmp_path / "sets/summer/cats")}
+    assert working_fix(problem, config) == {"train_data_dir": str(tmp_path / "sets/summer/cats")}
     make.folder(tmp_path / "one", "cats")
     (problem,) = problems(config := make.config(tmp_path / "one"))
-    assert mending(problem, config) == {"train_data_dir": str(tmp_path / "one" / "cats")}
+    assert working_fix(problem, config) == {"train_data_dir": str(tmp_path / "one" / "cats")}
     (tmp_path / "bare" / "inner").mkdir(parents=True)
     assert "neither" in problems(make.config(tmp_path / "bare"))[0]
 
@@ -259,7 +259,7 @@ def test_lines_of_captions_that_nothing_reads_are_counted_and_may_be_used(tmp_pa
     config = make.config(tmp_path)
     (said,) = (line for line in data.warnings(config, 32) if "several lines" in line)
     assert said.startswith("2 caption files") and "5000 lines not" in said and "4,999" in said, place
-    assert mending(said, config) == {"enable_wildcard": True}
+    assert working_fix(said, config) == {"enable_wildcard": True}
     assert not any("several lines" in line for line in data.warnings(make.config(tmp_path, enable_wildcard=True), 32))
 
 

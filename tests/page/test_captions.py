@@ -31,7 +31,7 @@ sys.exit(shell.main(sys.argv[2:]))
 
 def test_captions_before_and_after_a_change_are_shown_and_put_back(images, data):  # noqa: F811
     start = tree(data)
-    asked = {"folder": str(data), "album": opened(images, data)["album"]}
+    asked = {"folder": str(data), "collection": opened(images, data)["collection"]}
     edit = {"action": "replace_tag", "find": "red hat", "put": "blue hat", "show": "all", "apply": True}
     done = ended(images, images.edit(ApiRequest({**asked, **edit})))
     change = done["past"][0]["id"]

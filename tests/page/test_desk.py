@@ -11,7 +11,7 @@ from kohya_gui.form import compile_summary, presets
 from library.check import isolated
 from library.config.formats import read_toml
 from library.runs import keys, launcher, reader, start
-from tests import forks
+from tests import fork_server
 from tests.training import copied
 
 pytestmark = pytest.mark.browser
@@ -211,7 +211,7 @@ def test_from_nothing_to_a_trained_lora(visit, demo, monkeypatch, tmp_path):
     """The whole way with the real check and the real training: told what is wrong, mended by a click, trained."""
     for name, real in zip(("check", "check_all"), REAL, strict=False):
         monkeypatch.setattr(isolated, name, real)
-    forked = SimpleNamespace(run=forks.run, TimeoutExpired=subprocess.TimeoutExpired)
+    forked = SimpleNamespace(run=fork_server.run, TimeoutExpired=subprocess.TimeoutExpired)
     monkeypatch.setattr(isolated, "subprocess", forked)  # four processes, of which none has to load torch
     monkeypatch.setattr(start, "starting", lambda path, script, **how: REAL[2](path, script, **{**how, "cpu": True}))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -41,7 +41,7 @@ def test_a_folder_is_opened_looked_through_and_changed(images, data):  # noqa: F
     found = opened(images, data, trigger="zorb")
     assert found["kinds"]["broken"] == 1 and found["kinds"]["trigger"] == 7 and found["captioned"] == 5
     assert found["count"]["images"] == 8 and found["past"] == [] and found["folder"] == str(data)
-    asked = {"folder": str(data), "album": found["album"]}
+    asked = {"folder": str(data), "collection": found["collection"]}
     page = images.page(ApiRequest({**asked, "show": "all", "start": 2, "count": 3, "trigger": "zorb"}))
     assert page["total"] == 11 and [r["name"] for r in page["rows"]] == ["10_cat/1.png", "10_cat/2.png", "10_cat/3.png"]
     assert page["rows"][0]["caption"] == "zorb, cat, red hat, 1" and page["rows"][0]["trigger"] is True
@@ -99,7 +99,7 @@ def test_files_that_describe_images_lead_nowhere_else(images, data, tmp_path):  
     here.write_text(subset.format((data / "10_cat").as_posix()))
     found = answer(dataset_config=str(here))
     assert found["count"]["images"] == 4 and found["places"][0]["path"] == (data / "10_cat").as_posix()
-    asked = {"folder": found["folder"], "album": found["album"]}
+    asked = {"folder": found["folder"], "collection": found["collection"]}
     row = images.page(ApiRequest(asked))["rows"][0]
     assert (
         "describes" in images.caption(ApiRequest({**asked, "name": row["name"], "text": "x", "expected": None}))["said"]
@@ -125,7 +125,7 @@ def test_thumbnails_come_from_the_roots_only(images, data, tmp_path):  # noqa: F
 
 def test_nothing_that_is_sent_breaks_or_leads_out(images, data, tmp_path):  # noqa: F811
     """Every question, with hostile fields: an answer or a sentence, and no file is touched."""
-    album = opened(images, data)["album"]
+    collection = opened(images, data)["collection"]
     secret = tmp_path / "secret"
     secret.mkdir()
     (secret / "a.txt").write_text("mine")
@@ -145,7 +145,7 @@ def test_nothing_that_is_sent_breaks_or_leads_out(images, data, tmp_path):  # no
         question = chance.choice(sorted(safe))
         fields = {name: chance.choice(values) for name in chance.sample(names, 6)}
         if chance.random() < 0.6:
-            fields |= {"folder": str(data), "album": album}
+            fields |= {"folder": str(data), "collection": collection}
         if fields.get("folder") == str(data) and question in changing:  # nothing that would be right there
             wrong_place = {"name": "../secret/a.png", "names": ["../../x"], "words": "../x"}
             fields |= {"folder": str(secret)} if chance.random() < 0.5 else wrong_place

@@ -33,8 +33,8 @@ sys.exit(shell.main(sys.argv[2:]))
 
 @pytest.fixture
 def editing(images, data):  # noqa: F811
-    masks = MaskEditing(images.roots, images.album)
-    asked = {"folder": str(data), "album": opened(images, data)["album"]}
+    masks = MaskEditing(images.roots, images.collection)
+    asked = {"folder": str(data), "collection": opened(images, data)["collection"]}
     return masks, asked
 
 
@@ -63,7 +63,7 @@ def test_nothing_outside_of_the_masks_is_read_or_written(editing, data, tmp_path
         for act in (lambda q: masks.show(q), lambda q: masks.put(q, painted((4, 4)))):
             with pytest.raises(ConfigError, match="is not in"):
                 act({**asked, "name": name})
-    for query in ({}, {"folder": "/etc"}, {"folder": str(data), "album": "x", "name": "10_cat/1.png"}):
+    for query in ({}, {"folder": "/etc"}, {"folder": str(data), "collection": "x", "name": "10_cat/1.png"}):
         with pytest.raises(ConfigError):
             masks.show(query)
     one = {**asked, "name": "10_cat/1.png"}

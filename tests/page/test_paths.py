@@ -1,6 +1,6 @@
 """The path guard: nothing that a browser sends leads to a file outside of the chosen folders.
 
-Ten thousand hostile paths go through it in tests/promises.
+Ten thousand hostile paths go through it in tests/security.
 """
 
 import os
@@ -8,7 +8,7 @@ import os
 import pytest
 
 from kohya_gui.server import paths
-from library.config.building import build, mending
+from library.config.building import build, working_fix
 from library.config.problems import ConfigError
 from library.families import config_class
 
@@ -57,7 +57,7 @@ def test_the_page_of_a_model_leads_to_its_id(root):
     config = build(config_class("sdxl_train"), {"pretrained_model_name_or_path": address}, notes=[])
     with pytest.raises(ConfigError) as error:
         paths.allow(config, [root])
-    mended = mending(error.value.problems[0], config)
+    mended = working_fix(error.value.problems[0], config)
     assert mended == {"pretrained_model_name_or_path": "stabilityai/stable-diffusion-xl-base-1.0"}
 
 

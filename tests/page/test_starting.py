@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kohya_gui.form import presets, start_preset
-from kohya_gui.form.start_preset import Card
+from kohya_gui.form.start_preset import Gpu
 from kohya_gui.form.tab import TABS
 from library.check import isolated
 from library.config import ineffective
@@ -42,15 +42,15 @@ def start_for(gpu, kind="lora"):
      (47.5, 24), (79, 80), (79.6, 80), (141, 80)],
 )  # fmt: skip
 def test_the_largest_preset_that_fits_the_gpu_is_the_start(few, memory, size):
-    preset, why = start_for(Card("Card", memory))
+    preset, why = start_for(Gpu("Gpu", memory))
     assert preset.gigabytes == size and why.count(".") == 1
-    assert ("less than any preset" in why) == (memory < 7.6) and f"Card, {memory:.0f} GB" in why
+    assert ("less than any preset" in why) == (memory < 7.6) and f"Gpu, {memory:.0f} GB" in why
 
 
 def test_without_a_known_gpu_the_smallest_preset_is_the_start_and_that_is_said(few):
     preset, why = start_for(None)
     assert preset.gigabytes == 8 and "No NVIDIA GPU was found" in why
-    preset, why = start_for(Card())
+    preset, why = start_for(Gpu())
     assert preset.gigabytes == 8 and "not known" in why
 
 
@@ -67,21 +67,21 @@ GPUS = [machine.GpuStatus("0", "NVIDIA RTX 3060", 0.5, 12.0), machine.GpuStatus(
 
 @pytest.mark.parametrize(
     ("visible", "expected"),
-    [(("0", "1"), Card("NVIDIA RTX 3060", 12.0)), (("1",), Card("NVIDIA RTX 4090", 24.0)), (("cpu",), None),
-     (("GPU-8f3c",), Card("NVIDIA RTX 3060", 12.0)), (("MIG-1234",), Card())],
+    [(("0", "1"), Gpu("NVIDIA RTX 3060", 12.0)), (("1",), Gpu("NVIDIA RTX 4090", 24.0)), (("cpu",), None),
+     (("GPU-8f3c",), Gpu("NVIDIA RTX 3060", 12.0)), (("MIG-1234",), Gpu())],
 )  # fmt: skip
 def test_the_card_is_the_one_that_a_training_would_get(monkeypatch, visible, expected):
     monkeypatch.setattr(gpu_slots, "lanes", lambda: visible)
     monkeypatch.setattr(machine, "read_gpus", lambda: GPUS)
     monkeypatch.setattr(machine, "GPUS", machine.GpuMonitor())
-    assert start_preset.card() == expected
+    assert start_preset.training_gpu() == expected
 
 
 @pytest.mark.parametrize(("tab", "family"), CASES, ids=NAMES)
 @pytest.mark.parametrize("memory", [6, 12, 24, 80])
 def test_every_start_is_a_good_one(monkeypatch, tab, family, memory):
     """At least what the page of kohya_ss starts with."""
-    monkeypatch.setattr(start_preset, "card", lambda: Card("Card", memory))
+    monkeypatch.setattr(start_preset, "training_gpu", lambda: Gpu("Gpu", memory))
     config = build(tab.configs[family], start_preset.starts(tab.id, tab.configs)[family]["values"], notes=[])
     most = 1e-3 if tab.kind == "textual-inversion" else 3e-4  # words learn faster than weights
     assert 1e-6 < config.optim.learning_rate <= most and config.captions.caption_extension == ".txt"
@@ -96,7 +96,7 @@ def test_every_start_is_a_good_one(monkeypatch, tab, family, memory):
 @pytest.mark.parametrize(("tab", "family"), CASES, ids=NAMES)
 def test_where_no_gpu_is_found_the_start_does_not_compile_and_says_so(monkeypatch, tab, family):
     def opened(gpu):
-        monkeypatch.setattr(start_preset, "card", lambda: gpu)
+        monkeypatch.setattr(start_preset, "training_gpu", lambda: gpu)
         start = start_preset.starts(tab.id, tab.configs)[family]
         return start["text"], start["notes"], build(tab.configs[family], start["values"], notes=[])
 
@@ -104,13 +104,13 @@ def test_where_no_gpu_is_found_the_start_does_not_compile_and_says_so(monkeypatc
     assert text and not re.search("compiled|CUDA graphs|per step", text)
     assert [note for note in notes if "Compiling is off" in note] and "compile" not in changed(config)
     assert list(ineffective.remarks(config, [])) == []  # and nothing of compiling is left to be remarked on
-    text, notes, config = opened(Card("Card", 24.0))
+    text, notes, config = opened(Gpu("Gpu", 24.0))
     assert "compiled" in text and not notes and config.compile.compile and config.compile.compile_fallback
 
 
 @pytest.mark.parametrize(("capability", "other"), [((8, 6), True), ((8, 9), False), (None, False)])
 def test_a_gpu_without_fp8_times_products_instead(monkeypatch, capability, other):
-    monkeypatch.setattr(start_preset, "card", lambda: Card("Card", 24.0, capability))
+    monkeypatch.setattr(start_preset, "training_gpu", lambda: Gpu("Gpu", 24.0, capability))
     start = start_preset.starts("lora", {"flux": TABS[0].configs["flux"]})["flux"]
     precision = build(TABS[0].configs["flux"], start["values"], notes=[]).precision
     assert precision.fp8_base and precision.auto_compute is other and precision.fp8_compute is not other
@@ -118,7 +118,7 @@ def test_a_gpu_without_fp8_times_products_instead(monkeypatch, capability, other
 
 
 def test_what_a_preset_sets_is_no_remark_once_its_switch_is_off_and_what_was_typed_is_one(monkeypatch):
-    monkeypatch.setattr(start_preset, "card", lambda: Card("Card", 12.0))
+    monkeypatch.setattr(start_preset, "training_gpu", lambda: Gpu("Gpu", 12.0))
     values = start_preset.starts("lora", TABS[0].configs)["sdxl"]["values"]
     config = build(TABS[0].configs["sdxl"], {**values, "compile": False}, notes=[])
     said = [*ineffective.remarks(config, []), "12 images enlarged"]

@@ -63,7 +63,7 @@ def test_more_than_a_process_is_for_accelerate(how):
 @pytest.mark.parametrize(
     "values",
     [{"distributed_type": "MULTI_GPU"}, {"distributed_type": "FSDP"}, {"debug": True}, {"gpu_ids": "1"},
-     {"enable_cpu_affinity": True}, {"use_cpu": True}, {"unheard": 1}, {"compute_environment": "AMAZON_SAGEMAKER"}],
+     {"enable_cpu_affinity": True}, {"use_cpu": True}, {"unreadable": 1}, {"compute_environment": "AMAZON_SAGEMAKER"}],
 )  # fmt: skip
 def test_so_is_what_its_config_asks_for(config, values):
     written(config, **PLAIN | values)

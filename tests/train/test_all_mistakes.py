@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from library.check import isolated, report
 from library.cli import check as looking
-from tests import forks
+from tests import fork_server
 from tests.source import ROOT
 from tests.training import pictures
 
@@ -241,7 +241,7 @@ FEW = ["a misspelt option", "text for a whole number", "below its least", "oppos
 
 def test_the_script_itself_names_them_all(world):
     flags, _, words = line(world, FEW)
-    process = forks.start([str(ROOT / "sd-scripts" / f"{NAME}.py"), "--config_file", str(world[1]), *flags])
+    process = fork_server.start([str(ROOT / "sd-scripts" / f"{NAME}.py"), "--config_file", str(world[1]), *flags])
     said = process.communicate()[0]
     assert process.returncode == 2 and "Traceback" not in said
     named_all([text for text in said.splitlines() if text.startswith("error: ")], words, FEW)

@@ -13,7 +13,7 @@ from library.bench import probe
 from library.check import estimate, preflight
 from library.check import report as checking
 from library.cli import main
-from library.config.building import build, draft, mending, missing, replace
+from library.config.building import build, draft, missing, replace, working_fix
 from library.config.formats import read_toml
 from library.config.ineffective import ADAPTERS, SHARED, WHOLE, ineffective_options
 from library.config.problems import ConfigError
@@ -162,7 +162,7 @@ def test_a_broken_rule_has_a_remedy(cls, given):
     broken = draft(cls, {name: known[name].read(value) for name, value in given.items()})
     for _ in range(3):  # one remedy may uncover the next problem
         problem = error.value.problems[0]
-        mends = mending(problem, broken)
+        mends = working_fix(problem, broken)
         assert mends, problem
         given = {**given, **mends}
         broken = draft(cls, {name: known[name].read(value) for name, value in given.items()})
@@ -177,7 +177,7 @@ def test_a_broken_rule_has_a_remedy(cls, given):
 
 def test_what_only_a_person_can_know_has_no_remedy():
     empty = build(LORA, {}, notes=[])
-    by_name = {line.option: mending(line, empty) for line in missing(empty)}
+    by_name = {line.option: working_fix(line, empty) for line in missing(empty)}
     assert by_name == {"pretrained_model_name_or_path": {}, "train_data_dir": {}, "output_dir": {},
                        "resolution": {"resolution": "1024"}}  # fmt: skip
 

@@ -13,7 +13,7 @@ from library.check import preflight
 from library.demo import lora, main
 from library.runs import foreground
 from library.tools import convert, extract, merge, resize, verify
-from tests import forks
+from tests import fork_server
 from tests.training import config_of, pictures, train
 
 LORA, FULL = "flux_train_network", "flux_train"
@@ -182,7 +182,7 @@ def test_mistakes_are_one_sentence_before_anything_is_loaded(demo, pairs, fill_m
 @pytest.mark.parametrize("name", ["kontext", "fill"])
 def test_the_demo_makes_models_and_pairs_for_them(name, tmp_path, capsys, monkeypatch):
     def forked(arguments, variables):
-        process = forks.start(arguments[1:], **variables)
+        process = fork_server.start(arguments[1:], **variables)
         print(process.communicate()[0])
         return process.returncode
 

@@ -16,7 +16,7 @@ from library.config.problems import ConfigError
 from library.demo import files
 from library.families import config_class
 from library.optim import optimizers
-from tests import forks
+from tests import fork_server
 from tests.training import Outcome, config_of, free_port, ranks, runs_in, train
 
 FLUX = {"train_batch_size": 1, "learning_rate": 1e-3, "max_train_steps": 3, "seed": 4, "output_name": "m"}
@@ -42,7 +42,7 @@ class Trainings:
             toml = self.folder / f"{name}.toml"
             toml.write_text(to_toml(self.config(name, script, **values)), encoding="utf-8")
             jobs += [script.removeprefix("chroma_"), toml, free_port()]
-        for process in ranks(["-m", "tests.several", *jobs], number):
+        for process in ranks(["-m", "tests.several_trainings", *jobs], number):
             said = process.communicate(timeout=600)[0]
             assert process.returncode == 0, said
 
@@ -169,7 +169,7 @@ from library.cli.train_script import main
 from library.compiler.torch_private import LazyTensor
 from library.families import config_class
 from library.optim import optimizers
-from tests import forks
+from tests import fork_server
 from library.train.updates import Updates
 
 def held(parts):
@@ -287,7 +287,7 @@ def test_accelerate_launches_it_on_two_machines_by_its_own_options(trained, tmp_
     how = {"num_processes": 2, "num_machines": 2, "main_process_ip": "127.0.0.2", "main_process_port": free_port()}
     how["extra_accelerate_launch_args"] = asked
     machines = [command(tmp_path / "run.toml", "flux_train", machine_rank=rank, **how) for rank in range(2)]
-    for launcher in [forks.start(arguments[1:]) for arguments in machines]:
+    for launcher in [fork_server.start(arguments[1:]) for arguments in machines]:
         said = launcher.communicate()[0]
         assert launcher.returncode == 0, said
     (folder,) = runs_in(tmp_path)

@@ -7,7 +7,7 @@ import pytest
 
 from library.config.formats import to_toml
 from library.families.flux import random
-from tests import forks
+from tests import fork_server
 from tests.training import config_of, pictures
 
 KILLS = 30
@@ -32,8 +32,8 @@ def test_a_training_survives_30_deaths(demo, tmp_path, kills, how, seen):
         max_data_loader_n_workers=0, **models, **how,
     )  # fmt: skip
     (tmp_path / "run.toml").write_text(to_toml(config), encoding="utf-8")
-    arguments = ["-m", "tests.lives", str(tmp_path / "run.toml"), str(tmp_path / "lives"), str(kills), "1"]
-    program = forks.start(arguments)
+    arguments = ["-m", "tests.killed_training", str(tmp_path / "run.toml"), str(tmp_path / "lives"), str(kills), "1"]
+    program = fork_server.start(arguments)
     said = program.communicate()[0]
     assert program.returncode == 0, said
     found = next(json.loads(line) for line in said.splitlines() if line.startswith("{"))

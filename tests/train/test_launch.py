@@ -131,7 +131,7 @@ def test_the_other_scripts_as_well(demo, squares, tmp_path):
         config = config_of(demo, name, output_dir=tmp_path / name / "two", train_batch_size=1, **values, **more)
         (tmp_path / f"{name}.toml").write_text(to_toml(config), encoding="utf-8")
         pairs += [name, tmp_path / f"{name}.toml", free_port()]
-    for process in ranks(["-m", "tests.several", *pairs]):
+    for process in ranks(["-m", "tests.several_trainings", *pairs]):
         said = process.communicate(timeout=600)[0]
         assert process.returncode == 0, said
     for name, one in alone.items():

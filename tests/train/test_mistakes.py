@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from library.cli.train_script import main
 from library.families import config_class
-from tests import forks
+from tests import fork_server
 from tests.source import ROOT
 from tests.training import config_of, fresh, pictures, runs_in, train, untouched
 
@@ -238,7 +238,7 @@ def test_what_does_not_fit_the_model_is_a_sentence_before_it_is_loaded(
 def test_the_script_itself_ends_with_a_code_and_without_a_traceback(refused, demo, squares, flags, code, words):
     flags = [given(flag, refused) for flag in flags]
     with untouched(refused.out, demo.folder, squares, refused.wrong):
-        done = forks.start(
+        done = fork_server.start(
             [str(ROOT / "sd-scripts" / f"{FLUX}.py"), *arguments(demo.configs[FLUX], squares, refused.out, *flags)]
         )
         said = done.communicate()[0]
@@ -255,7 +255,7 @@ def test_a_mistake_in_a_process_of_several_is_said_once(refused, demo, squares, 
     _, *launcher = command(tmp_path / "torn.toml", FLUX, num_processes=2)
     flags = ["--train_data_dir", str(squares), "--output_dir", str(refused.out), "--lerning", "1"]
     with untouched(refused.out, demo.folder, squares):
-        started = forks.start([*launcher, *flags], **{forks.WHOLE: "1"})  # its processes are not forked
+        started = fork_server.start([*launcher, *flags], **{fork_server.WHOLE: "1"})  # its processes are not forked
         said = started.communicate()[0]
     assert started.returncode
     assert said.count("error: --lerning is not an option") == said.count("torn.toml is not") == 1, said

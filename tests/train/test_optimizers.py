@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from library.check import estimate
-from library.config.building import build, draft, mending
+from library.config.building import build, draft, working_fix
 from library.config.fixes import carried
 from library.config.problems import ConfigError
 from library.config.sections.learning import OptimizerName
@@ -223,7 +223,7 @@ def test_several_rates_are_refused_by_those_that_have_one(name):
             group["params"][0].grad = torch.ones(2, 2)
         made.step()
         return
-    mends = mending(said[0], chosen)
+    mends = working_fix(said[0], chosen)
     assert mends == {"unet_lr": None, "text_encoder_lr": (), "learning_rate": 1.0}
     with pytest.raises(ConfigError, match="has one learning rate for all that learns"):
         optimizers.optimizer(method, chosen)
@@ -234,7 +234,7 @@ def test_automagic_is_refused_by_name_and_mended(written):
     given = {"optimizer_type": written, "learning_rate": 1e-6, "optimizer_args": ["min_lr=1e-7", "weight_decay=0.1"]}
     with pytest.raises(ConfigError, match="Automagic is a part of ai-toolkit and in no package") as refused:
         build(FluxLora, given)
-    mends = mending(
+    mends = working_fix(
         refused.value.problems[0], draft(FluxLora, {**given, "optimizer_args": tuple(given["optimizer_args"])})
     )
     assert mends == {"optimizer_type": "ProdigyPlusScheduleFree", "learning_rate": 1.0,
@@ -251,7 +251,7 @@ def test_those_that_find_their_rate_want_one_and_do_without_clipping():
     chosen = config("ProdigyPlusScheduleFree", lr_scheduler="cosine")
     notes = list(optimizers.notes(chosen))
     clipping = next(note for note in notes if note.startswith("max_grad_norm hinders"))
-    assert mending(clipping, chosen) == {"max_grad_norm": 0.0}
+    assert working_fix(clipping, chosen) == {"max_grad_norm": 0.0}
     assert any(note.startswith("lr_scheduler has no effect") for note in notes)
     scheduled = config("ProdigyPlusScheduleFree", lr_scheduler="cosine", optimizer_args=["use_schedulefree=False"])
     assert not any("lr_scheduler" in note for note in optimizers.notes(scheduled))
@@ -282,7 +282,7 @@ def test_without_its_package_the_nearest_is_offered(name, package, fix, monkeypa
     chosen = config(name)
     (said,) = optimizers.problems(chosen)
     assert said.startswith(f"optimizer_type {name} needs a package that is not installed: ")
-    assert mending(said, chosen) == fix
+    assert working_fix(said, chosen) == fix
     mended = {"optimizer_args": (), **fix, "learning_rate": chosen.optim.learning_rate}
     assert list(optimizers.problems(build(FluxLora, mended, notes=[]))) == []
 
@@ -291,7 +291,7 @@ def test_a_rate_of_one_does_not_stay_with_adamw(monkeypatch):
     hide(monkeypatch, "prodigyopt", "prodigyplus", "dadaptation")
     chosen = config("Prodigy", unet_lr=1.0, text_encoder_lr=[1.0])
     (said,) = optimizers.problems(chosen)
-    assert mending(said, chosen) == {"optimizer_type": "AdamW", "optimizer_args": (), "learning_rate": 1e-4,
+    assert working_fix(said, chosen) == {"optimizer_type": "AdamW", "optimizer_args": (), "learning_rate": 1e-4,
                                     "unet_lr": None, "text_encoder_lr": ()}  # fmt: skip
 
 

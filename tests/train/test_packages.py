@@ -10,7 +10,7 @@ import pytest
 from kohya_gui.form import presets
 from kohya_gui.i18n import texts
 from library import packages
-from library.config.building import build, mending
+from library.config.building import build, working_fix
 from library.config.problems import Text
 from library.doctor import optional, report
 from library.families import config_class
@@ -89,7 +89,7 @@ def test_a_package_that_does_not_load_counts_as_none(error, home, tmp_path, monk
     words = error.partition("(")[2].strip("')")
     assert said.startswith("optimizer_type AdamW8bit needs bitsandbytes, which does not load here (") and words in said
     assert packages.command("bitsandbytes", again=True) in said
-    assert mending(said, lora(optimizer_type="AdamW8bit")) == {"optimizer_type": "AdamW"}
+    assert working_fix(said, lora(optimizer_type="AdamW8bit")) == {"optimizer_type": "AdamW"}
     told = []
     made = presets.apply(eight_bit(tmp_path), LORA, {}, told)
     assert made.optim.optimizer_type == "AdamW" and "does not load here" in told[0] and words in told[0]
@@ -98,9 +98,9 @@ def test_a_package_that_does_not_load_counts_as_none(error, home, tmp_path, monk
 def test_the_page_finds_out_by_itself_what_does_not_load(home, monkeypatch):
     """Without loading it in its own process, and once: the next preset does not wait."""
     spoil(monkeypatch, home, "bitsandbytes", "OSError('libcudart.so.13: not found')")
-    assert "libcudart" in names.trouble("AdamW8bit") and "bitsandbytes" not in sys.modules
+    assert "libcudart" in names.package_problem("AdamW8bit") and "bitsandbytes" not in sys.modules
     monkeypatch.setattr(packages, "examine", lambda _: pytest.fail("tried again"))
-    assert "libcudart" in names.trouble("AdamW8bit")
+    assert "libcudart" in names.package_problem("AdamW8bit")
     assert names.nearest("AdamW8bit") == "AdamW" and names.nearest("Lion8bit") == "Lion"
 
 
@@ -113,7 +113,7 @@ def test_one_that_loads_and_cannot_step_is_found_too(monkeypatch):
     monkeypatch.setattr(bitsandbytes.optim.AdamW8bit, "step", broken)
     (said,) = optim.problems(lora(optimizer_type="AdamW8bit"))
     assert "does not load here (RuntimeError: Configured CUDA binary not found" in said
-    assert names.trouble("AdamW8bit")  # and that is remembered for the presets
+    assert names.package_problem("AdamW8bit")  # and that is remembered for the presets
 
 
 def test_files_that_were_changed_are_tried_before_they_are_trusted(home, monkeypatch):

@@ -16,7 +16,7 @@ from library.train import resume_state
 from library.train.journal import Journal
 from library.train.stop_requests import ControlRequests, Stopped
 from library.train.world import World
-from tests import forks
+from tests import fork_server
 from tests.source import ROOT
 from tests.training import config_of, runs_in, wait_for
 
@@ -74,7 +74,7 @@ def training(demo, squares, tmp_path):
         (tmp_path / "run.toml").write_text(to_toml(config), encoding="utf-8")
         script = [str(ROOT / "sd-scripts" / f"{SCRIPT}.py"), "--config_file", str(tmp_path / "run.toml")]
         # A process group of its own, as a shell gives it: a terminal's Ctrl+C reaches all that is in it.
-        started.append(Training(forks.start([*before, *script]), tmp_path / "out"))
+        started.append(Training(fork_server.start([*before, *script]), tmp_path / "out"))
         return started[-1]
 
     yield start
@@ -174,7 +174,7 @@ print("saving", flush=True)
 
 def listener(code, together=0.2):
     """A process that listens, and then does this; signals within so many seconds are one."""
-    found = forks.start(["-c", LOOP.format(together, code)])
+    found = fork_server.start(["-c", LOOP.format(together, code)])
     heard(found, "up\n")
     return found
 

@@ -16,7 +16,7 @@ from library.train.journal import Journal
 from library.train.rng import StepGenerators
 from library.train.stepper import Stepper
 from library.train.stop_requests import ControlRequests, Stopped
-from tests import forks
+from tests import fork_server
 from tests.source import ROOT
 from tests.training import config_of, ranks, runs_in, train, wait_for
 
@@ -211,7 +211,7 @@ def test_a_slow_save_is_waited_for_and_never_killed(demo, squares, tmp_path, mon
                        max_train_steps=100000)  # fmt: skip
     (tmp_path / "run.toml").write_text(to_toml(config), encoding="utf-8")
     (tmp_path / "slow.py").write_text(SLOW, encoding="utf-8")
-    started = forks.start([str(tmp_path / "slow.py"), "--config_file", str(tmp_path / "run.toml")])
+    started = fork_server.start([str(tmp_path / "slow.py"), "--config_file", str(tmp_path / "run.toml")])
     try:
         run = wait_for(
             lambda: next((r for f in runs_in(tmp_path / "out") if (r := reader.at(f)).facts.get("step")), None)

@@ -36,7 +36,7 @@ from tests.training import LORAS, config_of, fresh
 META = torch.device("meta")
 
 
-class Watch(TorchDispatchMode):
+class AttentionRecorder(TorchDispatchMode):
     """Notes every copy between devices that makes the host wait, with the place that asked for it."""
 
     def __init__(self):
@@ -124,7 +124,7 @@ def blocked_by(demo, squares, tmp_path, monkeypatch, meta_as_cpu):
                 batches, clock, generators, world, ControlRequests(), config.steps.gradient_accumulation_steps
             )
             for window in stepper:
-                watch = Watch()
+                watch = AttentionRecorder()
                 with contextlib.ExitStack() as watching:
                     if clock.done:  # in the first step tables may go to the device, once
                         watching.enter_context(watch)

@@ -211,7 +211,7 @@ class DiffusersInputs:
         return list(dict.fromkeys([first, *(["list"] if "x" in self.parameters else []), *others]))
 
     def _tried(self, model: nn.Module) -> Exception | None:
-        world, device = shapes.FakeWorld(), torch.device("cpu")
+        world, device = shapes.FakeTensorContext(), torch.device("cpu")
         copied = world.copy(model, device, torch.float32)
         try:
             with world.inside(), torch.no_grad():

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from library.families.shared.transformer import KeptTables, WeightedRMSNorm, projections, rope, rotated_halves, sdpa
+from library.families.shared.transformer import RopeTableCache, WeightedRMSNorm, projections, rope, rotated_halves, sdpa
 
 PREFIX = "llm_adapter."
 BLOCK = "LLMAdapterTransformerBlock"
@@ -115,7 +115,7 @@ class AnimaAdapter(nn.Module):
         self.blocks = nn.ModuleList(LLMAdapterTransformerBlock(sizes) for _ in range(sizes.blocks))
         self.out_proj = nn.Linear(sizes.width, sizes.width)
         self.norm = WeightedRMSNorm(sizes.width)
-        self.tables = KeptTables()
+        self.tables = RopeTableCache()
 
     def forward(self, states: Tensor, mask: Tensor, ids: Tensor, ids_mask: Tensor) -> Tensor:
         """States of Qwen3 [B, L, source], zero behind each caption, with their mask, and ids of T5 [B, T] with theirs

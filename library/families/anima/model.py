@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from library.families.anima.adapter import AdapterShape, AnimaAdapter, Projections
 from library.families.shared.transformer import (
     FinalLayer,
-    KeptTables,
+    RopeTableCache,
     TimestepEmbedding,
     WeightedRMSNorm,
     finite,
@@ -164,7 +164,7 @@ class Anima(nn.Module):
         self.blocks = nn.ModuleList(Block(sizes) for _ in range(sizes.blocks))
         last = nn.Linear(hidden, sizes.channels, bias=False)
         self.final_layer = FinalLayer(last, adaln_modulation=modulation(sizes, 2))
-        self._tables = KeptTables()
+        self._tables = RopeTableCache()
 
     def forward(  # noqa: PLR0913 - the text comes in four parts
         self,

@@ -157,11 +157,11 @@ def write(
         named = clip.tensors_of(make()) if part == "clip_l" else make().state_dict()
         named = {name: tensor for name, tensor in named.items() if name != "encoder.embed_tokens.weight"}
         parts[part] = (files[part], named, prefixed(""))
-    parts["ae"] = ("ae", made.vae().state_dict(), lambda tensors: autoencoder.to_single(_calm(tensors)))
+    parts["ae"] = ("ae", made.vae().state_dict(), lambda tensors: autoencoder.to_single(_with_unit_latents(tensors)))
     return places | random_networks.write_files(folder, parts, seed, dtype)
 
 
-def _calm(tensors: Tensors) -> Tensors:
+def _with_unit_latents(tensors: Tensors) -> Tensors:
     """Let the random encoder answer like a trained one: latents of about unit size, with nearly no variance."""
     half = tensors["encoder.conv_out.bias"].shape[0] // 2
     tensors["encoder.conv_out.weight"][:half] *= 6

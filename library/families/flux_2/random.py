@@ -10,7 +10,13 @@ from library.families.flux_2 import text_encoder, vae
 from library.families.flux_2.family import Flux2Family
 from library.families.flux_2.model import Flux2, Flux2Shape
 from library.families.shared import language_model, random_networks, random_tokenizers
-from library.families.shared.random_networks import InputShapes, RandomNetworks, Tensors, lively, prefixed
+from library.families.shared.random_networks import (
+    InputShapes,
+    RandomNetworks,
+    Tensors,
+    enlarge_encoder_output,
+    prefixed,
+)
 
 WORDS = 151936  # of the published vocabulary, with room
 
@@ -113,7 +119,11 @@ def write(
     parts = {
         "flux_2": ("flux-2-tiny", made.denoiser().state_dict(), prefixed("")),
         "text_encoder": ("qwen_3_tiny", text, prefixed("model.")),
-        "vae": ("flux2-vae", image, lambda tensors: vae.to_single(_with_statistics(lively(tensors), sizes.channels))),
+        "vae": (
+            "flux2-vae",
+            image,
+            lambda tensors: vae.to_single(_with_statistics(enlarge_encoder_output(tensors), sizes.channels)),
+        ),
     }
     return places | random_networks.write_files(folder, parts, seed, dtype)
 

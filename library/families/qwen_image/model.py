@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from library.families.shared.transformer import (
     TIME_CHANNELS,
-    KeptTables,
+    RopeTableCache,
     TimestepEmbedding,
     WeightedRMSNorm,
     finite,
@@ -207,7 +207,7 @@ class QwenImage(nn.Module):
         self.transformer_blocks = nn.ModuleList(QwenImageTransformerBlock(*width) for _ in range(sizes.blocks))
         self.norm_out = LastNorm(sizes.hidden)
         self.proj_out = nn.Linear(sizes.hidden, sizes.out_channels)
-        self._tables = KeptTables()
+        self._tables = RopeTableCache()
 
     def forward(
         self,

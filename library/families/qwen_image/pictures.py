@@ -70,7 +70,7 @@ def tokens_of(latents: Tensor, references: Sequence[Tensor]) -> tuple[Tensor, li
     return torch.cat([packing.pack(one) for one in every], dim=1), sizes
 
 
-class Seen(NamedTuple):
+class ImagePatches(NamedTuple):
     """A picture as the text encoder takes it."""
 
     patches: Tensor  # [rows * columns, 3 * FRAMES * PATCH * PATCH], the four of a token after each other
@@ -83,7 +83,7 @@ class Seen(NamedTuple):
         return self.rows * self.columns // MERGED**2
 
 
-def seen(image: Image.Image, area: int) -> Seen:
+def seen(image: Image.Image, area: int) -> ImagePatches:
     """A picture cut into patches, after it was scaled to about `area` pixels."""
     first = image.convert("RGB").resize(scaled_size(image.size, area), Image.Resampling.LANCZOS)
     scaled = np.asarray(first.resize(seen_size(image.size, area), Image.Resampling.BICUBIC)).astype("float32") / 255
@@ -91,11 +91,11 @@ def seen(image: Image.Image, area: int) -> Seen:
     rows, columns = colours.shape[0] // PATCH, colours.shape[1] // PATCH
     cut = colours.view(rows // MERGED, MERGED, PATCH, columns // MERGED, MERGED, PATCH, 3)
     patches = cut.permute(0, 3, 1, 4, 6, 2, 5)[..., None, :, :].expand(*(-1,) * 5, FRAMES, -1, -1)
-    return Seen(patches.reshape(rows * columns, -1), rows, columns)
+    return ImagePatches(patches.reshape(rows * columns, -1), rows, columns)
 
 
 # Why: docs/decisions/2026-11-23-pictures-in-the-prompt.md
-def positions(ids: Sequence[int], picture: int, shown: Sequence[Seen]) -> Tensor:
+def positions(ids: Sequence[int], picture: int, shown: Sequence[ImagePatches]) -> Tensor:
     """Frame, row and column of each token [3, L]: words count on all three alike, pictures from where they begin.
 
     `ids` has the token `picture` as often as a picture has tokens.
@@ -114,14 +114,14 @@ def positions(ids: Sequence[int], picture: int, shown: Sequence[Seen]) -> Tensor
     return torch.cat(found, dim=1)
 
 
-class SeeingModel(nn.Module):
+class VisionLanguageModel(nn.Module):
     """Qwen2.5-VL without its last layer: what sees pictures, and the language model behind it."""
 
     def __init__(self, language: Any, visual: Any):
         super().__init__()
         self.language, self.visual = language, visual
 
-    def forward(self, ids: Tensor, places: Tensor, picture: int, shown: Sequence[Seen]) -> Tensor:
+    def forward(self, ids: Tensor, places: Tensor, picture: int, shown: Sequence[ImagePatches]) -> Tensor:
         """Token ids [B, L], positions [3, B, L], the pictures of all rows in turn -> last hidden states [B, L, C]."""
         states = self.language.embed_tokens(ids)
         if shown:
@@ -133,7 +133,7 @@ class SeeingModel(nn.Module):
         return self.language(inputs_embeds=states, position_ids=places).last_hidden_state
 
 
-def build(tensors: Mapping[str, Tensor]) -> SeeingModel:
+def build(tensors: Mapping[str, Tensor]) -> VisionLanguageModel:
     """The model of the sizes of its tensors by plain name, which it takes over without a copy. KeyError names the first
     that is missing."""
     made = empty(**settings({name: tuple(tensor.shape) for name, tensor in tensors.items()}))
@@ -163,7 +163,7 @@ def settings(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
 
 def empty(  # noqa: PLR0913 - what the file of one says
     words: int, hidden: int, mlp: int, layers: int, groups: int, vision: int, vision_mlp: int, vision_layers: int
-) -> SeeingModel:
+) -> VisionLanguageModel:
     """A model without memory for its weights. Every eighth layer of its eyes looks at the whole picture."""
     modeling: Any = importlib.import_module("transformers.models.qwen2_5_vl.modeling_qwen2_5_vl")
     rope = {"rope_type": "default", "rope_theta": THETA, "mrope_section": SECTIONS}
@@ -179,8 +179,10 @@ def empty(  # noqa: PLR0913 - what the file of one says
     )  # fmt: skip
 
     def make() -> nn.Module:
-        return SeeingModel(modeling.Qwen2_5_VLTextModel(text), modeling.Qwen2_5_VisionTransformerPretrainedModel(eyes))
+        return VisionLanguageModel(
+            modeling.Qwen2_5_VLTextModel(text), modeling.Qwen2_5_VisionTransformerPretrainedModel(eyes)
+        )
 
     made = random_networks.empty(make)
-    assert isinstance(made, SeeingModel)
+    assert isinstance(made, VisionLanguageModel)
     return made

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from library.families.qwen_image.pictures import VISION, Seen, positions
+from library.families.qwen_image.pictures import VISION, ImagePatches, positions
 from library.families.shared import language_model
 from library.families.shared.language_model import HEAD
 from library.families.shared.weights import assign
@@ -100,7 +100,7 @@ def picture_tokens(tokenizer: Any, shown: Sequence[int], numbered: bool) -> int:
 
 
 def encode_with_pictures(
-    model: Any, tokenizer: Any, captions: Sequence[str], shown: Sequence[Sequence[Seen]], numbered: bool
+    model: Any, tokenizer: Any, captions: Sequence[str], shown: Sequence[Sequence[ImagePatches]], numbered: bool
 ) -> tuple[Tensor, Tensor]:
     """`encode` with the template of the Edit models, and the pictures of each caption before it."""
     picture, dropped = tokenizer.convert_tokens_to_ids(PICTURE), len(tokenizer(BEFORE_EDIT).input_ids)

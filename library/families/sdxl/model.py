@@ -29,7 +29,7 @@ BLAME = {"denoiser": "U-Net", "vae": "VAE", "clip_l": "first text encoder (CLIP-
 
 
 @dataclass
-class Stored:
+class OpenCheckpoint:
     """An open checkpoint: what reads the tensors of each part, and what export must give back that is in no part."""
 
     path: Path
@@ -52,13 +52,13 @@ def wanted_files(names: Iterable[str], half: bool) -> list[str]:
     return [*out, *(["model_index.json"] if "model_index.json" in names else [])]
 
 
-def opened(path: Path, half: bool, mmap: bool, vae: str | None = None) -> Stored:
+def opened(path: Path, half: bool, mmap: bool, vae: str | None = None) -> OpenCheckpoint:
     """Open a single file or a diffusers folder. Raises ConfigError when a part is absent or it is something else; the
     VAE may be where `vae` is another one."""
     return _folder(path, half, mmap) if path.is_dir() else _single(path, mmap, vae)
 
 
-def _single(path: Path, mmap: bool, vae: str | None) -> Stored:
+def _single(path: Path, mmap: bool, vae: str | None) -> OpenCheckpoint:
     file = weights.read(path, mmap)
     parts, rest = keys.split(file)
     shapes = file.shapes()
@@ -69,7 +69,7 @@ def _single(path: Path, mmap: bool, vae: str | None) -> Stored:
         return keys.to_diffusers(part, {short: file[name] for short, name in parts[part].items()})
 
     named = keys.to_diffusers("denoiser", parts["denoiser"])
-    return Stored(
+    return OpenCheckpoint(
         path,
         {name: file.source(stored) for name, stored in named.items()},
         {name: shapes[stored] for name, stored in named.items()},
@@ -78,7 +78,7 @@ def _single(path: Path, mmap: bool, vae: str | None) -> Stored:
     )
 
 
-def _folder(path: Path, half: bool, mmap: bool) -> Stored:
+def _folder(path: Path, half: bool, mmap: bool) -> OpenCheckpoint:
     def read(part: str) -> weights.Weights:
         return weights.Weights(weights.files(path / FOLDERS[part], "fp16" if half else None), mmap)
 
@@ -88,7 +88,7 @@ def _folder(path: Path, half: bool, mmap: bool) -> Stored:
     unet = read("denoiser")
     parts = [part for part in FOLDERS if part != "denoiser" and (path / FOLDERS[part]).is_dir()]
     readers = {part: functools.partial(tensors, part) for part in parts}
-    return Stored(path, {name: unet.source(name) for name in unet}, unet.shapes(), readers)
+    return OpenCheckpoint(path, {name: unet.source(name) for name in unet}, unet.shapes(), readers)
 
 
 def canonical(part: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -250,7 +250,7 @@ def _classes() -> tuple[Any, Any]:
 
 
 def open_unet(
-    stored: Stored, dtype: torch.dtype, keep_fp8: bool = False
+    stored: OpenCheckpoint, dtype: torch.dtype, keep_fp8: bool = False
 ) -> tuple[nn.Module, Callable[[WeightPlacement | None], object]]:
     """The U-Net of a checkpoint without its weights, and what reads these in `dtype`.
 
@@ -263,7 +263,7 @@ def open_unet(
     return unet, functools.partial(transfer.fill, unet, stored.unet, transfer.widened(dtype, in_blocks))
 
 
-def build(stored: Stored, part: str, dtype: torch.dtype) -> nn.Module:
+def build(stored: OpenCheckpoint, part: str, dtype: torch.dtype) -> nn.Module:
     """Another network of a checkpoint ("vae", "clip_l", "clip_g") on the CPU."""
     with _blamed(stored, part):
         tensors = stored.parts[part]() if part in stored.parts else {}
@@ -271,7 +271,7 @@ def build(stored: Stored, part: str, dtype: torch.dtype) -> nn.Module:
 
 
 @contextlib.contextmanager
-def _blamed(stored: Stored, part: str) -> Iterator[None]:
+def _blamed(stored: OpenCheckpoint, part: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, KeyError, StopIteration, ZeroDivisionError) as e:

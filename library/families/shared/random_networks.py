@@ -148,7 +148,7 @@ def prefixed(prefix: str) -> Layout:
     return lambda tensors: {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
 
 
-def lively(tensors: Tensors) -> Tensors:
+def enlarge_encoder_output(tensors: Tensors) -> Tensors:
     """Let the random encoder of a VAE answer about as large as a trained one."""
     tensors["encoder.conv_out.weight"] *= 6
     return tensors
@@ -156,4 +156,4 @@ def lively(tensors: Tensors) -> Tensors:
 
 def qwen_vae_file(vae: Any) -> tuple[Tensors, Layout]:
     """The tensors of an ImageVAE, and the layout of its file."""
-    return vae.network.state_dict(), lambda tensors: qwen_vae_names.to_single(lively(tensors))
+    return vae.network.state_dict(), lambda tensors: qwen_vae_names.to_single(enlarge_encoder_output(tensors))

@@ -145,7 +145,7 @@ def rope(ids: Tensor, axes: tuple[int, ...], theta: float = 10000.0) -> Tensor:
     return torch.stack((joined.cos(), joined.sin())).float()
 
 
-class KeptTables:
+class RopeTableCache:
     """RoPE tables that are made once for each size of image and length of text."""
 
     MOST = 32  # one for each bucket; 2.3 MB each at 1024 x 1024

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from library.families.shared.transformer import (
     TIME_CHANNELS,
     FinalLayer,
-    KeptTables,
+    RopeTableCache,
     WeightedRMSNorm,
     finite,
     projections,
@@ -220,7 +220,7 @@ class ZImage(nn.Module):
         last, scale = nn.Linear(sizes.hidden, sizes.in_channels), nn.Linear(sizes.time[1], sizes.hidden)
         final = FinalLayer(last, adaLN_modulation=nn.Sequential(nn.SiLU(), scale))
         self.all_final_layer = nn.ModuleDict({PATCH: final})
-        self._tables = KeptTables()
+        self._tables = RopeTableCache()
 
     def forward(self, img: Tensor, size: tuple[int, int], txt: Tensor, txt_mask: Tensor, times: Tensor) -> Tensor:
         """Packed noisy latents -> image minus noise, packed alike.

@@ -8,7 +8,13 @@ from torch import nn
 
 from library.config.run_config import RunConfig
 from library.families.shared import autoencoder, language_model, random_networks, random_tokenizers
-from library.families.shared.random_networks import InputShapes, RandomNetworks, Tensors, lively, prefixed
+from library.families.shared.random_networks import (
+    InputShapes,
+    RandomNetworks,
+    Tensors,
+    enlarge_encoder_output,
+    prefixed,
+)
 from library.families.zimage import keys, text_encoder
 from library.families.zimage.family import ZImageFamily
 from library.families.zimage.model import ZImage, ZImageShape
@@ -106,7 +112,7 @@ def write(
     parts = {
         "zimage": ("z_image_tiny", made.denoiser().state_dict(), _single),
         "text_encoder": ("qwen_3_tiny", text, prefixed("model.")),
-        "vae": ("ae", made.vae().state_dict(), lambda tensors: autoencoder.to_single(lively(tensors))),
+        "vae": ("ae", made.vae().state_dict(), lambda tensors: autoencoder.to_single(enlarge_encoder_output(tensors))),
     }
     return places | random_networks.write_files(folder, parts, seed, dtype)
 

@@ -8,13 +8,13 @@ import pytest
 
 from library import data as trainer
 from library.config.problems import ConfigError
-from library.curation import album, changes, similar_images, thumbs
+from library.curation import changes, scanning, selection, similar_images, thumbs
 from tests.curation.conftest import config, picture
 
 
 @pytest.fixture
 def found(data):
-    return album.opened(data, config(data))
+    return scanning.opened(data, config(data))
 
 
 def names(pictures):
@@ -25,7 +25,7 @@ def test_numbers_are_those_of_a_training(data):
     for name in ("broken.png", "broken.txt"):
         (data / "2_dog" / name).unlink()
     given = config(data, train_batch_size=3, max_train_epochs=4)
-    told, wanted = album.opened(data, given).count(), trainer.summary(trainer.scan(given))
+    told, wanted = scanning.opened(data, given).count(), trainer.summary(trainer.scan(given))
     assert {key: told[key] for key in ("images", "repeats", "buckets", "batches_per_epoch")} == {
         key: wanted[key] for key in ("images", "repeats", "buckets", "batches_per_epoch")
     }
@@ -33,19 +33,24 @@ def test_numbers_are_those_of_a_training(data):
 
 
 def test_each_mistake_is_found(found):
-    assert names(album.choose(found, "missing")) == ["d.png", "2_dog/a small.png", "2_dog/panorama.png", "later/c.png"]
+    assert names(selection.choose(found, "missing")) == [
+        "d.png",
+        "2_dog/a small.png",
+        "2_dog/panorama.png",
+        "later/c.png",
+    ]
     for kind, wanted in (
         ("empty", ["2_dog/b.png"]), ("foreign", ["2_dog/broken.png"]), ("lines", ["2_dog/a.png"]),
         ("broken", ["2_dog/broken.png"]), ("unused", ["d.png", "later/c.png"]), ("cut", ["2_dog/panorama.png"]),
         ("enlarged", ["2_dog/a small.png"]),
     ):  # fmt: skip
-        assert names(album.choose(found, kind)) == wanted, kind
-    counts = album.counts(found, "zorb")
+        assert names(selection.choose(found, kind)) == wanted, kind
+    counts = selection.counts(found, "zorb")
     assert counts["all"] == 11 and counts["missing"] == 4 and counts["trigger"] == 7
-    assert names(album.choose(found, "all", "RED hat", "10_cat")) == [f"10_cat/{i}.png" for i in range(4)]
-    assert len(album.choose(found, "trigger", trigger="Zorb")) == 7
+    assert names(selection.choose(found, "all", "RED hat", "10_cat")) == [f"10_cat/{i}.png" for i in range(4)]
+    assert len(selection.choose(found, "trigger", trigger="Zorb")) == 7
     with pytest.raises(ConfigError):
-        album.choose(found, "nonsense")
+        selection.choose(found, "nonsense")
 
 
 def test_what_is_cut_is_what_the_trainer_cuts(found):
@@ -56,16 +61,16 @@ def test_what_is_cut_is_what_the_trainer_cuts(found):
 
 
 def test_a_folder_of_images_says_how_often_each_is_seen(data):
-    alone = album.opened(data / "later", config())
+    alone = scanning.opened(data / "later", config())
     assert [p.repeats for p in alone.pictures] == [1] and "seen per epoch: 1" in alone.notes[0]
-    often = album.opened(data / "later", config(dataset_repeats=5))
+    often = scanning.opened(data / "later", config(dataset_repeats=5))
     assert [(p.repeats, p.used) for p in often.pictures] == [(5, True)] and "seen per epoch: 5" in often.notes[0]
-    leaf = album.opened(data / "10_cat", config())
+    leaf = scanning.opened(data / "10_cat", config())
     assert {p.repeats for p in leaf.pictures} == {10} and str(data) in leaf.notes[0]
-    other = album.opened(data / "10_cat", config(caption_extension=".caption"))
+    other = scanning.opened(data / "10_cat", config(caption_extension=".caption"))
     assert any("4 .txt files" in note for note in other.notes)
     with pytest.raises(ConfigError, match="cannot be listed"):
-        album.opened(data / "not", config())
+        scanning.opened(data / "not", config())
 
 
 @pytest.mark.skipif(os.name == "nt", reason="symbolic links need rights on Windows")
@@ -77,14 +82,14 @@ def test_links_are_followed_only_where_that_is_allowed(data, tmp_path):
     (data / "10_cat" / "0.txt").symlink_to(tmp_path / "secret.txt")
     (data / "10_cat" / "l.png").symlink_to(tmp_path / "5_out" / "x.png")
     (data / "5_out").symlink_to(tmp_path / "5_out")
-    found = album.opened(data, config(data), may=lambda path: False)
+    found = scanning.opened(data, config(data), may=lambda path: False)
     assert found.find("10_cat/0.png").caption == "" and "link" in found.find("10_cat/l.png").broken
     assert not any(p.folder == "5_out" for p in found.pictures)
 
 
 def test_doubles_by_bytes_and_by_looks(found):
     changes.compare(found)
-    groups = {tuple(names(album.choose(found, "double")[at : at + 2])) for at in (0, 2)}
+    groups = {tuple(names(selection.choose(found, "double")[at : at + 2])) for at in (0, 2)}
     assert groups == {("10_cat/0.png", "2_dog/b.png"), ("2_dog/a small.png", "2_dog/a.png")}
     assert sorted(group["how"] for group in found.double_groups) == ["alike", "the same"]
 
@@ -132,4 +137,4 @@ def test_bombs_and_rubbish_are_one_sentence(tmp_path):
         assert "\n" not in str(wrong.value)
     with pytest.raises(ConfigError):
         thumbs.thumb(bomb, 100_000)
-    assert "too many" in album.opened(tmp_path, config()).find("bomb.png").broken
+    assert "too many" in scanning.opened(tmp_path, config()).find("bomb.png").broken

@@ -27,7 +27,7 @@ def main(toml: str, folder: str, kills: int, seed: int) -> None:
     from library import families
     from library.config.formats import read_toml
 
-    # not torch.set_num_threads: the lives could fail then, as tests/forks.py says
+    # not torch.set_num_threads: the lives could fail then, as tests/fork_server.py says
     assert torch.get_num_threads() == 1, "set OMP_NUM_THREADS to 1: other threads would be missing after a fork"
     values, place, chance = read_toml(toml), Path(folder), random.Random(seed)
     warm_up(families.family_for(config(values, {})))

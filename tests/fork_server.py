@@ -103,10 +103,10 @@ def _server():
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))[:8]  # the address of a socket has to be short
     address = SCRATCH / f"forks-{run}"
     SCRATCH.mkdir(parents=True, exist_ok=True)
-    with FileLock(SCRATCH / "forks.lock"):
+    with FileLock(SCRATCH / "fork_server.lock"):
         while not (connection := _connected(address)):
             address.unlink(missing_ok=True)
-            command = [sys.executable, "-m", "tests.forks", str(address)]
+            command = [sys.executable, "-m", "tests.fork_server", str(address)]
             # A session of its own: a Ctrl+C ends the tests, and it ends then, with all that it has started. One thread
             # by the environment: torch.set_num_threads makes a pool, which each thread of a forked process replaces
             # when it first computes. Two that did so at once failed with "Invalid thread pool!".

@@ -1,0 +1,167 @@
+"""The images of a data set as their owner wants to see them: each with its caption, its bucket, and what is wrong."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from library.config import dataset as datasets
+from library.config.json_types import JsonObject
+from library.config.problems import ConfigError, Problem, Text
+from library.config.run_config import RunConfig
+from library.data import augment, captions
+from library.data.buckets import BucketFit, Buckets, Size
+from library.data.images import Image, ImageSet, bucket_rules, summary
+from library.data.length import length
+
+May = Callable[[str], bool]  # whether a path may be followed to where it leads
+
+LARGEST = 16384  # pixels of a side; no model generates that many
+MOST_SEEN = 10_000_000  # pictures of an epoch; more is a slip in a folder's name
+
+
+@dataclass(slots=True)
+class Picture:
+    """An image of the folder."""
+
+    path: str
+    name: str  # inside the opened folder, with /
+    folder: str  # the same of its folder; "" is the opened one
+    num_bytes: int
+    modified: int
+    caption_file: str  # where its words are, or would be; "" when another file tells them
+    repeats: int = 1
+    size: Size = (0, 0)
+    caption: str | None = None  # the whole file; None when there is none
+    fit: BucketFit | None = None
+    unused: str = ""  # why a training would leave it out
+    broken: str = ""  # why it cannot be decoded
+    foreign: bool = False  # its caption file is no UTF-8
+    turned: bool = False  # it says that it should be shown turned, which trainers do not follow
+    role: str = ""  # "reg": a regularisation image; "held": used for validation
+    fixed: str = ""  # why neither it nor its words can be changed here
+
+    @property
+    def words(self) -> str:
+        """What a training reads of its caption file."""
+        return captions.first_line(self.caption or "")
+
+    @property
+    def cut(self) -> tuple[float, float]:
+        """The shares of its width and of its height that the bucket cuts away."""
+        if self.fit is None:
+            return 0.0, 0.0
+        (width, height), (bucket_width, bucket_height) = self.fit.resized, self.fit.bucket
+        return 1 - bucket_width / width, 1 - bucket_height / height
+
+    @property
+    def seen(self) -> tuple[float, float, float, float]:
+        """What is seen of it, as shares: left, top, width, height."""
+        if self.fit is None:
+            return 0.0, 0.0, 1.0, 1.0
+        view = augment.middle(self.fit)
+        (width, height), (wide, high) = view.resized, view.size
+        return view.left / width, view.top / height, wide / width, high / height
+
+    @property
+    def larger(self) -> float:
+        """How many times it is enlarged."""
+        if self.fit is None or not min(self.size):
+            return 1.0
+        return max(self.fit.resized[0] / self.size[0], self.fit.resized[1] / self.size[1])
+
+    @property
+    def used(self) -> bool:
+        """Whether a training would see it."""
+        return not (self.unused or self.broken)
+
+
+@dataclass(slots=True)
+class ImageFolder:
+    """A folder of images: the opened one, or one inside it."""
+
+    folder: str
+    repeats: int
+    words: str
+    images: int
+    unused: str = ""
+    path: str = ""  # the folder itself
+    role: str = ""  # as that of its pictures
+    fixed: str = ""
+
+
+@dataclass(slots=True)
+class ImageCollection:
+    """The images of a data set and its folders, and what was found of them."""
+
+    root: Path
+    config: RunConfig
+    pictures: list[Picture] = field(default_factory=list)
+    known: dict[str, Picture] = field(default_factory=dict)  # by name
+    places: list[ImageFolder] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    doubles: dict[str, int] = field(default_factory=dict)  # name -> number of its group
+    double_groups: list[JsonObject] = field(default_factory=list)
+    compared: bool = False
+    may: May = lambda path: True
+    world: int = 1  # processes that share the batches
+    found: ImageSet | None = None  # the trainer's own, where more than one folder of folders is trained on
+    problems: list[Problem] = field(default_factory=list)  # what keeps a training from starting
+    fixed: str = ""  # why nothing at all can be changed here
+
+    @property
+    def rules(self) -> Buckets:
+        """How its images are sorted into buckets."""
+        return bucket_rules(datasets.load(self.config)[0])
+
+    def find(self, name: str) -> Picture:
+        """A picture by its name. Raises ConfigError for one that is not known, whoever asks."""
+        try:
+            return self.known[name]
+        except KeyError:
+            raise ConfigError("{name} is not in {root}: open the folder again", name=name, root=self.root) from None
+
+    def hold(self, pictures: list[Picture]) -> None:
+        """Have these pictures from now on."""
+        self.pictures, self.known = pictures, {picture.name: picture for picture in pictures}
+
+    def count(self) -> JsonObject:
+        """What a training would make of it: images, repeats, buckets, steps. The trainer's own count."""
+        images = self._images()
+        if (seen := sum(image.repeats for image in images.items)) > MOST_SEEN:
+            raise ConfigError("an epoch would have {seen} pictures: lower the repeats", seen=f"{seen:,}")
+        counts = summary(images, self.world)
+        long = length(self.config.steps, counts["batches_per_epoch"])
+        sizes = sorted({dataset.batch_size for dataset in images.datasets})
+        return {
+            **counts, "steps_per_epoch": long.per_epoch, "steps": long.total, "epochs": long.epochs,
+            "batch": " or ".join(map(str, sizes)), "world": self.world,
+        }  # fmt: skip
+
+    def _images(self) -> ImageSet:
+        """What a training has once what is broken is gone."""
+        if self.found is None:
+            base = datasets.load(self.config)[0]
+            items = [
+                Image(p.path, p.size, p.words, p.repeats, base.template, 0, p.fit)
+                for p in self.pictures
+                if p.used and p.fit is not None
+            ]
+            return ImageSet(items, (replace(base, subsets=()),))
+        broken = {p.path for p in self.pictures if p.broken}
+        return replace(self.found, items=[image for image in self.found.items if image.path not in broken])
+
+
+def check(config: RunConfig) -> None:
+    """Raise ConfigError when there can be no buckets as a config wants them."""
+    problems = []
+    for dataset in datasets.load(config):
+        if not dataset.resolution:
+            problems.append("resolution: write the size of the images, such as 1024")
+            continue
+        rules = bucket_rules(dataset)
+        problems += list(rules.problems())
+        if max(*rules.resolution, rules.largest) > LARGEST:
+            template = "resolution and max_bucket_reso: no side may have more than {most} pixels"
+            problems.append(Text(template, most=LARGEST))
+    if problems:
+        raise ConfigError(*dict.fromkeys(problems))

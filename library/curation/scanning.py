@@ -1,0 +1,186 @@
+"""Looking at a folder of images: what lies in it, whether it can be read, and what a training would leave out."""
+
+import os
+from collections import Counter
+from functools import lru_cache, partial
+from pathlib import Path
+
+from library.config.problems import ConfigError, Report, Text, counted
+from library.config.run_config import RunConfig
+from library.config.text_files import decoded
+from library.curation.collection import ImageCollection, ImageFolder, May, Picture
+from library.data import folders
+from library.data.buckets import Buckets, Size
+from library.data.folders import Listing
+from library.data.pixels import check_file, header_size, is_turned
+from library.data.threads import spread
+
+OTHER_ENDINGS = (".txt", ".caption")
+
+
+def opened(
+    root: Path, config: RunConfig, report: Report | None = None, may: May = lambda path: True
+) -> ImageCollection:
+    """Look at a folder: the one that holds folders named <repeats>_<words>, or one with images.
+
+    Links are followed where `may` says so. Raises ConfigError when the folder cannot be listed. What was known of
+    unchanged files is remembered.
+    """
+    collection = ImageCollection(root, config, may=may)
+    try:
+        _find(collection)
+    except OSError as error:
+        raise ConfigError("{root} cannot be listed: {why}", root=root, why=error.strerror or error) from None
+    collection.notes += sharing(collection)
+    examine(collection, collection.pictures, report)
+    rules = collection.rules
+    for picture in collection.pictures:
+        fitted(picture, rules)
+    collection.hold(collection.pictures)
+    return collection
+
+
+def examine(collection: ImageCollection, pictures: list[Picture], report: Report | None = None) -> None:
+    """Look into the files of pictures: size, whether they can be decoded, and their captions."""
+    facts = spread(partial(_facts, collection), pictures, report, Text("scanning images"))
+    for picture, (size, broken, turned) in zip(pictures, facts, strict=True):
+        picture.size, picture.broken, picture.turned = size, broken, turned
+    spread(partial(reread, collection), pictures, report, Text("reading captions"))
+
+
+def fitted(picture: Picture, rules: Buckets) -> None:
+    """Find a picture's bucket."""
+    picture.fit = rules.fit(picture.size) if min(picture.size) > 0 else None
+    if picture.fit is None and not picture.broken and not picture.unused:
+        picture.unused = "too thin for any bucket"
+
+
+def reread(collection: ImageCollection, picture: Picture) -> None:
+    """Read a picture's caption file anew."""
+    if not picture.caption_file:
+        return
+    picture.caption, picture.foreign = None, False
+    if not _safe(collection, picture.caption_file):
+        picture.foreign, picture.caption = True, ""
+        return
+    try:
+        with open(picture.caption_file, "rb") as file:
+            data = file.read()
+    except FileNotFoundError:
+        return
+    except OSError:
+        picture.foreign, picture.caption = True, ""
+        return
+    try:
+        picture.caption = decoded(data)
+    except UnicodeError:
+        picture.foreign, picture.caption = True, data.decode("utf-8", "replace")
+
+
+def _find(collection: ImageCollection) -> None:
+    here = folders.listing(collection.root)
+    inner = [(name, found) for name in here.folders if (found := _inner(collection, name)) is not None]
+    has_concepts = any(folders.concept(collection.root / name) for name, _ in inner)
+    flat, own = folders.is_flat(collection.root), folders.concept(collection.root)
+    why = "" if flat or not has_concepts else "images directly in the folder are not used beside <repeats>_<words>"
+    given = collection.config.data.dataset_repeats
+    repeats, words = (own.repeats, own.words) if own and not flat else (given, "")
+    _take(collection, here, ImageFolder("", repeats, words, 0, why))
+    for name, listing in inner:
+        concept = folders.concept(collection.root / name)
+        reason = "" if concept else "its name does not begin with a number of repeats"
+        if concept and not concept.repeats:
+            reason = "it has 0 repeats"
+        place = ImageFolder(name, concept.repeats if concept else 1, concept.words if concept else "", 0, reason)
+        _take(collection, listing, place)
+        deeper = [one for one in listing.folders if folders.listing(collection.root / name / one).images]
+        if deeper:
+            collection.notes.append(
+                Text(
+                    "Images in {folders} inside {name} are not used: one level is read.",
+                    folders=folders.some(deeper),
+                    name=name,
+                )
+            )
+    if flat:
+        collection.notes.append(
+            Text("Times each image is seen per epoch: {given}. Repeats in the settings says how often.", given=given)
+        )
+    elif own and not has_concepts and here.images:
+        collection.notes.append(
+            Text("As the image folder of a training, name the folder above: {parent}", parent=collection.root.parent)
+        )
+
+
+def _inner(collection: ImageCollection, name: str) -> Listing | None:
+    """A folder in the opened one, or None when it may not be looked into."""
+    if not _safe(collection, os.path.join(collection.root, name)):
+        return None
+    try:
+        return folders.listing(collection.root / name)
+    except OSError as error:
+        collection.notes.append(Text("{name} cannot be listed: {why}", name=name, why=error.strerror or error))
+        return None
+
+
+def _take(collection: ImageCollection, listing: Listing, place: ImageFolder) -> None:
+    ending = collection.config.captions.caption_extension
+    start = f"{place.folder}/" if place.folder else ""
+    for name, file in listing.images.items():
+        caption_file = listing.path(os.path.splitext(name)[0] + ending)
+        picture = Picture(listing.path(name), start + name, place.folder, file.num_bytes, file.modified, caption_file)
+        picture.repeats, picture.unused = place.repeats, place.unused
+        collection.pictures.append(picture)
+    for name in listing.undecodable:
+        collection.pictures.append(
+            Picture(
+                listing.path(name),
+                start + name,
+                place.folder,
+                0,
+                0,
+                listing.path(os.path.splitext(name)[0] + ending),
+                broken="there is no decoder for it here: convert it to PNG or WebP",
+            )  # fmt: skip
+        )
+    place.path = listing.folder
+    place.images = len(listing.images) + len(listing.undecodable)
+    if place.images:
+        collection.places.append(place)
+    stems = {os.path.splitext(name)[0] for name in listing.images}
+    endings = Counter(end for stem, end in map(os.path.splitext, listing.names) if stem in stems)
+    for other in OTHER_ENDINGS:
+        if other != ending and endings[other] and not endings[ending]:
+            many = counted(endings[other], f"{other} file")
+            where = place.folder or "The folder"
+            template = "{where} has {many}, which are not read: set the caption files' ending to {other}."
+            collection.notes.append(Text(template, where=where, many=many, other=other))
+
+
+def sharing(collection: ImageCollection) -> list[str]:
+    """Two images that share a caption file, such as a.png and a.jpg."""
+    shared = Counter(picture.caption_file for picture in collection.pictures)
+    twice = [os.path.basename(path) for path, count in shared.items() if count > 1]
+    return [Text("Images of one name share a caption file: {names}.", names=folders.some(twice))] if twice else []
+
+
+def _safe(collection: ImageCollection, path: str) -> bool:
+    """Whether a path is no link, or one that may be followed."""
+    return not os.path.islink(path) or collection.may(path)
+
+
+def _facts(collection: ImageCollection, picture: Picture) -> tuple[Size, str, bool]:
+    if not _safe(collection, picture.path):
+        return (0, 0), "it is a link that leads out of the folders of this page", False
+    if picture.broken:
+        return (0, 0), picture.broken, False
+    return _known(picture.path, picture.modified, picture.num_bytes)
+
+
+@lru_cache(maxsize=1 << 17)
+def _known(path: str, modified: int, num_bytes: int) -> tuple[Size, str, bool]:
+    """Size, why it cannot be decoded, and whether it lies on its side; date and length make the memory safe."""
+    size = header_size(path, modified, num_bytes)
+    if min(size) < 1:
+        return size, "this is no image that can be read", False
+    return size, check_file(path), is_turned(path, size)

@@ -1,0 +1,57 @@
+"""Which images are shown: those of a kind, of a folder, or with certain words."""
+
+from collections.abc import Callable
+from functools import partial
+
+from library.config.problems import ConfigError
+from library.curation import tags
+from library.curation.collection import ImageCollection, Picture
+from library.data import captions
+
+MUCH_CUT, MUCH_LARGER = 0.2, 1.5
+Test = Callable[[ImageCollection, Picture], bool]
+KINDS: dict[str, tuple[str, Test]] = {
+    "all": ("All images", lambda a, p: True),
+    "missing": ("Without a caption", lambda a, p: p.caption is None),
+    "empty": ("Empty caption", lambda a, p: p.caption is not None and not p.words and not p.foreign),
+    "foreign": ("Caption that cannot be read", lambda a, p: p.foreign),
+    "lines": ("Caption of several lines", lambda a, p: len(captions.lines(p.caption or "").split("\n")) > 1),
+    "broken": ("Broken images", lambda a, p: bool(p.broken)),
+    "unused": ("Not used", lambda a, p: bool(p.unused)),
+    "cut": ("Cropped by more than 20 %", lambda a, p: p.used and max(p.cut) > MUCH_CUT),
+    "enlarged": ("Upscaled more than 1.5 times", lambda a, p: p.used and p.larger > MUCH_LARGER),
+    "turned": ("EXIF rotation", lambda a, p: p.turned),
+    "reg": ("Regularisation images", lambda a, p: p.role == "reg"),
+    "held": ("Validation images", lambda a, p: p.role == "held"),
+    "double": ("Duplicates and similar images", lambda a, p: p.name in a.doubles),
+}
+
+
+def choose(
+    collection: ImageCollection, kind: str, words: str = "", folder: str | None = None, trigger: str = ""
+) -> list[Picture]:
+    """The pictures of a kind, of a folder, whose name or caption has these words; `trigger`: those without it."""
+    if kind not in KINDS and kind != "trigger":
+        raise ConfigError("show is {kind}: use one of {kinds}", kind=repr(kind), kinds=", ".join(KINDS))
+    has = tags.trigger(trigger) if trigger.strip() else None
+    test: Test = (
+        KINDS[kind][1] if kind in KINDS else lambda a, p: has is not None and p.role != "reg" and not has(p.words)
+    )
+    wanted = words.casefold().strip()
+    found = [
+        p
+        for p in collection.pictures
+        if (folder is None or p.folder == folder)
+        and (not wanted or wanted in p.name.casefold() or wanted in (p.caption or "").casefold())
+        and test(collection, p)
+    ]
+    return sorted(found, key=lambda p: (collection.doubles[p.name], p.name)) if kind == "double" else found
+
+
+def counts(collection: ImageCollection, trigger: str = "") -> dict[str, int]:
+    """How many pictures there are of each kind."""
+    found = {kind: sum(map(partial(test, collection), collection.pictures)) for kind, (_, test) in KINDS.items()}
+    if trigger.strip():
+        has = tags.trigger(trigger)
+        found["trigger"] = sum(p.role != "reg" and not has(p.words) for p in collection.pictures)
+    return found
