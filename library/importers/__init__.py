@@ -1,5 +1,6 @@
 """Settings of other trainers, read into a config of ours with an account of every key, and written back."""
 
+from library.importers.builder import Configs, Imported, KeyOutcome
 from library.importers.files import (
     SUFFIXES,
     dataset,
@@ -15,12 +16,11 @@ from library.importers.files import (
 from library.importers.kohya_export import export
 from library.importers.kohya_launch import launch
 from library.importers.kohya_ss import tab_title
-from library.importers.ledger import Configs, Fate, Imported
 
 __all__ = [
     "SUFFIXES",
     "Configs",
-    "Fate",
+    "KeyOutcome",
     "Imported",
     "dataset",
     "differences",

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from library.config.json_types import JsonMapping
 from library.config.problems import ConfigError
 from library.importers import aitoolkit_data, aitoolkit_learning
-from library.importers.ledger import KeyLedger, is_on
+from library.importers.builder import ImportBuilder, is_on
 from library.importers.shared import (
     BLOCKS,
     ONLY,
@@ -30,7 +30,7 @@ def fits(found: JsonMapping) -> bool:
     return isinstance(inner, Mapping) and isinstance(inner.get("process"), list)
 
 
-def read(found: JsonMapping, script: str = "") -> KeyLedger:
+def read(found: JsonMapping, script: str = "") -> ImportBuilder:
     """Every key of the first process -> our values, and what became of it. Raises ConfigError for other models."""
     inner = found["config"]
     if not inner["process"] or not isinstance(inner["process"][0], Mapping):
@@ -44,18 +44,18 @@ def read(found: JsonMapping, script: str = "") -> KeyLedger:
         if key in flat:
             defaults.pop(other, None)
     nulls = {key: value for key, value in defaults.items() if flat.get(key) is None}
-    ledger = KeyLedger({**flat, **nulls}, script, TRAINER, absent=frozenset(nulls.keys() - flat.keys()))
-    take(ledger, TABLES["renamed"])
-    take(ledger, {key: option for key, option in TABLES["numbers"].items() if ledger.number(key)})
+    builder = ImportBuilder({**flat, **nulls}, script, TRAINER, absent=frozenset(nulls.keys() - flat.keys()))
+    take(builder, TABLES["renamed"])
+    take(builder, {key: option for key, option in TABLES["numbers"].items() if builder.number(key)})
     for part in (_model, _output, *aitoolkit_learning.PARTS, *aitoolkit_data.PARTS):
-        part(ledger)
+        part(builder)
     if len(inner["process"]) > 1:
-        ledger.notes.append(f"only the first of {len(inner['process'])} processes is read")
-    rest(ledger, TABLES["ignored"])
+        builder.notes.append(f"only the first of {len(inner['process'])} processes is read")
+    rest(builder, TABLES["ignored"])
     about = f"{flat.get('model.arch')} {flat.get('model.name_or_path')}".casefold()
-    if "chroma" in about and ledger.family == "flux":
-        chooses_chroma(ledger, "model.arch" if ledger.get("model.arch") else "model.is_flux")
-    return ledger
+    if "chroma" in about and builder.family == "flux":
+        chooses_chroma(builder, "model.arch" if builder.get("model.arch") else "model.is_flux")
+    return builder
 
 
 def _refuse(process: JsonMapping, job: str) -> None:
@@ -100,61 +100,63 @@ def _script(flat: JsonMapping) -> str:
     return f"{family}_train_network" if any(key.startswith("network.") for key in flat) else f"{family}_train"
 
 
-def _model(ledger: KeyLedger) -> None:
-    words = f"{ledger.get('model.arch')} {ledger.get('model.name_or_path')}".casefold()
+def _model(builder: ImportBuilder) -> None:
+    words = f"{builder.get('model.arch')} {builder.get('model.name_or_path')}".casefold()
     kind = next((kind for word, kind in TABLES["model_types"].items() if word in words), "")
-    if kind and ledger.family == "flux":
-        key = "model.arch" if ledger.get("model.arch") else "model.is_flux"
-        ledger.change(key, f"model_type = {kind}", {"model_type": kind})
+    if kind and builder.family == "flux":
+        key = "model.arch" if builder.get("model.arch") else "model.is_flux"
+        builder.change(key, f"model_type = {kind}", {"model_type": kind})
     for key in ("model.is_flux", "model.is_xl", "model.arch"):
-        if ledger.get(key):
-            ledger.change(key, f"chooses the script: {ledger.script}")
-    chooses_version(ledger, "model.arch", words)
-    chooses_edit(ledger, "model.arch", words)
-    quantized = is_on(ledger.get("model.quantize"))
-    if quantized and ledger.adapters:
-        kind = str(ledger.get("model.qtype") or "qfloat8").casefold().partition("|")[0]
-        encoders = is_on(ledger.get("model.quantize_te")) or "model.quantize_te" not in ledger.source
+        if builder.get(key):
+            builder.change(key, f"chooses the script: {builder.script}")
+    chooses_version(builder, "model.arch", words)
+    chooses_edit(builder, "model.arch", words)
+    quantized = is_on(builder.get("model.quantize"))
+    if quantized and builder.adapters:
+        kind = str(builder.get("model.qtype") or "qfloat8").casefold().partition("|")[0]
+        encoders = is_on(builder.get("model.quantize_te")) or "model.quantize_te" not in builder.source
         name = "int8_base" if "int" in kind and "8" in kind else "fp8_base" if encoders else "fp8_base_unet"
         same = kind in ("qfloat8", "float8", "int8", "qint8", "uint8")
         said = f"{kind} is {name} here" if same else f"{kind} is not offered here; the nearest is {name}"
-        ledger.change("model.quantize", said, {name: True})
+        builder.change("model.quantize", said, {name: True})
     elif quantized:
-        ledger.ignore("model.quantize", "weights that learn have at least 16 bits")
+        builder.ignore("model.quantize", "weights that learn have at least 16 bits")
     said = "is part of model.quantize" if quantized else "nothing is quantized"
-    ledger.explain(said, "model.quantize_te", "model.qtype", "model.qtype_te")
-    if path := ledger.get("model.assistant_lora_path"):
+    builder.explain(said, "model.quantize_te", "model.qtype", "model.qtype_te")
+    if path := builder.get("model.assistant_lora_path"):
         if str(path).endswith(".safetensors"):
-            ledger.rename("model.assistant_lora_path", "base_weights", [str(path)])
+            builder.rename("model.assistant_lora_path", "base_weights", [str(path)])
         else:
             said = f"download {path} and name its file in base_weights, which merges it before the training"
-            ledger.ignore("model.assistant_lora_path", said)
-    if is_on(ledger.get("model.layer_offloading")) and ledger.family in BLOCKS:
-        share = ledger.number("model.layer_offloading_transformer_percent")
-        blocks, most = BLOCKS[ledger.family]
+            builder.ignore("model.assistant_lora_path", said)
+    if is_on(builder.get("model.layer_offloading")) and builder.family in BLOCKS:
+        share = builder.number("model.layer_offloading_transformer_percent")
+        blocks, most = BLOCKS[builder.family]
         blocks = min(most, max(1, round((1.0 if share is None else share) * blocks)))
-        ledger.change("model.layer_offloading", f"blocks_to_swap = {blocks}", {"blocks_to_swap": blocks})
+        builder.change("model.layer_offloading", f"blocks_to_swap = {blocks}", {"blocks_to_swap": blocks})
         if share is not None:
-            ledger.change("model.layer_offloading_transformer_percent", "is part of blocks_to_swap")
+            builder.change("model.layer_offloading_transformer_percent", "is part of blocks_to_swap")
 
 
-def _output(ledger: KeyLedger) -> None:
-    folder, name = ledger.get("training_folder"), ledger.get("name")
+def _output(builder: ImportBuilder) -> None:
+    folder, name = builder.get("training_folder"), builder.get("name")
     if folder:
         path = f"{str(folder).rstrip('/')}/{name}" if name else str(folder)
-        ledger.change("training_folder", f"output_dir = {path}", {"output_dir": path})
-    ledger.rename("save.dtype", "save_precision", precision(ledger.get("save.dtype"), "float"))
-    keep, every = ledger.number("save.max_step_saves_to_keep"), ledger.number("save.save_every")
+        builder.change("training_folder", f"output_dir = {path}", {"output_dir": path})
+    builder.rename("save.dtype", "save_precision", precision(builder.get("save.dtype"), "float"))
+    keep, every = builder.number("save.max_step_saves_to_keep"), builder.number("save.save_every")
     if keep and every:
         steps = int(keep * every)
-        ledger.change("save.max_step_saves_to_keep", f"save_last_n_steps = {steps}", {"save_last_n_steps": steps})
-    if str(ledger.get("save.save_format")) == "diffusers" and ledger.script == "sdxl_train":
-        ledger.rename("save.save_format", "save_model_as", "diffusers_safetensors")
-    if is_on(ledger.get("save.push_to_hub")) and ledger.get("save.hf_repo_id"):
-        ledger.change("save.push_to_hub", "huggingface_repo_id says so")
-        ledger.rename("save.hf_repo_id", "huggingface_repo_id")
-        seen = "private" if is_on(ledger.get("save.hf_private")) else "public"
-        ledger.change("save.hf_private", f"huggingface_repo_visibility = {seen}", {"huggingface_repo_visibility": seen})
-    if is_on(ledger.get("logging.use_wandb")):
-        ledger.change("logging.use_wandb", "log_with = wandb", {"log_with": "wandb"})
-        take(ledger, {"logging.project_name": "log_tracker_name"})
+        builder.change("save.max_step_saves_to_keep", f"save_last_n_steps = {steps}", {"save_last_n_steps": steps})
+    if str(builder.get("save.save_format")) == "diffusers" and builder.script == "sdxl_train":
+        builder.rename("save.save_format", "save_model_as", "diffusers_safetensors")
+    if is_on(builder.get("save.push_to_hub")) and builder.get("save.hf_repo_id"):
+        builder.change("save.push_to_hub", "huggingface_repo_id says so")
+        builder.rename("save.hf_repo_id", "huggingface_repo_id")
+        seen = "private" if is_on(builder.get("save.hf_private")) else "public"
+        builder.change(
+            "save.hf_private", f"huggingface_repo_visibility = {seen}", {"huggingface_repo_visibility": seen}
+        )
+    if is_on(builder.get("logging.use_wandb")):
+        builder.change("logging.use_wandb", "log_with = wandb", {"log_with": "wandb"})
+        take(builder, {"logging.project_name": "log_tracker_name"})

@@ -2,7 +2,7 @@
 
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import ConfigError
-from library.importers.ledger import KeyLedger, is_empty, is_on, to_number
+from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import PREPARED, dataset_toml, load_tables, tables
 
 TABLES = load_tables("aitoolkit")["datasets"]
@@ -47,19 +47,19 @@ def _written(found: list[JsonMapping], word: JsonValue, batch: int) -> tuple[str
     return dataset_toml(general, sets), notes
 
 
-def _datasets(ledger: KeyLedger) -> None:
-    listed = [d for d in tables(ledger.get("datasets")) if not is_empty(d.get("folder_path") or d.get("dataset_path"))]
+def _datasets(builder: ImportBuilder) -> None:
+    listed = [d for d in tables(builder.get("datasets")) if not is_empty(d.get("folder_path") or d.get("dataset_path"))]
     if not listed:
         return
-    word = ledger.get("trigger_word")
-    text, notes = _written(listed, word, int(ledger.number("train.batch_size") or 1))
-    ledger.texts["dataset_config"] = text
-    ledger.notes += notes
+    word = builder.get("trigger_word")
+    text, notes = _written(listed, word, int(builder.number("train.batch_size") or 1))
+    builder.texts["dataset_config"] = text
+    builder.notes += notes
     said = f"{text.count('[[datasets]]')} datasets, one for each folder and resolution: {PREPARED}"
-    ledger.change("datasets", said, _settings(listed))
+    builder.change("datasets", said, _settings(listed))
     if word:
         said = "stands before every caption and in the metadata; ai-toolkit puts it only where it is not there yet"
-        ledger.change("trigger_word", said, {"metadata_trigger_phrase": word})
+        builder.change("trigger_word", said, {"metadata_trigger_phrase": word})
 
 
 def _settings(found: list[JsonMapping]) -> JsonObject:
@@ -108,24 +108,24 @@ def _references(table: JsonMapping) -> list[JsonValue]:
     return [folder for folder in listed if not is_empty(folder)]
 
 
-def _samples(ledger: KeyLedger) -> None:
-    listed = ledger.get("sample.samples")
+def _samples(builder: ImportBuilder) -> None:
+    listed = builder.get("sample.samples")
     prompts = [s for s in tables(listed) if not is_empty(s.get("prompt"))]
-    if isinstance(ledger.get("sample.prompts"), list) and not prompts:
-        prompts = [{"prompt": prompt} for prompt in ledger.get("sample.prompts") if not is_empty(prompt)]
-    if not prompts or is_on(ledger.get("train.disable_sampling")):
-        ledger.empty("train.skip_first_sample")
-        if ledger.given("sample.sample_every"):
-            ledger.change("sample.sample_every", "there are no prompts to sample")
+    if isinstance(builder.get("sample.prompts"), list) and not prompts:
+        prompts = [{"prompt": prompt} for prompt in builder.get("sample.prompts") if not is_empty(prompt)]
+    if not prompts or is_on(builder.get("train.disable_sampling")):
+        builder.empty("train.skip_first_sample")
+        if builder.given("sample.sample_every"):
+            builder.change("sample.sample_every", "there are no prompts to sample")
         return
-    word = str(ledger.get("trigger_word") or "")
+    word = str(builder.get("trigger_word") or "")
     flags = {"width": "--w", "height": "--h", "seed": "--d", "sample_steps": "--s", "neg": "--n"}
-    flags["guidance_scale"] = "--g" if ledger.family == "flux" else "--l"
-    shared = {name: ledger.source.get(f"sample.{name}") for name in flags}
+    flags["guidance_scale"] = "--g" if builder.family == "flux" else "--l"
+    shared = {name: builder.source.get(f"sample.{name}") for name in flags}
     shared = {name: DEFAULTS.get(name) if value is None else value for name, value in shared.items()}
     for name, flag in flags.items():
-        if ledger.get(f"sample.{name}") is not None:
-            ledger.change(f"sample.{name}", f"stands in the prompt file as {flag}")
+        if builder.get(f"sample.{name}") is not None:
+            builder.change(f"sample.{name}", f"stands in the prompt file as {flag}")
     lines = []
     for sample in prompts:
         own = {name: sample[name] if not is_empty(sample.get(name)) else shared[name] for name in flags}
@@ -133,15 +133,15 @@ def _samples(ledger: KeyLedger) -> None:
         shown = (sample.get(key) for key in ("ctrl_img", "ctrl_img_1", "ctrl_img_2", "ctrl_img_3"))
         given += [f"--ci {path}" for path in shown if not is_empty(path)]
         lines.append(" ".join([*str(sample["prompt"]).replace("[trigger]", word).split(), *given]))
-    ledger.texts["sample_prompts"] = "\n".join(lines) + "\n"
-    ledger.explain(f"{len(lines)} prompts in a file of their own", "sample.prompts", "sample.samples")
-    every = int(ledger.number("sample.sample_every") or 100)
-    ledger.assume("sample.sample_every", every)
-    ledger.rename("sample.sample_every", "sample_every_n_steps", every)
-    first = not is_on(ledger.get("train.skip_first_sample"))
-    ledger.change("train.skip_first_sample", f"sample_at_first = {str(first).lower()}", {"sample_at_first": first})
-    if "sample.walk_seed" in ledger.source:
-        ledger.ignore("sample.walk_seed", "each prompt of the file has a seed of its own: change --d there")
+    builder.texts["sample_prompts"] = "\n".join(lines) + "\n"
+    builder.explain(f"{len(lines)} prompts in a file of their own", "sample.prompts", "sample.samples")
+    every = int(builder.number("sample.sample_every") or 100)
+    builder.assume("sample.sample_every", every)
+    builder.rename("sample.sample_every", "sample_every_n_steps", every)
+    first = not is_on(builder.get("train.skip_first_sample"))
+    builder.change("train.skip_first_sample", f"sample_at_first = {str(first).lower()}", {"sample_at_first": first})
+    if "sample.walk_seed" in builder.source:
+        builder.ignore("sample.walk_seed", "each prompt of the file has a seed of its own: change --d there")
 
 
 PARTS = (_datasets, _samples)

@@ -1,7 +1,7 @@
 """ai-toolkit: adapters, length, optimizer, schedule, number formats and noise."""
 
 from library.config.json_types import JsonObject
-from library.importers.ledger import KeyLedger, is_empty, is_on, to_number
+from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import load_tables, optimizer, plain, precision
 
 TRAINER = "ai-toolkit"
@@ -15,76 +15,76 @@ RANKS = (
 LOSSES = {"mse": {}, "mae": {"loss_type": "l1"}, "pseudo_huber": {"loss_type": "huber", "huber_schedule": "constant"}}
 
 
-def _network(ledger: KeyLedger) -> None:
-    if not ledger.adapters:
+def _network(builder: ImportBuilder) -> None:
+    if not builder.adapters:
         return
-    kind = str(ledger.get("network.type") or "lora").casefold()
-    whole = kind == "lokr" and ledger.source.get("network.lokr_full_rank", True) is not False
+    kind = str(builder.get("network.type") or "lora").casefold()
+    whole = kind == "lokr" and builder.source.get("network.lokr_full_rank", True) is not False
     for key, option in RANKS:
-        if ledger.get(key) is not None and option not in ledger.values:
-            ledger.rename(key, option)
-        elif key in ledger.source:
-            ledger.change(key, f"another key says {option}")
-    arguments = _convolutions(ledger)
+        if builder.get(key) is not None and option not in builder.values:
+            builder.rename(key, option)
+        elif key in builder.source:
+            builder.change(key, f"another key says {option}")
+    arguments = _convolutions(builder)
     if kind in ("lokr", "locon", "loha", "dora"):
         algo = {"dora": ["algo=lora", "dora_wd=True"]}.get(kind, [f"algo={kind}"])
         if kind == "lokr":
-            algo += [f"factor={ledger.get('network.lokr_factor') or -1}", *(["full_matrix=True"] if whole else [])]
-        quantized = {"fp8_base", "fp8_base_unet", "int8_base"} & ledger.values.keys()
+            algo += [f"factor={builder.get('network.lokr_factor') or -1}", *(["full_matrix=True"] if whole else [])]
+        quantized = {"fp8_base", "fp8_base_unet", "int8_base"} & builder.values.keys()
         algo += ["bypass_mode=True"] if quantized else []
         values = {"network_module": "lycoris.kohya", "network_args": [*algo, *arguments]}
-        ledger.change("network.type", f"{kind} is LyCORIS here: {' '.join(values['network_args'])}", values)
-        ledger.explain("becomes one of network_args", "network.lokr_full_rank", "network.lokr_factor")
+        builder.change("network.type", f"{kind} is LyCORIS here: {' '.join(values['network_args'])}", values)
+        builder.explain("becomes one of network_args", "network.lokr_full_rank", "network.lokr_factor")
     else:
         said = "LoRA" if kind == "lora" else f"{kind} is not offered here; LoRA is used"
-        ledger.change("network.type", said, {"network_args": arguments} if arguments else {})
-    for key in ledger.left():
+        builder.change("network.type", said, {"network_args": arguments} if arguments else {})
+    for key in builder.left():
         if key.startswith("network.network_kwargs."):
             said = "chosen layers are said by network_args (train_double_block_indices, img_attn_dim, ...)"
-            ledger.ignore(key, said)
-    ledger.explain("adapters are in the blocks of the model", "network.transformer_only")
+            builder.ignore(key, said)
+    builder.explain("adapters are in the blocks of the model", "network.transformer_only")
 
 
-def _convolutions(ledger: KeyLedger) -> list[str]:
+def _convolutions(builder: ImportBuilder) -> list[str]:
     """conv_dim and conv_alpha, which is the former where nothing is said."""
     arguments = []
-    if ledger.family != "sdxl":
-        ledger.explain("this model's blocks have no convolutions", "network.conv", "network.conv_alpha")
+    if builder.family != "sdxl":
+        builder.explain("this model's blocks have no convolutions", "network.conv", "network.conv_alpha")
         return []
     for key, argument in (("network.conv", "conv_dim"), ("network.conv_alpha", "conv_alpha")):
-        value = ledger.get(key) if ledger.get(key) is not None else ledger.get("network.conv")
-        if ledger.number("network.conv") and to_number(value) is not None:
+        value = builder.get(key) if builder.get(key) is not None else builder.get("network.conv")
+        if builder.number("network.conv") and to_number(value) is not None:
             arguments.append(f"{argument}={value}")
-            ledger.explain(f"is network_args {argument}", key)
+            builder.explain(f"is network_args {argument}", key)
     return arguments
 
 
-def _length(ledger: KeyLedger) -> None:
+def _length(builder: ImportBuilder) -> None:
     """Steps, where ai-toolkit's older way of accumulating counts each batch as a step."""
-    steps, batches = int(ledger.number("train.steps") or 1000), int(ledger.number("train.gradient_accumulation") or 1)
-    old = int(ledger.number("train.gradient_accumulation_steps") or 1)
+    steps, batches = int(builder.number("train.steps") or 1000), int(builder.number("train.gradient_accumulation") or 1)
+    old = int(builder.number("train.gradient_accumulation_steps") or 1)
     said, key = f"max_train_steps = {steps}", "train.gradient_accumulation"
     if old > 1 and batches <= 1:
         steps, batches, key = max(1, steps // old), old, "train.gradient_accumulation_steps"
         said = f"max_train_steps = {steps}: {TRAINER} counts each of the {old} batches of a step"
     elif old < 0:
-        ledger.ignore("train.gradient_accumulation_steps", "gradients are not added up over a whole epoch here")
-    ledger.change("train.steps", said, {"max_train_steps": steps})
-    if key in ledger.source:
+        builder.ignore("train.gradient_accumulation_steps", "gradients are not added up over a whole epoch here")
+    builder.change("train.steps", said, {"max_train_steps": steps})
+    if key in builder.source:
         count = max(1, batches)
-        ledger.change(key, f"gradient_accumulation_steps = {count}", {"gradient_accumulation_steps": count})
-    ledger.empty("train.gradient_accumulation", "train.gradient_accumulation_steps")
+        builder.change(key, f"gradient_accumulation_steps = {count}", {"gradient_accumulation_steps": count})
+    builder.empty("train.gradient_accumulation", "train.gradient_accumulation_steps")
 
 
-def _optimizer(ledger: KeyLedger) -> None:
-    wanted = ledger.get("train.optimizer")
+def _optimizer(builder: ImportBuilder) -> None:
+    wanted = builder.get("train.optimizer")
     name, near = optimizer(wanted)
-    ledger.change("train.optimizer", near or f"{wanted} is {name}", {"optimizer_type": name})
-    found = {key: value for key, value in ledger.source.items() if key.startswith("train.optimizer_params.")}
+    builder.change("train.optimizer", near or f"{wanted} is {name}", {"optimizer_type": name})
+    found = {key: value for key, value in builder.source.items() if key.startswith("train.optimizer_params.")}
     given = {key.rpartition(".")[2]: value for key, value in found.items()}
     if near:
         for key in found:
-            ledger.ignore(key, f"it is for {wanted}, which is not offered here")
+            builder.ignore(key, f"it is for {wanted}, which is not offered here")
         given = {}
     word = plain(name)
     if word == "adafactor":
@@ -96,22 +96,22 @@ def _optimizer(ledger: KeyLedger) -> None:
         text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value).replace(" ", "")
         arguments += [] if is_empty(value) else [f"{key}={text}"]
     if arguments:
-        ledger.values["optimizer_args"], ledger.keys["optimizer_args"] = arguments, "train.optimizer"
-    for key in found.keys() - ledger.fates.keys():
-        ledger.change(key, "becomes one of optimizer_args")
-    rate = ledger.number("train.lr")
+        builder.values["optimizer_args"], builder.keys["optimizer_args"] = arguments, "train.optimizer"
+    for key in found.keys() - builder.outcomes.keys():
+        builder.change(key, "becomes one of optimizer_args")
+    rate = builder.number("train.lr")
     if (word.startswith("dadapt") or word == "prodigy") and rate is not None and rate < 0.1:
-        ledger.change("train.lr", f"{rate:g} is 1.0 with {name}, as {TRAINER} does it", {"learning_rate": 1.0})
+        builder.change("train.lr", f"{rate:g} is 1.0 with {name}, as {TRAINER} does it", {"learning_rate": 1.0})
 
 
-def _schedule(ledger: KeyLedger) -> None:
-    name = str(ledger.get("train.lr_scheduler"))
-    steps = ledger.number("train.steps") or 1000
-    period = ledger.number("train.lr_scheduler_params.total_iters") or steps
+def _schedule(builder: ImportBuilder) -> None:
+    name = str(builder.get("train.lr_scheduler"))
+    steps = builder.number("train.steps") or 1000
+    period = builder.number("train.lr_scheduler_params.total_iters") or steps
     values: JsonObject = {"lr_scheduler": name}
     said = f"lr_scheduler = {name}"
     if name == "constant_with_warmup":
-        values["lr_warmup_steps"] = int(ledger.number("train.lr_scheduler_params.num_warmup_steps") or 1000)
+        values["lr_warmup_steps"] = int(builder.number("train.lr_scheduler_params.num_warmup_steps") or 1000)
     elif name == "cosine_with_restarts":
         values["lr_scheduler_num_cycles"] = max(1, round(steps / period))
     elif name == "linear":  # PyTorch's LinearLR rises from a third to the whole rate
@@ -119,85 +119,87 @@ def _schedule(ledger: KeyLedger) -> None:
         said = f"{TRAINER}'s linear rises over {int(period)} steps: constant_with_warmup is the nearest"
     elif name == "step":
         values, said = {"lr_scheduler": "constant"}, "a rate that falls in steps is not offered here; constant"
-    elif warmup := ledger.number("train.lr_scheduler_params.num_warmup_steps"):
+    elif warmup := builder.number("train.lr_scheduler_params.num_warmup_steps"):
         values["lr_warmup_steps"] = int(warmup)
-    ledger.change("train.lr_scheduler", said, values)
-    for key in ledger.left():
+    builder.change("train.lr_scheduler", said, values)
+    for key in builder.left():
         if key.startswith("train.lr_scheduler_params"):
-            ledger.change(key, "is part of lr_scheduler")
+            builder.change(key, "is part of lr_scheduler")
 
 
-def _training(ledger: KeyLedger) -> None:
-    dtype = precision(ledger.get("train.dtype"))
-    half = {} if ledger.adapters or dtype == "no" else {f"full_{dtype}": True}
+def _training(builder: ImportBuilder) -> None:
+    dtype = precision(builder.get("train.dtype"))
+    half = {} if builder.adapters or dtype == "no" else {f"full_{dtype}": True}
     said = ", ".join([f"mixed_precision = {dtype}", *half])
-    ledger.change("train.dtype", said, {"mixed_precision": dtype, **half})
-    encoders = is_on(ledger.get("train.train_text_encoder"))
+    builder.change("train.dtype", said, {"mixed_precision": dtype, **half})
+    encoders = is_on(builder.get("train.train_text_encoder"))
     key = "train.train_text_encoder"
-    if ledger.adapters and not encoders:
-        ledger.change(key, "false is network_train_unet_only", {"network_train_unet_only": True})
-    elif ledger.script == "sdxl_train":
-        ledger.rename(key, "train_text_encoder", encoders)
-    elif encoders and not ledger.adapters:
-        ledger.ignore(key, "a FLUX.1 fine-tune trains no text encoder")
+    if builder.adapters and not encoders:
+        builder.change(key, "false is network_train_unet_only", {"network_train_unet_only": True})
+    elif builder.script == "sdxl_train":
+        builder.rename(key, "train_text_encoder", encoders)
+    elif encoders and not builder.adapters:
+        builder.ignore(key, "a FLUX.1 fine-tune trains no text encoder")
     else:
-        ledger.change(key, "text encoders get adapters, too")
-    _rates(ledger, encoders)
-    if is_on(ledger.get("train.ema_config.use_ema")):
-        decay = ledger.number("train.ema_config.ema_decay") or 0.999
-        ledger.change("train.ema_config.use_ema", f"ema_decay = {decay:g}", {"ema_decay": decay})
-        ledger.empty("train.ema_config.ema_decay")
+        builder.change(key, "text encoders get adapters, too")
+    _rates(builder, encoders)
+    if is_on(builder.get("train.ema_config.use_ema")):
+        decay = builder.number("train.ema_config.ema_decay") or 0.999
+        builder.change("train.ema_config.use_ema", f"ema_decay = {decay:g}", {"ema_decay": decay})
+        builder.empty("train.ema_config.ema_decay")
 
 
-def _rates(ledger: KeyLedger, encoders: bool) -> None:
+def _rates(builder: ImportBuilder, encoders: bool) -> None:
     """The rates of the parts, and which of them learn."""
-    rate = ledger.number("train.text_encoder_lr")
-    if rate is not None and encoders and ledger.adapters:
-        ledger.rename("train.text_encoder_lr", "text_encoder_lr", [rate])
-    elif rate is not None and encoders and ledger.script == "sdxl_train":
+    rate = builder.number("train.text_encoder_lr")
+    if rate is not None and encoders and builder.adapters:
+        builder.rename("train.text_encoder_lr", "text_encoder_lr", [rate])
+    elif rate is not None and encoders and builder.script == "sdxl_train":
         values = {"learning_rate_te1": rate, "learning_rate_te2": rate}
-        ledger.change("train.text_encoder_lr", f"learning_rate_te1 and learning_rate_te2 = {rate:g}", values)
-    own = ledger.number("train.unet_lr")
+        builder.change("train.text_encoder_lr", f"learning_rate_te1 and learning_rate_te2 = {rate:g}", values)
+    own = builder.number("train.unet_lr")
     if own is not None:
-        ledger.rename("train.unet_lr", "unet_lr" if ledger.adapters else "learning_rate", own)
-    if not is_on(ledger.get("train.train_unet")):
-        only = {"network_train_text_encoder_only": True} if ledger.adapters and encoders else {}
-        ledger.change("train.train_unet", "only text encoders learn" if only else "the image model always learns", only)
+        builder.rename("train.unet_lr", "unet_lr" if builder.adapters else "learning_rate", own)
+    if not is_on(builder.get("train.train_unet")):
+        only = {"network_train_text_encoder_only": True} if builder.adapters and encoders else {}
+        builder.change(
+            "train.train_unet", "only text encoders learn" if only else "the image model always learns", only
+        )
     else:
-        ledger.explain("the image model learns", "train.train_unet")
+        builder.explain("the image model learns", "train.train_unet")
 
 
-def _noise(ledger: KeyLedger) -> None:
-    if (last := ledger.number("train.max_denoising_steps")) is not None and last < 999:
-        ledger.rename("train.max_denoising_steps", "max_timestep", int(last) + 1)
-    kind = str(ledger.get("train.loss_type"))
+def _noise(builder: ImportBuilder) -> None:
+    if (last := builder.number("train.max_denoising_steps")) is not None and last < 999:
+        builder.rename("train.max_denoising_steps", "max_timestep", int(last) + 1)
+    kind = str(builder.get("train.loss_type"))
     known = LOSSES.get(kind)
     said = "loss_type = l2" if kind == "mse" else f"{kind} is not offered here; loss_type = l2"
     said = f"{kind} is loss_type = {known['loss_type']}" if known else said
-    ledger.change("train.loss_type", said, known or {})
-    if (gamma := ledger.number("train.snr_gamma")) and "min_snr_gamma" not in ledger.values:
-        ledger.ignore("train.snr_gamma", f"min_snr_gamma = {gamma:g} is the nearest")
-    if str(ledger.get("train.content_or_style") or "balanced") != "balanced":
-        ledger.ignore("train.content_or_style", "all timesteps count alike; min_timestep and max_timestep choose some")
+    builder.change("train.loss_type", said, known or {})
+    if (gamma := builder.number("train.snr_gamma")) and "min_snr_gamma" not in builder.values:
+        builder.ignore("train.snr_gamma", f"min_snr_gamma = {gamma:g} is the nearest")
+    if str(builder.get("train.content_or_style") or "balanced") != "balanced":
+        builder.ignore("train.content_or_style", "all timesteps count alike; min_timestep and max_timestep choose some")
     else:
-        ledger.explain("balanced: all timesteps count alike", "train.content_or_style")
+        builder.explain("balanced: all timesteps count alike", "train.content_or_style")
     key = "train.timestep_type"
-    if ledger.family == "sdxl":
-        if ledger.given(key):
-            ledger.ignore(key, "SDXL is trained with all timesteps alike here")
+    if builder.family == "sdxl":
+        if builder.given(key):
+            builder.ignore(key, "SDXL is trained with all timesteps alike here")
         else:
-            ledger.empty(key)
+            builder.empty(key)
         return
-    kind = "linear" if is_on(ledger.get("train.linear_timesteps")) else str(ledger.get(key))
+    kind = "linear" if is_on(builder.get("train.linear_timesteps")) else str(builder.get(key))
     values: JsonObject = {"timestep_sampling": load_tables("aitoolkit")["timestep_sampling"].get(kind, "sigmoid")}
     near = "" if kind in ("sigmoid", "linear") else f"{kind} is not quite the same here; the nearest is "
-    values |= {"model_prediction_type": "raw"} | ({"guidance_scale": 1.0} if ledger.family == "flux" else {})
-    own = {"qwen_image": "qwen_", "flux_2": "flux2_"}.get(ledger.family, "flux_")
+    values |= {"model_prediction_type": "raw"} | ({"guidance_scale": 1.0} if builder.family == "flux" else {})
+    own = {"qwen_image": "qwen_", "flux_2": "flux2_"}.get(builder.family, "flux_")
     values["timestep_sampling"] = str(values["timestep_sampling"]).replace("flux_", own)
-    guidance = ", guidance_scale = 1" if ledger.family == "flux" else ""
+    guidance = ", guidance_scale = 1" if builder.family == "flux" else ""
     said = f"{near}timestep_sampling = {values['timestep_sampling']}, raw predictions{guidance}"
-    ledger.change(key, said, values)
-    ledger.explain("is part of timestep_sampling", "train.linear_timesteps")
+    builder.change(key, said, values)
+    builder.explain("is part of timestep_sampling", "train.linear_timesteps")
 
 
 PARTS = (_network, _length, _optimizer, _schedule, _training, _noise)

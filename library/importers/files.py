@@ -15,7 +15,7 @@ from library.config.schema import options, values
 from library.config.text_files import read_text
 from library.config.values import did_you_mean
 from library.importers import aitoolkit, aitoolkit_data, flat, kohya_ss, musubi, onetrainer
-from library.importers.ledger import Configs, Imported, settle
+from library.importers.builder import Configs, Imported, settle
 from library.importers.shared import tables
 
 READERS = (aitoolkit, onetrainer, musubi, kohya_ss)

@@ -9,45 +9,45 @@ from library.config.problems import ConfigError, Problem
 from library.config.run_config import of_told_kind
 from library.config.schema import options
 from library.config.values import did_you_mean
-from library.importers.ledger import Configs, KeyLedger, is_empty
+from library.importers.builder import Configs, ImportBuilder, is_empty
 from library.importers.shared import ONLY, load_tables
 
 TRAINER = "sd-scripts"
 
 
-def read(found: JsonMapping, configs: Configs, script: str = "") -> KeyLedger:
+def read(found: JsonMapping, configs: Configs, script: str = "") -> ImportBuilder:
     """Every key of a flat file -> our values, and what became of it."""
     found = schema.flat(found)
     _refuse(found, configs, script)
-    ledger = KeyLedger(found, script or script_of(found, configs), TRAINER, keeps_ineffective=True)
-    aliases = configs[ledger.script].aliases
+    builder = ImportBuilder(found, script or script_of(found, configs), TRAINER, keeps_ineffective=True)
+    aliases = configs[builder.script].aliases
     for key, value in found.items():
         if value is None or value == "":
-            ledger.empty(key)
+            builder.empty(key)
         elif key == "torch_compile":
             said = "is compile, which compiles block by block and leaves the saved names alone"
-            ledger.change(key, said, {"compile": value})
-        elif key in OLD_BLOCKS and ledger.family == "flux":
-            old_blocks(ledger, OLD_BLOCKS, given=ledger.get("blocks_to_swap") is not None)
+            builder.change(key, said, {"compile": value})
+        elif key in OLD_BLOCKS and builder.family == "flux":
+            old_blocks(builder, OLD_BLOCKS, given=builder.get("blocks_to_swap") is not None)
         elif key in aliases:
-            ledger.rename(key, aliases[key])
+            builder.rename(key, aliases[key])
         else:
-            ledger.keep(key)
-    return ledger
+            builder.keep(key)
+    return builder
 
 
-def old_blocks(ledger: KeyLedger, keys: Iterable[str], given: bool) -> None:
+def old_blocks(builder: ImportBuilder, keys: Iterable[str], given: bool) -> None:
     """Keys that became blocks_to_swap, as far as they are in the file; `given`: it has that as well."""
     problems: list[Problem] = []
-    here = {key: ledger.source[key] for key in keys if ledger.get(key) is not None}
+    here = {key: builder.source[key] for key in keys if builder.get(key) is not None}
     old = building.read_section(OLD_BLOCKS, building.Layer(here), problems)
     values, problems = blocks(old, given)
     said = "; ".join(problems)
     for key in here:
         if old.get(key) and values:
-            ledger.change(key, said, values)
+            builder.change(key, said, values)
         else:
-            ledger.ignore(key, said if key in old else "; ".join(problems))
+            builder.ignore(key, said if key in old else "; ".join(problems))
 
 
 def _refuse(found: JsonMapping, configs: Configs, script: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from library.config.converted import blocks
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.importers.ledger import Fate, KeyLedger, is_empty, to_number
+from library.importers.builder import ImportBuilder, KeyOutcome, is_empty, to_number
 from library.importers.shared import load_tables
 
 TABLES = load_tables("kohya_ss")
@@ -47,46 +47,46 @@ ALL_FIELDS = {
 }  # fmt: skip
 
 
-def read(ledger: KeyLedger) -> None:
+def read(builder: ImportBuilder) -> None:
     """LoRA_type and the fields that it uses -> network_module and network_args; the other fields are ignored."""
-    kind = str(ledger.get("LoRA_type") or "Standard")
+    kind = str(builder.get("LoRA_type") or "Standard")
     kind = ALIASES.get(kind, kind)
     adapter = ADAPTERS.get(kind)
     if adapter is None:
-        ledger.ignore("LoRA_type", "no adapter of this name is offered; LoRA is used")
+        builder.ignore("LoRA_type", "no adapter of this name is offered; LoRA is used")
         adapter = ADAPTERS["Standard"]
-    own = OWN.get(ledger.family, "Standard")
+    own = OWN.get(builder.family, "Standard")
     if adapter.module.startswith("networks.") and OF.get(adapter.module, "Standard") != own:  # LoRA for another model
         adapter = ADAPTERS[own]
     module = adapter.module
     algo = [f"algo={adapter.algo}"] if adapter.algo else []
-    arguments = [*algo, *_arguments(ledger, adapter, kind)]
-    _flux_extras(ledger, kind, arguments)
-    if "LoRA_type" in ledger.source and "LoRA_type" not in ledger.fates:
+    arguments = [*algo, *_arguments(builder, adapter, kind)]
+    _flux_extras(builder, kind, arguments)
+    if "LoRA_type" in builder.source and "LoRA_type" not in builder.outcomes:
         args = f", network_args = {' '.join(arguments)}" if arguments else ""
         said = f" ({adapter.said})" if adapter.said else ""
-        ledger.change("LoRA_type", f"{kind} -> network_module = {module}{args}{said}", {"network_module": module})
+        builder.change("LoRA_type", f"{kind} -> network_module = {module}{args}{said}", {"network_module": module})
         if arguments:
-            ledger.change("LoRA_type", ledger.fates["LoRA_type"].text, {"network_args": arguments})
+            builder.change("LoRA_type", builder.outcomes["LoRA_type"].text, {"network_args": arguments})
     elif arguments:
-        ledger.values["network_args"], ledger.keys["network_args"] = arguments, arguments[0].partition("=")[0]
-    for key in ledger.left():
+        builder.values["network_args"], builder.keys["network_args"] = arguments, arguments[0].partition("=")[0]
+    for key in builder.left():
         if key in ALL_FIELDS:
-            ledger.ignore(key, f"adapters of the type {kind} have no such setting")
+            builder.ignore(key, f"adapters of the type {kind} have no such setting")
 
 
-def _arguments(ledger: KeyLedger, adapter: AdapterType, kind: str) -> list[str]:
+def _arguments(builder: ImportBuilder, adapter: AdapterType, kind: str) -> list[str]:
     made = []
     for name in (*adapter.all_fields(), *LORA_PLUS):
         key = FIELDS.get(name, name)
-        if key not in ledger.source:
+        if key not in builder.source:
             continue
-        value, argument = ledger.get(key), ARGUMENTS.get(key, key)
+        value, argument = builder.get(key), ARGUMENTS.get(key, key)
         if value is None or _is_silent(argument, value):
-            ledger.empty(key)
+            builder.empty(key)
             continue
         made.append(f"{argument}={_text(value)}")
-        ledger.fates[key] = Fate(key, "renamed", f"network_args {argument}")
+        builder.outcomes[key] = KeyOutcome(key, "renamed", f"network_args {argument}")
     if kind in ("Kohya LoHa", "Kohya LoKr") and not any(a.startswith("conv_dim=") for a in made):
         made.append("preset=attn-mlp")  # without a conv_dim these leave convolutions alone, and LyCORIS does not
     return made
@@ -99,26 +99,26 @@ def _is_silent(argument: str, value: JsonValue) -> bool:
     return to_number(value) == 0 or str(value).casefold() in ("false", str(SILENT.get(argument)))
 
 
-def _flux_extras(ledger: KeyLedger, kind: str, arguments: list[str]) -> None:
+def _flux_extras(builder: ImportBuilder, kind: str, arguments: list[str]) -> None:
     """split_mode and GGPO, which are written by rules of their own."""
-    if "split_mode" in ledger.source and ledger.family == "flux":
-        if ledger.get("split_mode") in (True, "True", "true", 1) and kind == "Flux1":
+    if "split_mode" in builder.source and builder.family == "flux":
+        if builder.get("split_mode") in (True, "True", "true", 1) and kind == "Flux1":
             arguments.append("train_blocks=single")
-            values, said = blocks({"split_mode": True}, given=bool(ledger.number("blocks_to_swap")))
-            ledger.change("split_mode", f"network_args train_blocks=single, as kohya_ss does; {said}", values)
+            values, said = blocks({"split_mode": True}, given=bool(builder.number("blocks_to_swap")))
+            builder.change("split_mode", f"network_args train_blocks=single, as kohya_ss does; {said}", values)
         else:
-            ledger.ignore("split_mode", "set blocks_to_swap instead")
-    if ledger.get("train_lora_ggpo") in (True, "True", "true", 1):
+            builder.ignore("split_mode", "set blocks_to_swap instead")
+    if builder.get("train_lora_ggpo") in (True, "True", "true", 1):
         strengths = {"ggpo_sigma": 0.03, "ggpo_beta": 0.01}
         if kind == "Flux1":
-            arguments += [f"{key}={ledger.get(key) or default}" for key, default in strengths.items()]
+            arguments += [f"{key}={builder.get(key) or default}" for key, default in strengths.items()]
         for key in ("train_lora_ggpo", *strengths):
-            if key in ledger.source and kind == "Flux1":
-                ledger.change(key, "network_args ggpo_sigma and ggpo_beta")
-            elif key in ledger.source:
-                ledger.ignore(key, "GGPO is for LoRA of FLUX.1")
-    if "enable_all_linear" in ledger.source:
-        ledger.ignore("enable_all_linear", "LyCORIS always adapts all linear layers of its preset")
+            if key in builder.source and kind == "Flux1":
+                builder.change(key, "network_args ggpo_sigma and ggpo_beta")
+            elif key in builder.source:
+                builder.ignore(key, "GGPO is for LoRA of FLUX.1")
+    if "enable_all_linear" in builder.source:
+        builder.ignore("enable_all_linear", "LyCORIS always adapts all linear layers of its preset")
 
 
 def _text(value: JsonValue) -> str:

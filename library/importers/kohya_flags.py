@@ -1,36 +1,36 @@
 """The box for additional parameters of kohya_ss's page: flags that win over its fields."""
 
 from library.config.values import split
-from library.importers.ledger import KeyLedger
+from library.importers.builder import ImportBuilder
 
 
-def read(ledger: KeyLedger) -> None:
+def read(builder: ImportBuilder) -> None:
     """What was typed as further flags, which win over all fields."""
-    text = ledger.get("additional_parameters")
+    text = builder.get("additional_parameters")
     if not isinstance(text, str):
-        ledger.empty("additional_parameters")
+        builder.empty("additional_parameters")
         return
     found = flags(text)
     alone = found.pop("", [])
     if "torch_compile" in found:
         found.pop("torch_compile")
-        backend = ledger.get("dynamo_backend")
+        backend = builder.get("dynamo_backend")
         found["compile"] = []
         if backend and str(backend).casefold() != "no":
             found.setdefault("compile_backend", [str(backend)])
     values = {name: (items if len(items) > 1 else items[0]) if items else True for name, items in found.items()}
     if not values:
-        ledger.ignore("additional_parameters", "there is no --flag in it")
+        builder.ignore("additional_parameters", "there is no --flag in it")
         return
     if alone:
         name = f"additional_parameters {' '.join(alone)}"
-        ledger.source = {**ledger.source, name: alone}
-        ledger.ignore(name, "there is no --flag in it")
-    ledger.change("additional_parameters", f"its flags stand by themselves: {', '.join(values)}")
+        builder.source = {**builder.source, name: alone}
+        builder.ignore(name, "there is no --flag in it")
+    builder.change("additional_parameters", f"its flags stand by themselves: {', '.join(values)}")
     for name, value in values.items():
         # Each flag has a line of its own, so that one that means nothing here is named.
-        ledger.source = {**ledger.source, f"additional_parameters --{name}": value}
-        ledger.rename(f"additional_parameters --{name}", name, value)
+        builder.source = {**builder.source, f"additional_parameters --{name}": value}
+        builder.rename(f"additional_parameters --{name}", name, value)
 
 
 def flags(text: str) -> dict[str, list[str]]:

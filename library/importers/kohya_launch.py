@@ -6,7 +6,7 @@ from library.config.command import Launch, launch_problems
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError
 from library.config.values import join, split
-from library.importers.ledger import KeyLedger, is_empty, is_on, to_number
+from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
 
 THREADS = 2  # of each process, where nobody chose: it is no wish then
 WHOLE = ("num_processes", "num_machines", "main_process_port", "num_cpu_threads_per_process")
@@ -23,21 +23,21 @@ def launch(found: JsonMapping) -> JsonObject:
     }
 
 
-def read(ledger: KeyLedger, tab: str) -> None:
+def read(builder: ImportBuilder, tab: str) -> None:
     """Say of each key that it belongs to how a training is started, where it says something."""
     for key in KEYS:
-        if key not in ledger.source:
+        if key not in builder.source:
             continue
-        value = _value(key, ledger.source[key])
+        value = _value(key, builder.source[key])
         if value is None or value == getattr(Launch(), key):
-            ledger.empty(key)
+            builder.empty(key)
         elif wrong := launch_problems({key: value}):
-            ledger.ignore(key, str(wrong[0]))
+            builder.ignore(key, str(wrong[0]))
         else:
-            ledger.change(key, f"{_text(value)}: {PLACE}")
-    if is_on(ledger.get("multi_gpu")):
-        ledger.change("multi_gpu", "num_processes says how many GPUs train together")
-    ledger.empty("multi_gpu")
+            builder.change(key, f"{_text(value)}: {PLACE}")
+    if is_on(builder.get("multi_gpu")):
+        builder.change("multi_gpu", "num_processes says how many GPUs train together")
+    builder.empty("multi_gpu")
 
 
 def fields(chosen: JsonMapping, base: JsonMapping) -> JsonObject:

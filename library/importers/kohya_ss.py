@@ -5,7 +5,7 @@ from collections.abc import Callable
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError
 from library.importers import flat, kohya_adapters, kohya_flags, kohya_launch
-from library.importers.ledger import KeyLedger, is_empty, is_on, to_number
+from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import ONLY, chooses_chroma, load_tables, set_by
 
 TRAINER = "kohya_ss"
@@ -77,7 +77,7 @@ def script_of(found: JsonMapping) -> str:
     return f"{family}_{ENDINGS.get(tab, 'train')}"
 
 
-def read(found: JsonMapping, script: str = "") -> KeyLedger:
+def read(found: JsonMapping, script: str = "") -> ImportBuilder:
     """Every key of a file -> our values, and what became of it. `script` wins over what the file says.
 
     What is missing has the value that the page of kohya_ss starts with, as it has when the page loads the file.
@@ -86,21 +86,21 @@ def read(found: JsonMapping, script: str = "") -> KeyLedger:
     script = script or script_of(found)
     starts = page_defaults(tab, script.partition("_")[0], found)
     filled = {key: starts[key] if value is None and key in starts else value for key, value in found.items()}
-    ledger = KeyLedger(
+    builder = ImportBuilder(
         {**starts, **filled}, script, f"{TRAINER} ({TITLES[tab]})", absent=frozenset(starts - found.keys())
     )
     for part in PARTS:
-        part(ledger, tab)
-    for key in ledger.left():
+        part(builder, tab)
+    for key in builder.left():
         if key != "additional_parameters":
-            _plain(ledger, key, tab)
-    if str(found.get("model_type") or "").casefold() == "chroma" and ledger.family == "flux":
-        chooses_chroma(ledger, "model_type")
-        ledger.explain("is set by model_type", "apply_t5_attn_mask", "guidance_scale")
-        if ledger.values.pop("clip_l", None):
-            ledger.ignore("clip_l", "there is no CLIP-L in Chroma")
-    kohya_flags.read(ledger)
-    return ledger
+            _plain(builder, key, tab)
+    if str(found.get("model_type") or "").casefold() == "chroma" and builder.family == "flux":
+        chooses_chroma(builder, "model_type")
+        builder.explain("is set by model_type", "apply_t5_attn_mask", "guidance_scale")
+        if builder.values.pop("clip_l", None):
+            builder.ignore("clip_l", "there is no CLIP-L in Chroma")
+    kohya_flags.read(builder)
+    return builder
 
 
 def page_defaults(tab: str, family: str, found: JsonMapping) -> JsonObject:
@@ -120,212 +120,212 @@ def page_defaults(tab: str, family: str, found: JsonMapping) -> JsonObject:
 # ---- the keys that are more than an option
 
 
-def _switches(ledger: KeyLedger, tab: str) -> None:
-    for key in SWITCHES.keys() & ledger.source.keys():
-        chosen = is_on(ledger.get(key)) and SWITCHES[key] == ledger.family
+def _switches(builder: ImportBuilder, tab: str) -> None:
+    for key in SWITCHES.keys() & builder.source.keys():
+        chosen = is_on(builder.get(key)) and SWITCHES[key] == builder.family
         if chosen:
-            ledger.change(key, f"chooses the script: {ledger.script}")
-        elif is_on(ledger.get(key)):
-            ledger.ignore(key, f"the script is {ledger.script}")
+            builder.change(key, f"chooses the script: {builder.script}")
+        elif is_on(builder.get(key)):
+            builder.ignore(key, f"the script is {builder.script}")
         else:
-            ledger.empty(key)
+            builder.empty(key)
 
 
-def _length(ledger: KeyLedger, tab: str) -> None:
+def _length(builder: ImportBuilder, tab: str) -> None:
     """Epochs stay epochs, and win over steps; kohya_ss' own field for them counts where no steps are set."""
-    steps, epochs, epoch = (ledger.number(k) for k in ("max_train_steps", "max_train_epochs", "epoch"))
+    steps, epochs, epoch = (builder.number(k) for k in ("max_train_steps", "max_train_epochs", "epoch"))
     if epochs and epochs > 0:
-        ledger.keep("max_train_epochs", int(epochs))
+        builder.keep("max_train_epochs", int(epochs))
         for key in ("max_train_steps", "epoch"):
-            if key in ledger.source:
-                ledger.ignore(key, "max_train_epochs is set, and wins")
+            if key in builder.source:
+                builder.ignore(key, "max_train_epochs is set, and wins")
     elif steps and steps > 0:
-        ledger.keep("max_train_steps")
-        if "epoch" in ledger.source:
-            ledger.ignore("epoch", "max_train_steps is set; kohya_ss uses epoch only where it is 0")
+        builder.keep("max_train_steps")
+        if "epoch" in builder.source:
+            builder.ignore("epoch", "max_train_steps is set; kohya_ss uses epoch only where it is 0")
     else:
         count = max(1, int(epoch or 1))
         said = "max_train_epochs: kohya_ss counts the images for it and computes steps"
-        if ledger.get("dataset_config"):
+        if builder.get("dataset_config"):
             said = (
                 "max_train_epochs; kohya_ss itself would train 1600 steps with a dataset_config and no max_train_steps"
             )
-        key = "epoch" if "epoch" in ledger.source else "max_train_steps"
-        ledger.change(key, f"{count} is {said}", {"max_train_epochs": count})
-    ledger.empty("max_train_epochs", "max_train_steps")
-    if tab == "finetune" and is_on(ledger.get("flip_aug")) and (steps or 0) > 1 and not epochs:
-        ledger.notes.append("kohya_ss halves max_train_steps of a fine-tune with flip_aug; here it is what is written")
+        key = "epoch" if "epoch" in builder.source else "max_train_steps"
+        builder.change(key, f"{count} is {said}", {"max_train_epochs": count})
+    builder.empty("max_train_epochs", "max_train_steps")
+    if tab == "finetune" and is_on(builder.get("flip_aug")) and (steps or 0) > 1 and not epochs:
+        builder.notes.append("kohya_ss halves max_train_steps of a fine-tune with flip_aug; here it is what is written")
 
 
-def _warmup(ledger: KeyLedger, tab: str) -> None:
-    percent, steps = ledger.number("lr_warmup"), ledger.number("lr_warmup_steps")
-    total = ledger.number("max_train_steps")
-    schedule = str(ledger.get("lr_scheduler_type") or ledger.get("lr_scheduler") or "constant")
-    none = schedule.split(":")[0] in ("constant", "adafactor") or ledger.get("lr_scheduler_type")
+def _warmup(builder: ImportBuilder, tab: str) -> None:
+    percent, steps = builder.number("lr_warmup"), builder.number("lr_warmup_steps")
+    total = builder.number("max_train_steps")
+    schedule = str(builder.get("lr_scheduler_type") or builder.get("lr_scheduler") or "constant")
+    none = schedule.split(":")[0] in ("constant", "adafactor") or builder.get("lr_scheduler_type")
     used = "lr_warmup_steps" if steps else "lr_warmup"
     if (percent or steps) and none:
-        ledger.change(used, f"lr_scheduler = {schedule} has no warm-up, so there is none")
+        builder.change(used, f"lr_scheduler = {schedule} has no warm-up, so there is none")
     elif steps and steps > 0:
-        ledger.keep("lr_warmup_steps", int(steps))
-        ledger.ignore("lr_warmup", "lr_warmup_steps is set, and wins")
+        builder.keep("lr_warmup_steps", int(steps))
+        builder.ignore("lr_warmup", "lr_warmup_steps is set, and wins")
     elif percent and percent > 0:
         share: float | int = percent / 100
         if share >= 1:  # a share of 1 would read as one step
             share = int(total) if total else 0.9999
-        elif tab == "lora" and ledger.get("dataset_config") and total:
+        elif tab == "lora" and builder.get("dataset_config") and total:
             share = round(percent * total / 100)
-        ledger.change(
+        builder.change(
             "lr_warmup", f"{percent:g} % of all steps is lr_warmup_steps = {share}", {"lr_warmup_steps": share}
         )
-    ledger.empty("lr_warmup", "lr_warmup_steps")
+    builder.empty("lr_warmup", "lr_warmup_steps")
 
 
-def _rates(ledger: KeyLedger, tab: str) -> None:
+def _rates(builder: ImportBuilder, tab: str) -> None:
     """The rates of the parts, where 0 means that a part does not learn."""
     if tab == "lora":
-        _adapter_rates(ledger)
-    rates = [ledger.number(key) for key in ("learning_rate_te1", "learning_rate_te2")]
-    if tab == "dreambooth" and ledger.family == "sdxl" and any(rate is not None for rate in rates):
+        _adapter_rates(builder)
+    rates = [builder.number(key) for key in ("learning_rate_te1", "learning_rate_te2")]
+    if tab == "dreambooth" and builder.family == "sdxl" and any(rate is not None for rate in rates):
         learns = any((rate or 0) > 0 for rate in rates)
         for key, rate in zip(("learning_rate_te1", "learning_rate_te2"), rates, strict=True):
             if rate is not None:
                 said = f"{rate:g}, and train_text_encoder is {'on' if learns else 'off, because both rates are 0'}"
-                ledger.change(key, said, {key: rate, "train_text_encoder": learns})
+                builder.change(key, said, {key: rate, "train_text_encoder": learns})
 
 
-def _adapter_rates(ledger: KeyLedger) -> None:
-    unet, text, t5 = (ledger.number(key) for key in ("unet_lr", "text_encoder_lr", "t5xxl_lr"))
+def _adapter_rates(builder: ImportBuilder) -> None:
+    unet, text, t5 = (builder.number(key) for key in ("unet_lr", "text_encoder_lr", "t5xxl_lr"))
     if unet:
-        ledger.keep("unet_lr")
+        builder.keep("unet_lr")
     if text:
         both = [text, t5] if t5 else [text]
-        ledger.keep("text_encoder_lr", both)
+        builder.keep("text_encoder_lr", both)
         if t5:
-            ledger.change("t5xxl_lr", f"is the second of text_encoder_lr: {text:g} {t5:g}")
+            builder.change("t5xxl_lr", f"is the second of text_encoder_lr: {text:g} {t5:g}")
     elif t5:
-        ledger.ignore("t5xxl_lr", "text_encoder_lr is 0, and kohya_ss refuses a rate for T5 alone")
+        builder.ignore("t5xxl_lr", "text_encoder_lr is 0, and kohya_ss refuses a rate for T5 alone")
     if text == 0 and (unet or 0) > 0:
-        ledger.change("text_encoder_lr", "0 means network_train_unet_only", {"network_train_unet_only": True})
+        builder.change("text_encoder_lr", "0 means network_train_unet_only", {"network_train_unet_only": True})
     if unet == 0 and (text or 0) > 0:
         only = {"network_train_text_encoder_only": True}
-        ledger.change("unet_lr", "0 means network_train_text_encoder_only", only)
-    ledger.empty("unet_lr", "text_encoder_lr", "t5xxl_lr")
+        builder.change("unet_lr", "0 means network_train_text_encoder_only", only)
+    builder.empty("unet_lr", "text_encoder_lr", "t5xxl_lr")
 
 
-def _old_names(ledger: KeyLedger, tab: str) -> None:
-    old = ledger.source.get("use_8bit_adam")
-    if "use_8bit_adam" in ledger.source:
-        if ledger.get("optimizer"):
-            ledger.ignore("use_8bit_adam", "optimizer is set, and wins")
+def _old_names(builder: ImportBuilder, tab: str) -> None:
+    old = builder.source.get("use_8bit_adam")
+    if "use_8bit_adam" in builder.source:
+        if builder.get("optimizer"):
+            builder.ignore("use_8bit_adam", "optimizer is set, and wins")
         elif is_on(old):
-            ledger.change("use_8bit_adam", "becomes optimizer_type = AdamW8bit", {"optimizer_type": "AdamW8bit"})
-    if "use_wandb" in ledger.source:  # only this very word ever switched it on
-        if ledger.source["use_wandb"] == "True":
-            ledger.change("use_wandb", "becomes log_with = wandb", {"log_with": "wandb"})
+            builder.change("use_8bit_adam", "becomes optimizer_type = AdamW8bit", {"optimizer_type": "AdamW8bit"})
+    if "use_wandb" in builder.source:  # only this very word ever switched it on
+        if builder.source["use_wandb"] == "True":
+            builder.change("use_wandb", "becomes log_with = wandb", {"log_with": "wandb"})
         else:
-            ledger.empty("use_wandb")
+            builder.empty("use_wandb")
     for key in ("optimizer_args", "lr_scheduler_args"):
-        value = ledger.get(key)
+        value = builder.get(key)
         if isinstance(value, str):
-            ledger.keep(key, value.replace('"', "").split())
+            builder.keep(key, value.replace('"', "").split())
 
 
-def _attention(ledger: KeyLedger, tab: str) -> None:
-    value = str(ledger.get("xformers") or "none").casefold()
-    if "xformers" in ledger.source and value in ("xformers", "true", "1"):
-        ledger.change("xformers", "PyTorch's own attention (sdpa) is as fast and needs no package", {"sdpa": True})
+def _attention(builder: ImportBuilder, tab: str) -> None:
+    value = str(builder.get("xformers") or "none").casefold()
+    if "xformers" in builder.source and value in ("xformers", "true", "1"):
+        builder.change("xformers", "PyTorch's own attention (sdpa) is as fast and needs no package", {"sdpa": True})
     elif value == "sdpa":
-        ledger.change("xformers", "sdpa is used instead", {"sdpa": True})
-    ledger.empty("xformers")
+        builder.change("xformers", "sdpa is used instead", {"sdpa": True})
+    builder.empty("xformers")
 
 
-def _noise(ledger: KeyLedger, tab: str) -> None:
+def _noise(builder: ImportBuilder, tab: str) -> None:
     """In a LoRA file one switch says which of two kinds of noise counts."""
-    kind = str(ledger.get("noise_offset_type") or "Original")
+    kind = str(builder.get("noise_offset_type") or "Original")
     if tab == "lora":
         original = ["noise_offset", "noise_offset_random_strength", "adaptive_noise_scale"]
         multires = ["multires_noise_iterations", "multires_noise_discount"]
         for key in original if kind == "Multires" else multires:
-            if key in ledger.source:
-                if key == "multires_noise_discount" and not ledger.number("multires_noise_iterations"):
-                    ledger.empty(key)
+            if key in builder.source:
+                if key == "multires_noise_discount" and not builder.number("multires_noise_iterations"):
+                    builder.empty(key)
                 else:
-                    ledger.ignore(key, f"noise_offset_type is {kind}")
-        ledger.explain(f"{kind}: only the settings of that noise are taken", "noise_offset_type")
-    elif "noise_offset_type" in ledger.source:
+                    builder.ignore(key, f"noise_offset_type is {kind}")
+        builder.explain(f"{kind}: only the settings of that noise are taken", "noise_offset_type")
+    elif "noise_offset_type" in builder.source:
         said = "it does nothing in this tab: noise_offset and multires_noise_* both count"
-        ledger.ignore("noise_offset_type", said)
-    if "noise_offset" not in ledger.fates and not ledger.number("noise_offset"):
-        ledger.empty("noise_offset")
-        if "adaptive_noise_scale" in ledger.source and "adaptive_noise_scale" not in ledger.fates:
-            ledger.ignore("adaptive_noise_scale", "it needs a noise_offset, which is 0")
+        builder.ignore("noise_offset_type", said)
+    if "noise_offset" not in builder.outcomes and not builder.number("noise_offset"):
+        builder.empty("noise_offset")
+        if "adaptive_noise_scale" in builder.source and "adaptive_noise_scale" not in builder.outcomes:
+            builder.ignore("adaptive_noise_scale", "it needs a noise_offset, which is 0")
 
 
-def _precision(ledger: KeyLedger, tab: str) -> None:
-    if str(ledger.get("mixed_precision")).casefold() == "fp8":
+def _precision(builder: ImportBuilder, tab: str) -> None:
+    if str(builder.get("mixed_precision")).casefold() == "fp8":
         said = "fp8 is not offered for computing; bf16 is used, and fp8_base saves memory"
-        ledger.change("mixed_precision", said, {"mixed_precision": "bf16"})
+        builder.change("mixed_precision", said, {"mixed_precision": "bf16"})
 
 
-def _files(ledger: KeyLedger, tab: str) -> None:
+def _files(builder: ImportBuilder, tab: str) -> None:
     """The format of the result, and the prompts, which are text on kohya_ss's page and a file here."""
-    kind = str(ledger.get("save_model_as") or "")
+    kind = str(builder.get("save_model_as") or "")
     if kind == "same as source model":
-        ledger.empty("save_model_as")
+        builder.empty("save_model_as")
     elif tab in DROPS_ZEROS and kind and kind not in ("safetensors", "ckpt", "pt"):
-        ledger.change(
+        builder.change(
             "save_model_as", f"what learns is not saved as {kind}; safetensors", {"save_model_as": "safetensors"}
         )
-    prompts = ledger.get("sample_prompts")
+    prompts = builder.get("sample_prompts")
     if not isinstance(prompts, str):
         return
     if "\n" not in prompts.strip() and prompts.strip().lower().endswith((".txt", ".toml", ".json")):
-        ledger.keep("sample_prompts", prompts.strip())
+        builder.keep("sample_prompts", prompts.strip())
     else:
-        ledger.texts["sample_prompts"] = prompts.strip() + "\n"
-        ledger.change("sample_prompts", "these are the prompts themselves; here sample_prompts names a file with them")
+        builder.texts["sample_prompts"] = prompts.strip() + "\n"
+        builder.change("sample_prompts", "these are the prompts themselves; here sample_prompts names a file with them")
 
 
-def _folders(ledger: KeyLedger, tab: str) -> None:
+def _folders(builder: ImportBuilder, tab: str) -> None:
     """What a fine-tune calls its folders and files."""
     if tab != "finetune":
         return
-    if ledger.get("image_folder"):
-        ledger.rename("image_folder", "train_data_dir")
-    set_by(ledger, "enable_bucket", "on, as in every fine-tune of kohya_ss", {"enable_bucket": True})
-    folder = str(ledger.get("train_dir") or "")
-    latents = str(ledger.get("use_latent_files") or "Yes").casefold() == "yes"
+    if builder.get("image_folder"):
+        builder.rename("image_folder", "train_data_dir")
+    set_by(builder, "enable_bucket", "on, as in every fine-tune of kohya_ss", {"enable_bucket": True})
+    folder = str(builder.get("train_dir") or "")
+    latents = str(builder.get("use_latent_files") or "Yes").casefold() == "yes"
     used, other = ("latent_metadata_filename", "caption_metadata_filename")[:: 1 if latents else -1]
     if folder:
-        name = str(ledger.get(used) or ("meta_lat.json" if latents else "meta_cap.json"))
+        name = str(builder.get(used) or ("meta_lat.json" if latents else "meta_cap.json"))
         line = "\\" if "\\" in folder and "/" not in folder else "/"
         path = folder.rstrip("/\\") + line + name
-        ledger.change("train_dir", f"with {used}: in_json = {path}", {"in_json": path})
-        ledger.explain("is the file name of in_json", used)
-    ledger.explain(f"chooses {used} for in_json", "use_latent_files")
+        builder.change("train_dir", f"with {used}: in_json = {path}", {"in_json": path})
+        builder.explain("is the file name of in_json", used)
+    builder.explain(f"chooses {used} for in_json", "use_latent_files")
     for key in (used, other):
-        if key in ledger.left():
-            ledger.ignore(key, f"in_json is {used}" if key == other else "there is no train_dir")
+        if key in builder.left():
+            builder.ignore(key, f"in_json is {used}" if key == other else "there is no train_dir")
 
 
-def _word(ledger: KeyLedger, tab: str) -> None:
+def _word(builder: ImportBuilder, tab: str) -> None:
     """What stands in the place of captions, which is one field on kohya_ss's page."""
-    if tab == "textual-inversion" and (option := TEMPLATES.get(str(ledger.get("template")))):
-        ledger.change("template", f"becomes {option}", {option: True})
-    ledger.empty("template")
+    if tab == "textual-inversion" and (option := TEMPLATES.get(str(builder.get("template")))):
+        builder.change("template", f"becomes {option}", {option: True})
+    builder.empty("template")
 
 
-def _adapter(ledger: KeyLedger, tab: str) -> None:
+def _adapter(builder: ImportBuilder, tab: str) -> None:
     if tab == "lora":
-        kohya_adapters.read(ledger)
-    if "split_mode" in ledger.left():
-        ledger.ignore("split_mode", "set blocks_to_swap instead; kohya_ss never passes it on")
-    if ledger.family == "flux":
-        given = bool(ledger.number("blocks_to_swap")) or "blocks_to_swap" in ledger.values
-        flat.old_blocks(ledger, ("double_blocks_to_swap", "single_blocks_to_swap"), given)
+        kohya_adapters.read(builder)
+    if "split_mode" in builder.left():
+        builder.ignore("split_mode", "set blocks_to_swap instead; kohya_ss never passes it on")
+    if builder.family == "flux":
+        given = bool(builder.number("blocks_to_swap")) or "blocks_to_swap" in builder.values
+        flat.old_blocks(builder, ("double_blocks_to_swap", "single_blocks_to_swap"), given)
 
 
-PARTS: tuple[Callable[[KeyLedger, str], None], ...] = (
+PARTS: tuple[Callable[[ImportBuilder, str], None], ...] = (
     _switches, _length, _warmup, _rates, _old_names, _attention, _noise, _precision, _files, _folders, _word,
     _adapter, kohya_launch.read,
 )  # fmt: skip
@@ -334,40 +334,42 @@ PARTS: tuple[Callable[[KeyLedger, str], None], ...] = (
 # ---- all other keys
 
 
-def _plain(ledger: KeyLedger, key: str, tab: str) -> None:
+def _plain(builder: ImportBuilder, key: str, tab: str) -> None:
     """A key that is an option, is one under another name, or means nothing here."""
-    value = ledger.source[key]
-    renamed = TABLES["renamed"][ledger.family].get(key) or TABLES["renamed"]["any"].get(key)
+    value = builder.source[key]
+    renamed = TABLES["renamed"][builder.family].get(key) or TABLES["renamed"]["any"].get(key)
     # Once the page wrote False into files for empty fields of these.
     empty = is_empty(value) or value == "False" and key.startswith(("huggingface_", "metadata_", "resume_from_"))
     if empty or (key in TABLES["zero_is_unset"] and to_number(value) == 0):
-        ledger.empty(key)
-    elif reason := _reason(ledger, key, tab):
-        ledger.ignore(key, reason)
-    elif renamed and renamed in ledger.values and not is_on(value):
-        ledger.empty(key)
+        builder.empty(key)
+    elif reason := _reason(builder, key, tab):
+        builder.ignore(key, reason)
+    elif renamed and renamed in builder.values and not is_on(value):
+        builder.empty(key)
     elif renamed:
-        ledger.rename(key, renamed)
+        builder.rename(key, renamed)
     elif tab in DROPS_ZEROS and key in TABLES["zero_was_dropped"] and to_number(value) == 0:
-        ledger.change(key, "0 is kept as written; kohya_ss drops it and trains with the script's default", {key: value})
+        builder.change(
+            key, "0 is kept as written; kohya_ss drops it and trains with the script's default", {key: value}
+        )
     elif key == "persistent_data_loader_workers":
-        ledger.keep(key, is_on(value))
+        builder.keep(key, is_on(value))
     else:
-        ledger.keep(key)
+        builder.keep(key)
 
 
-def _reason(ledger: KeyLedger, key: str, tab: str) -> str:
+def _reason(builder: ImportBuilder, key: str, tab: str) -> str:
     """Why a key means nothing for this file, or ""."""
     other = next((why for start, why in TABLES["other_models"].items() if key.startswith(start)), "")
     sd3 = "" if tab == "lora" else TABLES["sd3_in_full"].get(key, "")
     if reason := TABLES["ignored"].get(key) or sd3 or other:
         return reason
-    if ledger.family not in ("flux", "anima") and key in ("blocks_to_swap", "flux_fused_backward_pass"):
+    if builder.family not in ("flux", "anima") and key in ("blocks_to_swap", "flux_fused_backward_pass"):
         return "kohya_ss has it for FLUX.1 only"
     if tab == "textual-inversion" and key in TABLES["never_for_textual_inversion"]:
         return "kohya_ss never passes it on in this tab"
-    if ledger.family == "flux" and key in TABLES["never_for_flux"]:
+    if builder.family == "flux" and key in TABLES["never_for_flux"]:
         return "in kohya_ss it is a setting for other models, which a FLUX.1 script never gets"
     others = {"sdxl_": "sdxl", "flux1_": "flux", "anima_": "anima"}
-    owner = next((family for start, family in others.items() if key.startswith(start)), ledger.family)
-    return "" if owner == ledger.family else f"it is for {TITLED[owner]}"
+    owner = next((family for start, family in others.items() if key.startswith(start)), builder.family)
+    return "" if owner == builder.family else f"it is for {TITLED[owner]}"

@@ -6,7 +6,7 @@ from typing import Any
 from library.config import schema
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError
-from library.importers.ledger import KeyLedger, is_empty, is_on
+from library.importers.builder import ImportBuilder, is_empty, is_on
 from library.importers.shared import ONLY, dataset_toml, load_tables, set_by, tables, take
 
 TRAINER = "musubi-tuner"
@@ -27,7 +27,7 @@ def fits(found: JsonMapping) -> bool:
     return "dit" in found or (module in TABLES["modules"] and not shared)
 
 
-def read(found: JsonMapping, script: str = "") -> KeyLedger:
+def read(found: JsonMapping, script: str = "") -> ImportBuilder:
     """Every key of a flat file -> our values, and what became of it. Raises ConfigError for other models."""
     data = found.get("dataset_config")  # a table where the file that it names could be read
     found = schema.flat({**found, "dataset_config": ""} if isinstance(data, Mapping) else found)
@@ -40,51 +40,51 @@ def read(found: JsonMapping, script: str = "") -> KeyLedger:
         raise ConfigError("this file of {trainer} is for {other}, which is not trained here: use {trainer}; {advice}",
             trainer=TRAINER, other=other, advice=ONLY)  # fmt: skip
     lora = bool(module or found.get("network_dim"))
-    ledger = KeyLedger(found, script or f"{family}_train{'_network' if lora else ''}", TRAINER)
+    builder = ImportBuilder(found, script or f"{family}_train{'_network' if lora else ''}", TRAINER)
     kind = "flux" if family == "flux" else "others"
-    take(ledger, TABLES["renamed"] | TABLES[f"renamed_{kind}"])
+    take(builder, TABLES["renamed"] | TABLES[f"renamed_{kind}"])
     if isinstance(data, Mapping) and is_dataset(data):
-        ledger.texts["dataset_config"], notes = dataset(data)
-        ledger.notes += notes
-        ledger.change("dataset_config", "the dataset format of musubi-tuner; converted to a file beside the config")
+        builder.texts["dataset_config"], notes = dataset(data)
+        builder.notes += notes
+        builder.change("dataset_config", "the dataset format of musubi-tuner; converted to a file beside the config")
     for key, version in TABLES["old_versions"].items():  # the older switches for one of Qwen-Image-Edit
-        if ledger.family == "qwen_image" and is_on(ledger.get(key)):
-            ledger.change(key, f"model_version = {version}", {"model_version": version})
-    _lycoris(ledger, module)
+        if builder.family == "qwen_image" and is_on(builder.get(key)):
+            builder.change(key, f"model_version = {version}", {"model_version": version})
+    _lycoris(builder, module)
     sampling = str(found.get("timestep_sampling") or "")
     if nearest := TABLES["timestep_sampling"].get(sampling):
         said = f"{sampling} is not offered here; the nearest is timestep_sampling = {nearest}"
-        ledger.change("timestep_sampling", said, {"timestep_sampling": nearest})
+        builder.change("timestep_sampling", said, {"timestep_sampling": nearest})
     own = TABLES["own_keys"].get(family, ())
-    for key in ledger.left():
+    for key in builder.left():
         if key in TABLES["ignored"] and key not in own:
-            ledger.ignore(key, TABLES["ignored"][key])
+            builder.ignore(key, TABLES["ignored"][key])
         elif is_empty(found[key]):
-            ledger.empty(key)
+            builder.empty(key)
         else:
-            ledger.keep(key)
+            builder.keep(key)
     defaults = TABLES["defaults"] | TABLES[f"defaults_{kind}"] | TABLES.get(f"defaults_{family}", {})
     for option, value in defaults.items():
         if option not in found:
-            set_by(ledger, option, f"not in the file; {TRAINER} uses {value}", {option: value})
+            set_by(builder, option, f"not in the file; {TRAINER} uses {value}", {option: value})
     always = TABLES["always"] | ({"network_train_unet_only": True} if lora else {})
-    set_by(ledger, "cache_latents", f"{TRAINER} always trains from caches on disk, and no text encoder", always)
-    _own_ways(ledger, module)
-    return ledger
+    set_by(builder, "cache_latents", f"{TRAINER} always trains from caches on disk, and no text encoder", always)
+    _own_ways(builder, module)
+    return builder
 
 
-def _own_ways(ledger: KeyLedger, module: str) -> None:
+def _own_ways(builder: ImportBuilder, module: str) -> None:
     """What it trains of a model where nothing is said: which model, and which of its layers."""
-    if ledger.family == "flux":  # its only script for FLUX.1 trains Kontext, which has the header of dev
-        set_by(ledger, "model_type", f"{TRAINER} trains FLUX.1 Kontext", {"model_type": "kontext"})
-        arguments = ledger.values.get("network_args") or ()
+    if builder.family == "flux":  # its only script for FLUX.1 trains Kontext, which has the header of dev
+        set_by(builder, "model_type", f"{TRAINER} trains FLUX.1 Kontext", {"model_type": "kontext"})
+        arguments = builder.values.get("network_args") or ()
         if module == "networks.lora_flux" and not any(one.startswith("exclude_patterns=") for one in arguments):
             said = f"{TRAINER} does not train the modulation of all blocks"
-            set_by(ledger, "network_args", said, {"network_args": [*arguments, f"exclude_patterns=[{MODULATION!r}]"]})
+            set_by(builder, "network_args", said, {"network_args": [*arguments, f"exclude_patterns=[{MODULATION!r}]"]})
     elif module == "networks.lora_qwen_image":
-        arguments = [*(ledger.values.get("network_args") or ()), "train_modulation=True"]
+        arguments = [*(builder.values.get("network_args") or ()), "train_modulation=True"]
         said = f"{TRAINER} trains the modulation of all blocks as well"
-        set_by(ledger, "network_args", said, {"network_args": arguments})
+        set_by(builder, "network_args", said, {"network_args": arguments})
 
 
 def family_of(found: JsonMapping, script: str) -> str:
@@ -104,19 +104,19 @@ def family_of(found: JsonMapping, script: str) -> str:
     return "flux"
 
 
-def _lycoris(ledger: KeyLedger, module: str) -> None:
+def _lycoris(builder: ImportBuilder, module: str) -> None:
     """Its own LoHa and LoKr are LyCORIS' here, which chooses layers in another way."""
     if module not in TABLES["lycoris"]:
         return
-    given = [str(one) for one in ledger.get("network_args") or ()]
+    given = [str(one) for one in builder.get("network_args") or ()]
     arguments = [one for one in given if one.partition("=")[0].strip() in TABLES["lycoris_arguments"]]
     left_out = [one.partition("=")[0] for one in given if one not in arguments]
     made = [f"algo={TABLES['lycoris'][module]}", *arguments]
-    made += ["bypass_mode=True"] if is_on(ledger.get("fp8_base")) else []
+    made += ["bypass_mode=True"] if is_on(builder.get("fp8_base")) else []
     said = f"{module} is lycoris.kohya with {' '.join(made)} here, whose layers are those of its preset"
-    ledger.change("network_module", said, {"network_module": "lycoris.kohya"})
+    builder.change("network_module", said, {"network_module": "lycoris.kohya"})
     about = f"{', '.join(left_out)}: not an argument of lycoris.kohya" if left_out else "those of lycoris.kohya"
-    set_by(ledger, "network_args", about, {"network_args": made})
+    set_by(builder, "network_args", about, {"network_args": made})
 
 
 # ---- its dataset files

@@ -5,7 +5,7 @@ import re
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError
 from library.importers import onetrainer_data, onetrainer_learning, onetrainer_model
-from library.importers.ledger import KeyLedger, to_number
+from library.importers.builder import ImportBuilder, to_number
 from library.importers.shared import (
     ONLY,
     chooses_chroma,
@@ -36,33 +36,33 @@ def fits(found: JsonMapping) -> bool:
     return str(found.get("model_type") or "").isupper() or "training_method" in keys or len(keys) > 1
 
 
-def read(found: JsonMapping, script: str = "") -> KeyLedger:
+def read(found: JsonMapping, script: str = "") -> ImportBuilder:
     """Every key -> our values, and what became of it. Raises ConfigError for other models and methods."""
     flat, names = today(dotted(found))
     source, absent, notes = completed(flat)
-    ledger = KeyLedger(source, _script(source, script), TRAINER, absent=absent, names=names, notes=notes)
+    builder = ImportBuilder(source, _script(source, script), TRAINER, absent=absent, names=names, notes=notes)
     kind = TABLES["model_types"].get(str(source["model_type"]))
-    ledger.change("training_method", f"chooses the script: {ledger.script}")
-    said = f"model_type = {kind}" if kind else f"chooses the script: {ledger.script}"
-    ledger.change("model_type", said, {"model_type": kind} if kind else {})
-    names_given = f"{ledger.get('transformer.model_name') or ''} {ledger.get('base_model_name') or ''}"
+    builder.change("training_method", f"chooses the script: {builder.script}")
+    said = f"model_type = {kind}" if kind else f"chooses the script: {builder.script}"
+    builder.change("model_type", said, {"model_type": kind} if kind else {})
+    names_given = f"{builder.get('transformer.model_name') or ''} {builder.get('base_model_name') or ''}"
     for chooses in (chooses_version, chooses_edit):
-        chooses(ledger, "model_type", names_given.casefold())
+        chooses(builder, "model_type", names_given.casefold())
     if kind == "fill":
-        ledger.notes.append(
+        builder.notes.append(
             "masks: OneTrainer reads <name>-masklabel.png beside <name>; put them into a folder of their own as "
             "<name>.png, and name it as conditioning_data_dir in the dataset_config"
         )
-    take(ledger, TABLES["renamed"] | ({"vae.model_name": "ae"} if ledger.family == "flux" else {}))
-    _own_transformer(ledger)
-    _output(ledger)
+    take(builder, TABLES["renamed"] | ({"vae.model_name": "ae"} if builder.family == "flux" else {}))
+    _own_transformer(builder)
+    _output(builder)
     for part in (*onetrainer_model.PARTS, *onetrainer_learning.PARTS, *onetrainer_data.PARTS):
-        part(ledger)
-    unet = {} if ledger.family == "sdxl" else {"unet.": "it is no part of this model"}
-    rest(ledger, TABLES["ignored"] | unet)
-    if source["model_type"] == "CHROMA_1" and ledger.family == "flux":
-        chooses_chroma(ledger, "model_type")
-    return ledger
+        part(builder)
+    unet = {} if builder.family == "sdxl" else {"unet.": "it is no part of this model"}
+    rest(builder, TABLES["ignored"] | unet)
+    if source["model_type"] == "CHROMA_1" and builder.family == "flux":
+        chooses_chroma(builder, "model_type")
+    return builder
 
 
 def _script(source: JsonMapping, script: str) -> str:
@@ -80,37 +80,37 @@ def _script(source: JsonMapping, script: str) -> str:
     return script or (f"{family}_train_network" if method == "LORA" else f"{family}_train")
 
 
-def _own_transformer(ledger: KeyLedger) -> None:
+def _own_transformer(builder: ImportBuilder) -> None:
     """A transformer beside the base model, which has the other networks then."""
-    key, base = "transformer.model_name", ledger.get("base_model_name")
-    options = TABLES["part_options"].get(ledger.family, ())
-    if not ledger.get(key) or not options:
+    key, base = "transformer.model_name", builder.get("base_model_name")
+    options = TABLES["part_options"].get(builder.family, ())
+    if not builder.get(key) or not options:
         return
-    name = str(ledger.get(key))
+    name = str(builder.get(key))
     if found := HUB_FILE.fullmatch(name):
         name = found["repository"]
-        ledger.notes.append(f"the transformer is taken from {name}; OneTrainer takes its file {found['file']}")
-    if str(ledger.source["model_type"]) == "CHROMA_1":
+        builder.notes.append(f"the transformer is taken from {name}; OneTrainer takes its file {found['file']}")
+    if str(builder.source["model_type"]) == "CHROMA_1":
         options = [option for option in options if option != "clip_l"]
-    beside = {option: base for option in options if base and option not in ledger.values}
-    ledger.change(key, f"pretrained_model_name_or_path = {name}", {"pretrained_model_name_or_path": name})
+    beside = {option: base for option in options if base and option not in builder.values}
+    builder.change(key, f"pretrained_model_name_or_path = {name}", {"pretrained_model_name_or_path": name})
     if beside:
-        ledger.change("base_model_name", f"the networks beside the transformer: {', '.join(beside)}", beside)
+        builder.change("base_model_name", f"the networks beside the transformer: {', '.join(beside)}", beside)
 
 
-def _output(ledger: KeyLedger) -> None:
-    if path := ledger.get("output_model_destination"):
+def _output(builder: ImportBuilder) -> None:
+    if path := builder.get("output_model_destination"):
         folder, name = split_path(str(path))
-        values = {"output_dir": folder, "output_name": name} if ledger.given("output_model_destination") else {}
+        values = {"output_dir": folder, "output_name": name} if builder.given("output_model_destination") else {}
         said = f"output_dir = {folder}, output_name = {name}"
-        ledger.change("output_model_destination", said, values)
-    take(ledger, {"output_dtype": "save_precision"}, lambda value: precision(value, "float"))
-    kind = str(ledger.get("output_model_format") or "")
-    if kind and not ledger.adapters and ledger.family == "sdxl":
+        builder.change("output_model_destination", said, values)
+    take(builder, {"output_dtype": "save_precision"}, lambda value: precision(value, "float"))
+    kind = str(builder.get("output_model_format") or "")
+    if kind and not builder.adapters and builder.family == "sdxl":
         ours = {"DIFFUSERS": "diffusers_safetensors", "CKPT": "ckpt"}.get(kind, "safetensors")
-        ledger.change("output_model_format", f"{kind} is save_model_as = {ours}", {"save_model_as": ours})
+        builder.change("output_model_format", f"{kind} is save_model_as = {ours}", {"save_model_as": ours})
     elif kind:
-        ledger.change("output_model_format", f"{kind}: saved as a .safetensors file with sd-scripts' names")
+        builder.change("output_model_format", f"{kind}: saved as a .safetensors file with sd-scripts' names")
 
 
 def today(flat: JsonMapping) -> tuple[JsonObject, dict[str, str]]:

@@ -3,40 +3,40 @@
 import math
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.importers.ledger import KeyLedger, is_empty, is_on, to_number
+from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import PREPARED, dataset_toml, tables
 
 NEAREST = {"INVERTED_PARABOLA": "sigmoid", "SIGMOID": "shift", "BETA": "uniform", "COS_MAP": "sigmoid"}
 
 
-def _timesteps(ledger: KeyLedger) -> None:
+def _timesteps(builder: ImportBuilder) -> None:
     """How the amount of noise is drawn."""
-    weight, bias = ledger.number("noising_weight") or 0.0, ledger.number("noising_bias") or 0.0
-    kind = str(ledger.get("timestep_distribution") or ("SIGMOID" if weight else "UNIFORM"))
+    weight, bias = builder.number("noising_weight") or 0.0, builder.number("noising_bias") or 0.0
+    kind = str(builder.get("timestep_distribution") or ("SIGMOID" if weight else "UNIFORM"))
     keys = ("timestep_distribution", "noising_weight", "noising_bias", "timestep_shift", "dynamic_timestep_shifting")
-    if ledger.family == "sdxl":
+    if builder.family == "sdxl":
         for key in keys:
-            off = ledger.source.get(key) in (None, "UNIFORM", 1, 1.0)
-            ledger.empty(key) if off else ledger.ignore(key, "SDXL is trained with all timesteps alike here")
+            off = builder.source.get(key) in (None, "UNIFORM", 1, 1.0)
+            builder.empty(key) if off else builder.ignore(key, "SDXL is trained with all timesteps alike here")
         return
-    shift, dynamic = ledger.number("timestep_shift") or 1.0, is_on(ledger.get("dynamic_timestep_shifting"))
+    shift, dynamic = builder.number("timestep_shift") or 1.0, is_on(builder.get("dynamic_timestep_shifting"))
     if dynamic:
-        shift = round(_dynamic(ledger), 4)
+        shift = round(_dynamic(builder), 4)
     values, near = _sampling(kind, weight, bias, shift, dynamic)
     if values["timestep_sampling"] in ("shift", "sigma"):
         values |= {"discrete_flow_shift": shift}
-    guidance = ledger.number("transformer.guidance_scale")
-    if ledger.family == "flux":
+    guidance = builder.number("transformer.guidance_scale")
+    if builder.family == "flux":
         values |= {"guidance_scale": 1.0 if guidance is None else guidance}
     elif values["timestep_sampling"] == "flux_shift":
         values["timestep_sampling"] = {"qwen_image": "qwen_shift", "flux_2": "flux2_shift"}.get(
-            ledger.family, "flux_shift"
+            builder.family, "flux_shift"
         )
     said = near + ", ".join(f"{name} = {value}" for name, value in values.items())
     key = "timestep_distribution"
-    ledger.assume(key, kind)
-    ledger.change(key, said, values)
-    ledger.explain("is part of how timesteps are drawn", *keys[1:], "transformer.guidance_scale")
+    builder.assume(key, kind)
+    builder.change(key, said, values)
+    builder.explain("is part of how timesteps are drawn", *keys[1:], "transformer.guidance_scale")
 
 
 def _sampling(kind: str, weight: float, bias: float, shift: float, dynamic: bool) -> tuple[JsonObject, str]:
@@ -57,74 +57,74 @@ def _sampling(kind: str, weight: float, bias: float, shift: float, dynamic: bool
     return values | {"timestep_sampling": "sigma"}, ""
 
 
-def _dynamic(ledger: KeyLedger) -> float:
+def _dynamic(builder: ImportBuilder) -> float:
     """The shift that FLUX.1's scheduler gives to images of the largest size."""
-    width, height = max(_sizes(ledger), key=lambda size: size[0] * size[1], default=(1024, 1024))
+    width, height = max(_sizes(builder), key=lambda size: size[0] * size[1], default=(1024, 1024))
     tokens = width * height / 256
     return math.exp(0.5 + (tokens - 256) * (1.15 - 0.5) / (4096 - 256))
 
 
-def _sizes(ledger: KeyLedger) -> list[tuple[int, int]]:
+def _sizes(builder: ImportBuilder) -> list[tuple[int, int]]:
     """The resolutions: "512,1024" are two, and "1024x768" is one exact one."""
     found = []
-    for text in str(ledger.get("resolution") or "").split(","):
+    for text in str(builder.get("resolution") or "").split(","):
         sides = [int(side) for part in text.casefold().split("x") if (side := to_number(part)) and side > 0]
         if sides:
             found.append((sides[0], sides[-1]))
     return found
 
 
-def _images(ledger: KeyLedger) -> None:
+def _images(builder: ImportBuilder) -> None:
     """Concepts, which become a dataset file with one dataset for each resolution."""
-    sizes = _sizes(ledger)
+    sizes = _sizes(builder)
     exact = any(one != two for one, two in sizes)
-    buckets = is_on(ledger.get("aspect_ratio_bucketing")) and not exact
-    concepts = [c for c in tables(ledger.get("concepts")) if c.get("path") and c.get("enabled", True)]
+    buckets = is_on(builder.get("aspect_ratio_bucketing")) and not exact
+    concepts = [c for c in tables(builder.get("concepts")) if c.get("path") and c.get("enabled", True)]
     if concepts:
-        _dataset(ledger, concepts, sizes or [(512, 512)], buckets)
-        ledger.empty("concept_file_name")
-    elif ledger.get("concept_file_name"):
+        _dataset(builder, concepts, sizes or [(512, 512)], buckets)
+        builder.empty("concept_file_name")
+    elif builder.get("concept_file_name"):
         said = "this file was not found; name the images with train_data_dir or dataset_config"
-        ledger.ignore("concept_file_name", said)
+        builder.ignore("concept_file_name", said)
     if sizes:
         largest = max(sizes, key=lambda size: size[0] * size[1])
         text = f"{largest[0]},{largest[1]}" if exact else str(largest[0])
         more = f"; {len(sizes)} sizes are datasets of their own" if len(sizes) > 1 else ""
-        ledger.change("resolution", f"{text}{more}", {"resolution": text})
-    ledger.change("aspect_ratio_bucketing", f"enable_bucket = {str(buckets).lower()}",
+        builder.change("resolution", f"{text}{more}", {"resolution": text})
+    builder.change("aspect_ratio_bucketing", f"enable_bucket = {str(buckets).lower()}",
                   {"enable_bucket": buckets, "max_bucket_reso": 2048, "caption_extension": ".txt"})  # fmt: skip
-    _caching(ledger, concepts)
+    _caching(builder, concepts)
 
 
-def _dataset(ledger: KeyLedger, concepts: list[JsonMapping], sizes: list[tuple[int, int]], buckets: bool) -> None:
+def _dataset(builder: ImportBuilder, concepts: list[JsonMapping], sizes: list[tuple[int, int]], buckets: bool) -> None:
     general: JsonObject = {"enable_bucket": buckets, "max_bucket_reso": 2048, "caption_extension": ".txt"}
-    general["batch_size"] = int(ledger.number("batch_size") or 1)
-    if rate := ledger.values.get("caption_dropout_rate"):
+    general["batch_size"] = int(builder.number("batch_size") or 1)
+    if rate := builder.values.get("caption_dropout_rate"):
         general["caption_dropout_rate"] = rate
     sets: list[tuple[JsonObject, list[JsonObject]]] = []
     used = []
     for concept in concepts:
         if concept.get("validation_concept") or str(concept.get("type")) == "VALIDATION":
-            ledger.notes.append(f"concept {concept['path']} is left out: validation_split holds images back here")
+            builder.notes.append(f"concept {concept['path']} is left out: validation_split holds images back here")
         else:
             used.append(concept)
     own = {id(c): _override(c) for c in used}
-    shared = [_subset(ledger, c) for c in used if not own[id(c)]]
+    shared = [_subset(builder, c) for c in used if not own[id(c)]]
     sets += [({"resolution": list(size)}, shared) for size in sizes if shared]
-    sets += [({"resolution": list(size)}, [_subset(ledger, c)]) for c in used for size in own[id(c)]]
+    sets += [({"resolution": list(size)}, [_subset(builder, c)]) for c in used for size in own[id(c)]]
     if sets:
-        ledger.texts["dataset_config"] = dataset_toml(general, sets)
-    ledger.change("concepts", f"{len(used)} folders: {PREPARED}")
+        builder.texts["dataset_config"] = dataset_toml(general, sets)
+    builder.change("concepts", f"{len(used)} folders: {PREPARED}")
 
 
 def _override(concept: JsonMapping) -> list[tuple[int, int]]:
     image = dict(*tables([concept.get("image")]))
     if not is_on(image.get("enable_resolution_override")):
         return []
-    return _sizes(KeyLedger({"resolution": image.get("resolution_override")}, "", ""))
+    return _sizes(ImportBuilder({"resolution": image.get("resolution_override")}, "", ""))
 
 
-def _subset(ledger: KeyLedger, concept: JsonMapping) -> JsonObject:
+def _subset(builder: ImportBuilder, concept: JsonMapping) -> JsonObject:
     text, image = (dict(*tables([concept.get(part)])) for part in ("text", "image"))
     path, shuffles = concept["path"], is_on(text.get("enable_tag_shuffling"))
     subset = {
@@ -140,67 +140,67 @@ def _subset(ledger: KeyLedger, concept: JsonMapping) -> JsonObject:
         subset["caption_tag_dropout_rate"] = to_number(text.get("tag_dropout_probability"))
     if str(concept.get("balancing_strategy") or "REPEATS") == "SAMPLES":
         subset["num_repeats"] = 1
-        ledger.notes.append(f"concept {path}: a number of images to take is not offered; each is seen once")
+        builder.notes.append(f"concept {path}: a number of images to take is not offered; each is seen once")
     if (source := str(text.get("prompt_source") or "sample")) != "sample":
-        ledger.notes.append(f"concept {path}: captions come from text files beside the images here, not from {source}")
+        builder.notes.append(f"concept {path}: captions come from text files beside the images here, not from {source}")
     if is_on(concept.get("include_subdirectories")):
-        ledger.notes.append(f"concept {path}: folders inside of it are not read; name each as an image_dir")
+        builder.notes.append(f"concept {path}: folders inside of it are not read; name each as an image_dir")
     if (weight := to_number(concept.get("loss_weight"))) not in (None, 1):
-        ledger.notes.append(f"concept {path}: its loss weight {weight:g} has no place here; num_repeats weighs images")
+        builder.notes.append(f"concept {path}: its loss weight {weight:g} has no place here; num_repeats weighs images")
     return {key: value for key, value in subset.items() if not is_empty(value) and value is not False}
 
 
-def _caching(ledger: KeyLedger, concepts: list[JsonMapping]) -> None:
+def _caching(builder: ImportBuilder, concepts: list[JsonMapping]) -> None:
     """OneTrainer's cache holds the outputs of frozen text encoders, too, on disk."""
-    on = is_on(ledger.get("latent_caching"))
+    on = is_on(builder.get("latent_caching"))
     values: JsonObject = {"cache_latents": on, "cache_latents_to_disk": on}
-    learns = ledger.values.get("train_text_encoder") or (
-        ledger.adapters and not ledger.values.get("network_train_unet_only")
+    learns = builder.values.get("train_text_encoder") or (
+        builder.adapters and not builder.values.get("network_train_unet_only")
     )
     texts = [dict(*tables([concept.get("text")])) for concept in concepts]
     varied = any(is_on(t.get("enable_tag_shuffling")) or is_on(t.get("tag_dropout_enable")) for t in texts)
-    if on and not learns and not varied and not ledger.values.get("caption_dropout_rate"):
+    if on and not learns and not varied and not builder.values.get("caption_dropout_rate"):
         values |= {"cache_text_encoder_outputs": True, "cache_text_encoder_outputs_to_disk": True}
-    ledger.change("latent_caching", f"{', '.join(values)}: {'on' if on else 'off'}", values)
+    builder.change("latent_caching", f"{', '.join(values)}: {'on' if on else 'off'}", values)
 
 
-def _samples(ledger: KeyLedger) -> None:
+def _samples(builder: ImportBuilder) -> None:
     """Prompts that stand in the config, or in the file that it names, as a prompt file."""
-    found = [s for s in tables(ledger.get("samples")) if s.get("enabled", True) and not is_empty(s.get("prompt"))]
+    found = [s for s in tables(builder.get("samples")) if s.get("enabled", True) and not is_empty(s.get("prompt"))]
     keys = ("sample_after", "sample_after_unit")
     if not found:
-        if ledger.get("sample_definition_file_name"):
-            ledger.ignore(
+        if builder.get("sample_definition_file_name"):
+            builder.ignore(
                 "sample_definition_file_name", "this file was not found; name the prompts with sample_prompts"
             )
         for key in keys:
-            ledger.change(key, "there are no prompts to sample")
+            builder.change(key, "there are no prompts to sample")
     else:
-        ledger.texts["sample_prompts"] = "\n".join(_line(ledger, sample) for sample in found) + "\n"
-        ledger.change("samples", f"{len(found)} prompts in a file of their own")
-        ledger.empty("sample_definition_file_name")
-        _sample_interval(ledger)
+        builder.texts["sample_prompts"] = "\n".join(_line(builder, sample) for sample in found) + "\n"
+        builder.change("samples", f"{len(found)} prompts in a file of their own")
+        builder.empty("sample_definition_file_name")
+        _sample_interval(builder)
     for key in ("sample_skip_first", "sample_image_format", "sample_video_format", "sample_audio_format",
                 "samples_to_tensorboard", "non_ema_sampling"):  # fmt: skip
-        if key in ledger.left():
-            ledger.ignore(key, "samples are .png files of the model that learns")
+        if key in builder.left():
+            builder.ignore(key, "samples are .png files of the model that learns")
 
 
-def _sample_interval(ledger: KeyLedger) -> None:
-    unit, count = str(ledger.get("sample_after_unit")), ledger.number("sample_after")
+def _sample_interval(builder: ImportBuilder) -> None:
+    unit, count = str(builder.get("sample_after_unit")), builder.number("sample_after")
     if unit in ("STEP", "EPOCH") and count:
         name = f"sample_every_n_{unit.casefold()}s"
-        ledger.change("sample_after", f"{name} = {int(count)}", {name: int(count)})
+        builder.change("sample_after", f"{name} = {int(count)}", {name: int(count)})
     elif unit not in ("NEVER", "ALWAYS"):
         said = "samples are generated every N epochs or steps here, not by time; once per epoch is set"
-        ledger.change("sample_after", said, {"sample_every_n_epochs": 1})
-    ledger.change("sample_after_unit", "is the unit of sample_after")
-    ledger.empty("sample_after")
+        builder.change("sample_after", said, {"sample_every_n_epochs": 1})
+    builder.change("sample_after_unit", "is the unit of sample_after")
+    builder.empty("sample_after")
 
 
-def _line(ledger: KeyLedger, sample: JsonMapping) -> str:
+def _line(builder: ImportBuilder, sample: JsonMapping) -> str:
     flags = {"width": "--w", "height": "--h", "diffusion_steps": "--s", "negative_prompt": "--n"}
-    flags["cfg_scale"] = "--g" if ledger.family == "flux" else "--l"
+    flags["cfg_scale"] = "--g" if builder.family == "flux" else "--l"
     if not is_on(sample.get("random_seed")):
         flags["seed"] = "--d"
     words = [" ".join(str(sample["prompt"]).split())]

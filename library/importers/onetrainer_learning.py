@@ -3,7 +3,7 @@
 import math
 
 from library.config.json_types import JsonObject
-from library.importers.ledger import KeyLedger, is_on
+from library.importers.builder import ImportBuilder, is_on
 from library.importers.onetrainer_model import ENCODERS, image_part
 from library.importers.shared import load_tables, optimizer, plain
 
@@ -23,37 +23,37 @@ NO_EPS = ("lion", "lion8bit", "sgd", "sgd8bit", "schedulefreesgd", "dadaptlion",
 PAIRS = {"adafactor": ("eps={0},{1}", "1e-30", "0.001"), "came": ("eps1={0} eps2={1}", "1e-30", "1e-16")}
 
 
-def _optimizer(ledger: KeyLedger) -> None:
-    wanted = ledger.get("optimizer.optimizer")
+def _optimizer(builder: ImportBuilder) -> None:
+    wanted = builder.get("optimizer.optimizer")
     name, near = optimizer(wanted)
-    ledger.change("optimizer.optimizer", near or f"{wanted} is {name}", {"optimizer_type": name})
+    builder.change("optimizer.optimizer", near or f"{wanted} is {name}", {"optimizer_type": name})
     word = plain(wanted)
     arguments: list[str] = []
-    used = [*_betas(ledger, word, arguments), *_eps(ledger, word, arguments)]
+    used = [*_betas(builder, word, arguments), *_eps(builder, word, arguments)]
     usual = TABLES["argument_defaults"].get(word, {})
     for argument in dict.fromkeys(["weight_decay", *usual, *TABLES["arguments"].get(word, ())]):
         key = f"optimizer.{argument}"
-        value = ledger.get(key) if ledger.get(key) is not None else usual.get(argument)
+        value = builder.get(key) if builder.get(key) is not None else usual.get(argument)
         is_off = value is False and argument not in usual and argument != "decouple"
         if value is not None and str(value) != "inf" and not is_off:
             arguments.append(f"{argument}={value}".replace(" ", ""))
             used.append(key)
-    if word.startswith("schedulefree") and (steps := ledger.number("learning_rate_warmup_steps")):
-        arguments.append(f"warmup_steps={_batches(ledger, steps):g}")
+    if word.startswith("schedulefree") and (steps := builder.number("learning_rate_warmup_steps")):
+        arguments.append(f"warmup_steps={_batches(builder, steps):g}")
     if arguments:
-        ledger.values["optimizer_args"], ledger.keys["optimizer_args"] = arguments, "optimizer.optimizer"
-    ledger.explain("becomes one of optimizer_args", *used)
-    if is_on(ledger.get("optimizer.fused_back_pass")):
-        _fused(ledger, name)
+        builder.values["optimizer_args"], builder.keys["optimizer_args"] = arguments, "optimizer.optimizer"
+    builder.explain("becomes one of optimizer_args", *used)
+    if is_on(builder.get("optimizer.fused_back_pass")):
+        _fused(builder, name)
 
 
-def _betas(ledger: KeyLedger, word: str, arguments: list[str]) -> list[str]:
+def _betas(builder: ImportBuilder, word: str, arguments: list[str]) -> list[str]:
     """betas=... of beta1 and its neighbours, where all are known or the one that is not has a usual value."""
     count = 3 if word in ("came", "ademamix", "ademamix8bit", "dadaptadan") else 2
     keys = [f"optimizer.beta{i}" for i in (1, 2, 3)[:count]]
     usual = {"lion": (0.9, 0.99), "came": (0.9, 0.999, 0.9999), "dadaptadan": (0.98, 0.92, 0.99),
              "prodigyplusschedulefree": (0.9, 0.99)}.get(word, (0.9, 0.999, 0.9999))  # fmt: skip
-    given = [ledger.number(key) for key in keys]
+    given = [builder.number(key) for key in keys]
     if word in NO_BETAS or (not any(value is not None for value in given) and word != "lion8bit"):
         return []
     betas = [default if value is None else value for value, default in zip(given, usual, strict=False)]
@@ -61,8 +61,8 @@ def _betas(ledger: KeyLedger, word: str, arguments: list[str]) -> list[str]:
     return keys
 
 
-def _eps(ledger: KeyLedger, word: str, arguments: list[str]) -> list[str]:
-    values = [ledger.get("optimizer.eps"), ledger.get("optimizer.eps2")]
+def _eps(builder: ImportBuilder, word: str, arguments: list[str]) -> list[str]:
+    values = [builder.get("optimizer.eps"), builder.get("optimizer.eps2")]
     if word in NO_EPS or values == [None, None]:
         return []
     if word in PAIRS:
@@ -75,229 +75,229 @@ def _eps(ledger: KeyLedger, word: str, arguments: list[str]) -> list[str]:
     return ["optimizer.eps"]
 
 
-def _fused(ledger: KeyLedger, name: str) -> None:
+def _fused(builder: ImportBuilder, name: str) -> None:
     key = "optimizer.fused_back_pass"
-    alone = (ledger.number("gradient_accumulation_steps") or 1) <= 1
-    if name == "Adafactor" and not ledger.adapters and alone:
-        ledger.rename(key, "fused_backward_pass", True)
+    alone = (builder.number("gradient_accumulation_steps") or 1) <= 1
+    if name == "Adafactor" and not builder.adapters and alone:
+        builder.rename(key, "fused_backward_pass", True)
     else:
-        ledger.ignore(key, "fused_backward_pass is for Adafactor on whole models, without accumulation")
+        builder.ignore(key, "fused_backward_pass is for Adafactor on whole models, without accumulation")
 
 
-def _batches(ledger: KeyLedger, steps: float) -> float:
+def _batches(builder: ImportBuilder, steps: float) -> float:
     """OneTrainer counts batches in its warm-up, and we count optimizer steps; 1 and less is a share in both."""
-    return steps if steps <= 1 else max(1, int(steps // max(1, ledger.number("gradient_accumulation_steps") or 1)))
+    return steps if steps <= 1 else max(1, int(steps // max(1, builder.number("gradient_accumulation_steps") or 1)))
 
 
-def _schedule(ledger: KeyLedger) -> None:
-    name = str(ledger.get("learning_rate_scheduler"))
-    warmup = ledger.number("learning_rate_warmup_steps") or 0.0
+def _schedule(builder: ImportBuilder) -> None:
+    name = str(builder.get("learning_rate_scheduler"))
+    warmup = builder.number("learning_rate_warmup_steps") or 0.0
     chosen, said = TABLES["schedules"].get(name), ""
-    free = plain(ledger.get("optimizer.optimizer")).find("schedulefree") >= 0
+    free = plain(builder.get("optimizer.optimizer")).find("schedulefree") >= 0
     values: JsonObject = {}
     if free:
         chosen, warmup, said = "constant", 0.0, ": the optimizer needs no schedule"
-    elif name == "CUSTOM" and ledger.get("custom_learning_rate_scheduler"):
+    elif name == "CUSTOM" and builder.get("custom_learning_rate_scheduler"):
         chosen, warmup = "constant", 0.0
-        ledger.rename("custom_learning_rate_scheduler", "lr_scheduler_type")
+        builder.rename("custom_learning_rate_scheduler", "lr_scheduler_type")
     elif name == "REX":
         said = ", which is the nearest"
-    elif floor := ledger.number("learning_rate_min_factor"):
+    elif floor := builder.number("learning_rate_min_factor"):
         if name == "COSINE":
             chosen, values = "cosine_with_min_lr", {"lr_scheduler_min_lr_ratio": floor}
-            ledger.change("learning_rate_min_factor", f"lr_scheduler_min_lr_ratio = {floor:g}")
+            builder.change("learning_rate_min_factor", f"lr_scheduler_min_lr_ratio = {floor:g}")
         elif name != "CONSTANT":
-            ledger.ignore("learning_rate_min_factor", "only cosine_with_min_lr ends above 0 here")
+            builder.ignore("learning_rate_min_factor", "only cosine_with_min_lr ends above 0 here")
     if chosen == "constant" and warmup:
         chosen = "constant_with_warmup"
     if chosen is None:
         chosen, said = "constant", ", since there is no such schedule here"
-    ledger.change("learning_rate_scheduler", f"{name} is {chosen}{said}", {"lr_scheduler": chosen, **values})
+    builder.change("learning_rate_scheduler", f"{name} is {chosen}{said}", {"lr_scheduler": chosen, **values})
     if warmup and chosen != "adafactor":
-        steps = _batches(ledger, warmup)
+        steps = _batches(builder, warmup)
         # A share of 1 would read as one step.
-        ledger.rename("learning_rate_warmup_steps", "lr_warmup_steps", min(steps, 0.9999) if warmup <= 1 else steps)
+        builder.rename("learning_rate_warmup_steps", "lr_warmup_steps", min(steps, 0.9999) if warmup <= 1 else steps)
     else:
-        ledger.change("learning_rate_warmup_steps", f"there is no warm-up with {chosen}")
-    cycles = ledger.number("learning_rate_cycles")
+        builder.change("learning_rate_warmup_steps", f"there is no warm-up with {chosen}")
+    cycles = builder.number("learning_rate_cycles")
     if chosen == "cosine_with_restarts" and cycles:
-        ledger.rename("learning_rate_cycles", "lr_scheduler_num_cycles", max(1, round(cycles)))
+        builder.rename("learning_rate_cycles", "lr_scheduler_num_cycles", max(1, round(cycles)))
     else:
-        ledger.ignore("learning_rate_cycles", f"{chosen} has no cycles")
+        builder.ignore("learning_rate_cycles", f"{chosen} has no cycles")
 
 
-def _factor(ledger: KeyLedger) -> float:
+def _factor(builder: ImportBuilder) -> float:
     """What learning_rate_scaler multiplies all rates by: the root of what is added up in a step."""
-    kind = str(ledger.get("learning_rate_scaler"))
-    batch = ledger.number("batch_size") or 1 if "BATCH" in kind or "BOTH" in kind else 1
-    parts = ledger.number("gradient_accumulation_steps") or 1 if "GRADIENT" in kind or "BOTH" in kind else 1
+    kind = str(builder.get("learning_rate_scaler"))
+    batch = builder.number("batch_size") or 1 if "BATCH" in kind or "BOTH" in kind else 1
+    parts = builder.number("gradient_accumulation_steps") or 1 if "GRADIENT" in kind or "BOTH" in kind else 1
     factor = math.sqrt(max(1.0, batch * parts))
     if factor != 1:
-        ledger.change("learning_rate_scaler", f"{kind}: all learning rates are multiplied by {factor:.4g}")
+        builder.change("learning_rate_scaler", f"{kind}: all learning rates are multiplied by {factor:.4g}")
     return factor
 
 
-def _rates(ledger: KeyLedger) -> None:
+def _rates(builder: ImportBuilder) -> None:
     """Which parts learn, and how fast."""
-    factor, part = _factor(ledger), image_part(ledger)
+    factor, part = _factor(builder), image_part(builder)
 
     def rate(key: str) -> float | None:
-        value = ledger.number(key)
+        value = builder.number(key)
         return None if value is None else float(f"{value * factor:.6g}")
 
     base, own = rate("learning_rate") or 0.0, rate(f"{part}.learning_rate")
-    learns = [is_on(ledger.get(f"{name}.train")) for name in ENCODERS]
+    learns = [is_on(builder.get(f"{name}.train")) for name in ENCODERS]
     rates = [(base if (r := rate(f"{n}.learning_rate")) is None else r) for n in ENCODERS]
     rates = [r if on else 0.0 for r, on in zip(rates, learns, strict=True)]
-    if ledger.adapters:
-        ledger.change("learning_rate", f"learning_rate = {base:g}", {"learning_rate": base})
+    if builder.adapters:
+        builder.change("learning_rate", f"learning_rate = {base:g}", {"learning_rate": base})
         if own is not None:
-            ledger.change(f"{part}.learning_rate", f"unet_lr = {own:g}", {"unet_lr": own})
-        _encoder_adapters(ledger, learns, rates)
+            builder.change(f"{part}.learning_rate", f"unet_lr = {own:g}", {"unet_lr": own})
+        _encoder_adapters(builder, learns, rates)
     else:
         rate_here = base if own is None else own
-        ledger.change("learning_rate", f"learning_rate = {rate_here:g}", {"learning_rate": rate_here})
-        _encoders(ledger, learns, rates)
-    _frozen(ledger, part, learns)
-    _stops(ledger, learns)
+        builder.change("learning_rate", f"learning_rate = {rate_here:g}", {"learning_rate": rate_here})
+        _encoders(builder, learns, rates)
+    _frozen(builder, part, learns)
+    _stops(builder, learns)
     for name in (part, *ENCODERS):
         for key in (f"{name}.train", f"{name}.learning_rate"):
-            if key in ledger.left() and ledger.source[key] is not None:
-                ledger.change(key, "is part of the learning rates")
+            if key in builder.left() and builder.source[key] is not None:
+                builder.change(key, "is part of the learning rates")
 
 
-def _encoder_adapters(ledger: KeyLedger, learns: list[bool], rates: list[float]) -> None:
+def _encoder_adapters(builder: ImportBuilder, learns: list[bool], rates: list[float]) -> None:
     key = "text_encoder.train"
-    if ledger.family not in ("sdxl", "flux"):  # there is one text encoder
+    if builder.family not in ("sdxl", "flux"):  # there is one text encoder
         learns, rates = learns[:1], rates[:1]
     if not any(learns):
-        ledger.change(key, "no text encoder learns: network_train_unet_only", {"network_train_unet_only": True})
+        builder.change(key, "no text encoder learns: network_train_unet_only", {"network_train_unet_only": True})
         return
-    ledger.change(key, f"text_encoder_lr = {rates}", {"text_encoder_lr": rates})
-    is_chroma = ledger.get("model_type") == "CHROMA_1"  # T5 is its only text encoder
-    if ledger.family == "flux" and learns[0 if is_chroma else 1]:
-        arguments = [*ledger.values.get("network_args", ()), "train_t5xxl=True"]
+    builder.change(key, f"text_encoder_lr = {rates}", {"text_encoder_lr": rates})
+    is_chroma = builder.get("model_type") == "CHROMA_1"  # T5 is its only text encoder
+    if builder.family == "flux" and learns[0 if is_chroma else 1]:
+        arguments = [*builder.values.get("network_args", ()), "train_t5xxl=True"]
         said = "network_args train_t5xxl=True"
-        ledger.change(key if is_chroma else "text_encoder_2.train", said, {"network_args": arguments})
+        builder.change(key if is_chroma else "text_encoder_2.train", said, {"network_args": arguments})
 
 
-def _encoders(ledger: KeyLedger, learns: list[bool], rates: list[float]) -> None:
-    if ledger.family != "sdxl":
+def _encoders(builder: ImportBuilder, learns: list[bool], rates: list[float]) -> None:
+    if builder.family != "sdxl":
         if any(learns):
             titles = {"flux": "FLUX.1", "flux_2": "FLUX.2", "zimage": "Z-Image", "anima": "Anima"}
-            title = titles.get(ledger.family, "Qwen-Image")
-            ledger.notes.append(f"text encoders: OneTrainer trains them, too; a {title} fine-tune here trains none")
+            title = titles.get(builder.family, "Qwen-Image")
+            builder.notes.append(f"text encoders: OneTrainer trains them, too; a {title} fine-tune here trains none")
         return
     values: JsonObject = {"train_text_encoder": any(learns)}
     if any(learns):
         values |= {"learning_rate_te1": rates[0], "learning_rate_te2": rates[1]}
-    ledger.change("text_encoder.train", f"train_text_encoder is {'on' if any(learns) else 'off'}", values)
+    builder.change("text_encoder.train", f"train_text_encoder is {'on' if any(learns) else 'off'}", values)
 
 
-def _frozen(ledger: KeyLedger, part: str, learns: list[bool]) -> None:
+def _frozen(builder: ImportBuilder, part: str, learns: list[bool]) -> None:
     key = f"{part}.train"
-    if is_on(ledger.get(key)):
+    if is_on(builder.get(key)):
         return
-    if ledger.adapters and any(learns):
-        ledger.change(key, "only text encoders learn", {"network_train_text_encoder_only": True})
-    elif ledger.family == "sdxl" and any(learns):
-        ledger.change(key, "block_lr of zeros: only text encoders learn", {"block_lr": ",".join(["0"] * 23)})
+    if builder.adapters and any(learns):
+        builder.change(key, "only text encoders learn", {"network_train_text_encoder_only": True})
+    elif builder.family == "sdxl" and any(learns):
+        builder.change(key, "block_lr of zeros: only text encoders learn", {"block_lr": ",".join(["0"] * 23)})
     else:
-        ledger.notes.append(f"{key} is off, which leaves nothing to train; the image model is trained here")
+        builder.notes.append(f"{key} is off, which leaves nothing to train; the image model is trained here")
 
 
-def _stops(ledger: KeyLedger, learns: list[bool]) -> None:
-    total = ledger.number("epochs") or 0
+def _stops(builder: ImportBuilder, learns: list[bool]) -> None:
+    total = builder.number("epochs") or 0
     for name, on in zip(ENCODERS, learns, strict=True):
-        key, unit = f"{name}.stop_training_after", str(ledger.get(f"{name}.stop_training_after_unit") or "EPOCH")
-        count = ledger.number(key)
+        key, unit = f"{name}.stop_training_after", str(builder.get(f"{name}.stop_training_after_unit") or "EPOCH")
+        count = builder.number(key)
         if on and unit != "NEVER" and count and not (unit == "EPOCH" and count >= total):
-            ledger.notes.append(f"{name}: OneTrainer stops after {count:g} {unit}; here it learns to the end")
-        ledger.explain("parts learn to the end here", key, f"{key}_unit")
+            builder.notes.append(f"{name}: OneTrainer stops after {count:g} {unit}; here it learns to the end")
+        builder.explain("parts learn to the end here", key, f"{key}_unit")
 
 
-def _steps(ledger: KeyLedger) -> None:
+def _steps(builder: ImportBuilder) -> None:
     """Clipping, the average, and half precision that has to do with it."""
-    clip = ledger.number("clip_grad_norm")
-    ledger.change("clip_grad_norm", f"max_grad_norm = {clip or 0:g}", {"max_grad_norm": clip or 0.0})
-    mode = str(ledger.get("ema") or "OFF").upper()
+    clip = builder.number("clip_grad_norm")
+    builder.change("clip_grad_norm", f"max_grad_norm = {clip or 0:g}", {"max_grad_norm": clip or 0.0})
+    mode = str(builder.get("ema") or "OFF").upper()
     keys = ("ema_decay", "ema_update_step_interval")
     if mode in ("GPU", "CPU"):
-        values = {"ema_decay": ledger.number("ema_decay"), "ema_device": mode.casefold()}
-        values["ema_every_n_steps"] = int(ledger.number("ema_update_step_interval") or 1)
-        ledger.change("ema", f"an average is kept on the {mode}", values)
+        values = {"ema_decay": builder.number("ema_decay"), "ema_device": mode.casefold()}
+        values["ema_every_n_steps"] = int(builder.number("ema_update_step_interval") or 1)
+        builder.change("ema", f"an average is kept on the {mode}", values)
         for key in keys:
-            ledger.change(key, "is a setting of that average")
+            builder.change(key, "is a setting of that average")
     else:
-        ledger.empty("ema", *keys)
+        builder.empty("ema", *keys)
 
 
-def _loss(ledger: KeyLedger) -> None:
-    kind, strength = str(ledger.get("loss_weight_fn")), ledger.number("loss_weight_strength")
-    gamma = ledger.number("min_snr_gamma")
-    if gamma and not ledger.given("loss_weight_fn"):
-        ledger.keep("min_snr_gamma", gamma)
+def _loss(builder: ImportBuilder) -> None:
+    kind, strength = str(builder.get("loss_weight_fn")), builder.number("loss_weight_strength")
+    gamma = builder.number("min_snr_gamma")
+    if gamma and not builder.given("loss_weight_fn"):
+        builder.keep("min_snr_gamma", gamma)
     elif kind == "MIN_SNR_GAMMA":
-        ledger.change("loss_weight_fn", f"min_snr_gamma = {strength:g}", {"min_snr_gamma": strength})
+        builder.change("loss_weight_fn", f"min_snr_gamma = {strength:g}", {"min_snr_gamma": strength})
     elif kind == "DEBIASED_ESTIMATION":
-        ledger.change("loss_weight_fn", "debiased_estimation_loss", {"debiased_estimation_loss": True})
+        builder.change("loss_weight_fn", "debiased_estimation_loss", {"debiased_estimation_loss": True})
     elif kind not in ("CONSTANT", "SIGMA"):
-        ledger.ignore("loss_weight_fn", f"{kind} is not offered; min_snr_gamma = 5 is the nearest")
+        builder.ignore("loss_weight_fn", f"{kind} is not offered; min_snr_gamma = 5 is the nearest")
     elif kind == "SIGMA":
         said = "timesteps are weighed as in sd3, which needs sigma_scaled predictions; all count the same"
-        ledger.ignore("loss_weight_fn", said)
-    ledger.empty("loss_weight_fn", "loss_weight_strength", "min_snr_gamma")
-    strengths = {key: ledger.number(f"{key}_strength") or 0.0 for key in ("mse", "mae", "log_cosh", "huber")}
+        builder.ignore("loss_weight_fn", said)
+    builder.empty("loss_weight_fn", "loss_weight_strength", "min_snr_gamma")
+    strengths = {key: builder.number(f"{key}_strength") or 0.0 for key in ("mse", "mae", "log_cosh", "huber")}
     used = max(strengths, key=lambda key: strengths[key]) if any(strengths.values()) else "mse"
     values: JsonObject = {"mse": {}, "mae": {"loss_type": "l1"}, "log_cosh": {"loss_type": "smooth_l1"},
                               "huber": {"loss_type": "huber"}}[used]  # fmt: skip
     if used in ("huber", "log_cosh"):
-        values |= {"huber_schedule": "constant", "huber_c": ledger.number("huber_delta") if used == "huber" else 1.0}
+        values |= {"huber_schedule": "constant", "huber_c": builder.number("huber_delta") if used == "huber" else 1.0}
     count = sum(map(bool, strengths.values()))
     mixed = f", the largest of {count} that are mixed" if count > 1 else ""
     for key in strengths:
         if key != used:
-            ledger.ignore(f"{key}_strength", "one loss is used here, the one with the largest strength")
+            builder.ignore(f"{key}_strength", "one loss is used here, the one with the largest strength")
     if values or mixed:
-        ledger.change(f"{used}_strength", f"loss_type = {values.get('loss_type', 'l2')}{mixed}", values)
-    ledger.empty("mse_strength", "vb_loss_strength")
-    ledger.explain("is huber_c" if used == "huber" else "only huber has it", "huber_delta")
+        builder.change(f"{used}_strength", f"loss_type = {values.get('loss_type', 'l2')}{mixed}", values)
+    builder.empty("mse_strength", "vb_loss_strength")
+    builder.explain("is huber_c" if used == "huber" else "only huber has it", "huber_delta")
 
 
-def _intervals(ledger: KeyLedger) -> None:
+def _intervals(builder: ImportBuilder) -> None:
     """How often is saved; only steps and epochs can be counted here, and states by minutes."""
-    unit, count = str(ledger.get("save_every_unit") or "NEVER"), ledger.number("save_every")
+    unit, count = str(builder.get("save_every_unit") or "NEVER"), builder.number("save_every")
     if unit in ("STEP", "EPOCH") and count:
         name = f"save_every_n_{unit.casefold()}s"
-        ledger.change("save_every", f"{name} = {int(count)}", {name: int(count)})
-        ledger.explain(f"is {unit.casefold()}s", "save_every_unit")
+        builder.change("save_every", f"{name} = {int(count)}", {name: int(count)})
+        builder.explain(f"is {unit.casefold()}s", "save_every_unit")
     elif unit not in ("NEVER", "ALWAYS") and count:
         for key in ("save_every", "save_every_unit"):
-            ledger.ignore(key, "files are saved every N epochs or steps here: set save_every_n_epochs")
-    ledger.empty("save_every", "save_every_unit", "save_skip_first")
-    unit, count = str(ledger.get("backup_after_unit")), ledger.number("backup_after")
+            builder.ignore(key, "files are saved every N epochs or steps here: set save_every_n_epochs")
+    builder.empty("save_every", "save_every_unit", "save_skip_first")
+    unit, count = str(builder.get("backup_after_unit")), builder.number("backup_after")
     minutes = {"SECOND": 1 / 60, "MINUTE": 1.0, "HOUR": 60.0}.get(unit)
     if minutes and count:
         every = max(1, round(count * minutes))
         said = f"save_state_every_n_minutes = {every}"
-        ledger.change("backup_after", said, {"save_state_every_n_minutes": every})
+        builder.change("backup_after", said, {"save_state_every_n_minutes": every})
     elif unit in ("STEP", "EPOCH") and count:
-        ledger.ignore("backup_after", "save_state saves a state with each file")
-    ledger.empty("backup_after")
+        builder.ignore("backup_after", "save_state saves a state with each file")
+    builder.empty("backup_after")
     keys = ("backup_after_unit", "rolling_backup", "rolling_backup_count", "backup_before_save")
-    ledger.explain("belongs to the backups, which are states here", *keys)
+    builder.explain("belongs to the backups, which are states here", *keys)
 
 
-def _noise(ledger: KeyLedger) -> None:
+def _noise(builder: ImportBuilder) -> None:
     for key, option in (("offset_noise_weight", "noise_offset"), ("perturbation_noise_weight", "ip_noise_gamma")):
-        if ledger.number(key):
-            ledger.rename(key, option)
-        ledger.empty(key)
+        if builder.number(key):
+            builder.rename(key, option)
+        builder.empty(key)
     for key, option, off in (("min_noising_strength", "min_timestep", 0), ("max_noising_strength", "max_timestep", 1)):
-        share = ledger.number(key)
+        share = builder.number(key)
         if share is not None and share != off:
-            ledger.change(key, f"{option} = {round(share * 1000)}", {option: round(share * 1000)})
-        ledger.empty(key)
+            builder.change(key, f"{option} = {round(share * 1000)}", {option: round(share * 1000)})
+        builder.empty(key)
 
 
 PARTS = (_optimizer, _schedule, _rates, _steps, _loss, _intervals, _noise)

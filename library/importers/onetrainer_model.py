@@ -1,7 +1,7 @@
 """OneTrainer: which parts learn, in which number format they are kept, and the adapters."""
 
 from library.config.json_types import JsonObject
-from library.importers.ledger import KeyLedger, is_on
+from library.importers.builder import ImportBuilder, is_on
 from library.importers.shared import BLOCKS, load_tables, precision
 
 EIGHT = load_tables("onetrainer")["eight_bit_formats"]
@@ -9,117 +9,117 @@ SAME = ("FLOAT_8", "INT_8")
 ENCODERS = ("text_encoder", "text_encoder_2")
 
 
-def image_part(ledger: KeyLedger) -> str:
+def image_part(builder: ImportBuilder) -> str:
     """What the image model is called: it has the settings of a part."""
-    return "unet" if ledger.family == "sdxl" else "transformer"
+    return "unet" if builder.family == "sdxl" else "transformer"
 
 
-def dtype(ledger: KeyLedger, part: str) -> str:
+def dtype(builder: ImportBuilder, part: str) -> str:
     """The number format of a part; NONE meant that of the whole model in old files."""
-    own = str(ledger.get(f"{part}.weight_dtype") or "NONE").upper()
-    if own == "NONE" or not ledger.given(f"{part}.weight_dtype"):
-        return str(ledger.get("weight_dtype") or own).upper().replace("NONE", "FLOAT_32")
+    own = str(builder.get(f"{part}.weight_dtype") or "NONE").upper()
+    if own == "NONE" or not builder.given(f"{part}.weight_dtype"):
+        return str(builder.get("weight_dtype") or own).upper().replace("NONE", "FLOAT_32")
     return own
 
 
-def _formats(ledger: KeyLedger) -> None:
+def _formats(builder: ImportBuilder) -> None:
     """train_dtype and the formats of the parts, which are one question here."""
-    part = image_part(ledger)
-    kept, used = dtype(ledger, part), str(ledger.get("train_dtype")).upper()
+    part = image_part(builder)
+    kept, used = dtype(builder, part), str(builder.get("train_dtype")).upper()
     mixed, half = precision(used), precision(kept)
     values: JsonObject = {"mixed_precision": mixed}
     said = f"mixed_precision = {mixed}"
     if used == "TFLOAT_32":
         values, said = {"mixed_precision": "no", "cuda_allow_tf32": True}, "mixed_precision = no with cuda_allow_tf32"
-    elif not ledger.adapters and half in ("bf16", "fp16"):
+    elif not builder.adapters and half in ("bf16", "fp16"):
         both = "bf16" if "bf16" in (half, mixed) else "fp16"
         values = {"mixed_precision": both, f"full_{both}": True}
         said = f"with weights in {kept}: mixed_precision = {both} and full_{both}, since both have one format here"
         if half != mixed:
-            ledger.notes.append(f"OneTrainer computes in {used} with weights in {kept}; both are {both} here")
-    ledger.change("train_dtype", said, values)
-    key = f"{part}.weight_dtype" if f"{part}.weight_dtype" in ledger.source else "weight_dtype"
-    if kept in EIGHT and ledger.adapters:
-        encoders = [name for name in ENCODERS if dtype(ledger, name) in EIGHT]
-        _eight_bits(ledger, key, kept, bool(encoders))
-    elif key in ledger.source:
+            builder.notes.append(f"OneTrainer computes in {used} with weights in {kept}; both are {both} here")
+    builder.change("train_dtype", said, values)
+    key = f"{part}.weight_dtype" if f"{part}.weight_dtype" in builder.source else "weight_dtype"
+    if kept in EIGHT and builder.adapters:
+        encoders = [name for name in ENCODERS if dtype(builder, name) in EIGHT]
+        _eight_bits(builder, key, kept, bool(encoders))
+    elif key in builder.source:
         what = f"weights that learn are kept in {half if half in ('bf16', 'fp16') else 'float32'}"
-        ledger.change(key, "frozen weights are kept in mixed_precision" if ledger.adapters else what)
-    _other_formats(ledger)
+        builder.change(key, "frozen weights are kept in mixed_precision" if builder.adapters else what)
+    _other_formats(builder)
 
 
-def _eight_bits(ledger: KeyLedger, key: str, kept: str, encoders: bool) -> None:
+def _eight_bits(builder: ImportBuilder, key: str, kept: str, encoders: bool) -> None:
     ours = {"int8_base": True} if EIGHT[kept] == "int8" else {"fp8_base" if encoders else "fp8_base_unet": True}
     name = next(iter(ours))
     if kept in ("FLOAT_W8A8", "FLOAT_W8A8_COMPRESSED"):
         ours["fp8_compute"] = True
     near = "" if kept in SAME or "W8A8" in kept else f"{kept} is not offered here; the nearest is "
-    ledger.change(key, f"{near}{' with '.join(ours)}", ours)
-    if ledger.values["mixed_precision"] == "no":
-        ledger.values["mixed_precision"] = "bf16"
-        ledger.notes.append(f"mixed_precision is bf16 instead of float32, which {name} needs")
+    builder.change(key, f"{near}{' with '.join(ours)}", ours)
+    if builder.values["mixed_precision"] == "no":
+        builder.values["mixed_precision"] = "bf16"
+        builder.notes.append(f"mixed_precision is bf16 instead of float32, which {name} needs")
 
 
-def _other_formats(ledger: KeyLedger) -> None:
+def _other_formats(builder: ImportBuilder) -> None:
     for name in ENCODERS:
-        if ledger.get(f"{name}.weight_dtype"):
+        if builder.get(f"{name}.weight_dtype"):
             said = "text encoders have the format of fp8_base where that is set, else mixed_precision"
-            ledger.change(f"{name}.weight_dtype", said)
-    full = dtype(ledger, "vae") in ("FLOAT_32", "TFLOAT_32")
+            builder.change(f"{name}.weight_dtype", said)
+    full = dtype(builder, "vae") in ("FLOAT_32", "TFLOAT_32")
     key = "vae.weight_dtype"
-    if ledger.family in ("qwen_image", "zimage", "anima"):
-        ledger.ignore(key, "the VAE is in mixed_precision, and in float32 instead of fp16")
-    elif ledger.family == "flux_2":
+    if builder.family in ("qwen_image", "zimage", "anima"):
+        builder.ignore(key, "the VAE is in mixed_precision, and in float32 instead of fp16")
+    elif builder.family == "flux_2":
         kind = "float32" if full else "bfloat16"
-        ledger.change(key, f"vae_dtype = {kind}", {"vae_dtype": kind})
-    elif ledger.family == "sdxl" or ledger.adapters:
-        ledger.change(key, f"{'float32 is' if full else '16 bits are'} no_half_vae = {str(full).lower()}",
+        builder.change(key, f"vae_dtype = {kind}", {"vae_dtype": kind})
+    elif builder.family == "sdxl" or builder.adapters:
+        builder.change(key, f"{'float32 is' if full else '16 bits are'} no_half_vae = {str(full).lower()}",
                       {"no_half_vae": full})  # fmt: skip
     else:
-        ledger.ignore(key, "the autoencoder of a FLUX.1 fine-tune is always run in the same way")
-    if ledger.get("weight_dtype") and "weight_dtype" not in ledger.fates:
-        ledger.change("weight_dtype", "the format of the parts that name none")
-    if precision(ledger.get("lora_weight_dtype") or "") == "bf16" and ledger.adapters:
-        ledger.change("lora_weight_dtype", "full_bf16", {"full_bf16": True, "mixed_precision": "bf16"})
+        builder.ignore(key, "the autoencoder of a FLUX.1 fine-tune is always run in the same way")
+    if builder.get("weight_dtype") and "weight_dtype" not in builder.outcomes:
+        builder.change("weight_dtype", "the format of the parts that name none")
+    if precision(builder.get("lora_weight_dtype") or "") == "bf16" and builder.adapters:
+        builder.change("lora_weight_dtype", "full_bf16", {"full_bf16": True, "mixed_precision": "bf16"})
 
 
-def _adapters(ledger: KeyLedger) -> None:
-    if not ledger.adapters:
-        for key in ledger.left():
+def _adapters(builder: ImportBuilder) -> None:
+    if not builder.adapters:
+        for key in builder.left():
             if key.startswith(("peft_", "lora_", "lokr_", "oft_", "dropout_")):
-                ledger.ignore(key, "no adapters learn in a fine-tune")
+                builder.ignore(key, "no adapters learn in a fine-tune")
             elif key.startswith("layer_filter"):
-                ledger.ignore(key, "a fine-tune trains all layers here")
+                builder.ignore(key, "a fine-tune trains all layers here")
         return
-    rank, alpha = ledger.number("lora_rank") or 16, ledger.number("lora_alpha")
-    kind = str(ledger.get("peft_type") or "LORA").upper()
-    ledger.rename("lora_rank", "network_dim", int(rank))
-    ledger.rename("lora_alpha", "network_alpha", alpha)
-    if ledger.number("dropout_probability"):
-        ledger.rename("dropout_probability", "network_dropout")
+    rank, alpha = builder.number("lora_rank") or 16, builder.number("lora_alpha")
+    kind = str(builder.get("peft_type") or "LORA").upper()
+    builder.rename("lora_rank", "network_dim", int(rank))
+    builder.rename("lora_alpha", "network_alpha", alpha)
+    if builder.number("dropout_probability"):
+        builder.rename("dropout_probability", "network_dropout")
     arguments: list[str] = []
-    if kind == "LORA" and not is_on(ledger.get("lora_decompose")):
+    if kind == "LORA" and not is_on(builder.get("lora_decompose")):
         said, module = "LoRA", {}
-        arguments = _layers(ledger, int(rank), alpha or 1.0)
+        arguments = _layers(builder, int(rank), alpha or 1.0)
     else:
-        said, algo = _lycoris(ledger, kind)
+        said, algo = _lycoris(builder, kind)
         module = {"network_module": "lycoris.kohya"}
-        arguments = algo + _preset(ledger)
-        if dtype(ledger, image_part(ledger)) in EIGHT:
+        arguments = algo + _preset(builder)
+        if dtype(builder, image_part(builder)) in EIGHT:
             arguments.append("bypass_mode=True")
     values = {**module, "network_args": arguments} if arguments else module
-    ledger.change("peft_type", f"{said}{', ' if arguments else ''}{' '.join(arguments)}", values)
+    builder.change("peft_type", f"{said}{', ' if arguments else ''}{' '.join(arguments)}", values)
 
 
-def _lycoris(ledger: KeyLedger, kind: str) -> tuple[str, list[str]]:
-    decompose = ["dora_wd=True"] if is_on(ledger.get("lora_decompose")) else []
+def _lycoris(builder: ImportBuilder, kind: str) -> tuple[str, list[str]]:
+    decompose = ["dora_wd=True"] if is_on(builder.get("lora_decompose")) else []
     if kind == "LOKR":
-        if size := ledger.number("lokr_dim"):
-            ledger.rename("lokr_dim", "network_dim", int(size))
-        found = [f"factor={int(ledger.number('lokr_decompose_factor') or -1)}"]
+        if size := builder.number("lokr_dim"):
+            builder.rename("lokr_dim", "network_dim", int(size))
+        found = [f"factor={int(builder.number('lokr_decompose_factor') or -1)}"]
         flags = {"lokr_decompose_both": "decompose_both", "lokr_use_tucker": "use_tucker",
                  "lokr_weight_decompose": "dora_wd", "lokr_full_matrix": "full_matrix"}  # fmt: skip
-        found += [f"{name}=True" for key, name in flags.items() if is_on(ledger.get(key))]
+        found += [f"{name}=True" for key, name in flags.items() if is_on(builder.get(key))]
         said, algo = "LoKr is LyCORIS here", ["algo=lokr", *found]
     elif kind == "LOHA":
         said, algo = "LoHa is LyCORIS here", ["algo=loha"]
@@ -127,106 +127,106 @@ def _lycoris(ledger: KeyLedger, kind: str) -> tuple[str, list[str]]:
         said, algo = "OFT is not the same here; Diag-OFT of LyCORIS is the nearest", ["algo=diag-oft"]
     else:
         said, algo = "LoRA of LyCORIS", ["algo=lora", *decompose]
-    for key in ledger.left():
+    for key in builder.left():
         if key.startswith("lokr_") or key == "lora_decompose":
-            ledger.change(key, "becomes one of network_args" if ledger.get(key) else "is off")
+            builder.change(key, "becomes one of network_args" if builder.get(key) else "is off")
     return said, algo
 
 
-def _filter(ledger: KeyLedger) -> str:
+def _filter(builder: ImportBuilder) -> str:
     """Which layers get adapters: "full", "attn-mlp", "attn-only", "blocks", or what was typed."""
-    preset = str(ledger.get("layer_filter_preset") or "full")
-    typed = str(ledger.get("layer_filter") or "")
+    preset = str(builder.get("layer_filter_preset") or "full")
+    typed = str(builder.get("layer_filter") or "")
     return preset if preset != "custom" else typed or "full"
 
 
-def _preset(ledger: KeyLedger) -> list[str]:
-    chosen = _filter(ledger)
+def _preset(builder: ImportBuilder) -> list[str]:
+    chosen = _filter(builder)
     known = {"attn-mlp": "attn-mlp", "attn-only": "attn-only", "blocks": "attn-mlp"}
-    _say_layers(ledger, f"{chosen} is preset={known.get(chosen, 'full')} of LyCORIS")
+    _say_layers(builder, f"{chosen} is preset={known.get(chosen, 'full')} of LyCORIS")
     return [f"preset={known[chosen]}"] if chosen in known else []
 
 
-def _layers(ledger: KeyLedger, rank: int, alpha: float) -> list[str]:
+def _layers(builder: ImportBuilder, rank: int, alpha: float) -> list[str]:
     """The layers that get adapters, in words of networks.lora and networks.lora_flux."""
-    chosen = _filter(ledger)
-    if ledger.family == "sdxl":
+    chosen = _filter(builder)
+    if builder.family == "sdxl":
         if chosen == "full":
-            _say_layers(ledger, "full: convolutions get adapters, too (conv_dim, conv_alpha)")
+            _say_layers(builder, "full: convolutions get adapters, too (conv_dim, conv_alpha)")
             return [f"conv_dim={rank}", f"conv_alpha={alpha:g}"]
         same = chosen == "attn-mlp" or chosen == "attentions"
-        _say_layers(ledger, "attn-mlp is what LoRA does here" if same
+        _say_layers(builder, "attn-mlp is what LoRA does here" if same
                     else f"{chosen} is not offered here; attention and MLP get adapters")  # fmt: skip
         return []
-    if ledger.family in ("qwen_image", "zimage") and chosen in ("full", "blocks"):
-        _say_layers(ledger, f"{chosen}: the modulation gets adapters, too")
-        more = ["train_refiners=True"] if ledger.family == "zimage" and chosen == "full" else []
+    if builder.family in ("qwen_image", "zimage") and chosen in ("full", "blocks"):
+        _say_layers(builder, f"{chosen}: the modulation gets adapters, too")
+        more = ["train_refiners=True"] if builder.family == "zimage" and chosen == "full" else []
         return ["train_modulation=True", *more]
-    if ledger.family == "anima" and chosen in ("full", "blocks"):
-        _say_layers(ledger, f"{chosen}: the modulation gets adapters, too")
+    if builder.family == "anima" and chosen in ("full", "blocks"):
+        _say_layers(builder, f"{chosen}: the modulation gets adapters, too")
         return [r"include_patterns=['.*adaln_modulation.*']"]
-    if chosen == "attn-mlp" and ledger.get("model_type") != "CHROMA_1":
-        _say_layers(ledger, "attn-mlp: the modulation gets no adapters")
-        return ["img_mod_dim=0", "txt_mod_dim=0", "single_mod_dim=0"] if ledger.family == "flux" else []
+    if chosen == "attn-mlp" and builder.get("model_type") != "CHROMA_1":
+        _say_layers(builder, "attn-mlp: the modulation gets no adapters")
+        return ["img_mod_dim=0", "txt_mod_dim=0", "single_mod_dim=0"] if builder.family == "flux" else []
     same = "all layers of the blocks get adapters"
-    _say_layers(ledger, same if chosen in ("full", "blocks") else f"{chosen} is not offered here; {same}")
+    _say_layers(builder, same if chosen in ("full", "blocks") else f"{chosen} is not offered here; {same}")
     return []
 
 
-def _say_layers(ledger: KeyLedger, said: str) -> None:
-    ledger.explain(said, "layer_filter_preset", "layer_filter", "layer_filter_regex")
+def _say_layers(builder: ImportBuilder, said: str) -> None:
+    builder.explain(said, "layer_filter_preset", "layer_filter", "layer_filter_regex")
 
 
-def _checkpointing(ledger: KeyLedger) -> None:
+def _checkpointing(builder: ImportBuilder) -> None:
     """One setting for all parts up to version 10, and one for each part since."""
-    part = image_part(ledger)
+    part = image_part(builder)
     whole, own = "gradient_checkpointing", f"{part}.gradient_checkpointing"
-    word = str(ledger.source.get(whole, ledger.source.get(own, True))).upper()
-    share = ledger.number("layer_offload_fraction") if whole in ledger.source and word == "CPU_OFFLOADED" else None
-    share = share or ledger.number(f"{part}.offload_fraction") or 0.0
-    offloaded = word == "CPU_OFFLOADED" or is_on(ledger.get(f"{part}.activation_offloading"))
-    offloaded = offloaded and ledger.source.get("enable_activation_offloading", True) is not False
+    word = str(builder.source.get(whole, builder.source.get(own, True))).upper()
+    share = builder.number("layer_offload_fraction") if whole in builder.source and word == "CPU_OFFLOADED" else None
+    share = share or builder.number(f"{part}.offload_fraction") or 0.0
+    offloaded = word == "CPU_OFFLOADED" or is_on(builder.get(f"{part}.activation_offloading"))
+    offloaded = offloaded and builder.source.get("enable_activation_offloading", True) is not False
     values: JsonObject = {"gradient_checkpointing": word in ("ON", "TRUE", "1", "CPU_OFFLOADED")}
     said = f"gradient_checkpointing is {'on' if values['gradient_checkpointing'] else 'off'}"
-    if share and ledger.family in BLOCKS:
-        blocks, most = BLOCKS[ledger.family]
+    if share and builder.family in BLOCKS:
+        blocks, most = BLOCKS[builder.family]
         values["blocks_to_swap"] = min(most, max(1, round(share * blocks)))
         said = f"blocks_to_swap = {values['blocks_to_swap']}, for {share:g} of the layers"
     elif offloaded and values["gradient_checkpointing"]:
         values = {"gradient_checkpointing": False, "cpu_offload_checkpointing": True}
         said = "cpu_offload_checkpointing"
-    ledger.change(whole if whole in ledger.source else own, said, values)
-    if whole not in ledger.source:
-        ledger.assume(own, True)
+    builder.change(whole if whole in builder.source else own, said, values)
+    if whole not in builder.source:
+        builder.assume(own, True)
     if "blocks_to_swap" in values:
-        ledger.explain("is blocks_to_swap", f"{part}.offload_fraction")
-    for key in ledger.left():
+        builder.explain("is blocks_to_swap", f"{part}.offload_fraction")
+    for key in builder.left():
         if key.endswith((".gradient_checkpointing", ".offload_fraction", ".activation_offloading")) or key in (
             "layer_offload_fraction", "enable_activation_offloading"):  # fmt: skip
-            ledger.ignore(key, f"said by {part}; it is not supported for other parts")
+            builder.ignore(key, f"said by {part}; it is not supported for other parts")
 
 
-def _captions(ledger: KeyLedger) -> None:
+def _captions(builder: ImportBuilder) -> None:
     """What the text encoders read."""
-    if ledger.family == "flux":
-        own = "text_encoder" if ledger.get("model_type") == "CHROMA_1" else "text_encoder_2"  # which of them is T5
+    if builder.family == "flux":
+        own = "text_encoder" if builder.get("model_type") == "CHROMA_1" else "text_encoder_2"  # which of them is T5
         key = f"{own}_sequence_length"
-        if (length := ledger.number(key)) is not None:
-            ledger.rename(key, "t5xxl_max_token_length", int(length))
+        if (length := builder.number(key)) is not None:
+            builder.rename(key, "t5xxl_max_token_length", int(length))
         else:
-            ledger.empty(key)
-        if is_on(ledger.get("text_encoder_2.attention_mask")):
-            ledger.rename("text_encoder_2.attention_mask", "apply_t5_attn_mask", True)
+            builder.empty(key)
+        if is_on(builder.get("text_encoder_2.attention_mask")):
+            builder.rename("text_encoder_2.attention_mask", "apply_t5_attn_mask", True)
     for key in ("text_encoder_layer_skip", "text_encoder_2_layer_skip", "text_encoder_sequence_length",
                 "text_encoder_2_sequence_length"):  # fmt: skip
-        if key in ledger.left():
-            ledger.ignore(key, "the layer and length that the model was made with are used")
-    rates = [ledger.number(f"{name}.dropout_probability") or 0.0 for name in ENCODERS]
+        if key in builder.left():
+            builder.ignore(key, "the layer and length that the model was made with are used")
+    rates = [builder.number(f"{name}.dropout_probability") or 0.0 for name in ENCODERS]
     if any(rates):
         said = f"caption_dropout_rate = {max(rates):g}; both text encoders miss the same captions here"
         for name, rate in zip(ENCODERS, rates, strict=True):
             if rate:
-                ledger.change(f"{name}.dropout_probability", said, {"caption_dropout_rate": max(rates)})
+                builder.change(f"{name}.dropout_probability", said, {"caption_dropout_rate": max(rates)})
 
 
 PARTS = (_formats, _adapters, _checkpointing, _captions)

@@ -10,7 +10,7 @@ from typing import Any, get_args
 from library.config.formats import toml_value
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.sections.learning import OptimizerName
-from library.importers.ledger import Fate, KeyLedger, is_empty
+from library.importers.builder import ImportBuilder, KeyOutcome, is_empty
 
 FULL = {"fp32", "float32", "float_32", "float", "no"}
 ONLY = "this trainer trains LoRA and whole models of SDXL, FLUX.1, FLUX.2, Qwen-Image, Z-Image and Anima"
@@ -39,37 +39,37 @@ def dotted(found: JsonMapping, before: str = "") -> JsonObject:
     return flat
 
 
-def chooses_chroma(ledger: KeyLedger, key: str) -> None:
+def chooses_chroma(builder: ImportBuilder, key: str) -> None:
     """A key that says that the model is Chroma, read after all others: what sd-scripts asks for with it."""
     said = (
-        f"chooses the script: {ledger.script} with model_type = chroma, which masks T5's padding and takes no guidance"
+        f"chooses the script: {builder.script} with model_type = chroma, which masks T5's padding and takes no guidance"
     )
     values = {"model_type": "chroma", "apply_t5_attn_mask": True, "guidance_scale": 0.0}
-    ledger.change(key, said, values)
+    builder.change(key, said, values)
 
 
-def chooses_version(ledger: KeyLedger, key: str, words: str) -> None:
+def chooses_version(builder: ImportBuilder, key: str, words: str) -> None:
     """Which model of several whose files look alike is meant, by its words. De-Turbo is trained like the base."""
-    if ledger.family in ("zimage", "flux_2"):
-        if ledger.family == "zimage":
+    if builder.family in ("zimage", "flux_2"):
+        if builder.family == "zimage":
             version = "turbo" if "turbo" in words and not re.search("de-?_?turbo", words) else "base"
         elif "klein" in words:
             version = f"klein-{'base-' * ('base' in words)}{'9b' if '9b' in words else '4b'}"
         else:
             version = "dev"
-        said = f"chooses the script: {ledger.script}, and model_version = {version} by the model's name"
-        ledger.change(key, said, {"model_version": version})
+        said = f"chooses the script: {builder.script}, and model_version = {version} by the model's name"
+        builder.change(key, said, {"model_version": version})
 
 
-def chooses_edit(ledger: KeyLedger, key: str, words: str) -> None:
+def chooses_edit(builder: ImportBuilder, key: str, words: str) -> None:
     """Which Qwen-Image-Edit a model is, by the words for it; the original is left to its files."""
-    if ledger.family == "qwen_image" and (found := re.search(r"edit(?:[ _-]?plus)?(?:[ _:-]*(2509|2511))?", words)):
+    if builder.family == "qwen_image" and (found := re.search(r"edit(?:[ _-]?plus)?(?:[ _:-]*(2509|2511))?", words)):
         version = f"edit-{found[1]}" if found[1] else "edit-2509" if "plus" in found[0] else "edit"
         said = (
-            f"chooses the script: {ledger.script}, and model_version = {version} by the model's name, with captions "
+            f"chooses the script: {builder.script}, and model_version = {version} by the model's name, with captions "
             "that are encoded once"
         )
-        ledger.change(key, said, {"model_version": version, "cache_text_encoder_outputs": True})
+        builder.change(key, said, {"model_version": version, "cache_text_encoder_outputs": True})
 
 
 def tables(value: JsonValue) -> list[JsonMapping]:
@@ -77,31 +77,31 @@ def tables(value: JsonValue) -> list[JsonMapping]:
     return [table for table in value if isinstance(table, Mapping)] if isinstance(value, list) else []
 
 
-def take(ledger: KeyLedger, names: Mapping[str, str], read: Callable[[Any], Any] = lambda value: value) -> None:
+def take(builder: ImportBuilder, names: Mapping[str, str], read: Callable[[Any], Any] = lambda value: value) -> None:
     """Keys that are options, of the same or another name."""
     for key, option in names.items():
-        if (value := ledger.get(key)) is not None:
+        if (value := builder.get(key)) is not None:
             if key == option:
-                ledger.keep(key, read(value))
+                builder.keep(key, read(value))
             else:
-                ledger.rename(key, option, read(value))
+                builder.rename(key, option, read(value))
 
 
-def rest(ledger: KeyLedger, reasons: Mapping[str, str], otherwise: str = NOT_HERE) -> None:
+def rest(builder: ImportBuilder, reasons: Mapping[str, str], otherwise: str = NOT_HERE) -> None:
     """What is left means nothing here; reasons by key, or by the beginning of keys where they end with a dot."""
-    for key in ledger.left():
+    for key in builder.left():
         starts = (why for start, why in reasons.items() if start.endswith(".") and key.startswith(start))
-        ledger.ignore(key, reasons.get(key) or next(starts, otherwise))
+        builder.ignore(key, reasons.get(key) or next(starts, otherwise))
 
 
-def set_by(ledger: KeyLedger, key: str, text: str, values: JsonMapping) -> None:
+def set_by(builder: ImportBuilder, key: str, text: str, values: JsonMapping) -> None:
     """Values that follow from the trainer itself, or from a key that is not in the file."""
-    if key in ledger.source:
-        ledger.change(key, text, values)
+    if key in builder.source:
+        builder.change(key, text, values)
     else:
         for option, value in values.items():
-            ledger.values[option], ledger.keys[option] = value, key
-        ledger.fates.setdefault(key, Fate(key, "changed", text))
+            builder.values[option], builder.keys[option] = value, key
+        builder.outcomes.setdefault(key, KeyOutcome(key, "changed", text))
 
 
 def precision(value: JsonValue, full: str = "no") -> str:

@@ -1,4 +1,4 @@
-"""Files of kohya_ss: every key has a fate, and what it says is what is trained."""
+"""Files of kohya_ss: every key has an outcome, and what it says is what is trained."""
 
 import csv
 import json
@@ -56,8 +56,8 @@ def sample(row):
     return "1024,1024" if "resolution" in row["key"] else "a/b" if kind == "path" else "2"
 
 
-def fate(made, key):
-    return next(f for f in made.fates if f.key == key)
+def outcome(made, key):
+    return next(f for f in made.outcomes if f.key == key)
 
 
 @pytest.mark.parametrize("tab", TABS)
@@ -71,7 +71,7 @@ def test_every_key_has_a_fate_and_says_why_it_is_ignored(tab):
         except ConfigError as refused:  # a switch or a LoRA_type of a model that is not trained here
             assert key.endswith("checkbox") or key in ("sdxl", "model_type"), (key, refused)
             continue
-        found = fate(made, key)
+        found = outcome(made, key)
         assert found.kind == "kept" or found.kind == "empty" or len(found.text) > 3, (key, found)
 
 
@@ -92,10 +92,10 @@ def test_a_key_whose_flag_is_an_option_reaches_that_option():
         is_default = said in (False, str(options(CONFIGS[script])[flag].default))  # nothing to see in the config
         if (
             flag not in flat(changed(made.config, secrets=True))
-            and fate(made, key).kind != "ignored"
+            and outcome(made, key).kind != "ignored"
             and not is_default
         ):
-            lost.append((tab, family, key, fate(made, key)))
+            lost.append((tab, family, key, outcome(made, key)))
     # These set another option, or need a second setting beside them; each has a test of its own below.
     allowed = {"lr_warmup", "lr_warmup_steps", "xformers", "sample_prompts", "multires_noise_discount"}
     allowed |= {"save_model_as", "use_latent_files"}
@@ -106,8 +106,8 @@ def test_the_report_names_every_key_once():
     found = json.loads(json.dumps({row["key"]: sample(row) for row in ROWS if "checkbox" not in row["key"]}))
     found |= {"LoRA_type": "Standard", "sdxl": True, "v2": False, "model_type": "flux"}
     made = importers.read(found, CONFIGS)
-    assert {f.key for f in made.fates} == found.keys() | {f.key for f in made.fates if "--" in f.key}
-    assert len(made.fates) == len({f.key for f in made.fates})
+    assert {f.key for f in made.outcomes} == found.keys() | {f.key for f in made.outcomes if "--" in f.key}
+    assert len(made.outcomes) == len({f.key for f in made.outcomes})
     assert "ignored" in made.report() and all(f.text in " ".join(made.lines()) for f in made.of("ignored"))
 
 
@@ -195,14 +195,14 @@ def test_numbers_as_text_and_nothing():
 
 def test_a_wrong_value_is_named_and_the_default_used():
     made = imported("lora", "sdxl", train_batch_size="many", learning_rate=-1)
-    assert made.config.data.train_batch_size == 1 and "whole number" in fate(made, "train_batch_size").text
-    assert fate(made, "learning_rate").kind == "ignored"
+    assert made.config.data.train_batch_size == 1 and "whole number" in outcome(made, "train_batch_size").text
+    assert outcome(made, "learning_rate").kind == "ignored"
 
 
 @pytest.mark.parametrize("key", ["max_grad_norm", "prior_loss_weight", "huber_c", "lr_scheduler_power"])
 def test_a_zero_that_kohya_ss_drops_is_kept(key):
     made = imported("lora", "sdxl", **{key: 0})
-    assert flat(changed(made.config))[key] == 0 and "drops it" in fate(made, key).text
+    assert flat(changed(made.config))[key] == 0 and "drops it" in outcome(made, key).text
 
 
 def test_a_zero_that_means_nothing_sets_nothing():
@@ -215,7 +215,7 @@ def test_zero_steps_are_epochs(steps):
     made = imported("lora", "sdxl", max_train_steps=steps, epoch="3")
     assert made.config.steps.max_train_epochs == 3
     made = imported("lora", "sdxl", max_train_steps=steps, epoch=3, dataset_config="d.toml")
-    assert made.config.steps.max_train_epochs == 3 and "1600" in fate(made, "epoch").text
+    assert made.config.steps.max_train_epochs == 3 and "1600" in outcome(made, "epoch").text
     assert imported("lora", "sdxl", max_train_steps=7, epoch=3).config.steps.max_train_epochs is None
 
 
@@ -307,7 +307,7 @@ def test_flux_files_have_other_names_in_other_tabs():
     config = imported("lora", "flux", clip_l="c", t5xxl="t", ae="a").config
     assert (config.model.clip_l, config.model.t5xxl, config.model.ae) == ("c", "t", "a")
     made = imported("dreambooth", "flux", clip_l="sd3", flux1_clip_l="c", flux1_t5xxl="t")
-    assert made.config.model.clip_l == "c" and "SD3" in fate(made, "clip_l").text
+    assert made.config.model.clip_l == "c" and "SD3" in outcome(made, "clip_l").text
 
 
 def test_a_finetune_calls_its_folders_otherwise():
@@ -337,8 +337,8 @@ def test_flags_that_were_typed_win_over_fields():
     made = imported("lora", "sdxl", seed=1, additional_parameters=text)
     assert made.config.captions.caption_prefix == "a cat," and made.config.steps.seed == 5
     assert made.config.network.network_args == ("conv_dim=4", "conv_alpha=1")
-    assert fate(made, "additional_parameters --bogus").kind == "ignored"
-    assert fate(made, "additional_parameters w").kind == "ignored"
+    assert outcome(made, "additional_parameters --bogus").kind == "ignored"
+    assert outcome(made, "additional_parameters w").kind == "ignored"
 
 
 def test_compile_keys_and_the_dynamo_panel():
@@ -412,7 +412,7 @@ def test_no_value_whatever_breaks_the_import(tab, family):
             made = imported(tab, family, **keys)
         except ConfigError:
             return True
-        assert keys.keys() <= {f.key for f in made.fates} and made.report() and to_toml(made.config) is not None
+        assert keys.keys() <= {f.key for f in made.outcomes} and made.report() and to_toml(made.config) is not None
         return False
 
     for keys in strange(tab, family):
@@ -458,17 +458,19 @@ OF_WORDS = re.findall(r"\w+", """
 
 
 def test_a_file_for_a_word_arrives_whole():
-    """Each key has a fate, and those that reached the script there are options here."""
+    """Each key has an outcome, and those that reached the script there are options here."""
     rows = {row["key"]: row for row in ROWS}
     for key in OF_WORDS:
         value = sample(rows[key]) if key in rows else "x"
         made = importers.read({**WORD, key: value}, CONFIGS)
-        found = fate(made, key)
+        found = outcome(made, key)
         assert found.kind in ("kept", "empty", "renamed", "changed") or len(found.text) > 3, (key, found)
         assert "supported by this trainer" not in found.text and "it is for" not in found.text, (key, found)
     made = importers.read({**WORD, "template": "object template", "caption_dropout_rate": 0.5}, CONFIGS)
     words = made.config.embedding
     assert (words.token_string, words.init_word, words.num_vectors_per_token) == ("zorb", "*", 8)
     assert words.use_object_template and not words.use_style_template and words.weights == "w.safetensors"
-    assert made.config.captions.caption_dropout_rate == 0 and "never passes" in fate(made, "caption_dropout_rate").text
+    assert (
+        made.config.captions.caption_dropout_rate == 0 and "never passes" in outcome(made, "caption_dropout_rate").text
+    )
     assert importers.read({"sdxl": True, "token_string": "zorb"}, CONFIGS).config.embedding.init_word == "*"

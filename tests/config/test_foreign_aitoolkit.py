@@ -75,14 +75,14 @@ AITOOLKIT = [
 def test_ai_toolkits_defaults_hold_where_a_file_says_nothing():
     made = importers.read(of_aitoolkit(FLUX_AI), CONFIGS)
     assert not differing(values(made.config), AITOOLKIT_DEFAULTS) and not made.problems
-    assert {"network.linear", "train.steps"} <= {fate.key for fate in made.of("default")} | {"train.steps"}
+    assert {"network.linear", "train.steps"} <= {outcome.key for outcome in made.of("default")} | {"train.steps"}
 
 
 @pytest.mark.parametrize(("base", "keys", "expected"), AITOOLKIT, ids=lambda v: ",".join(v) if v else "-")
 def test_a_key_of_ai_toolkit_arrives(base, keys, expected):
     made = importers.read(of_aitoolkit({**base, **keys}), CONFIGS)
     assert not differing(values(made.config), expected)
-    assert keys.keys() <= {fate.key for fate in made.fates}
+    assert keys.keys() <= {outcome.key for outcome in made.outcomes}
 
 
 def test_data_sets_of_ai_toolkit_key_by_key(tmp_path):

@@ -1,4 +1,4 @@
-"""Files of other trainers for Anima: what carries over, and that every key has a fate."""
+"""Files of other trainers for Anima: what carries over, and that every key has an outcome."""
 
 import pytest
 
@@ -26,8 +26,8 @@ def test_every_key_has_a_fate_and_the_options_mean_the_same(found):
     made = importers.read(found, CONFIGS)
     values = flat(changed(made.config))
     assert made.config.script == "anima_train_network" and values["network_train_unet_only"]
-    assert not [fate for fate in made.fates if "supported by this trainer" in fate.text]
+    assert not [outcome for outcome in made.outcomes if "supported by this trainer" in outcome.text]
     if found in (SD_SCRIPTS, KOHYA_SS):
-        assert found.keys() <= {fate.key for fate in made.fates}
+        assert found.keys() <= {outcome.key for outcome in made.outcomes}
         assert (values["qwen3"], values["vae"]) == ("qwen.safetensors", "vae.safetensors")
         assert values["cpu_offload_checkpointing"] and made.config.network.module == "networks.lora_anima"

@@ -144,7 +144,7 @@ def test_how_a_training_is_started_is_read_and_written_back():
     made, read = importers.read(found, CONFIGS), importers.launch(found)
     assert (read["num_processes"], read["gpu_ids"]) == (2, "0,1")
     assert read["main_process_port"] is None and read["num_cpu_threads_per_process"] is None
-    told = {fate.key: fate.kind for fate in made.fates}
+    told = {outcome.key: outcome.kind for outcome in made.outcomes}
     assert [told[key] for key in LAUNCH] == ["changed", "changed", "changed", "empty", "empty", "empty", "empty"]
     for same in (read, {**read, "num_processes": "2"}, None):  # as the form holds them, too, and from the shell
         fields, _ = importers.export(made.config, CONFIGS, found, launch=same)
@@ -162,5 +162,5 @@ def test_how_a_training_is_started_is_read_and_written_back():
 def test_what_the_launcher_would_refuse_is_not_taken_over(key, value):
     found = BASES["sdxl lora"] | {key: value}
     assert importers.launch(found)[key] in (1, None, ())
-    fate = next(fate for fate in importers.read(found, CONFIGS).fates if fate.key == key)
-    assert fate.kind in ("ignored", "empty")
+    outcome = next(outcome for outcome in importers.read(found, CONFIGS).outcomes if outcome.key == key)
+    assert outcome.kind in ("ignored", "empty")

@@ -1,4 +1,4 @@
-"""Files of musubi-tuner, ai-toolkit and OneTrainer for FLUX.2: what carries over, and that every key has a fate."""
+"""Files of musubi-tuner, ai-toolkit and OneTrainer for FLUX.2: what carries over, and that every key has an outcome."""
 
 import tomllib
 
@@ -60,9 +60,9 @@ def test_every_key_has_a_fate_and_the_options_mean_the_same(name):
     made = importers.read(found, CONFIGS)
     values = flat(changed(made.config))
     assert made.config.script == "flux_2_train_network" and "network_args" not in values
-    assert made.fates and not [fate for fate in made.fates if "supported by this trainer" in fate.text]
+    assert made.outcomes and not [outcome for outcome in made.outcomes if "supported by this trainer" in outcome.text]
     if name == "musubi":
-        assert set(found) <= {fate.key for fate in made.fates}
+        assert set(found) <= {outcome.key for outcome in made.outcomes}
         assert values["pretrained_model_name_or_path"] == found["dit"] and values["vae"] == found["vae"]
         assert values["text_encoder"] == found["text_encoder"] and values["model_version"] == "klein-base-9b"
         assert "timestep_sampling" not in values and values["vae_dtype"] == "bfloat16"  # the former is ours, too

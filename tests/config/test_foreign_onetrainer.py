@@ -135,7 +135,7 @@ def test_onetrainers_defaults_hold_where_a_preset_says_nothing():
     config = values(made.config)
     assert not differing(config, {k: v for k, v in ONETRAINER_DEFAULTS.items() if k in config})
     assert config["network_train_unet_only"] and config["cache_text_encoder_outputs"]
-    told = {fate.key: fate.text for fate in made.of("default")}
+    told = {outcome.key: outcome.text for outcome in made.of("default")}
     assert told["lora_rank"] == "network_dim = 16" and "epochs" in told and not made.problems
     assert any("not in the file, so OneTrainer has" in line and "lora_rank" in line for line in made.lines())
 
@@ -146,7 +146,7 @@ def test_a_key_of_onetrainer_arrives(base, keys, expected):
     config = values(made.config)
     assert not differing(config, {name: value for name, value in expected.items() if name in config})
     assert expected.keys() <= config.keys() | {"save_state_every_n_minutes"}
-    named = {fate.key for fate in made.fates}
+    named = {outcome.key for outcome in made.outcomes}
     assert keys.keys() <= named, keys.keys() - named
 
 

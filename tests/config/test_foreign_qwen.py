@@ -1,4 +1,4 @@
-"""Files of musubi-tuner, ai-toolkit and OneTrainer for Qwen-Image: what carries over, and that every key has a fate."""
+"""Files of musubi-tuner, ai-toolkit and OneTrainer for Qwen-Image: what carries over, an outcome for every key."""
 
 import tomllib
 
@@ -68,9 +68,9 @@ def read(found):
 def test_every_key_has_a_fate_and_the_options_mean_the_same(name):
     found = {"musubi": tomllib.loads(MUSUBI), "aitoolkit": AITOOLKIT, "onetrainer": ONETRAINER}[name]
     made, values = read(found)
-    assert made.fates and not [fate for fate in made.fates if "supported by this trainer" in fate.text]
+    assert made.outcomes and not [outcome for outcome in made.outcomes if "supported by this trainer" in outcome.text]
     if name == "musubi":
-        assert set(found) <= {fate.key for fate in made.fates}
+        assert set(found) <= {outcome.key for outcome in made.outcomes}
         assert values["pretrained_model_name_or_path"] == "qwen_image_bf16.safetensors"
         assert values["text_encoder"].endswith("7b.safetensors") and values["vae"] == "qwen_image_vae.safetensors"
         assert values["timestep_sampling"] == "shift" and "discrete_flow_shift" not in values  # 2.2 is ours, too

@@ -12,11 +12,11 @@ def test_musubi_tuner_trains_kontext_with_its_data_sets():
     found = {"dit": "k.safetensors", "vae": "ae.safetensors", "text_encoder1": "t5", "text_encoder2": "clip",
              "network_module": "networks.lora_flux", "network_dim": 32, "fp8_scaled": True, "learning_rate": 1e-4,
              "timestep_sampling": "flux_shift"}  # fmt: skip
-    ledger = musubi.read(found)
-    assert ledger.script == "flux_train_network" and ledger.values["model_type"] == "kontext"
-    assert ledger.values["guidance_scale"] == 1.0 and not ledger.left()
+    builder = musubi.read(found)
+    assert builder.script == "flux_train_network" and builder.values["model_type"] == "kontext"
+    assert builder.values["guidance_scale"] == 1.0 and not builder.left()
     # 228 layers: those of the modulation are left out there, unless the file has patterns of its own.
-    assert ledger.values["network_args"] == ["exclude_patterns=['.*(img_mod|txt_mod|modulation).*']"]
+    assert builder.values["network_args"] == ["exclude_patterns=['.*(img_mod|txt_mod|modulation).*']"]
     own = ["exclude_patterns=['.*single.*']", "include_patterns=['.*single_blocks.0.*']"]
     assert tuple(musubi.read(found | {"network_args": own}).values["network_args"]) == tuple(own)
 
@@ -45,16 +45,16 @@ KONTEXT = "black-forest-labs/FLUX.1-Kontext-dev"
 def test_ai_toolkit_trains_kontext_with_its_control_folders(model):
     data = {"folder_path": "/i", "control_path": ["/c", "/d"]}
     sample = {"samples": [{"prompt": "a cat", "ctrl_img": "/r.png"}], "sample_every": 10}
-    ledger = aitoolkit.read(of_aitoolkit(model, datasets=[data], sample=sample))
-    assert ledger.script == "flux_train_network" and ledger.values["model_type"] == "kontext"
-    made = tomllib.loads(ledger.texts["dataset_config"])
+    builder = aitoolkit.read(of_aitoolkit(model, datasets=[data], sample=sample))
+    assert builder.script == "flux_train_network" and builder.values["model_type"] == "kontext"
+    made = tomllib.loads(builder.texts["dataset_config"])
     assert made["datasets"][0]["subsets"][0]["control_directory"] == "/c"
-    assert any("only the first control_path" in note for note in ledger.notes)
-    assert ledger.texts["sample_prompts"].strip().endswith("--ci /r.png")
+    assert any("only the first control_path" in note for note in builder.notes)
+    assert builder.texts["sample_prompts"].strip().endswith("--ci /r.png")
 
 
 def test_onetrainer_trains_fill():
-    ledger = onetrainer.read({"model_type": "FLUX_FILL_DEV_1", "training_method": "LORA", "masked_training": True,
+    builder = onetrainer.read({"model_type": "FLUX_FILL_DEV_1", "training_method": "LORA", "masked_training": True,
                               "base_model_name": "black-forest-labs/FLUX.1-Fill-dev"})  # fmt: skip
-    assert ledger.script == "flux_train_network" and ledger.values["model_type"] == "fill"
-    assert any("conditioning_data_dir" in note for note in ledger.notes)
+    assert builder.script == "flux_train_network" and builder.values["model_type"] == "fill"
+    assert any("conditioning_data_dir" in note for note in builder.notes)

@@ -1,5 +1,5 @@
 """Whole files of other trainers for FLUX.1's relatives and Qwen-Image, as their examples and pages write them: each key
-has a fate with a reason of its own."""
+has an outcome with a reason of its own."""
 
 import copy
 import json
@@ -67,14 +67,14 @@ def test_each_key_of_a_whole_file_has_a_fate_with_a_reason_of_its_own(name):
     values = flat(changed(made.config))
     assert made.config.script.startswith("qwen_image" if "Qwen" in name else "flux") and not made.problems
     assert {key: values.get(key) for key in expected} == expected
-    assert [fate.key for fate in made.fates if fate.text.endswith("not supported by this trainer")] == []
+    assert [outcome.key for outcome in made.outcomes if outcome.text.endswith("not supported by this trainer")] == []
     assert "conv_dim" not in str(values.get("network_args"))
     if "ai-toolkit" in name:
         (note,) = (note for note in made.notes if "control_path" in note)
         assert "only the first control_path" in note and 'control_directory = "/ctrl"' in made.texts["dataset_config"]
     if name == "musubi-tuner Qwen-Image":
         assert made.config.noise.timestep_sampling == "qwen_shift"
-        assert {fate.key: fate.text for fate in made.fates}["timestep_sampling"].startswith(
+        assert {outcome.key: outcome.text for outcome in made.outcomes}["timestep_sampling"].startswith(
             "qinglong_qwen is not offered"
         )
 
@@ -83,4 +83,4 @@ def test_what_only_adapters_have_is_said_to_be_of_the_familys_own_adapters():
     found = {name: value for name, value in of_musubi(True).items() if name not in ("network_module", "network_dim")}
     made = importers.read(found, CONFIGS)
     assert made.config.script == "qwen_image_train"
-    assert {fate.key: fate.text for fate in made.fates}["network_alpha"] == "it is for Qwen-Image LoRA only"
+    assert {outcome.key: outcome.text for outcome in made.outcomes}["network_alpha"] == "it is for Qwen-Image LoRA only"

@@ -1,4 +1,4 @@
-"""Files of musubi-tuner, OneTrainer and ai-toolkit: what carries over, and that every key has a fate."""
+"""Files of musubi-tuner, OneTrainer and ai-toolkit: what carries over, and that every key has an outcome."""
 
 import copy
 import json
@@ -108,7 +108,7 @@ ONETRAINER = {
 
 
 def fates(made):
-    return {fate.key: fate for fate in made.fates}
+    return {outcome.key: outcome for outcome in made.outcomes}
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Files of musubi-tuner, ai-toolkit and OneTrainer for Z-Image: what carries over, and that every key has a fate."""
+"""Files of musubi-tuner, ai-toolkit and OneTrainer for Z-Image: what carries over, an outcome for every key."""
 
 import tomllib
 
@@ -61,9 +61,9 @@ def test_every_key_has_a_fate_and_the_options_mean_the_same(name):
     made = importers.read(found, CONFIGS)
     values = flat(changed(made.config))
     assert made.config.script == "zimage_train_network"
-    assert made.fates and not [fate for fate in made.fates if "supported by this trainer" in fate.text]
+    assert made.outcomes and not [outcome for outcome in made.outcomes if "supported by this trainer" in outcome.text]
     if name == "musubi":
-        assert set(found) <= {fate.key for fate in made.fates}
+        assert set(found) <= {outcome.key for outcome in made.outcomes}
         assert (
             values["pretrained_model_name_or_path"] == "z_image_bf16.safetensors" and values["vae"] == "ae.safetensors"
         )
@@ -121,7 +121,10 @@ def test_a_transformer_beside_the_base_model_is_the_one_that_is_trained():
     model = made.config.model
     assert model.pretrained_model_name_or_path == "ostris/Z-Image-De-Turbo" and model.model_version == "base"
     assert model.text_encoder == model.vae == "Tongyi-MAI/Z-Image-Turbo"
-    assert not [fate for fate in made.fates if "support" in fate.text] and made.config.memory.blocks_to_swap == 18
+    assert (
+        not [outcome for outcome in made.outcomes if "support" in outcome.text]
+        and made.config.memory.blocks_to_swap == 18
+    )
     flux = {"training_method": "LORA", "model_type": "FLUX_DEV_1", "base_model_name": "black-forest-labs/FLUX.1-dev",
             "transformer": {"model_name": "krea.safetensors"}, "vae": {"model_name": "ae.safetensors"}}  # fmt: skip
     model = importers.read(flux, CONFIGS).config.model

@@ -1,4 +1,4 @@
-"""What becomes of every setting of a foreign file: an account that leaves nothing out."""
+"""Builds a config of ours from a foreign file, with an account of every setting that leaves nothing out."""
 
 import textwrap
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ SECRET = "tokens and keys stay out of configs; set the environment variable of t
 
 
 @dataclass(frozen=True, slots=True)
-class Fate:
+class KeyOutcome:
     """What became of one key, and for all but kept and empty ones, the sentence about it."""
 
     key: str
@@ -29,15 +29,15 @@ class Fate:
 
 
 @dataclass(slots=True)
-class KeyLedger:
-    """The settings of one file while they are read. Each key gets one fate, and each option at most one value."""
+class ImportBuilder:
+    """The settings of one file while they are read. Each key gets one outcome, and each option at most one value."""
 
     source: JsonMapping
     script: str
     trainer: str
     values: JsonObject = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)  # option -> the key that set it
-    fates: dict[str, Fate] = field(default_factory=dict)
+    outcomes: dict[str, KeyOutcome] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     texts: dict[str, str] = field(default_factory=dict)  # option -> text that belongs into a file of its own
     keeps_ineffective: bool = False  # whether options without effect stay, as they do in files of our own
@@ -65,16 +65,16 @@ class KeyLedger:
 
     def keep(self, key: str, value: Any = None) -> None:
         """The key is an option of the same name."""
-        self._set(key, Fate(key, "kept"), {key: self.source.get(key) if value is None else value})
+        self._set(key, KeyOutcome(key, "kept"), {key: self.source.get(key) if value is None else value})
 
     def rename(self, key: str, option: str, value: Any = None) -> None:
         """The key is an option of another name."""
         value = self.source.get(key) if value is None else value
-        self._set(key, Fate(key, "renamed", option), {option: value})
+        self._set(key, KeyOutcome(key, "renamed", option), {option: value})
 
     def change(self, key: str, text: str, values: JsonMapping | None = None) -> None:
         """The key means something that is said in another way here."""
-        self._set(key, Fate(key, "changed", text), values or {})
+        self._set(key, KeyOutcome(key, "changed", text), values or {})
 
     def explain(self, text: str, *keys: str) -> None:
         """The keys are covered by what another one sets. Those that are not in `source` are passed over."""
@@ -90,24 +90,24 @@ class KeyLedger:
     def ignore(self, key: str, reason: str) -> None:
         """The key has no meaning here; if it is off or empty, nobody needs to hear of it."""
         off = is_empty(self.source.get(key)) or self.source.get(key) in (False, 0, "0")
-        self.fates[key] = Fate(key, "empty") if off else Fate(key, "ignored", reason)
+        self.outcomes[key] = KeyOutcome(key, "empty") if off else KeyOutcome(key, "ignored", reason)
 
     def empty(self, *keys: str) -> None:
         """The keys set nothing."""
         for key in keys:
             if key in self.source:
-                self.fates.setdefault(key, Fate(key, "empty"))
+                self.outcomes.setdefault(key, KeyOutcome(key, "empty"))
 
     def left(self) -> list[str]:
-        """The keys that have no fate yet."""
-        return [key for key in self.source if key not in self.fates]
+        """The keys that have no outcome yet."""
+        return [key for key in self.source if key not in self.outcomes]
 
     def given(self, key: str) -> bool:
         """Whether the file itself has the key."""
         return key in self.source and key not in self.absent
 
-    def _set(self, key: str, fate: Fate, values: JsonMapping) -> None:
-        self.fates[key] = fate
+    def _set(self, key: str, outcome: KeyOutcome, values: JsonMapping) -> None:
+        self.outcomes[key] = outcome
         for option, value in values.items():
             self.values[option], self.keys[option] = value, key
 
@@ -118,7 +118,7 @@ class Imported:
 
     trainer: str  # with the tab that wrote it, as in "kohya_ss (LoRA)"
     config: RunConfig
-    fates: tuple[Fate, ...]
+    outcomes: tuple[KeyOutcome, ...]
     notes: tuple[str, ...]
     problems: tuple[str, ...]  # rules across options that the file breaks: to be fixed before a training
     texts: Mapping[str, str]  # option -> text that belongs into a file of its own
@@ -131,15 +131,17 @@ class Imported:
             config = replace(config, **{part: replace(getattr(config, part), **{name: path})})
         return replace(self, config=config)
 
-    def of(self, kind: Kind) -> list[Fate]:
-        """The keys with one kind of fate."""
-        return [fate for fate in self.fates if fate.kind == kind]
+    def of(self, kind: Kind) -> list[KeyOutcome]:
+        """The keys with one kind of outcome."""
+        return [outcome for outcome in self.outcomes if outcome.kind == kind]
 
     def lines(self) -> list[str]:
         """What is worth knowing, a sentence each, for a page: what changed or was left out, notes, what to fix."""
         to_fix = [Text("to fix: {problem}", problem=problem) for problem in self.problems]
-        changed = [Text("{key}: {text}", key=fate.key, text=fate.text) for fate in self.of("changed")]
-        renamed = [Text("{key} is now {option}", key=fate.key, option=fate.text) for fate in self.of("renamed")]
+        changed = [Text("{key}: {text}", key=outcome.key, text=outcome.text) for outcome in self.of("changed")]
+        renamed = [
+            Text("{key} is now {option}", key=outcome.key, option=outcome.text) for outcome in self.of("renamed")
+        ]
         every = ", ".join(self._defaults())
         template = "not in the file, so {trainer} has: {values}"
         defaults = [Text(template, trainer=self.program, values=every)] if every else []
@@ -153,14 +155,15 @@ class Imported:
         return self.trainer.partition(" (")[0]
 
     def _defaults(self) -> list[str]:
-        return [f"{fate.key} ({fate.text})" for fate in self.of("default")]
+        return [f"{outcome.key} ({outcome.text})" for outcome in self.of("default")]
 
     def account(self) -> JsonObject:
         """The whole account for programs."""
-        fates = [{"key": fate.key, "became": fate.kind, "text": fate.text} for fate in self.fates]
+        outcomes = [{"key": outcome.key, "became": outcome.kind, "text": outcome.text} for outcome in self.outcomes]
         settings = {name: _plain(value) for name, value in flat(changed(self.config)).items()}
         remarks = {"notes": list(self.notes), "problems": list(self.problems), "files": dict(self.texts)}
-        return {"trainer": self.trainer, "script": self.config.script, "settings": settings, "keys": fates, **remarks}
+        head = {"trainer": self.trainer, "script": self.config.script}
+        return {**head, "settings": settings, "keys": outcomes, **remarks}
 
     def report(self) -> str:
         """The whole account as text."""
@@ -184,44 +187,44 @@ class Imported:
         return "\n".join(blocks)
 
 
-def settle(ledger: KeyLedger, configs: Configs) -> Imported:
+def settle(builder: ImportBuilder, configs: Configs) -> Imported:
     """Check each value against the options of the script; what does not fit becomes ignored, with the reason."""
-    config, read = configs[ledger.script], {}
-    for name, value in ledger.values.items():
-        key = ledger.keys[name]
+    config, read = configs[builder.script], {}
+    for name, value in builder.values.items():
+        key = builder.keys[name]
         try:
             read[name] = _accepted(config, name, value, configs)
-            if why := "" if ledger.keeps_ineffective else _ineffective(config, name, read[name]):
+            if why := "" if builder.keeps_ineffective else _ineffective(config, name, read[name]):
                 read.pop(name)
                 raise ConfigError("without effect: {why}", why=why)
         except ConfigError as reason:
             named = name == key or any(problem.option == name for problem in reason.problems)
             text = str(reason) if named else f"{name}: {reason}"
-            ledger.fates[key] = Fate(key, "empty") if value is False else Fate(key, "ignored", text)
-    notes, problems = list(ledger.notes), list[Problem]()
+            builder.outcomes[key] = KeyOutcome(key, "empty") if value is False else KeyOutcome(key, "ignored", text)
+    notes, problems = list(builder.notes), list[Problem]()
     try:
         made = build(config, read, notes=notes)
     except ConfigError as error:
         made, problems = draft(config, read), error.problems
-    fates = _fates(ledger, config, read)
-    texts = {name: text for name, text in ledger.texts.items() if name in options(config)}
-    return Imported(ledger.trainer, made, fates, tuple(notes), tuple(problems), texts)
+    outcomes = _outcomes(builder, config, read)
+    texts = {name: text for name, text in builder.texts.items() if name in options(config)}
+    return Imported(builder.trainer, made, outcomes, tuple(notes), tuple(problems), texts)
 
 
-def _fates(ledger: KeyLedger, config: type[RunConfig], read: JsonMapping) -> tuple[Fate, ...]:
-    """The fates by the names that the file has; of the trainer's defaults only those that are not ours, too."""
-    known, fates = options(config), []
+def _outcomes(builder: ImportBuilder, config: type[RunConfig], read: JsonMapping) -> tuple[KeyOutcome, ...]:
+    """The outcomes by the names that the file has; of the trainer's defaults only those that are not ours, too."""
+    known, outcomes = options(config), []
     differing: dict[str, list[str]] = {}
-    for name, key in ledger.keys.items():
+    for name, key in builder.keys.items():
         if name in read and read[name] != known[name].default:
             differing.setdefault(key, []).append(f"{name} = {known[name].text(read[name])}")
-    for key in [*ledger.source, *(k for k in ledger.fates if k not in ledger.source)]:
-        fate = ledger.fates[key]
-        if key in ledger.absent and key in differing:
-            fate = replace(fate, kind="default", text=", ".join(differing[key]))
-        if key not in ledger.absent or key in differing:
-            fates.append(replace(fate, key=ledger.names[key]) if key in ledger.names else fate)
-    return tuple(fates)
+    for key in [*builder.source, *(k for k in builder.outcomes if k not in builder.source)]:
+        outcome = builder.outcomes[key]
+        if key in builder.absent and key in differing:
+            outcome = replace(outcome, kind="default", text=", ".join(differing[key]))
+        if key not in builder.absent or key in differing:
+            outcomes.append(replace(outcome, key=builder.names[key]) if key in builder.names else outcome)
+    return tuple(outcomes)
 
 
 def _accepted(config: type[RunConfig], name: str, value: Any, configs: Configs) -> Any:
@@ -278,10 +281,10 @@ def to_number(value: Any) -> float | None:
         return None
 
 
-def _grouped(fates: Iterable[Fate]) -> list[tuple[str, str]]:
+def _grouped(outcomes: Iterable[KeyOutcome]) -> list[tuple[str, str]]:
     groups: dict[str, list[str]] = {}
-    for fate in fates:
-        groups.setdefault(fate.text, []).append(fate.key)
+    for outcome in outcomes:
+        groups.setdefault(outcome.text, []).append(outcome.key)
     return [(reason, ", ".join(keys)) for reason, keys in groups.items()]
 
 
