@@ -23,7 +23,7 @@ run.mkdir(parents=True)
 step = {"kind": "step", "t": time.time(), "step": 1, "loss": planted["loss"], "compute_s": time.time()}
 phase = {"kind": "phase", "t": 0, "name": planted["phase"]}
 (run / "progress.jsonl").write_text(json.dumps(step) + "\\n" + json.dumps(phase) + "\\n")
-(run / "run.json").write_text(json.dumps({"pid": os.getpid(), "config": config}))
+(run / "run.json").write_text(json.dumps({"pid": os.getpid(), "since_boot": time.monotonic(), "config": config}))
 about = {"ss_training_started_at": str(time.time()), "ss_network_dim": str(config["network_dim"])}
 tensors = {"a": np.full((2, 3), planted["weight"], np.float32), "b": np.ones(2, np.float16)}
 save_file(tensors, out / "m.safetensors", about)

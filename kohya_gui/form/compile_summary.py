@@ -8,12 +8,13 @@ from kohya_gui.panel import history
 from library import families
 from library.config.formats import read_toml
 from library.config.json_types import JsonObject
-from library.config.problems import Text
+from library.config.problems import Text, counted
 from library.config.run_config import RunConfig
 from library.runs import layout, reader
 
 LOOKED_AT = 30  # earlier runs
-TOLD = ("compile_backend", "compile_mode", "compile_dynamic", "compile_blocks")  # what the seconds depend on
+# What the seconds depend on.
+TOLD = ("compile_backend", "compile_mode", "compile_dynamic", "compile_blocks", "compile_scope")
 
 
 def section() -> str:
@@ -58,14 +59,16 @@ def outlook(config: RunConfig) -> str:
             "{backend} generates no code: it finds mistakes, and makes nothing faster.",
             backend=options.compile_backend,
         )
-    family = families.facts(config.family)  # its figures serve where no run of this machine is known
-    graphs, seconds, run = remembered(config) or (family.graphs, family.compile_seconds, "")
+    # The family's figures serve where no run of this machine is known.
+    graphs, seconds, run = remembered(config) or (*families.compiling(config), "")
+    if options.compile_scope == "model" and not run:
+        return "One graph of the whole model, kept for next time; how long that takes is known after a first run."
     if options.compile_mode.startswith("max-autotune") and not run:
         seconds *= 8
     when = Text("for each image size" if options.compile_dynamic == "false" else "once")
     basis = Text("as in {run}", run=run) if run else Text("an estimate")
-    template = "{graphs} graphs, about {time} {when}, kept for next time ({basis})."
-    return Text(template, graphs=graphs, time=duration(seconds), when=when, basis=basis)
+    template = "{graphs}, about {time} {when}, kept for next time ({basis})."
+    return Text(template, graphs=counted(graphs, "graph"), time=duration(seconds), when=when, basis=basis)
 
 
 def remembered(config: RunConfig) -> tuple[int, float, str] | None:

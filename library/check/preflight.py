@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from library import data, families, methods
-from library.check import meta_model
+from library.check import graph_limit, meta_model
 from library.compiler import checks
 from library.config import building, ineffective, schema
 from library.config.environment import SWITCHED_ON, first_process, processes, shards_asked
@@ -39,6 +39,7 @@ RULED = {"resolution", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps"
 RATES = {"learning_rate": 1e-4, "unet_lr": None, "text_encoder_lr": (), "block_lr": None}  # with which all learns
 PATIENCE = 2.0  # seconds after which a look at the images says how far it is
 FITTED = ("model", "network", "other adapters")  # stages to be passed before parts are fitted together
+COUNTED = ("model", "images", "machine")  # the same before graphs are counted
 SHAPING = {"network_dim", "network_args", "network_module", "dim_from_weights", "network_train_unet_only",
            "network_train_text_encoder_only", "train_text_encoder"}  # fmt: skip
 LEAST_SPACE = 64 * 2**20  # bytes; less than any result needs
@@ -123,6 +124,7 @@ def judged(
         "resume": lambda: _resumed(config),
         "other adapters": lambda: _other_adapters(config),
         "rates": lambda: optimizers.still(config),
+        "graphs": lambda: _graphs(config, images, failed) if config.compile.compile_fullgraph else [],
         "fit": lambda: [] if any(map(failed.get, FITTED)) else _fitted(config, failed),
     }.items():
         said: list[Problem] = []
@@ -139,6 +141,7 @@ def judged(
         family = families.family_for(config)
         remarks += [] if failed["model"] else family.notes()
         remarks += [] if failed["network"] else methods.notes(config)
+        remarks += [] if config.compile.compile_fullgraph else _graphs(config, images, failed)
         remarks += [] if failed["optimizer"] else optimizers.notes(config)
         path = config.sample.sample_prompts
         remarks += (
@@ -218,6 +221,12 @@ def _fitted(config: RunConfig, failed: Mapping[str, bool]) -> Iterator[Problem]:
 
 def _layer(key: str) -> str:
     return key.partition(".")[0] if key.startswith("lora_") else key
+
+
+def _graphs(config: RunConfig, images: data.Check, failed: Mapping[str, bool]) -> Iterator[Problem]:
+    """More graphs than are allowed: a mistake with compile_fullgraph, else only slower."""
+    if not any(map(failed.get, COUNTED)):
+        yield from graph_limit.problems(config, images.images, _device())
 
 
 def _single_process(config: RunConfig) -> Iterator[Problem]:

@@ -17,6 +17,9 @@ OWN_LIMIT = 8  # of PyTorch: graphs of one function
 # Modes that record CUDA graphs, and what blocks are compiled with then: the whole model is recorded, not each block.
 RECORDED = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
 
+TRIED = ("max-autotune", "max-autotune-no-cudagraphs")  # modes that try many kernels
+QUIET = {"autotune_num_choices_displayed": 0, "max_autotune_report_choices_stats": False}
+
 
 # Why: docs/decisions/2026-11-22-switches-in-every-thread.md
 def version() -> tuple[int, int]:
@@ -115,6 +118,10 @@ def wanted_settings(args: Any, device: torch.device, sizes: int = 1) -> list[Set
         wanted.append((functorch, "autograd_cache_allow_custom_autograd_functions", True))
     if (limit := limit_of(args, sizes)) and version() < (2, 13):
         wanted.append((dynamo, "recompile_limit", limit))
+    # Of each product PyTorch lists all kernels that it has tried: hundreds of lines, which say nothing of the training.
+    for name, quiet in QUIET.items() if args.compile_mode in TRIED else ():
+        if hasattr(inductor, name) and f"TORCHINDUCTOR_{name.upper()}" not in os.environ:
+            wanted.append((inductor, name, quiet))
     if device.type == "cuda":
         if hasattr(inductor, mixed := "triton.mix_order_reduction"):
             # Gradients of norms that learn, with those of what they norm in one kernel: only above a number of tokens,

@@ -71,6 +71,15 @@ def family_for(config: RunConfig) -> "Family":
     return load(facts(config.family).family)(config)
 
 
+def compiling(config: RunConfig) -> tuple[int, float]:
+    """Graphs of the blocks that a config chooses to compile, and about how many seconds that takes on a fast GPU."""
+    known = facts(config.family)
+    if config.compile.compile_scope == "model":  # as one graph, of no less code
+        return 1, known.compile_seconds
+    graphs = config.compile.graphs_of(known.graphs)
+    return graphs, known.compile_seconds * graphs / sum(known.graphs.values())
+
+
 def load(where: str) -> Any:
     """What `module:name` names."""
     module, name = where.split(":")

@@ -102,7 +102,7 @@ class FamilyFacts:
     saves_all_parts: bool  # a fine-tune's file holds text encoders and VAE as well
     most_blocks_swapped: int
     text_tokens: int  # tokens of text that go through the denoiser's blocks beside those of the image
-    graphs: int  # forward graphs that its blocks need: one for each shape of a block
+    graphs: Mapping[str, int]  # forward graphs that its blocks need, by class: one for each shape of a block
     compile_seconds: float  # of compiling them, as measured on an H200
     denoiser_prefix: str = ""  # of the denoiser's tensors in a file that holds the other networks too
     recognise_part: Callable[[Shapes], str] = nothing  # the same for its VAE and text encoders

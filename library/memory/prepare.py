@@ -117,22 +117,15 @@ def _compile(  # noqa: PLR0913 - all that the order above decides
 ) -> str:
     if not config.compile.compile:
         return ""
-    options, inputs = config.compile, {}
-    one_size = len({_sides(size) for size in sizes}) == 1  # static sizes give the faster kernels
-    static = options.dynamic is False or (options.dynamic is None and one_size) or compiles_size_by_size(config, device)
+    options = config.compile
+    blocks, backends, inputs = _what_to_compile(denoiser, blocks, family, config, device, sizes)
     if options.compile_scope == "model":
-        blocks, backends = [[denoiser]], {}
-        options = options if static else replace(options, compile_dynamic="true")
-        number = max(_graphs(given, options.dynamic, sizes, static) for given in family.block_inputs.values())
-        inputs = {denoiser: BlockInputs((), (), number)}
+        options = options if _is_static(config, device, sizes) else replace(options, compile_dynamic="true")
         getattr(denoiser, "as_one_graph", lambda: None)()
-    else:
-        blocks, backends = _blocks_to_compile(blocks, family.block_classes, options)
-        inputs = _inputs(denoiser, blocks, family, options.dynamic, sizes, static)
-        if not text_learns:
-            every = (block for group in blocks for block in group if block in inputs)
-            ahead = before_trainable(denoiser, every, family)
-            inputs |= {block: replace(inputs[block], before_trainable=True) for block in ahead}
+    elif not text_learns:
+        every = (block for group in blocks for block in group if block in inputs)
+        ahead = before_trainable(denoiser, every, family)
+        inputs |= {block: replace(inputs[block], before_trainable=True) for block in ahead}
     # PyTorch's own GroupNorm ends the process on a CPU, if it learns in this order and what comes in does not.
     for block in [denoiser] if device.type == "cpu" else (block for group in blocks for block in group):
         channels_last.keep_channels_last(block)
@@ -143,6 +136,36 @@ def _compile(  # noqa: PLR0913 - all that the order above decides
             raise
         return str(e)
     return ""
+
+
+def graphs_per_block(denoiser: nn.Module, family: Family, config: RunConfig, device: torch.device, sizes: Sizes) -> int:
+    """How many graphs one block needs at most for batches of these sizes. The denoiser may be without memory."""
+    blocks = blocks_by_class(denoiser, family.block_classes)
+    _, _, inputs = _what_to_compile(denoiser, blocks, family, config, device, sizes)
+    return max((given.sizes for given in inputs.values()), default=0)
+
+
+def _what_to_compile(  # noqa: PLR0913 - all that decides about it
+    denoiser: nn.Module,
+    blocks: list[list[nn.Module]],
+    family: Family,
+    config: RunConfig,
+    device: torch.device,
+    sizes: Sizes,
+) -> tuple[list[list[nn.Module]], dict[nn.Module, str], dict[nn.Module, BlockInputs]]:
+    """The modules to compile, the backends of those that have one of their own, and what each of them gets."""
+    options, static = config.compile, _is_static(config, device, sizes)
+    if options.compile_scope == "model":
+        number = max(_graphs(given, options.dynamic, sizes, static) for given in family.block_inputs.values())
+        return [[denoiser]], {}, {denoiser: BlockInputs((), (), number)}
+    blocks, backends = _blocks_to_compile(blocks, family.block_classes, options)
+    return blocks, backends, _inputs(denoiser, blocks, family, options.dynamic, sizes, static)
+
+
+def _is_static(config: RunConfig, device: torch.device, sizes: Sizes) -> bool:
+    """Whether each size of image gets graphs of its own: static sizes give the faster kernels."""
+    dynamic, one_size = config.compile.dynamic, len({_sides(size) for size in sizes}) == 1
+    return dynamic is False or (dynamic is None and one_size) or compiles_size_by_size(config, device)
 
 
 def _record(denoiser: nn.Module, config: Any, device: torch.device, log: CompileLog) -> str:

@@ -105,7 +105,7 @@ class Tuner:
         try:
             for number, candidates in enumerate(self.rounds()):
                 for changes in candidates:
-                    compiling = families.facts(self.config.family).compile_seconds
+                    _, compiling = families.compiling(self.config)
                     if number == 0 and changes["compile"] and not self._pays(COMPILED_SAVES, compiling):
                         return
                     self.journal.phase(Text("trying {settings}", settings=short(changes)), len(self.results) + 1)

@@ -181,7 +181,7 @@ class BackgroundCompiler:
         keeps its eager blocks, and so do those that continue it.
         """
         steps = self._clock.total - self._clock.step
-        wait = BESIDE * families.facts(self._config.family).compile_seconds if waiting else 0.0
+        wait = BESIDE * families.compiling(self._config)[1] if waiting else 0.0
         saves = max(steps * self._step_seconds - wait, 0.0) * SAVES
         costs = RECORD_PASSES * self._step_seconds * self._sizes + TAKE_SECONDS * (len(self._calls) - self._taken)
         if self._forced or saves > costs:

@@ -176,19 +176,9 @@ class Precompiler:
         return begun
 
     def _warn(self) -> None:
-        """Say what leaves blocks eager although it was asked to compile them; ConfigError where none may be."""
-        options, steps = self._options, self._clock.total - self._clock.step
-        limit, needed = options.compile_cache_size_limit, self.log.graphs_per_block
-        if 0 < limit < needed:
-            problem = Text(
-                "compile_cache_size_limit = {limit}: blocks need {needed} graphs for the sizes of this data set, and "
-                "run eagerly beyond the limit; use {needed} or more, 0 for as many as it takes, or "
-                "compile_dynamic = auto", limit=limit, needed=needed,
-            )  # fmt: skip
-            if options.compile_fullgraph:
-                raise ConfigError(problem)
-            self._journal.warn(problem)
-        if 0 < steps <= (first := options.compile_compare_steps):
+        """Say where no step will be compiled although that was asked for."""
+        first, steps = self._options.compile_compare_steps, self._clock.total - self._clock.step
+        if 0 < steps <= first:
             self._journal.warn(
                 Text("compile_compare_steps = {first}: nothing is compiled, as only {steps} are to be done; use fewer",
                      first=first, steps=steps)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from library import families
-from library.config.building import build
+from library.config.building import build, notes
 from library.config.ineffective import ineffective_options
 from library.config.problems import ConfigError
 from tests.training import config_of, train
@@ -83,3 +83,15 @@ def test_a_step_after_the_end_of_the_training_is_said(values, idle_too):
         families.config_class("sdxl_train_network"), {"compile": True, "max_train_steps": 100, **values}, notes=[]
     )
     assert ("compile_from_step" in ineffective_options(config)) == idle_too
+
+
+@pytest.mark.parametrize(
+    ("begins", "told"), [("single:4, double:2", ["double"]), ("transformer:4", []), ("40", []), ("single:4", [])]
+)
+def test_a_step_for_blocks_that_are_not_compiled_is_told(begins, told):
+    values = {"compile": True, "compile_blocks": "single:all", "compile_from_step": begins}
+    config = build(families.config_class("flux_train_network"), values, notes=[])
+    found = [note for note in notes(config) if note.option == "compile_from_step"]
+    assert [note.partition(" has no effect here, as compile_blocks")[0] for note in found] == [
+        f"compile_from_step: {word}" for word in told
+    ]

@@ -55,6 +55,19 @@ def test_random_masks_on_cuda_are_those_of_eager():
     assert not on_cpu & {"align_random_eager", "fallback_random"}
 
 
+@pytest.mark.parametrize("mode", ["max-autotune", "max-autotune-no-cudagraphs", "default"])
+def test_kernels_that_were_tried_are_not_listed_in_the_log_unless_that_is_asked_for(mode, monkeypatch):
+    def quiet():
+        wanted = wanted_settings(options(compile_mode=mode), torch.device("cpu"))
+        return {name: value for _, name, value in wanted if "autotune" in name}
+
+    tried = mode != "default"
+    names = {"autotune_num_choices_displayed": 0, "max_autotune_report_choices_stats": False}
+    assert quiet() == (names if tried else {})
+    monkeypatch.setenv("TORCHINDUCTOR_AUTOTUNE_NUM_CHOICES_DISPLAYED", "10")
+    assert quiet().keys() == ({"max_autotune_report_choices_stats"} if tried else set())
+
+
 def test_no_number_of_tokens_is_a_guard_on_cuda():
     """inductor joins gradients of norms to other kernels from 4096 rows on, which fewer rows recompiled for."""
     wanted = {name: value for _, name, value in wanted_settings(options(), torch.device("cuda"))}

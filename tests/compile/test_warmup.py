@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 import torch
 
+from library.check import preflight
 from library.compiler.log import CompileLog
-from library.config.problems import ConfigError
 from library.train.precompile import Precompiler, kinds_to_compile
 from tests.training import config_of, train
 
@@ -88,21 +88,35 @@ def test_the_most_frequent_size_comes_first_and_no_more_than_needed():
     assert found == [(2, 8, 16), (2, 16, 16), (2, 8, 12)]
 
 
-def test_what_leaves_blocks_eager_is_told_before_the_first_step():
+def test_more_steps_to_compare_with_than_there_are_is_told_before_the_first():
     told, log, clock = [], CompileLog(), SimpleNamespace(step=2, total=6, done=False)
-    options = {"compile_cache_size_limit": 2, "compile_compare_steps": 4, "compile_fullgraph": False, "ahead": False}
-    chosen = SimpleNamespace(**options)
+    chosen = SimpleNamespace(compile_compare_steps=4, ahead=False)
     journal = SimpleNamespace(warn=told.append)
     precompiler = Precompiler(SimpleNamespace(compile=chosen), None, journal, log, clock)
     log.expect("Block", "wide", sizes=3)
     precompiler.run_ahead(None, None, None)
-    assert [text.partition(":")[0] for text in told] == ["compile_cache_size_limit = 2", "compile_compare_steps = 4"]
-    chosen.compile_fullgraph = True
-    with pytest.raises(ConfigError, match="need 3 graphs"):
-        precompiler.run_ahead(None, None, None)
-    chosen.compile_cache_size_limit, chosen.compile_compare_steps = 3, 3
+    assert [text.partition(":")[0] for text in told] == ["compile_compare_steps = 4"]
+    chosen.compile_compare_steps = 3
     precompiler.run_ahead(None, None, None)
-    assert len(told) == 2
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize(
+    ("script", "blocks", "needed"),  # for three sizes of image, of which two have as many tokens
+    [("flux_train_network", "single:all", 2), ("sdxl_train_network", "transformer:all", 2),
+     ("sdxl_train_network", "transformer:all,resnet:0", 3)],
+)  # fmt: skip
+def test_a_limit_below_the_graphs_of_a_block_is_told_in_the_check(demo, shapes, tmp_path, script, blocks, needed):
+    def told(limit, whole, dynamic="false"):
+        values = {"compile_cache_size_limit": limit, "compile_fullgraph": whole, "compile_dynamic": dynamic}
+        given = {"train_data_dir": shapes, "resolution": "96", "output_dir": tmp_path, "compile_blocks": blocks}
+        found = preflight.findings(config_of(demo, script, **given, **COMPILED, **values))
+        return [[text for text in texts if text.startswith("compile_cache_size_limit = ")] for texts in found]
+
+    too_few = f"compile_cache_size_limit = {needed - 1}: blocks need {needed} graphs for the sizes of this data set, "
+    (stops, (remark,)), ((stop,), remarks) = told(needed - 1, whole=False), told(needed - 1, whole=True)
+    assert not stops and not remarks and remark == stop and stop.startswith(too_few)
+    assert told(needed, whole=True) == told(1, whole=True, dynamic="auto") == [[], []]
 
 
 @pytest.mark.parametrize(("step", "recorded"), [(0, [(2, 16, 8)]), (4, [])])

@@ -9,6 +9,7 @@ from kohya_gui.form import api, compile_summary, messages, presets, probe
 from kohya_gui.form.form import SettingsForm
 from kohya_gui.form.tab import FAMILIES, TABS
 from kohya_gui.server.json_api import ApiRequest
+from library import families
 from library.check import isolated
 from library.config.building import build
 from library.config.problems import ConfigError, Problem
@@ -103,6 +104,23 @@ def test_the_outlook_knows_what_an_earlier_run_took(helper, tmp_path):
         assert helper.compile_log(ApiRequest({})) == {"text": "fox now: 1 graph in 2 s"}
     other = build(FLUX, {"compile": True, "compile_mode": "max-autotune-no-cudagraphs"}, notes=[])
     assert "3 min" in compile_summary.outlook(other)
+
+
+@pytest.mark.parametrize(
+    ("values", "begins"),
+    [({}, "14 graphs, about 75 s"), ({"compile_blocks": "transformer:all"}, "2 graphs, about 11 s"),
+     ({"compile_blocks": "transformer:0,resnet:0-2,resnet:4"}, "5 graphs, about 27 s"),
+     ({"compile_scope": "model"}, "One graph of the whole model")],
+)  # fmt: skip
+def test_the_outlook_is_for_the_blocks_that_are_chosen(values, begins):
+    config = build(config_class("sdxl_train_network"), {"compile": True, **values}, notes=[])
+    assert compile_summary.outlook(config).startswith(begins)
+
+
+def test_every_family_says_how_many_graphs_its_blocks_need():
+    for known in families.every():
+        for script in known.scripts:
+            assert known.graphs.keys() == {*config_class(script)().compile.kinds.values()}
 
 
 def test_a_probe_reads_and_writes_where_the_page_may_only(helper, tmp_path):

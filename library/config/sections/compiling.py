@@ -1,16 +1,15 @@
 """How a training compiles its blocks."""
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
+from library.config.block_choices import BlockChoice, chosen_blocks, classes_by_word, steps_by_word
 from library.config.problems import ConfigError, Problem, Text
 from library.config.reading import switch
 from library.config.run_config import RunConfig
 from library.config.schema import opt
-from library.config.values import did_you_mean, quoted
 
 Chosen = tuple[tuple[int, int], ...] | None  # the first and last of each range, None for all
 
@@ -164,6 +163,13 @@ class Compile:
             yield Problem("compile_activation_budget",
                 "has no effect here: add compile, or use gradient_checkpointing",
                 fix={"compile_activation_budget": 1.0})  # fmt: skip
+        if self.compile and self.compile_blocks:
+            classes, chosen = classes_by_word(self.kinds), self.ranges()
+            for word, _ in self._steps_by_word():
+                if word and chosen.keys().isdisjoint(classes[word]):
+                    yield Problem("compile_from_step",
+                        ": {word} has no effect here, as compile_blocks leaves these blocks out: add them there, or "
+                        "leave out their step", word=word, also="compile_blocks")  # fmt: skip
         if self.compile and self.compile_scope == "inner" and not run.memory.checkpointing:
             yield Problem(
                 "compile_scope", "= inner is the same as blocks here: there is no gradient_checkpointing to leave out"
@@ -270,37 +276,12 @@ class Compile:
                 "cannot be used with dropout or GGPO: set one of them to its default", "network_dropout network_args"
             )
 
-    def choices(self) -> list[tuple[str, tuple[int, int] | None, str]]:
+    def choices(self) -> list[BlockChoice]:
         """What `compile_blocks` says, part by part: class of block, first and last (None: all), backend or "".
 
         Raises ConfigError for a name that the family does not have, and for what is no range.
         """
-        found: list[tuple[str, tuple[int, int] | None, str]] = []
-        kinds, kind = self._classes, ""
-        for part in filter(None, (p.strip() for p in (self.compile_blocks or "").split(","))):
-            where, equals, backend = (text.strip() for text in part.partition("="))
-            name, colon, text = where.rpartition(":")
-            kind = name.strip() if colon else kind
-            if kind not in kinds:
-                raise _no_blocks(
-                    ": there are no blocks called {name}{hint}; choose from {names}, such as {first}:0-9",
-                    name=quoted(kind or part), hint=did_you_mean(kind or part, self.kinds),
-                    names=", ".join(self.kinds), first=next(iter(self.kinds)))  # fmt: skip
-            if equals and not backend:
-                raise _no_blocks(
-                    ": {part} names no backend; write {where}=aot_eager, or {where}", part=part, where=where
-                )
-            chosen = None if text.strip() == "all" else _range(kind, text)
-            found.extend((cls, chosen, backend) for cls in kinds[kind])
-        if self.compile_blocks and not found:
-            such, given = f"{next(iter(self.kinds), 'blocks')}:all", quoted(self.compile_blocks)
-            raise _no_blocks(": {given} names no blocks; write {such}, or nothing", given=given, such=such)
-        return found
-
-    @property
-    def _classes(self) -> dict[str, tuple[str, ...]]:
-        # Where a family tells several kinds of transformer block apart, "transformer" means all of them.
-        return {"transformer": tuple(self.kinds.values())} | {name: (cls,) for name, cls in self.kinds.items()}
+        return chosen_blocks(self.compile_blocks or "", self.kinds)
 
     def beyond(self, numbers: Mapping[str, int]) -> Iterator[Problem]:
         """What `compile_blocks` asks for and a model does not have; `numbers` are its blocks by class."""
@@ -320,6 +301,12 @@ class Compile:
             found[kind] = None if chosen is None or before is None else (*before, chosen)
         return found
 
+    def graphs_of(self, every: Mapping[str, int]) -> int:
+        """How many graphs the chosen blocks need, of those that all blocks of each class need."""
+        chosen = self.ranges() if self.compile_blocks else dict.fromkeys(every)
+        numbers = {kind: sum(last - first + 1 for first, last in some or ()) for kind, some in chosen.items()}
+        return sum(min(every[kind], numbers[kind]) if chosen[kind] else every[kind] for kind in chosen)
+
     def backend_of(self, kind: str, number: int) -> str:
         """The backend of one block. Where several parts of `compile_blocks` name one, the last counts."""
         for cls, chosen, backend in reversed(self.choices()):
@@ -332,20 +319,11 @@ class Compile:
 
         Empty where all are compiled from the beginning. Raises ConfigError.
         """
-        found: dict[str, int] = {}
-        for part in filter(None, (p.strip() for p in (self.compile_from_step or "").split(","))):
-            name, colon, text = (t.strip() for t in part.rpartition(":"))
-            if not re.fullmatch(r"\d{1,9}", text) or (colon and name not in self._classes):
-                raise ConfigError(Problem("compile_from_step",
-                    ": {part} is no step; write 40, or a kind of block and its step, such as {first}:40",
-                    part=quoted(part), first=next(iter(self.kinds), "transformer")))  # fmt: skip
-            kinds = self._classes[name] if colon else ("",)
-            if found.keys() & kinds:
-                raise ConfigError(Problem("compile_from_step",
-                    ": {part} is a second step for the same blocks; give one for each kind",
-                    part=quoted(part)))  # fmt: skip
-            found |= dict.fromkeys(kinds, int(text))
-        return found
+        classes = classes_by_word(self.kinds)
+        return {cls: step for word, step in self._steps_by_word() for cls in (classes[word] if word else ("",))}
+
+    def _steps_by_word(self) -> list[tuple[str, int]]:
+        return steps_by_word(self.compile_from_step or "", self.kinds)
 
     @property
     def ahead(self) -> bool:
@@ -383,18 +361,3 @@ def _wide(template: str, also: str) -> Problem:
 def _budget(template: str, also: str, **arguments: Any) -> Problem:
     fix = {"compile_activation_budget": 1.0}
     return Problem("compile_activation_budget", template, also=f"compile {also}", fix=fix, **arguments)
-
-
-def _no_blocks(template: str, **arguments: Any) -> ConfigError:
-    return ConfigError(Problem("compile_blocks", template, **arguments))
-
-
-def _range(kind: str, text: str) -> tuple[int, int]:
-    """3 or "0-9" -> the first and the last."""
-    found = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", text)
-    first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
-    if first > last:
-        raise _no_blocks(
-            ": {given} is no range of blocks; write {kind}:all or {kind}:0-9", kind=kind, given=f"{kind}:{text.strip()}"
-        )
-    return first, last

@@ -104,7 +104,7 @@ FACTS = FamilyFacts(
     saves_all_parts=False,
     most_blocks_swapped=34,
     text_tokens=512,
-    graphs=2,
+    graphs={"DoubleStreamBlock": 1, "SingleStreamBlock": 1},
     compile_seconds=20,
     prompt_images={
         "control_image_path": named_by(lambda v: v.control_images.most > 0 or v.control_images.inpaints),

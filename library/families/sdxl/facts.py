@@ -59,7 +59,7 @@ FACTS = FamilyFacts(
     saves_all_parts=True,
     most_blocks_swapped=60,
     text_tokens=0,
-    graphs=14,
+    graphs={"BasicTransformerBlock": 2, "ResnetBlock2D": 12},
     compile_seconds=75,
     hub_models=(
         hub_model("SDXL base 1.0", "stabilityai/stable-diffusion-xl-base-1.0", "sd_xl_base_1.0.safetensors",

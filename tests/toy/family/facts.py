@@ -29,6 +29,6 @@ FACTS = FamilyFacts(
     saves_all_parts=True,
     most_blocks_swapped=2,
     text_tokens=77,
-    graphs=1,
+    graphs={"ToyBlock": 1},
     compile_seconds=5,
 )

@@ -1,0 +1,82 @@
+"""What `compile_blocks` and `compile_from_step` say about kinds of blocks, read part by part.
+
+`kinds` are the words that a family has for its blocks, with their classes.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from library.config.problems import ConfigError, Problem
+from library.config.values import did_you_mean, quoted
+
+# Class of block, first and last (None: all), and the backend that is named for these, or "".
+BlockChoice = tuple[str, tuple[int, int] | None, str]
+
+
+def classes_by_word(kinds: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """Words for blocks -> their classes. Where a family tells several kinds of transformer block apart, "transformer"
+    means all of them."""
+    return {"transformer": tuple(kinds.values())} | {name: (cls,) for name, cls in kinds.items()}
+
+
+def chosen_blocks(text: str, kinds: Mapping[str, str]) -> list[BlockChoice]:
+    """The parts of "double:0-9,single:all=aot_eager". ConfigError for what is no kind, no range or no backend."""
+    found: list[BlockChoice] = []
+    classes, kind = classes_by_word(kinds), ""
+    for part in _parts(text):
+        where, equals, backend = (text.strip() for text in part.partition("="))
+        name, colon, numbers = where.rpartition(":")
+        kind = name.strip() if colon else kind
+        if kind not in classes:
+            raise _no_blocks(
+                ": there are no blocks called {name}{hint}; choose from {names}, such as {first}:0-9",
+                name=quoted(kind or part), hint=did_you_mean(kind or part, kinds),
+                names=", ".join(kinds), first=next(iter(kinds)))  # fmt: skip
+        if equals and not backend:
+            raise _no_blocks(": {part} names no backend; write {where}=aot_eager, or {where}", part=part, where=where)
+        chosen = None if numbers.strip() == "all" else _range(kind, numbers)
+        found.extend((cls, chosen, backend) for cls in classes[kind])
+    if text and not found:
+        such, given = f"{next(iter(kinds), 'blocks')}:all", quoted(text)
+        raise _no_blocks(": {given} names no blocks; write {such}, or nothing", given=given, such=such)
+    return found
+
+
+def steps_by_word(text: str, kinds: Mapping[str, str]) -> list[tuple[str, int]]:
+    """The words of "transformer:20, resnet:80" with their steps; "" is the word of a step alone. Raises ConfigError."""
+    found: dict[str, int] = {}
+    classes, known = classes_by_word(kinds), set[str]()
+    for part in _parts(text):
+        name, colon, step = (t.strip() for t in part.rpartition(":"))
+        if not re.fullmatch(r"\d{1,9}", step) or (colon and name not in classes):
+            raise ConfigError(Problem("compile_from_step",
+                ": {part} is no step; write 40, or a kind of block and its step, such as {first}:40",
+                part=quoted(part), first=next(iter(kinds), "transformer")))  # fmt: skip
+        meant = {*classes[name]} if colon else {""}
+        if known & meant:
+            raise ConfigError(Problem("compile_from_step",
+                ": {part} is a second step for the same blocks; give one for each kind",
+                part=quoted(part)))  # fmt: skip
+        known |= meant
+        found[name] = int(step)
+    return [*found.items()]
+
+
+def _parts(text: str) -> Iterator[str]:
+    return filter(None, (part.strip() for part in text.split(",")))
+
+
+def _no_blocks(template: str, **arguments: Any) -> ConfigError:
+    return ConfigError(Problem("compile_blocks", template, **arguments))
+
+
+def _range(kind: str, text: str) -> tuple[int, int]:
+    """3 or "0-9" -> the first and the last."""
+    found = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", text)
+    first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+    if first > last:
+        raise _no_blocks(
+            ": {given} is no range of blocks; write {kind}:all or {kind}:0-9", kind=kind, given=f"{kind}:{text.strip()}"
+        )
+    return first, last
