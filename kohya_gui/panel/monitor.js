@@ -142,9 +142,21 @@ document.addEventListener("change", (event) => {
 
 const PERIOD = 1000; // milliseconds between two looks
 const LOST = 3; // looks without an answer until the panel says that what it shows is of before
-let mark = "", asking = false, lost = 0;
+/** Marks of what the server would show, of what Gradio fetches at the moment, and of what is shown. */
+let newest = "", fetched = "", mark = "", asking = false, lost = 0, vain = 0;
 /** @type {HTMLElement | undefined} the button of a run that was used last; the panel may have replaced it meanwhile */
 let used;
+
+/** Gradio begins to fetch what is to be shown; the run to show. */
+export function beginLook() {
+  fetched = newest;
+  return pickedRun();
+}
+
+/** It shows what it has fetched. Where that fails, the mark stays another one, and a later look fetches again. */
+export function endLook() {
+  mark = fetched;
+}
 
 /** What is shown of the run is Gradio's to change. Each time costs a hundred times what asking for news does. */
 const showNews = () => all(document, "button.news")[0]?.click();
@@ -153,12 +165,11 @@ async function look() {
   if (asking || document.visibilityState === "hidden" || !document.querySelector("button.news")) return;
   asking = true;
   try {
-    const now = (await ask("panel", { run: pickedRun() })).mark;
-    if (now !== mark) showNews();
-    mark = now;
+    newest = (await ask("panel", { run: pickedRun() })).mark;
+    if (newest !== mark && (newest !== fetched || ++vain % LOST === 0)) showNews(); // Gradio says each time that it failed
     lost = 0;
   } catch {
-    mark = ""; // who knows what has happened when the server is back
+    newest = mark = ""; // who knows what has happened when the server is back
     lost += 1;
   }
   asking = false;

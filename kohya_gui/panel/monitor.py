@@ -40,9 +40,12 @@ class RunPanel:
         self.seen = gr.State({})  # what this browser shows at the moment, so that only news is sent
         self.shown = [self.picker, self.queue, self.head, self.acts, self.chart, self.facts, self.gallery, self.fold,
                       self.log, self.seen]  # fmt: skip
-        read = "(picked, seen) => [window.kohya.pickedRun(), seen]"
+        read = "(picked, seen) => [window.kohya.beginLook(), seen]"
         # News that come while it still looks are looked at afterwards.
-        news.click(self.look, [self.picked, self.seen], self.shown, js=read, trigger_mode="always_last", **QUICK)
+        looked = news.click(
+            self.look, [self.picked, self.seen], self.shown, js=read, trigger_mode="always_last", **QUICK
+        )
+        looked.success(None, js="() => window.kohya.endLook()", show_progress="hidden")  # asks the server nothing
 
     @property
     def answers(self) -> dict[str, Handler]:

@@ -5,6 +5,7 @@
 """
 
 import contextlib
+import copy
 import os
 import secrets
 import sys
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-from library.config.json_types import JsonObject
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Text, counted
 from library.files import write_atomic
 from library.runs import layout, locking, process, reader, registry, start
@@ -90,8 +91,13 @@ def place() -> Path:
 
 
 def read() -> Queue:
-    """The queue as it stands."""
-    found = layout.load(place() / "queue.json")
+    """The queue as it stands. Its file is read when it was written since the last time: the page asks every second."""
+    return _queue(layout.load_changed(str(place() / "queue.json")))
+
+
+def _queue(found: JsonMapping) -> Queue:
+    """The queue that a file holds, which shares nothing with what was read of it."""
+    found = copy.deepcopy(found)
     known = {f.name for f in fields(QueueEntry)}
     given = [entry for entry in found.get("entries") or [] if isinstance(entry, dict) and layout.is_id(entry.get("id"))]
     entries = [QueueEntry(**{name: entry[name] for name in known & entry.keys()}) for entry in given]
@@ -111,7 +117,7 @@ def changing() -> Iterator[Queue]:
     with locking.held(place() / "queue.lock", PATIENCE) as mine:
         if not mine:
             raise ConfigError("The queue is being changed by another program: try again in a moment.")
-        found = read()
+        found = _queue(layout.load(place() / "queue.json"))
         before = asdict(found)
         yield found
         if asdict(found) != before:

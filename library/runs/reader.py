@@ -75,7 +75,7 @@ def active() -> RecordedRun | None:
 def at(folder: Path) -> RecordedRun:
     """The run in this folder. A run whose process is gone is told so, and its file is put right."""
     path = os.path.join(folder, layout.RUN)  # quicker than folder / layout.RUN, and asked for every run every second
-    facts = _loaded(path, _changed(path)) or registry.working(folder.name)
+    facts = layout.load_changed(path) or registry.working(folder.name)
     if facts.get("state") not in layout.ACTIVE:
         return RecordedRun(folder, facts)
     if ended := _how_it_ended(folder, facts):
@@ -162,6 +162,7 @@ class RunProgress:
         self.last: JsonObject = {}  # the newest step line
         self.phase: JsonObject | None = None  # what goes on outside the steps
         self.events: dict[str, deque[JsonObject]] = {}  # the newest events of every other kind
+        self._path, self._read = os.path.join(folder, layout.PROGRESS), (0, 0, 0)  # its file, as it was read last
         self._lock = threading.Lock()
 
     @property
@@ -170,8 +171,12 @@ class RunProgress:
         return self.line.points
 
     def update(self) -> "RunProgress":
-        """Read on. Safe to call from several threads."""
+        """Read on, where something was written since. Safe to call from several threads."""
         with self._lock:
+            written = layout.signature(self._path)
+            if written == self._read:
+                return self
+            self._read = written  # what is written from now on makes another one
             found, self.offset = events(self.folder, self.offset)
             for event in found:
                 self._take(event)
@@ -197,16 +202,3 @@ def progress(folder: Path) -> RunProgress:
         return RunProgress(folder)
     place, at = before
     return RunProgress(folder, Curve(progress(place).update().line, at))
-
-
-def _changed(path: str) -> tuple[int, int]:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return 0, 0
-    return found.st_mtime_ns, found.st_ino  # every write is a new file, so two within one tick of the clock differ too
-
-
-@lru_cache(maxsize=4096)
-def _loaded(path: str, changed: tuple[int, int]) -> JsonObject:
-    return layout.load(Path(path))

@@ -5,7 +5,11 @@ import time
 
 import pytest
 
+from kohya_gui.panel import monitor
 from kohya_gui.server import assets, scripts
+from kohya_gui.server.json_api import ApiRequest
+from library.runs import layout, reader
+from library.runs.record import Record
 from tests.training import wait_for
 
 
@@ -60,3 +64,34 @@ def test_a_panel_whose_server_does_not_answer_says_so_until_it_does(visit):
     visitor.page.unroute("**/own/panel")
     said.wait_for(state="detached")
     visitor.complaints.clear()  # of requests that failed
+
+
+@pytest.mark.browser
+def test_what_gradio_could_not_fetch_is_fetched_at_a_later_look(visit, tmp_path):
+    visitor = visit()
+    page = visitor.page
+    page.route("**/own/panel", lambda route: route.abort())  # nothing is known of the run before it has ended
+    page.route("**/run/predict", lambda route: route.fulfill(status=500, json={"error": None}), times=1)
+    with Record.start({}, "sdxl_train_network", tmp_path, "cat") as record:
+        record.plan(1)
+    with page.expect_response("**/run/predict"):
+        page.unroute("**/own/panel")
+    page.locator(f".run[data-run='{record.id}'][data-state=finished]").wait_for()  # and nothing is new of it
+    visitor.complaints.clear()  # of requests that failed
+
+
+def test_a_record_is_read_when_it_was_written_and_not_with_each_look(tmp_path, monkeypatch):
+    with Record.start({}, "sdxl_train_network", tmp_path, "cat") as record:
+        monitor.RunPanel.mark(None, ApiRequest({"run": record.id}))
+        opened = []
+        for module, name in ((reader, "events"), (layout, "load")):
+            real = getattr(module, name)
+            monkeypatch.setattr(module, name, lambda *given, real=real: (opened.append(given[0]), real(*given))[1])
+        monkeypatch.setattr(record, "_write", lambda: None)  # its signs of life are news, too
+        _, fresh = monitor._read(record.id)
+        monitor.RunPanel.mark(None, ApiRequest({"run": record.id}))
+        assert not opened
+        record.step({"step": 1, "loss": 0.5})
+        for _ in range(3):
+            now = monitor._read(record.id)[1]
+        assert opened == [record.folder] and now["head"] != fresh["head"]
