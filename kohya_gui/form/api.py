@@ -204,7 +204,7 @@ def menu(tab: str, families: Mapping[str, str]) -> str:
             f"{_lines(compile_summary.about(preset))}</button>"
             for preset in members
         )
-        groups += f"<h4>{escape(families[family])}</h4>{made}"
+        groups += f'<section data-family="{family}"><h4>{escape(families[family])}</h4>{made}</section>'
     sheet = f"{tab}-presets"
     return (
         f'<button type="button" class="opens" popovertarget="{sheet}">Presets</button>'

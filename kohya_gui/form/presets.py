@@ -1,6 +1,7 @@
 """Configs as files: the presets that come along, and the user's own."""
 
 import hashlib
+import math
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -64,7 +65,7 @@ class Preset:
 
     @property
     def gigabytes(self) -> int:
-        """The memory of the GPU that it is for, as cards are named; 0 where its name tells none."""
+        """The memory of the GPU that it is for, as cards are named; 0 where its name tells none, or a relative's."""
         found = NAMED.fullmatch(self.path.stem)
         return int(found[2] or 0) if found and not self.is_profile else 0
 
@@ -85,10 +86,10 @@ class Preset:
 
 
 def every() -> list[Preset]:
-    """All presets, and then the profiles."""
+    """All presets, those of a family's relatives behind its own, and then the profiles."""
     first = {path: path.read_text(encoding="utf-8").partition("\n")[0] for path in PRESETS.glob("*/*.toml")}
     found = [Preset(path, line.removeprefix("#").strip()) for path, line in first.items()]
-    found.sort(key=lambda preset: (preset.is_profile, preset.family, preset.kind, preset.gigabytes, preset.path.name))
+    found.sort(key=lambda one: (one.is_profile, one.family, one.kind, one.gigabytes or math.inf, one.path.name))
     return found
 
 

@@ -1,5 +1,5 @@
 // The line above the form: what it began with, why, and what else it can begin with.
-import { make, one, pieces } from "../server/elements.js";
+import { all, around, make, one, pieces } from "../server/elements.js";
 import { bare, family, onSettled, startOf, suited } from "./page.js";
 
 onSettled((where) => {
@@ -8,6 +8,9 @@ onSettled((where) => {
   const shown = `${name} ${start.id} ${start.title}`;
   if (line.dataset.shown === shown) return;
   line.dataset.shown = shown;
+  // Of some dozens of presets, those of the chosen family are wanted.
+  const sheet = one(around(where, ".training"), ".sheet");
+  all(sheet, "section").filter((group) => group.dataset.family === name).forEach((group) => sheet.prepend(group));
   const others = [best, defaults].filter((other) => other && other.id !== start.id);
   line.replaceChildren(
     make("span", {}, "Start:"), " ", make("b", {}, make("span", { className: start.id ? "" : "own" }, start.title)), " ",

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import errno
 import getpass
+import logging
 import os
 import socket
 import sys
@@ -193,11 +194,20 @@ def has_screen() -> bool:
     return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
+class PageServer(uvicorn.Server):
+    """It ends quietly: browsers that have the page open are cut off then, which is told as an error of each."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Cut off whoever is left, once it is told to end."""
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        await super().shutdown(sockets)
+
+
 def serve(app: Any, bound: socket.socket) -> None:
     """Answer requests until the process is told to end."""
     config = uvicorn.Config(app, log_level="warning", server_header=False, timeout_graceful_shutdown=1)
     with contextlib.suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets=[bound])
+        PageServer(config).run(sockets=[bound])
 
 
 def url(host: str, port: int, token: str) -> str:

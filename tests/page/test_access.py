@@ -4,14 +4,17 @@ import asyncio
 import base64
 import contextlib
 import gzip
+import logging
 import os
 import re
 import socket
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
+import uvicorn
 
 from kohya_gui import app
 from kohya_gui.server import auth, scripts, serving
@@ -309,6 +312,29 @@ def test_over_ssh_the_tunnel_is_told_and_no_browser_takes_the_terminal(started, 
     assert not serving.has_screen()
     monkeypatch.setenv("WAYLAND_DISPLAY", "wayland-0")
     assert serving.has_screen()
+
+
+def test_a_page_that_is_open_when_the_server_ends_is_no_error(caplog, monkeypatch):
+    """Gradio's pages keep a request open for as long as they are."""
+
+    async def held(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x", "more_body": True})
+        await asyncio.sleep(60)
+
+    level = logging.getLogger("uvicorn.error").level
+    bound = serving.bind("127.0.0.1", 0)
+    config = uvicorn.Config(held, lifespan="off", log_config=None, timeout_graceful_shutdown=0.1)
+    server = serving.PageServer(config)
+    working = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
+    working.start()
+    with socket.create_connection(bound.getsockname(), 10) as visitor:
+        visitor.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert visitor.recv(1000)
+        server.should_exit = True
+        working.join(10)
+    logging.getLogger("uvicorn.error").setLevel(level)
+    assert not working.is_alive() and not caplog.records
 
 
 def test_a_port_in_use_is_said_in_a_sentence(capsys):

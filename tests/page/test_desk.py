@@ -102,13 +102,14 @@ def test_a_setting_is_found_by_its_flag_its_name_in_kohya_ss_and_with_typing_err
 def test_presets_have_sentences_keep_paths_and_can_be_undone(visit):
     visitor = visit()
     page = visitor.page
-    chosen = presets.of_kind("lora", ["flux"])[-1]
+    chosen = max(presets.of_kind("lora", ["flux"]), key=lambda preset: preset.gigabytes)
     rank = str(read_toml(chosen.path)["network_dim"])
     visitor.fill(output_dir="/results", network_dim="3")
     visitor.click("Presets")
     page.locator(f'.preset:visible[data-preset="{chosen.id}"]').click()
     visitor.until(compile_summary.about(chosen).partition(", compiled")[0])  # a machine without a GPU does not compile
     assert page.locator("#lora-flux-clip_l").is_visible()
+    assert page.locator("#lora-presets h4").first.text_content() == "FLUX.1"  # of the family that is chosen now
     assert page.locator("#lora-network_dim").input_value() == rank
     assert page.locator("#lora-output_dir").input_value() == "/results"
     assert page.locator(".start:visible b").inner_text() == chosen.title

@@ -79,7 +79,8 @@ def test_a_training_without_captions_is_asked_about_once(visit, served, monkeypa
 
 
 def test_where_an_optimizer_is_missing_the_start_says_which_one_stands_in(visit, monkeypatch):
-    chosen, there = presets.of_kind("lora", ["flux"])[-1], packages.installed
+    chosen = max(presets.of_kind("lora", ["flux"]), key=lambda preset: preset.gigabytes)
+    there = packages.installed
     monkeypatch.setattr(presets, "read_toml", lambda path: {**read_toml(path), "optimizer_type": "AdamW8bit"})
     monkeypatch.setattr(packages, "installed", lambda name: name != "bitsandbytes" and there(name))
     visitor = visit()

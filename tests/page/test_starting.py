@@ -28,7 +28,7 @@ def made(folder, *names):
 @pytest.fixture
 def few(tmp_path, monkeypatch):
     monkeypatch.setattr(presets, "PRESETS", tmp_path)
-    made(tmp_path, "lora-8gb", "lora-12gb", "lora-24gb", "lora-80gb", "lora-fast", "finetune-24gb")
+    made(tmp_path, "lora-8gb", "lora-12gb", "lora-24gb", "lora-80gb", "lora-cousin-8gb", "lora-fast", "finetune-24gb")
     return tmp_path
 
 
@@ -52,6 +52,8 @@ def test_without_a_known_gpu_the_smallest_preset_is_the_start_and_that_is_said(f
     assert preset.gigabytes == 8 and "No NVIDIA GPU was found" in why
     preset, why = start_for(Gpu())
     assert preset.gigabytes == 8 and "not known" in why
+    listed = [preset.path.stem for preset in presets.of_kind("lora", ["sdxl"])]
+    assert listed == ["lora-8gb", "lora-12gb", "lora-24gb", "lora-80gb", "lora-cousin-8gb", "lora-fast"]
 
 
 def test_a_kind_without_presets_takes_those_that_stand_in_and_a_family_without_any_the_defaults(few):
