@@ -1,7 +1,7 @@
 // The Queue tab: shows what the server says of the queue, and asks it to change.
 import { count, say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
-import { make, makeButton, one } from "../server/elements.js";
+import { all, make, makeButton, one } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
 import { openInForm } from "./monitor.js";
 
@@ -72,7 +72,8 @@ function show(where, found) {
   if (now === shown) return;
   shown = now;
   const focused = document.activeElement;
-  const focus = focused instanceof HTMLElement && where.contains(focused) ? focused.dataset.key : null;
+  const key = focused instanceof HTMLElement && where.contains(focused) ? focused.dataset.key : "";
+  const at = all(where, ".entry").findIndex((entry) => entry.contains(focused));
   one(where, ".how").textContent = summary(found);
   one(where, ".switches").replaceChildren(...switches(found));
   one(where, ".lanes").replaceChildren(...(found.gpus.length > 1 ? found.gpus.map(lane) : []));
@@ -81,7 +82,22 @@ function show(where, found) {
   const active = others.filter((entry) => MOODS[entry.state] === "busy");
   const ended = others.filter((entry) => MOODS[entry.state] !== "busy").reverse();
   one(where, ".entries").replaceChildren(...[...active, ...waiting, ...ended].map((entry) => row(entry, waiting)));
-  if (focus) /** @type {HTMLElement | null} */ (where.querySelector(`[data-key="${focus}"]`))?.focus();
+  if (key) focusAgain(where, key, at);
+}
+
+/**
+ * Where a button had the focus, it has it again; one that is gone or cannot be pressed any more gives it to the same of
+ * the entry that took its place, or to a neighbour: with the keyboard one would begin at the top of the page again.
+ * @param {HTMLElement} where
+ * @param {string} key
+ * @param {number} at the place of its entry
+ */
+function focusAgain(where, key, at) {
+  const same = where.querySelector(`[data-key="${key}"]`), entries = all(where, ".entry");
+  const entry = same?.closest(".entry") ?? entries[Math.min(at, entries.length - 1)] ?? where;
+  const next = entry.querySelector(`[data-key$="${key.slice(key.lastIndexOf("-"))}"]`);
+  const can = [same, next, ...entry.querySelectorAll("button"), ...where.querySelectorAll("button")];
+  /** @type {HTMLElement | null | undefined} */ (can.find((one) => one?.matches(":enabled")))?.focus();
 }
 
 /** @param {Listing} found */
@@ -154,7 +170,9 @@ function buttons(entry, at, many) {
   }
   if (entry.again) made.push(button("Resume", key("resume"), actOnRun("resume"), "", say("Resume: {name}", { name: entry.name })));
   if (MOODS[entry.state] === "busy") made.push(button("Stop", key("stop"), actOnRun("after_step"), "", say("Stop: {name}", { name: entry.name })));
-  made.push(button("Duplicate", key("open"), act("open"), "", say("Open its settings in the form, to change and add them again: {name}", { name: entry.name })));
+  const copy = button("Duplicate", key("open"), act("open"), "", say("Duplicate: {name}", { name: entry.name }));
+  copy.title = translated("Open its settings in the form, to change and add them again");
+  made.push(copy);
   if (MOODS[entry.state] !== "busy") made.push(button("Remove", key("remove"), act("remove"), "", say("Remove: {name}", { name: entry.name })));
   return made;
 }

@@ -94,6 +94,13 @@ def test_two_browsers_change_one_queue(visit, tmp_path):
     answer = second.page.request.post(f"{second.address}own/queue-act", data={"act": "up", "id": gone})
     assert "not in the queue any more" in answer.json()["error"]
     shows(second, ("one", "waiting"), ("two", "waiting"))
+    # By the keyboard: what is gone or at its end gives the focus to what is next to it.
+    focused = "document.activeElement.ariaLabel"
+    wait_for(lambda: first.page.evaluate(focused) == "Remove: two", 10)
+    first.page.get_by_label("Sooner: two").press("Enter")
+    wait_for(lambda: first.page.evaluate(focused) == "Later: two", 10)
+    first.page.keyboard.press("Enter")
+    shows(second, ("one", "waiting"), ("two", "waiting"))
     for visitor in (first, second):
         visitor.until("Paused", ".how")
     second.page.locator(".queue").get_by_role("button", name="Continue").click()

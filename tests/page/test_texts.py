@@ -133,7 +133,12 @@ def test_what_the_page_says_later_is_in_every_catalogue():
     made = [text for path in sources("kohya_gui") for text in page_texts.templates(path) if re.match("[A-Z{].", text)]
     assert len(said) > 40 and "The form is as it was before." in said
     assert len(made) > 80 and "{images} chosen" in made and "Saved {path}." in made
-    assert not absent([*said, *made]), "add these"
+    scripts = [path.read_text(encoding="utf-8") for path in sources("kohya_gui", suffixes=(".js",))]
+    words = [word for text in scripts for word in re.findall(r"(?:translated|[bB]utton)\(\s*\"([^\"]+)\"", text)]
+    words += [word for text in scripts for word in re.findall(r"(?<=: )\"([A-Z][a-z]+)\"(?=[,;)])", text)]
+    assert {"Duplicate", "Waiting", "Looking", "Left"} <= set(words)
+    languages = ("English",)  # each is named in itself
+    assert not absent([*said, *made, *(word for word in words if word not in languages)]), "add these"
 
 
 def test_why_an_option_has_no_effect_is_in_every_catalogue():
