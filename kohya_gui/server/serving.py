@@ -194,7 +194,7 @@ def has_screen() -> bool:
     return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
-class PageServer(uvicorn.Server):
+class QuietServer(uvicorn.Server):
     """It ends quietly: browsers that have the page open are cut off then, which is told as an error of each."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -207,7 +207,7 @@ def serve(app: Any, bound: socket.socket) -> None:
     """Answer requests until the process is told to end."""
     config = uvicorn.Config(app, log_level="warning", server_header=False, timeout_graceful_shutdown=1)
     with contextlib.suppress(KeyboardInterrupt):
-        PageServer(config).run(sockets=[bound])
+        QuietServer(config).run(sockets=[bound])
 
 
 def url(host: str, port: int, token: str) -> str:

@@ -325,7 +325,7 @@ def test_a_page_that_is_open_when_the_server_ends_is_no_error(caplog, monkeypatc
     level = logging.getLogger("uvicorn.error").level
     bound = serving.bind("127.0.0.1", 0)
     config = uvicorn.Config(held, lifespan="off", log_config=None, timeout_graceful_shutdown=0.1)
-    server = serving.PageServer(config)
+    server = serving.QuietServer(config)
     working = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
     working.start()
     with socket.create_connection(bound.getsockname(), 10) as visitor:
