@@ -53,7 +53,7 @@ class ControlledLinear(nn.Module):
 
     def change(self, x: Tensor) -> Tensor:
         """What is added to the layer's input, [B, tokens, C]."""
-        seen = self.conditioning1(self.picture.pixels).flatten(2).transpose(1, 2)
+        seen = _embedded(self.conditioning1, self.picture.pixels)
         inside = self.mid(torch.cat([seen.expand(len(x), -1, -1), self.down(x)], dim=-1))
         return self.up(functional.dropout(inside, self.dropout, self.training))
 
@@ -133,6 +133,23 @@ def _embedding(channels: int, depth: int) -> nn.Sequential:
     for out, stride in steps:
         made += [nn.ReLU(), nn.Conv2d(half, out, stride, stride)]
     return nn.Sequential(*made)
+
+
+def _embedded(layers: nn.Sequential, pixels: Tensor) -> Tensor:
+    """What convolutions that step as far as they reach make of pixels [B, 3, H, W]: [B, tokens, C], one product each.
+
+    As convolutions they would be compiled again for some sizes of image: PyTorch compares height, width and channels to
+    choose the order of an answer in memory.
+    """
+    x = pixels.permute(0, 2, 3, 1)
+    for layer in layers:
+        if isinstance(layer, nn.Conv2d):
+            side = layer.stride[0]
+            patches = x.unflatten(2, (-1, side)).unflatten(1, (-1, side)).permute(0, 1, 3, 5, 2, 4)
+            x = functional.linear(patches.flatten(3), layer.weight.flatten(1), layer.bias)
+        else:
+            x = layer(x)
+    return x.flatten(1, 2)
 
 
 @functools.cache

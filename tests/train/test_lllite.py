@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from library import data, families, methods
 from library.check import preflight
 from library.cli.launch import script_of
+from library.compiler.torch_private import mark_dynamic
 from library.config.building import build
 from library.config.formats import to_toml
 from library.config.problems import ConfigError
@@ -226,3 +227,18 @@ def test_compiled_it_needs_the_predicted_graphs_and_gives_the_same_losses(config
     told = compiled.facts["compile"]
     assert told["graphs"] == told["predicted"] and told["graphs"] and not told["recompiles"], told
     assert compiled.losses == pytest.approx(eager.losses, rel=1e-5)
+
+
+def test_a_layer_has_one_graph_for_all_sizes_of_control_images():
+    layer = lllite.ControlledLinear(torch.nn.Linear(8, 8), 2, (32, 16), 0.0)
+    graphs = []
+    compiled = torch.compile(layer, backend=lambda graph, _: graphs.append(graph) or graph.forward)
+    for height, width in ((1024, 1024), (1216, 832), (512, 512)):
+        pixels = torch.randn(1, 3, height, width)
+        x = torch.randn(1, height // 32 * (width // 32), 8)
+        for tensor, sides in ((pixels, (2, 3)), (x, (1,))):
+            for side in sides:
+                mark_dynamic(tensor, side)
+        layer.picture.pixels = pixels
+        torch.testing.assert_close(compiled(x), layer(x))
+    assert len(graphs) == 1
