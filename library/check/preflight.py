@@ -15,7 +15,7 @@ from library.compiler import checks
 from library.config import building, ineffective, schema
 from library.config.environment import SWITCHED_ON, first_process, processes, shards_asked
 from library.config.json_types import JsonMapping
-from library.config.problems import ConfigError, Problem, Report, Text, problems_of
+from library.config.problems import ConfigError, Problem, Report, Text, counted, problems_of
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.config.sections.learning import LONGEST
@@ -35,7 +35,7 @@ from library.train.clock import Clock
 from library.train.journal import Progress
 
 # What rules of the options have spoken of already, where a look at the files says the same in other words.
-RULED = {"resolution", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps", "model_type"}
+RULED = {"resolution", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps", "model_type", "initial_step"}
 RATES = {"learning_rate": 1e-4, "unet_lr": None, "text_encoder_lr": (), "block_lr": None}  # with which all learns
 PATIENCE = 2.0  # seconds after which a look at the images says how far it is
 FITTED = ("model", "network", "other adapters")  # stages to be passed before parts are fitted together
@@ -132,7 +132,7 @@ def judged(
             said += problems_of(ask()) if stage != "fit" or wrong.isdisjoint(SHAPING) else ()
         failed[stage] = bool(said)
         for problem in said:
-            again = stage in ("images", "model") and problem.option in RULED & named
+            again = stage in ("images", "model", "length") and problem.option in RULED & named
             known = again or problem in found or problem.option in silent
             if not known and wrong.isdisjoint(problem.options):
                 found.append(problem)
@@ -144,9 +144,8 @@ def judged(
         remarks += [] if config.compile.compile_fullgraph else _graphs(config, images, failed)
         remarks += [] if failed["optimizer"] else optimizers.notes(config)
         path = config.sample.sample_prompts
-        remarks += (
-            [] if failed["samples"] or not path else prompts.notes(path, config.control_images, config.shifts_samples)
-        )
+        if path and not failed["samples"]:
+            remarks += [*_unasked(config), *prompts.notes(path, config.control_images, config.shifts_samples)]
         remarks += ineffective.remarks(config, [*problems, *found, *remarks, *building.notes(config)])
     return found, [remark for remark in problems_of(remarks) if wrong.isdisjoint(remark.options)]
 
@@ -276,9 +275,16 @@ def _length(config: RunConfig, images: data.Check) -> Iterator[Problem]:
 
 
 def _late(config: RunConfig, images: data.Check) -> Iterator[Problem]:
-    """A warm-up that is longer than a training whose length is told in epochs."""
-    warm, steps = config.optim.lr_warmup_steps, _steps(config, images) if config.steps.max_train_epochs else None
-    if steps and warm > 1 and warm >= steps.total:
+    """What the training ends before: a warm-up where its length is told in epochs, and what is done every so often."""
+    warm, steps = config.optim.lr_warmup_steps, _steps(config, images)
+    if not steps:
+        return
+    given = schema.values(config)
+    for end, unit in ((steps.total, "step"), (steps.epochs, "epoch")):
+        for name in (f"{what}_every_n_{unit}s" for what in ("sample", "validate")):
+            if (given.get(name) or 0) > end:
+                yield ineffective.remark(name, "the training ends after {count}", count=counted(end, unit))
+    if config.steps.max_train_epochs and warm > 1 and warm >= steps.total:
         yield Problem("lr_warmup_steps",
             "{warm} is not below all {total} steps: the learning rate never reaches its value", warm=warm,
             total=steps.total)  # fmt: skip
@@ -314,10 +320,17 @@ def _alone(config: RunConfig) -> Iterator[Problem]:
             yield Problem("output_name", template, state=Text(run.state), fix=save.free_name(config))
 
 
+def _unasked(config: RunConfig) -> Iterator[Problem]:
+    """Prompts of sample images that nothing says when to generate."""
+    if not config.sample.scheduled:
+        yield Problem("sample_prompts",
+            ": samples are generated only when somebody asks for them; set sample_every_n_epochs, "
+            "sample_every_n_steps or sample_at_first")  # fmt: skip
+
+
 def _samples(config: RunConfig) -> Iterator[Problem]:
     sample = config.sample
-    asked = sample.sample_every_n_steps or sample.sample_every_n_epochs or sample.sample_at_first
-    if asked and not sample.sample_prompts:
+    if sample.scheduled and not sample.sample_prompts:
         off = {"sample_every_n_steps": None, "sample_every_n_epochs": None, "sample_at_first": False}
         template = ": sample images are asked for, but there is no prompt file; give one, or switch them off"
         yield Problem("sample_prompts", template, fix=off)

@@ -15,7 +15,7 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Problem
 from library.config.reading import LARGEST, extension, positive_pair, range_of_sizes
 from library.config.run_config import RunConfig
-from library.config.schema import opt, section_options
+from library.config.schema import changed, opt, section_options
 from library.config.sections.inputs import resolution_rules, varied_captions
 from library.config.values import Option, quoted
 
@@ -159,6 +159,20 @@ def _datasets(path: str | Path, config: RunConfig, problems: list[Problem]) -> t
     if not made and not problems:
         problems.append(_wrong(name, "", "there is no [[datasets]] table"))
     return tuple(made)
+
+
+def decided(config: RunConfig) -> list[str]:
+    """Options of the run that are set in vain: its dataset file says the same thing for every one of its images."""
+    try:
+        tables = _open(Path(config.data.dataset_config or ""))
+    except ConfigError:  # which is said by itself
+        return []
+    general, every = tables.get("general"), _tables(tables, "datasets", "", [])
+    shared = set(general if isinstance(general, Mapping) else ())
+    own = [{*table} | set.intersection(*map(set, _tables(table, "subsets", "", []) or [{}])) for table in every]
+    said = shared | set.intersection(*own or [set()])
+    names = {RUN_NAMES.get(key, key) for key in said & {*DATASET_KEYS, *SUBSET_KEYS}}
+    return [name for members in changed(config).values() for name in members if name in names]
 
 
 def _from_run(config: RunConfig) -> JsonObject:

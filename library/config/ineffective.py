@@ -107,6 +107,8 @@ SHARED: tuple[Rule, ...] = (
     ("compile_mode", lambda c: c.compile.compile_backend == "inductor", "only inductor has modes"),
     ("checkpoint_keep_attention", lambda c: c.memory.checkpointing, "gradient_checkpointing is off"),
     ("train_data_dir reg_data_dir in_json", _dataset, "dataset_config describes the images"),
+    ("reg_data_dir caption_extension cache_info", lambda c: not c.data.in_json or c.data.dataset_config,
+     "in_json describes the images"),
     ("min_bucket_reso max_bucket_reso bucket_reso_steps bucket_no_upscale",
      lambda c: c.data.enable_bucket or c.data.dataset_config, "enable_bucket is off"),
     ("min_bucket_reso max_bucket_reso", lambda c: not c.data.bucket_no_upscale,

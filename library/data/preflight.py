@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from PIL import Image as Pillow
 
-from library.config.problems import Problem, Report, Text, counted, either
+from library.config.dataset import decided
+from library.config.problems import Problem, Report, Text, counted, either, together
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun, EmbeddingRun
 from library.data import augment, finding
@@ -55,7 +56,7 @@ def check(config: RunConfig, grid: int, report: Report | None = None) -> Check:
         facts = {"why": others[0], "fix": others[0].fix, "topic": "captions", "code": "no_captions"}
         bare, others = [Problem("", "no image has a caption: {why}", **facts)], others[1:]
     notes = [*bare, *others, *notes, *_about_captions(config, found), *_about_images(images)]
-    notes += _about_options(config, found)
+    notes += [*_in_vain(config, found), *_about_options(config, found)]
     return Check(stops, notes, found.images)
 
 
@@ -157,6 +158,20 @@ def _about_images(images: list[Image]) -> Iterator[Problem]:
     if huge:
         yield about_images("{count} very large and slow to read; scale them down: {huge}",
             count=counted(len(huge), "image"), huge=some(huge))  # fmt: skip
+
+
+def _in_vain(config: RunConfig, found: Survey) -> Iterator[Problem]:
+    """Options that the dataset file overrules, and a share that is less than one image."""
+    if names := decided(config) if config.data.dataset_config else []:
+        why = Text("{file} says it for all images", file=Path(config.data.dataset_config or "").name)
+        if len(names) == 1:
+            yield Problem(names[0], "has no effect: {why}", why=why)
+        else:
+            template, also = "{names} have no effect: {why}", " ".join(names)
+            yield Problem("", template, also=also, names=together(names), why=why, topic="images")
+    images = found.images
+    if images.items and not images.validation and any(dataset.validation_split for dataset in images.datasets):
+        yield Problem("validation_split", "is so small that it holds no image back: nothing is validated")
 
 
 def _about_options(config: RunConfig, found: Survey) -> Iterator[Problem]:

@@ -86,6 +86,8 @@ def read(path: str | Path) -> list[Prompt]:
     path = Path(path)
     try:
         text = path.read_text(encoding=encoding_of(path))
+    except FileNotFoundError:
+        raise ConfigError(Problem("sample_prompts", ": {path} does not exist", path=path)) from None
     except (OSError, UnicodeError) as e:
         raise ConfigError(Problem("sample_prompts",
             ": {path} cannot be read as text ({kind}); give a prompt file", path=path,

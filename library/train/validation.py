@@ -34,10 +34,6 @@ class ValidationRunner:
         self._seed = training.generators.seed if seed is None else seed
         held_back = images.validation
         self._batches: Batches | None = Batches(held_back, training.config, self._seed) if held_back else None
-        if self._batches is None and getattr(self._options, "validation_split", 0.0):
-            training.journal.warn(
-                Text("validation_split is so small that it holds no image back: nothing is validated")
-            )
 
     def when_due(self) -> None:
         """After a step: every so many steps and, if nothing else is said, at the end of every epoch."""

@@ -273,3 +273,27 @@ def test_keeping_the_base_models_answer_is_for_adapters(tmp_path, script):
     assert [("diff_output_preservation has no effect" in text) for text in told] == [True] * (
         script != "sdxl_train_network"
     )
+
+
+def test_options_that_the_dataset_file_overrules_are_named(tmp_path):
+    folder, file = make.folder(tmp_path, "10_cat").as_posix(), tmp_path / "images.toml"
+    general = "resolution = 64\nbatch_size = 2\nmin_bucket_reso = 64\n"
+    subsets = [f"[[datasets.subsets]]\nimage_dir = '{folder}'\ncaption_extension = '.txt'\n" for _ in range(2)]
+    file.write_text(f"[general]\n{general}[[datasets]]\n{subsets[0]}num_repeats = 2\n[[datasets]]\n{subsets[1]}")
+
+    def told(**values):
+        given = {"resolution": None, "min_bucket_reso": None, "max_bucket_reso": None, "caption_extension": None}
+        config = make.config(None, **given | values, dataset_config=str(file))
+        return [text for text in data.warnings(config, 32) if "no effect" in text]
+
+    ours = {"resolution": 128, "train_batch_size": 4, "caption_extension": ".tags"}
+    both = "resolution, train_batch_size and caption_extension have no effect: images.toml says it for all images"
+    assert told(**ours) == [both]
+    assert told(train_batch_size=4) == ["train_batch_size has no effect: images.toml says it for all images"]
+    assert told() == told(dataset_repeats=3, flip_aug=True) == []  # which the file leaves to the run, for some or all
+
+
+def test_a_share_for_validation_that_is_less_than_one_image(tmp_path):
+    make.folder(tmp_path, "10_cat")
+    small = "validation_split is so small that it holds no image back: nothing is validated"
+    assert [small in data.warnings(make.config(tmp_path, validation_split=s), 32) for s in (0.01, 0.5)] == [True, False]

@@ -82,6 +82,18 @@ def test_captions_with_another_ending_are_a_hint_with_a_remedy(config):
     assert found and found[0].fix == {"caption_extension": ".txt"}
 
 
+def test_what_the_training_ends_before_is_said(config, tmp_path):
+    (tmp_path / "prompts.txt").write_text("a zorb toy")
+    late = {"sample_every_n_steps": 61, "validate_every_n_epochs": 5}
+    prompts = {"sample_prompts": str(tmp_path / "prompts.txt")}
+    found = {hint.text for hint in told(replace(config, **prompts, **late, validation_split=0.2), "hint")}
+    ends = {"steps": "60 steps", "epochs": "4 epochs"}
+    assert {f"{name} has no effect here: the training ends after {ends[name.split('_')[-1]]}" for name in late} <= found
+    alone = {hint.text for hint in told(replace(config, **prompts, save_every_n_steps=61), "hint")}
+    assert not [text for text in alone if "ends after" in text]  # a file is saved at the end in any case
+    assert any(text.startswith("sample_prompts: samples are generated only when") for text in alone - found)
+
+
 def test_a_hint_with_a_remedy_is_gone_after_it(config):
     given = {
         "bucket_no_upscale": True,

@@ -150,11 +150,6 @@ def test_a_dataset_file_holds_back_in_full_trainings_too(demo, eight, tmp_path, 
     assert [event["step"] for event in found] == [3] and found[0]["loss"] > 0
 
 
-def test_too_few_images_to_hold_one_back(run):
-    outcome = run(validation_split=0.01, max_train_steps=2)
-    assert any("validation_split is so small" in event["text"] for event in outcome.events("warning"))
-
-
 def test_an_image_that_cannot_be_read_leaves_out_the_validation_alone(run, monkeypatch):
     """The steps learn what they would have learned."""
     straight = run()

@@ -141,6 +141,11 @@ class Sample:
         "k_dpm_2_a",
     ] = opt("ddim", "The sampler of sample images; choose the one you generate images with.", label="Sampler")
 
+    @property
+    def scheduled(self) -> bool:
+        """Whether it is said when samples are generated."""
+        return bool(self.sample_every_n_steps or self.sample_every_n_epochs or self.sample_at_first)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metadata:
