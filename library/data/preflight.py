@@ -161,7 +161,7 @@ def _about_images(images: list[Image]) -> Iterator[Problem]:
 
 
 def _in_vain(config: RunConfig, found: Survey) -> Iterator[Problem]:
-    """Options that the dataset file overrules, and a share that is less than one image."""
+    """Options that the dataset file overrules, keys that a metadata file does, and a share of less than one image."""
     if names := decided(config) if config.data.dataset_config else []:
         why = Text("{file} says it for all images", file=Path(config.data.dataset_config or "").name)
         if len(names) == 1:
@@ -170,6 +170,10 @@ def _in_vain(config: RunConfig, found: Survey) -> Iterator[Problem]:
             template, also = "{names} have no effect: {why}", " ".join(names)
             yield Problem("", template, also=also, names=together(names), why=why, topic="images")
     images = found.images
+    listed = [subset for dataset in images.datasets for subset in dataset.subsets if subset.metadata_file]
+    for name in ("class_tokens", "cache_info") if config.data.dataset_config else ():
+        if any(getattr(subset, name) for subset in listed):
+            yield Problem(name, "has no effect beside metadata_file, which has captions and sizes")
     if images.items and not images.validation and any(dataset.validation_split for dataset in images.datasets):
         yield Problem("validation_split", "is so small that it holds no image back: nothing is validated")
 

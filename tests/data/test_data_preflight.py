@@ -1,5 +1,7 @@
 """Each common mistake with data gets its one sentence, with the way out, and all come at once."""
 
+import json
+
 import pytest
 
 from library import data
@@ -291,6 +293,15 @@ def test_options_that_the_dataset_file_overrules_are_named(tmp_path):
     assert told(**ours) == [both]
     assert told(train_batch_size=4) == ["train_batch_size has no effect: images.toml says it for all images"]
     assert told() == told(dataset_repeats=3, flip_aug=True) == []  # which the file leaves to the run, for some or all
+
+
+def test_keys_of_folders_beside_a_metadata_file_are_named(tmp_path):
+    image, file = make.picture(tmp_path / "a.png"), tmp_path / "images.toml"
+    (tmp_path / "meta.json").write_text(json.dumps({str(image): {"caption": "a cat"}}))
+    subset = f"[[datasets.subsets]]\nmetadata_file = '{(tmp_path / 'meta.json').as_posix()}'\nclass_tokens = 'cat'\n"
+    file.write_text(f"[[datasets]]\n{subset}")
+    told = [text for text in data.warnings(make.config(None, dataset_config=str(file)), 32) if "no effect" in text]
+    assert told == ["class_tokens has no effect beside metadata_file, which has captions and sizes"]
 
 
 def test_a_share_for_validation_that_is_less_than_one_image(tmp_path):
