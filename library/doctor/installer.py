@@ -215,7 +215,10 @@ def by_pip(wanted: Sequence[str], broken: Sequence[str], place: str) -> None:
     lines += [[*line, wanted[0]], [*line, "--no-build-isolation", *wanted]]
     for one in lines:
         if subprocess.run(one, cwd=ROOT, env=locked, check=False).returncode:
-            raise Refusal("pip could not install the packages; see above.")
+            raise Refusal(
+                "pip could not install the packages; see above.\n"
+                "If it did not reach the package index: look at the network, and at: pip config list"
+            )
 
 
 # ---- the installation
@@ -230,8 +233,11 @@ def install(kind: str) -> None:
 
     step(2, f"PyTorch {TORCH} and the other packages, in the versions of {LOCK}")
     build = torch_build()
-    say(f"The {build} build of PyTorch is the big one: up to 3 GB, once." if build else
-        "No NVIDIA GPU found: the PyTorch that the package index gives.")  # fmt: skip
+    if build.startswith("cu"):
+        say(f"The {build} build of PyTorch is the big one: up to 3 GB, once.")
+    else:
+        say(f"The {build} build of PyTorch, as KOHYA_TORCH says." if build else
+            "No NVIDIA GPU found: the PyTorch that the package index gives.")  # fmt: skip
     free, room = shutil.disk_usage(ROOT).free // 10**9, 12 if build.startswith("cu") else 8 if not WINDOWS else 5
     if free < room and not has_torch(build):
         say(f"Only {free} GB are free here; the installation may need up to {room} GB.")
