@@ -3,7 +3,7 @@ import { progressOf } from "../i18n/sentences.js";
 import { all, around, fieldValue, hit, isField, make, one, setValue, showMessage, sizeOf } from "../server/elements.js";
 import { ask, messageOf, wait } from "../server/http.js";
 
-/** @typedef {{ id: string, state: string, title: string, about: string, when: string, text: string, done: number, total: number, bytes: boolean, log: string, error: string }} Job a process of a command */
+/** @typedef {{ id: string, state: string, title: string, about: string, when: string, text: string, done: number, total: number, bytes: boolean, log: string, error: string, problems: string[], warnings: string[] }} Job a process of a command */
 
 /** @type {Record<string, string>} */
 const STATES = { running: "Running", stopping: "Stopping", finished: "Finished", failed: "Failed", stopped: "Stopped", interrupted: "Interrupted" };
@@ -48,7 +48,7 @@ export function grow(list) {
 function card(job, at) {
   const shown = job.bytes ? sizeOf : String;
   const share = job.total ? job.done / job.total : 0;
-  const lines = job.log.trim().split("\n").filter((line) => line && !/^\S.* \(\d+\)$/.test(line));
+  const lines = job.log.trim().split("\n").filter((line) => line && !/^\S.* \(\d+\)$/.test(line) && !job.problems.some((text) => line === `error: ${text}`) && !job.warnings.some((text) => line === `warning: ${text}`));
   const last = job.error ? job.error.split("\n") : [];
   const kind = KINDS[job.state] ?? "";
   return make("div", { className: `card job ${kind}`, "data-job": job.id, "data-state": job.state },
@@ -57,6 +57,7 @@ function card(job, at) {
     busy(job) && make("p", { className: "quiet" }, job.total ? progressOf(job.text, shown(job.done), shown(job.total)) : job.text || "Starting"),
     busy(job) && make("div", { className: `track ${job.total ? "" : "waiting"}` }, make("i", { style: `width:${share * 100}%` })),
     last.length ? make("p", { className: "cause" }, last.join(" ")) : null,
+    ...job.problems.map((text) => make("p", { className: "cause" }, text)), ...job.warnings.map((text) => make("p", { className: "quiet" }, text)),
     lines.some((line) => !line.startsWith("error:")) ? make("details", { open: at === 0 && !busy(job) }, make("summary", {}, "Output"), make("pre", {}, lines.join("\n"))) : null);
 }
 

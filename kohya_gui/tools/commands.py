@@ -90,10 +90,12 @@ def job_status(job: jobs.BackgroundJob) -> JsonObject:
     name = "Generate" if command == "sample" else name
     out = next((word.removeprefix("--out=") for word in rest if word.startswith("--out=")), "")
     about = out or next((word for word in rest if word and not word.startswith("--")), "")
+    result = job.result if job.kind == "tools" else {}
     return {
         "id": job.id, "title": titles.get(name, name), "state": job.state, "error": job.error, "log": job.log,
         "text": "", "done": 0, "total": 0, **job.doing, "out": out,
         "bytes": job.kind == "models" or "." in job.doing.get("text", ""),  # it names a file that is downloaded
+        "problems": result.get("problems", []), "warnings": result.get("warnings", []),
         "about": Path(about).name, "when": time.strftime("%d %b %H:%M", time.localtime(job.started)),
     }  # fmt: skip
 

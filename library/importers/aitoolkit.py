@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from library.config.json_types import JsonMapping
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, Text
 from library.importers import aitoolkit_data, aitoolkit_learning
 from library.importers.builder import ImportBuilder, is_on
 from library.importers.shared import (
@@ -13,7 +13,9 @@ from library.importers.shared import (
     chooses_edit,
     chooses_version,
     dotted,
+    equal,
     load_tables,
+    nearest,
     precision,
     rest,
     take,
@@ -50,7 +52,7 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
     for part in (_model, _output, *aitoolkit_learning.PARTS, *aitoolkit_data.PARTS):
         part(builder)
     if len(inner["process"]) > 1:
-        builder.notes.append(f"only the first of {len(inner['process'])} processes is read")
+        builder.notes.append(Text("only the first of {count} processes is read", count=len(inner["process"])))
     rest(builder, TABLES["ignored"])
     about = f"{flat.get('model.arch')} {flat.get('model.name_or_path')}".casefold()
     if "chroma" in about and builder.family == "flux":
@@ -65,9 +67,10 @@ def _refuse(process: JsonMapping, job: str) -> None:
     jobs, others = TABLES["other_jobs"], TABLES["other_processes"]
     what = jobs.get(job, "")
     if kind not in TRAINERS:
-        what = what or others.get(kind, "") or f"a process of the type {kind or '(none)'}"
+        what = what or others.get(kind, "") or Text("a process of the type {kind}", kind=kind or "(none)")
     elif isinstance(adapter, Mapping) and adapter:
-        what = f"an adapter of the type {adapter.get('type') or '(none)'} (images as prompts or control images)"
+        template = "an adapter of the type {kind} (images as prompts or control images)"
+        what = Text(template, kind=adapter.get("type") or "(none)")
     elif isinstance(process.get("embedding"), Mapping):
         what = others["textual_inversion_trainer"]
     elif isinstance(process.get("slider"), Mapping):
@@ -108,7 +111,7 @@ def _model(builder: ImportBuilder) -> None:
         builder.change(key, f"model_type = {kind}", {"model_type": kind})
     for key in ("model.is_flux", "model.is_xl", "model.arch"):
         if builder.get(key):
-            builder.change(key, f"chooses the script: {builder.script}")
+            builder.change(key, Text("chooses the script: {script}", script=builder.script))
     chooses_version(builder, "model.arch", words)
     chooses_edit(builder, "model.arch", words)
     quantized = is_on(builder.get("model.quantize"))
@@ -117,7 +120,7 @@ def _model(builder: ImportBuilder) -> None:
         encoders = is_on(builder.get("model.quantize_te")) or "model.quantize_te" not in builder.source
         name = "int8_base" if "int" in kind and "8" in kind else "fp8_base" if encoders else "fp8_base_unet"
         same = kind in ("qfloat8", "float8", "int8", "qint8", "uint8")
-        said = f"{kind} is {name} here" if same else f"{kind} is not offered here; the nearest is {name}"
+        said = equal(kind, name) if same else nearest(kind, name)
         builder.change("model.quantize", said, {name: True})
     elif quantized:
         builder.ignore("model.quantize", "weights that learn have at least 16 bits")
@@ -127,7 +130,9 @@ def _model(builder: ImportBuilder) -> None:
         if str(path).endswith(".safetensors"):
             builder.rename("model.assistant_lora_path", "base_weights", [str(path)])
         else:
-            said = f"download {path} and name its file in base_weights, which merges it before the training"
+            said = Text(
+                "download {path} and name its file in base_weights, which merges it before the training", path=path
+            )
             builder.ignore("model.assistant_lora_path", said)
     if is_on(builder.get("model.layer_offloading")) and builder.family in BLOCKS:
         share = builder.number("model.layer_offloading_transformer_percent")

@@ -1,8 +1,8 @@
 """ai-toolkit: its data sets as a dataset file, and its prompts as a prompt file."""
 
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.problems import ConfigError
-from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
+from library.config.problems import ConfigError, Text
+from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import PREPARED, dataset_toml, load_tables, tables
 
 TABLES = load_tables("aitoolkit")["datasets"]
@@ -36,13 +36,15 @@ def _written(found: list[JsonMapping], word: JsonValue, batch: int) -> tuple[str
             sets.append(({"resolution": size, **own}, [_subset(table, word)]))
         folder = table.get("folder_path") or table.get("dataset_path")
         if len(_references(table)) > 1:
-            notes.append(
-                f"datasets: only the first control_path of {folder} is used: put the images of the others into the "
+            template = (
+                "datasets: only the first control_path of {folder} is used: put the images of the others into the "
                 "same folder as <name>_0.png, <name>_1.png"
             )
+            notes.append(Text(template, folder=folder))
         for key in sorted(table.keys() - set(TABLES["known"])):
             if not is_empty(table[key]) and table[key] not in (False, 0, 1, 1.0):
-                notes.append(f"datasets: {key} of {folder} is ignored: not supported by this trainer")
+                place = Text("datasets of {folder}", folder=folder)
+                notes.append(Text("{place}: {key} is ignored: {reason}", place=place, key=key, reason=NOT_HERE))
     general = {"enable_bucket": True, "max_bucket_reso": 2048, "bucket_no_upscale": True, "batch_size": batch}
     return dataset_toml(general, sets), notes
 
@@ -55,7 +57,8 @@ def _datasets(builder: ImportBuilder) -> None:
     text, notes = _written(listed, word, int(builder.number("train.batch_size") or 1))
     builder.texts["dataset_config"] = text
     builder.notes += notes
-    said = f"{text.count('[[datasets]]')} datasets, one for each folder and resolution: {PREPARED}"
+    template = "{count} datasets, one for each folder and resolution: {place}"
+    said = Text(template, count=text.count("[[datasets]]"), place=PREPARED)
     builder.change("datasets", said, _settings(listed))
     if word:
         said = "stands before every caption and in the metadata; ai-toolkit puts it only where it is not there yet"
@@ -125,7 +128,7 @@ def _samples(builder: ImportBuilder) -> None:
     shared = {name: DEFAULTS.get(name) if value is None else value for name, value in shared.items()}
     for name, flag in flags.items():
         if builder.get(f"sample.{name}") is not None:
-            builder.change(f"sample.{name}", f"stands in the prompt file as {flag}")
+            builder.change(f"sample.{name}", Text("stands in the prompt file as {flag}", flag=flag))
     lines = []
     for sample in prompts:
         own = {name: sample[name] if not is_empty(sample.get(name)) else shared[name] for name in flags}
@@ -134,7 +137,9 @@ def _samples(builder: ImportBuilder) -> None:
         given += [f"--ci {path}" for path in shown if not is_empty(path)]
         lines.append(" ".join([*str(sample["prompt"]).replace("[trigger]", word).split(), *given]))
     builder.texts["sample_prompts"] = "\n".join(lines) + "\n"
-    builder.explain(f"{len(lines)} prompts in a file of their own", "sample.prompts", "sample.samples")
+    builder.explain(
+        Text("{count} prompts in a file of their own", count=len(lines)), "sample.prompts", "sample.samples"
+    )
     every = int(builder.number("sample.sample_every") or 100)
     builder.assume("sample.sample_every", every)
     builder.rename("sample.sample_every", "sample_every_n_steps", every)

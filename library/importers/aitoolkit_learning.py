@@ -1,8 +1,9 @@
 """ai-toolkit: adapters, length, optimizer, schedule, number formats and noise."""
 
 from library.config.json_types import JsonObject
+from library.config.problems import Text
 from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
-from library.importers.shared import load_tables, optimizer, plain, precision
+from library.importers.shared import equal, load_tables, nearest, optimizer, plain, precision
 
 TRAINER = "ai-toolkit"
 # In the order in which they win.
@@ -24,7 +25,7 @@ def _network(builder: ImportBuilder) -> None:
         if builder.get(key) is not None and option not in builder.values:
             builder.rename(key, option)
         elif key in builder.source:
-            builder.change(key, f"another key says {option}")
+            builder.change(key, Text("another key says {option}", option=option))
     arguments = _convolutions(builder)
     if kind in ("lokr", "locon", "loha", "dora"):
         algo = {"dora": ["algo=lora", "dora_wd=True"]}.get(kind, [f"algo={kind}"])
@@ -33,10 +34,10 @@ def _network(builder: ImportBuilder) -> None:
         quantized = {"fp8_base", "fp8_base_unet", "int8_base"} & builder.values.keys()
         algo += ["bypass_mode=True"] if quantized else []
         values = {"network_module": "lycoris.kohya", "network_args": [*algo, *arguments]}
-        builder.change("network.type", f"{kind} is LyCORIS here: {' '.join(values['network_args'])}", values)
+        builder.change("network.type", equal(kind, f"lycoris.kohya {' '.join(values['network_args'])}"), values)
         builder.explain("becomes one of network_args", "network.lokr_full_rank", "network.lokr_factor")
     else:
-        said = "LoRA" if kind == "lora" else f"{kind} is not offered here; LoRA is used"
+        said = "LoRA" if kind == "lora" else nearest(kind, "LoRA")
         builder.change("network.type", said, {"network_args": arguments} if arguments else {})
     for key in builder.left():
         if key.startswith("network.network_kwargs."):
@@ -55,7 +56,7 @@ def _convolutions(builder: ImportBuilder) -> list[str]:
         value = builder.get(key) if builder.get(key) is not None else builder.get("network.conv")
         if builder.number("network.conv") and to_number(value) is not None:
             arguments.append(f"{argument}={value}")
-            builder.explain(f"is network_args {argument}", key)
+            builder.explain(Text("is {option} here", option=f"network_args {argument}"), key)
     return arguments
 
 
@@ -66,7 +67,8 @@ def _length(builder: ImportBuilder) -> None:
     said, key = f"max_train_steps = {steps}", "train.gradient_accumulation"
     if old > 1 and batches <= 1:
         steps, batches, key = max(1, steps // old), old, "train.gradient_accumulation_steps"
-        said = f"max_train_steps = {steps}: {TRAINER} counts each of the {old} batches of a step"
+        template = "max_train_steps = {steps}: {trainer} counts each of the {count} batches of a step"
+        said = Text(template, steps=steps, trainer=TRAINER, count=old)
     elif old < 0:
         builder.ignore("train.gradient_accumulation_steps", "gradients are not added up over a whole epoch here")
     builder.change("train.steps", said, {"max_train_steps": steps})
@@ -79,12 +81,12 @@ def _length(builder: ImportBuilder) -> None:
 def _optimizer(builder: ImportBuilder) -> None:
     wanted = builder.get("train.optimizer")
     name, near = optimizer(wanted)
-    builder.change("train.optimizer", near or f"{wanted} is {name}", {"optimizer_type": name})
+    builder.change("train.optimizer", near or equal(wanted, name), {"optimizer_type": name})
     found = {key: value for key, value in builder.source.items() if key.startswith("train.optimizer_params.")}
     given = {key.rpartition(".")[2]: value for key, value in found.items()}
     if near:
         for key in found:
-            builder.ignore(key, f"it is for {wanted}, which is not offered here")
+            builder.ignore(key, Text("it is for {name}, which is not offered here", name=wanted))
         given = {}
     word = plain(name)
     if word == "adafactor":
@@ -101,7 +103,8 @@ def _optimizer(builder: ImportBuilder) -> None:
         builder.change(key, "becomes one of optimizer_args")
     rate = builder.number("train.lr")
     if (word.startswith("dadapt") or word == "prodigy") and rate is not None and rate < 0.1:
-        builder.change("train.lr", f"{rate:g} is 1.0 with {name}, as {TRAINER} does it", {"learning_rate": 1.0})
+        said = Text("{rate} is 1.0 with {name}, as {trainer} does it", rate=f"{rate:g}", name=name, trainer=TRAINER)
+        builder.change("train.lr", said, {"learning_rate": 1.0})
 
 
 def _schedule(builder: ImportBuilder) -> None:
@@ -116,9 +119,10 @@ def _schedule(builder: ImportBuilder) -> None:
         values["lr_scheduler_num_cycles"] = max(1, round(steps / period))
     elif name == "linear":  # PyTorch's LinearLR rises from a third to the whole rate
         values = {"lr_scheduler": "constant_with_warmup", "lr_warmup_steps": int(period)}
-        said = f"{TRAINER}'s linear rises over {int(period)} steps: constant_with_warmup is the nearest"
+        template = "{trainer}'s linear rises over {steps} steps; the nearest is {nearest}"
+        said = Text(template, trainer=TRAINER, steps=int(period), nearest="constant_with_warmup")
     elif name == "step":
-        values, said = {"lr_scheduler": "constant"}, "a rate that falls in steps is not offered here; constant"
+        values, said = {"lr_scheduler": "constant"}, nearest("step", "constant")
     elif warmup := builder.number("train.lr_scheduler_params.num_warmup_steps"):
         values["lr_warmup_steps"] = int(warmup)
     builder.change("train.lr_scheduler", said, values)
@@ -156,7 +160,7 @@ def _rates(builder: ImportBuilder, encoders: bool) -> None:
         builder.rename("train.text_encoder_lr", "text_encoder_lr", [rate])
     elif rate is not None and encoders and builder.script == "sdxl_train":
         values = {"learning_rate_te1": rate, "learning_rate_te2": rate}
-        builder.change("train.text_encoder_lr", f"learning_rate_te1 and learning_rate_te2 = {rate:g}", values)
+        builder.change("train.text_encoder_lr", f"learning_rate_te1 = learning_rate_te2 = {rate:g}", values)
     own = builder.number("train.unet_lr")
     if own is not None:
         builder.rename("train.unet_lr", "unet_lr" if builder.adapters else "learning_rate", own)
@@ -174,11 +178,11 @@ def _noise(builder: ImportBuilder) -> None:
         builder.rename("train.max_denoising_steps", "max_timestep", int(last) + 1)
     kind = str(builder.get("train.loss_type"))
     known = LOSSES.get(kind)
-    said = "loss_type = l2" if kind == "mse" else f"{kind} is not offered here; loss_type = l2"
-    said = f"{kind} is loss_type = {known['loss_type']}" if known else said
+    said = "loss_type = l2" if kind == "mse" else nearest(kind, "loss_type = l2")
+    said = equal(kind, f"loss_type = {known['loss_type']}") if known else said
     builder.change("train.loss_type", said, known or {})
     if (gamma := builder.number("train.snr_gamma")) and "min_snr_gamma" not in builder.values:
-        builder.ignore("train.snr_gamma", f"min_snr_gamma = {gamma:g} is the nearest")
+        builder.ignore("train.snr_gamma", nearest("snr_gamma", f"min_snr_gamma = {gamma:g}"))
     if str(builder.get("train.content_or_style") or "balanced") != "balanced":
         builder.ignore("train.content_or_style", "all timesteps count alike; min_timestep and max_timestep choose some")
     else:
@@ -192,12 +196,12 @@ def _noise(builder: ImportBuilder) -> None:
         return
     kind = "linear" if is_on(builder.get("train.linear_timesteps")) else str(builder.get(key))
     values: JsonObject = {"timestep_sampling": load_tables("aitoolkit")["timestep_sampling"].get(kind, "sigmoid")}
-    near = "" if kind in ("sigmoid", "linear") else f"{kind} is not quite the same here; the nearest is "
     values |= {"model_prediction_type": "raw"} | ({"guidance_scale": 1.0} if builder.family == "flux" else {})
     own = {"qwen_image": "qwen_", "flux_2": "flux2_"}.get(builder.family, "flux_")
     values["timestep_sampling"] = str(values["timestep_sampling"]).replace("flux_", own)
     guidance = ", guidance_scale = 1" if builder.family == "flux" else ""
-    said = f"{near}timestep_sampling = {values['timestep_sampling']}, raw predictions{guidance}"
+    said = f"timestep_sampling = {values['timestep_sampling']}, model_prediction_type = raw{guidance}"
+    said = said if kind in ("sigmoid", "linear") else nearest(kind, said)
     builder.change(key, said, values)
     builder.explain("is part of timestep_sampling", "train.linear_timesteps")
 

@@ -16,6 +16,7 @@ from library.config.values import Option, to_float
 
 Kind = Literal["kept", "renamed", "changed", "ignored", "empty", "default"]
 Configs = Mapping[str, type]  # script -> its config class
+NOT_HERE = "not supported by this trainer"
 SECRET = "tokens and keys stay out of configs; set the environment variable of the service (WANDB_API_KEY, HF_TOKEN)"
 
 
@@ -199,7 +200,7 @@ def settle(builder: ImportBuilder, configs: Configs) -> Imported:
                 raise ConfigError("without effect: {why}", why=why)
         except ConfigError as reason:
             named = name == key or any(problem.option == name for problem in reason.problems)
-            text = str(reason) if named else f"{name}: {reason}"
+            text = reason.said if named else Text("{key}: {text}", key=name, text=reason.said)
             builder.outcomes[key] = KeyOutcome(key, "empty") if value is False else KeyOutcome(key, "ignored", text)
     notes, problems = list(builder.notes), list[Problem]()
     try:
@@ -238,7 +239,9 @@ def _accepted(config: type[RunConfig], name: str, value: Any, configs: Configs) 
         result = option.read(value)
     except ConfigError as error:
         raise ConfigError(
-            "{error}; the default is used ({default})", error=error, default=option.text(option.default) or "not set"
+            "{error}; the default is used ({default})",
+            error=error.said,
+            default=option.text(option.default) or "not set",
         ) from None
     if result != option.default and (why := config.refusal(name, result)):
         raise ConfigError(why)
@@ -259,8 +262,8 @@ def _stranger(config: type[RunConfig], name: str, configs: Configs) -> str:
     others = [other for other in configs.values() if name in options(other)]
     others.sort(key=lambda other: other.family != config.family)
     if others and all(other.family != config.family for other in others):
-        return f"it is for {others[0].title.split()[0]}"
-    return f"it is for {others[0].title} only" if others else "not supported by this trainer"
+        return Text("it is for {title}", title=others[0].title.split()[0])
+    return Text("it is for {title} only", title=others[0].title) if others else NOT_HERE
 
 
 def is_empty(value: Any) -> bool:

@@ -9,7 +9,7 @@ import yaml
 
 from library.config.formats import load_json, load_toml, once
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, Text
 from library.config.run_config import RunConfig
 from library.config.schema import options, values
 from library.config.text_files import read_text
@@ -40,7 +40,8 @@ def refuse_data(found: JsonMapping, path: Path) -> None:
     if not sets or found.keys() - {"general", "datasets"}:
         return
     if musubi.is_dataset(found) or any("folder_path" in table for table in sets):
-        advice = f"kohya import {path.name} -o data.toml writes it as one of ours; name that in dataset_config"
+        template = "kohya import {name} -o data.toml writes it as one of ours; name that in dataset_config"
+        advice = Text(template, name=path.name)
         trainer = musubi.TRAINER if musubi.is_dataset(found) else aitoolkit.TRAINER
         raise ConfigError(
             "{path} is a data set file of {trainer}, not a training: {advice}",

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from library.config import building, schema
 from library.config.converted import OLD_BLOCKS, blocks
 from library.config.json_types import JsonMapping
-from library.config.problems import ConfigError, Problem
+from library.config.problems import ConfigError, Problem, listed
 from library.config.run_config import of_told_kind
 from library.config.schema import options
 from library.config.values import did_you_mean
@@ -38,16 +38,16 @@ def read(found: JsonMapping, configs: Configs, script: str = "") -> ImportBuilde
 
 def old_blocks(builder: ImportBuilder, keys: Iterable[str], given: bool) -> None:
     """Keys that became blocks_to_swap, as far as they are in the file; `given`: it has that as well."""
-    problems: list[Problem] = []
+    unreadable: list[Problem] = []
     here = {key: builder.source[key] for key in keys if builder.get(key) is not None}
-    old = building.read_section(OLD_BLOCKS, building.Layer(here), problems)
+    old = building.read_section(OLD_BLOCKS, building.Layer(here), unreadable)
     values, problems = blocks(old, given)
-    said = "; ".join(problems)
+    said = listed(problems, "; ")
     for key in here:
         if old.get(key) and values:
             builder.change(key, said, values)
         else:
-            builder.ignore(key, said if key in old else "; ".join(problems))
+            builder.ignore(key, said if key in old else listed(unreadable, "; "))
 
 
 def _refuse(found: JsonMapping, configs: Configs, script: str) -> None:
@@ -59,8 +59,8 @@ def _refuse(found: JsonMapping, configs: Configs, script: str) -> None:
             trainer=TRAINER, other=other, advice=ONLY)  # fmt: skip
     names = {name for config in configs.values() for name in (*options(config), *config.aliases, *config.foreign)}
     if names.isdisjoint(found) and (found or not script):
-        near = next((f"{name}{hint}" for name in found if (hint := did_you_mean(name, names))), "")
-        raise ConfigError("no setting of any training is in this file" + (f": {near}" if near else ""))
+        near = (listed([f": {name}", hint], "") for name in found if (hint := did_you_mean(name, names)))
+        raise ConfigError("no setting of any training is in this file{hint}", hint=next(near, ""))
 
 
 def script_of(found: JsonMapping, configs: Configs) -> str:

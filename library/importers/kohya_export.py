@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, Text
 from library.config.run_config import RunConfig
 from library.config.schema import changed, flat, options, values
 from library.config.sections import AdapterRun, EmbeddingRun
@@ -126,8 +126,8 @@ def _fields(config: RunConfig, tab: str, prompts: str) -> tuple[dict[str, Fields
         made["save_model_as"] = {"save_model_as": "ckpt"}  # what pt is called there
     if prompts:
         made["sample_prompts"] = {"sample_prompts": prompts.rstrip("\n")}
-    homeless = flat(changed(config)).keys() - made.keys() - _typed(tab)
-    lost += [f"{name} has no place in kohya_ss; it is left out" for name in sorted(homeless)]
+    unsupported = flat(changed(config)).keys() - made.keys() - _typed(tab)
+    lost += [Text("{name} has no field in kohya_ss; it is left out", name=name) for name in sorted(unsupported)]
     return made, lost
 
 
@@ -162,7 +162,7 @@ def _adapter(config: AdapterRun, lost: list[str]) -> Fields:
     network = config.network
     arguments = dict(pair.split("=", 1) for pair in network.network_args if "=" in pair)
     found, rest = kohya_adapters.fields(network.module, arguments)
-    lost += [f"network_args {pair} has no field in kohya_ss; it is left out" for pair in rest]
+    lost += [Text("{name} has no field in kohya_ss; it is left out", name=f"network_args {pair}") for pair in rest]
     # Fields that say nothing any more have to say so, or the page keeps what they said before.
     nothing = dict.fromkeys(("conv_dim", "conv_alpha", *kohya_adapters.LORA_PLUS, *kohya_adapters.DROPOUTS), 0)
     return nothing | {"split_mode": False} | found

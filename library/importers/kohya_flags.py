@@ -1,5 +1,6 @@
 """The box for additional parameters of kohya_ss's page: flags that win over its fields."""
 
+from library.config.problems import Text
 from library.config.values import split
 from library.importers.builder import ImportBuilder
 
@@ -26,7 +27,8 @@ def read(builder: ImportBuilder) -> None:
         name = f"additional_parameters {' '.join(alone)}"
         builder.source = {**builder.source, name: alone}
         builder.ignore(name, "there is no --flag in it")
-    builder.change("additional_parameters", f"its flags stand by themselves: {', '.join(values)}")
+    said = Text("its flags stand by themselves: {flags}", flags=", ".join(values))
+    builder.change("additional_parameters", said)
     for name, value in values.items():
         # Each flag has a line of its own, so that one that means nothing here is named.
         builder.source = {**builder.source, f"additional_parameters --{name}": value}

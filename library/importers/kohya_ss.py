@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, Text
 from library.importers import flat, kohya_adapters, kohya_flags, kohya_launch
 from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
-from library.importers.shared import ONLY, chooses_chroma, load_tables, set_by
+from library.importers.shared import ONLY, chooses_chroma, load_tables, nearest, set_by
 
 TRAINER = "kohya_ss"
 TABLES = load_tables("kohya_ss")
@@ -124,9 +124,9 @@ def _switches(builder: ImportBuilder, tab: str) -> None:
     for key in SWITCHES.keys() & builder.source.keys():
         chosen = is_on(builder.get(key)) and SWITCHES[key] == builder.family
         if chosen:
-            builder.change(key, f"chooses the script: {builder.script}")
+            builder.change(key, Text("chooses the script: {script}", script=builder.script))
         elif is_on(builder.get(key)):
-            builder.ignore(key, f"the script is {builder.script}")
+            builder.ignore(key, Text("the script is {script}", script=builder.script))
         else:
             builder.empty(key)
 
@@ -145,13 +145,14 @@ def _length(builder: ImportBuilder, tab: str) -> None:
             builder.ignore("epoch", "max_train_steps is set; kohya_ss uses epoch only where it is 0")
     else:
         count = max(1, int(epoch or 1))
-        said = "max_train_epochs: kohya_ss counts the images for it and computes steps"
+        said = "{count} is max_train_epochs: kohya_ss counts the images for it and computes steps"
         if builder.get("dataset_config"):
             said = (
-                "max_train_epochs; kohya_ss itself would train 1600 steps with a dataset_config and no max_train_steps"
+                "{count} is max_train_epochs; kohya_ss itself would train 1600 steps with a dataset_config and no "
+                "max_train_steps"
             )
         key = "epoch" if "epoch" in builder.source else "max_train_steps"
-        builder.change(key, f"{count} is {said}", {"max_train_epochs": count})
+        builder.change(key, Text(said, count=count), {"max_train_epochs": count})
     builder.empty("max_train_epochs", "max_train_steps")
     if tab == "finetune" and is_on(builder.get("flip_aug")) and (steps or 0) > 1 and not epochs:
         builder.notes.append("kohya_ss halves max_train_steps of a fine-tune with flip_aug; here it is what is written")
@@ -164,7 +165,7 @@ def _warmup(builder: ImportBuilder, tab: str) -> None:
     none = schedule.split(":")[0] in ("constant", "adafactor") or builder.get("lr_scheduler_type")
     used = "lr_warmup_steps" if steps else "lr_warmup"
     if (percent or steps) and none:
-        builder.change(used, f"lr_scheduler = {schedule} has no warm-up, so there is none")
+        builder.change(used, Text("{schedule} has no warm-up, so there is none", schedule=f"lr_scheduler = {schedule}"))
     elif steps and steps > 0:
         builder.keep("lr_warmup_steps", int(steps))
         builder.ignore("lr_warmup", "lr_warmup_steps is set, and wins")
@@ -174,9 +175,8 @@ def _warmup(builder: ImportBuilder, tab: str) -> None:
             share = int(total) if total else 0.9999
         elif tab == "lora" and builder.get("dataset_config") and total:
             share = round(percent * total / 100)
-        builder.change(
-            "lr_warmup", f"{percent:g} % of all steps is lr_warmup_steps = {share}", {"lr_warmup_steps": share}
-        )
+        said = Text("{percent} % of all steps is {option}", percent=f"{percent:g}", option=f"lr_warmup_steps = {share}")
+        builder.change("lr_warmup", said, {"lr_warmup_steps": share})
     builder.empty("lr_warmup", "lr_warmup_steps")
 
 
@@ -189,7 +189,8 @@ def _rates(builder: ImportBuilder, tab: str) -> None:
         learns = any((rate or 0) > 0 for rate in rates)
         for key, rate in zip(("learning_rate_te1", "learning_rate_te2"), rates, strict=True):
             if rate is not None:
-                said = f"{rate:g}, and train_text_encoder is {'on' if learns else 'off, because both rates are 0'}"
+                template = "{rate}, and both rates are 0: train_text_encoder = false"
+                said = f"{rate:g}, train_text_encoder = true" if learns else Text(template, rate=f"{rate:g}")
                 builder.change(key, said, {key: rate, "train_text_encoder": learns})
 
 
@@ -201,7 +202,7 @@ def _adapter_rates(builder: ImportBuilder) -> None:
         both = [text, t5] if t5 else [text]
         builder.keep("text_encoder_lr", both)
         if t5:
-            builder.change("t5xxl_lr", f"is the second of text_encoder_lr: {text:g} {t5:g}")
+            builder.change("t5xxl_lr", Text("is the second of text_encoder_lr: {rates}", rates=f"{text:g} {t5:g}"))
     elif t5:
         builder.ignore("t5xxl_lr", "text_encoder_lr is 0, and kohya_ss refuses a rate for T5 alone")
     if text == 0 and (unet or 0) > 0:
@@ -250,8 +251,8 @@ def _noise(builder: ImportBuilder, tab: str) -> None:
                 if key == "multires_noise_discount" and not builder.number("multires_noise_iterations"):
                     builder.empty(key)
                 else:
-                    builder.ignore(key, f"noise_offset_type is {kind}")
-        builder.explain(f"{kind}: only the settings of that noise are taken", "noise_offset_type")
+                    builder.ignore(key, f"noise_offset_type = {kind}")
+        builder.explain(Text("{kind}: only the settings of that noise are taken", kind=kind), "noise_offset_type")
     elif "noise_offset_type" in builder.source:
         said = "it does nothing in this tab: noise_offset and multires_noise_* both count"
         builder.ignore("noise_offset_type", said)
@@ -273,9 +274,7 @@ def _files(builder: ImportBuilder, tab: str) -> None:
     if kind == "same as source model":
         builder.empty("save_model_as")
     elif tab in DROPS_ZEROS and kind and kind not in ("safetensors", "ckpt", "pt"):
-        builder.change(
-            "save_model_as", f"what learns is not saved as {kind}; safetensors", {"save_model_as": "safetensors"}
-        )
+        builder.change("save_model_as", nearest(kind, "safetensors"), {"save_model_as": "safetensors"})
     prompts = builder.get("sample_prompts")
     if not isinstance(prompts, str):
         return
@@ -300,18 +299,20 @@ def _folders(builder: ImportBuilder, tab: str) -> None:
         name = str(builder.get(used) or ("meta_lat.json" if latents else "meta_cap.json"))
         line = "\\" if "\\" in folder and "/" not in folder else "/"
         path = folder.rstrip("/\\") + line + name
-        builder.change("train_dir", f"with {used}: in_json = {path}", {"in_json": path})
+        builder.change(
+            "train_dir", Text("with {key}: {option}", key=used, option=f"in_json = {path}"), {"in_json": path}
+        )
         builder.explain("is the file name of in_json", used)
-    builder.explain(f"chooses {used} for in_json", "use_latent_files")
+    builder.explain(Text("chooses {key} for in_json", key=used), "use_latent_files")
     for key in (used, other):
         if key in builder.left():
-            builder.ignore(key, f"in_json is {used}" if key == other else "there is no train_dir")
+            builder.ignore(key, f"in_json = {used}" if key == other else "there is no train_dir")
 
 
 def _word(builder: ImportBuilder, tab: str) -> None:
     """What stands in the place of captions, which is one field on kohya_ss's page."""
     if tab == "textual-inversion" and (option := TEMPLATES.get(str(builder.get("template")))):
-        builder.change("template", f"becomes {option}", {option: True})
+        builder.change("template", Text("is {option} here", option=option), {option: True})
     builder.empty("template")
 
 
@@ -372,4 +373,4 @@ def _reason(builder: ImportBuilder, key: str, tab: str) -> str:
         return "in kohya_ss it is a setting for other models, which a FLUX.1 script never gets"
     others = {"sdxl_": "sdxl", "flux1_": "flux", "anima_": "anima"}
     owner = next((family for start, family in others.items() if key.startswith(start)), builder.family)
-    return "" if owner == builder.family else f"it is for {TITLED[owner]}"
+    return "" if owner == builder.family else Text("it is for {title}", title=TITLED[owner])

@@ -5,9 +5,9 @@ from typing import Any
 
 from library.config import schema
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError
-from library.importers.builder import ImportBuilder, is_empty, is_on
-from library.importers.shared import ONLY, dataset_toml, load_tables, set_by, tables, take
+from library.config.problems import ConfigError, Text
+from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on
+from library.importers.shared import ONLY, dataset_toml, load_tables, nearest, set_by, tables, take
 
 TRAINER = "musubi-tuner"
 TABLES = load_tables("musubi")
@@ -52,9 +52,9 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
             builder.change(key, f"model_version = {version}", {"model_version": version})
     _lycoris(builder, module)
     sampling = str(found.get("timestep_sampling") or "")
-    if nearest := TABLES["timestep_sampling"].get(sampling):
-        said = f"{sampling} is not offered here; the nearest is timestep_sampling = {nearest}"
-        builder.change("timestep_sampling", said, {"timestep_sampling": nearest})
+    if near := TABLES["timestep_sampling"].get(sampling):
+        said = nearest(sampling, f"timestep_sampling = {near}")
+        builder.change("timestep_sampling", said, {"timestep_sampling": near})
     own = TABLES["own_keys"].get(family, ())
     for key in builder.left():
         if key in TABLES["ignored"] and key not in own:
@@ -66,9 +66,11 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
     defaults = TABLES["defaults"] | TABLES[f"defaults_{kind}"] | TABLES.get(f"defaults_{family}", {})
     for option, value in defaults.items():
         if option not in found:
-            set_by(builder, option, f"not in the file; {TRAINER} uses {value}", {option: value})
+            said = Text("not in the file; {trainer} uses {value}", trainer=TRAINER, value=value)
+            set_by(builder, option, said, {option: value})
     always = TABLES["always"] | ({"network_train_unet_only": True} if lora else {})
-    set_by(builder, "cache_latents", f"{TRAINER} always trains from caches on disk, and no text encoder", always)
+    said = Text("{trainer} always trains from caches on disk, and no text encoder", trainer=TRAINER)
+    set_by(builder, "cache_latents", said, always)
     _own_ways(builder, module)
     return builder
 
@@ -76,14 +78,19 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
 def _own_ways(builder: ImportBuilder, module: str) -> None:
     """What it trains of a model where nothing is said: which model, and which of its layers."""
     if builder.family == "flux":  # its only script for FLUX.1 trains Kontext, which has the header of dev
-        set_by(builder, "model_type", f"{TRAINER} trains FLUX.1 Kontext", {"model_type": "kontext"})
+        set_by(
+            builder,
+            "model_type",
+            Text("{trainer} trains {model}", trainer=TRAINER, model="FLUX.1 Kontext"),
+            {"model_type": "kontext"},
+        )
         arguments = builder.values.get("network_args") or ()
         if module == "networks.lora_flux" and not any(one.startswith("exclude_patterns=") for one in arguments):
-            said = f"{TRAINER} does not train the modulation of all blocks"
+            said = Text("{trainer} does not train the modulation of all blocks", trainer=TRAINER)
             set_by(builder, "network_args", said, {"network_args": [*arguments, f"exclude_patterns=[{MODULATION!r}]"]})
     elif module == "networks.lora_qwen_image":
         arguments = [*(builder.values.get("network_args") or ()), "train_modulation=True"]
-        said = f"{TRAINER} trains the modulation of all blocks as well"
+        said = Text("{trainer} trains the modulation of all blocks as well", trainer=TRAINER)
         set_by(builder, "network_args", said, {"network_args": arguments})
 
 
@@ -113,9 +120,11 @@ def _lycoris(builder: ImportBuilder, module: str) -> None:
     left_out = [one.partition("=")[0] for one in given if one not in arguments]
     made = [f"algo={TABLES['lycoris'][module]}", *arguments]
     made += ["bypass_mode=True"] if is_on(builder.get("fp8_base")) else []
-    said = f"{module} is lycoris.kohya with {' '.join(made)} here, whose layers are those of its preset"
+    template = "{module} is lycoris.kohya with {args} here, whose layers are those of its preset"
+    said = Text(template, module=module, args=" ".join(made))
     builder.change("network_module", said, {"network_module": "lycoris.kohya"})
-    about = f"{', '.join(left_out)}: not an argument of lycoris.kohya" if left_out else "those of lycoris.kohya"
+    template = "{names}: not an argument of lycoris.kohya"
+    about = Text(template, names=", ".join(left_out)) if left_out else "those of lycoris.kohya"
     set_by(builder, "network_args", about, {"network_args": made})
 
 
@@ -138,11 +147,12 @@ def dataset(found: JsonMapping) -> tuple[str, list[str]]:
     repeats = general.pop("num_repeats", 1)
     sets = []
     for i, table in enumerate(tables(found["datasets"]), 1):
-        place = f"dataset {i}"
+        place = Text("dataset {number}", number=i)
         own = _known(table, [*known, "image_directory", "image_jsonl_file"], place, notes)
         folder, listed = own.pop("image_directory", None), own.pop("image_jsonl_file", None)
         if folder is None and listed is None:
-            notes.append(f"{place} is left out: only images with caption files, or in a .jsonl file, are read")
+            template = "{place} is left out: only images with caption files, or in a .jsonl file, are read"
+            notes.append(Text(template, place=place))
             continue
         subset = {"image_dir": folder} if folder else {"metadata_file": listed}
         subset |= {"num_repeats": own.pop("num_repeats", repeats)}
@@ -159,5 +169,6 @@ def _known(table: Any, known: list[str], place: str, notes: list[str]) -> JsonOb
     table = {older.get(key, key): value for key, value in table.items()} if isinstance(table, Mapping) else {}
     for key in table:
         if key not in known and not key.startswith("video_"):
-            notes.append(f"{place}: {key} is ignored: {reasons.get(key, 'not supported by this trainer')}")
+            reason = reasons.get(key, NOT_HERE)
+            notes.append(Text("{place}: {key} is ignored: {reason}", place=place, key=key, reason=reason))
     return {key: value for key, value in table.items() if key in known}

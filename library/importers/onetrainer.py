@@ -3,7 +3,7 @@
 import re
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, Text
 from library.importers import onetrainer_data, onetrainer_learning, onetrainer_model
 from library.importers.builder import ImportBuilder, to_number
 from library.importers.shared import (
@@ -12,6 +12,7 @@ from library.importers.shared import (
     chooses_edit,
     chooses_version,
     dotted,
+    equal,
     load_tables,
     precision,
     rest,
@@ -42,8 +43,8 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
     source, absent, notes = completed(flat)
     builder = ImportBuilder(source, _script(source, script), TRAINER, absent=absent, names=names, notes=notes)
     kind = TABLES["model_types"].get(str(source["model_type"]))
-    builder.change("training_method", f"chooses the script: {builder.script}")
-    said = f"model_type = {kind}" if kind else f"chooses the script: {builder.script}"
+    builder.change("training_method", Text("chooses the script: {script}", script=builder.script))
+    said = f"model_type = {kind}" if kind else Text("chooses the script: {script}", script=builder.script)
     builder.change("model_type", said, {"model_type": kind} if kind else {})
     names_given = f"{builder.get('transformer.model_name') or ''} {builder.get('base_model_name') or ''}"
     for chooses in (chooses_version, chooses_edit):
@@ -89,13 +90,19 @@ def _own_transformer(builder: ImportBuilder) -> None:
     name = str(builder.get(key))
     if found := HUB_FILE.fullmatch(name):
         name = found["repository"]
-        builder.notes.append(f"the transformer is taken from {name}; OneTrainer takes its file {found['file']}")
+        builder.notes.append(
+            Text(
+                "the transformer is taken from {name}; OneTrainer takes its file {file}", name=name, file=found["file"]
+            )
+        )
     if str(builder.source["model_type"]) == "CHROMA_1":
         options = [option for option in options if option != "clip_l"]
     beside = {option: base for option in options if base and option not in builder.values}
     builder.change(key, f"pretrained_model_name_or_path = {name}", {"pretrained_model_name_or_path": name})
     if beside:
-        builder.change("base_model_name", f"the networks beside the transformer: {', '.join(beside)}", beside)
+        builder.change(
+            "base_model_name", Text("the networks beside the transformer: {names}", names=", ".join(beside)), beside
+        )
 
 
 def _output(builder: ImportBuilder) -> None:
@@ -108,9 +115,11 @@ def _output(builder: ImportBuilder) -> None:
     kind = str(builder.get("output_model_format") or "")
     if kind and not builder.adapters and builder.family == "sdxl":
         ours = {"DIFFUSERS": "diffusers_safetensors", "CKPT": "ckpt"}.get(kind, "safetensors")
-        builder.change("output_model_format", f"{kind} is save_model_as = {ours}", {"save_model_as": ours})
+        builder.change("output_model_format", equal(kind, f"save_model_as = {ours}"), {"save_model_as": ours})
     elif kind:
-        builder.change("output_model_format", f"{kind}: saved as a .safetensors file with sd-scripts' names")
+        builder.change(
+            "output_model_format", Text("{kind}: saved as a .safetensors file with sd-scripts' names", kind=kind)
+        )
 
 
 def today(flat: JsonMapping) -> tuple[JsonObject, dict[str, str]]:
@@ -144,5 +153,6 @@ def completed(found: JsonMapping) -> tuple[JsonObject, frozenset[str], list[str]
             filled[key] = default
         elif isinstance(default, float | int) and not isinstance(default, bool) and to_number(value) is None:
             filled[key] = default
-            notes.append(f"{key}: {value!r} is no number, so OneTrainer's default {default:g} is used")
+            template = "{key}: {value} is no number, so OneTrainer's default {default} is used"
+            notes.append(Text(template, key=key, value=repr(value), default=f"{default:g}"))
     return filled, frozenset(TABLES["defaults"].keys() - found.keys()), notes

@@ -3,8 +3,9 @@
 import math
 
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.problems import Text
 from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
-from library.importers.shared import PREPARED, dataset_toml, tables
+from library.importers.shared import PREPARED, dataset_toml, nearest, tables
 
 NEAREST = {"INVERTED_PARABOLA": "sigmoid", "SIGMOID": "shift", "BETA": "uniform", "COS_MAP": "sigmoid"}
 
@@ -22,7 +23,7 @@ def _timesteps(builder: ImportBuilder) -> None:
     shift, dynamic = builder.number("timestep_shift") or 1.0, is_on(builder.get("dynamic_timestep_shifting"))
     if dynamic:
         shift = round(_dynamic(builder), 4)
-    values, near = _sampling(kind, weight, bias, shift, dynamic)
+    values, is_same = _sampling(kind, weight, bias, shift, dynamic)
     if values["timestep_sampling"] in ("shift", "sigma"):
         values |= {"discrete_flow_shift": shift}
     guidance = builder.number("transformer.guidance_scale")
@@ -32,29 +33,29 @@ def _timesteps(builder: ImportBuilder) -> None:
         values["timestep_sampling"] = {"qwen_image": "qwen_shift", "flux_2": "flux2_shift"}.get(
             builder.family, "flux_shift"
         )
-    said = near + ", ".join(f"{name} = {value}" for name, value in values.items())
+    said = ", ".join(f"{name} = {value}" for name, value in values.items())
     key = "timestep_distribution"
     builder.assume(key, kind)
-    builder.change(key, said, values)
+    builder.change(key, said if is_same else nearest(kind, said), values)
     builder.explain("is part of how timesteps are drawn", *keys[1:], "transformer.guidance_scale")
 
 
-def _sampling(kind: str, weight: float, bias: float, shift: float, dynamic: bool) -> tuple[JsonObject, str]:
-    """The options of a distribution, and how a sentence about it begins where it is only near."""
+def _sampling(kind: str, weight: float, bias: float, shift: float, dynamic: bool) -> tuple[JsonObject, bool]:
+    """The options of a distribution, and whether it is the same, and not only the nearest."""
     values: JsonObject = {"model_prediction_type": "raw", "weighting_scheme": "none"}
     if kind == "LOGIT_NORMAL" and not bias:
         sampling = "flux_shift" if dynamic else "sigmoid" if shift == 1 else "shift"
-        return values | {"timestep_sampling": sampling, "sigmoid_scale": 1 + weight}, ""
+        return values | {"timestep_sampling": sampling, "sigmoid_scale": 1 + weight}, True
     if kind == "LOGIT_NORMAL":  # the table of sigma sampling begins with the noisiest
         values |= {"weighting_scheme": "logit_normal", "logit_mean": -bias, "logit_std": 1 + weight}
     elif kind == "HEAVY_TAIL":
         values |= {"weighting_scheme": "mode", "mode_scale": weight}
     elif kind != "UNIFORM":
         sampling = NEAREST.get(kind, "sigmoid")
-        return values | {"timestep_sampling": sampling}, f"{kind} is not offered here; the nearest is "
+        return values | {"timestep_sampling": sampling}, False
     elif shift == 1:
-        return values | {"timestep_sampling": "uniform"}, ""
-    return values | {"timestep_sampling": "sigma"}, ""
+        return values | {"timestep_sampling": "uniform"}, True
+    return values | {"timestep_sampling": "sigma"}, True
 
 
 def _dynamic(builder: ImportBuilder) -> float:
@@ -89,8 +90,9 @@ def _images(builder: ImportBuilder) -> None:
     if sizes:
         largest = max(sizes, key=lambda size: size[0] * size[1])
         text = f"{largest[0]},{largest[1]}" if exact else str(largest[0])
-        more = f"; {len(sizes)} sizes are datasets of their own" if len(sizes) > 1 else ""
-        builder.change("resolution", f"{text}{more}", {"resolution": text})
+        template = "{size}; {count} sizes are datasets of their own"
+        said = Text(template, size=text, count=len(sizes)) if len(sizes) > 1 else text
+        builder.change("resolution", said, {"resolution": text})
     builder.change("aspect_ratio_bucketing", f"enable_bucket = {str(buckets).lower()}",
                   {"enable_bucket": buckets, "max_bucket_reso": 2048, "caption_extension": ".txt"})  # fmt: skip
     _caching(builder, concepts)
@@ -105,7 +107,8 @@ def _dataset(builder: ImportBuilder, concepts: list[JsonMapping], sizes: list[tu
     used = []
     for concept in concepts:
         if concept.get("validation_concept") or str(concept.get("type")) == "VALIDATION":
-            builder.notes.append(f"concept {concept['path']} is left out: validation_split holds images back here")
+            template = "concept {path} is left out: validation_split holds images back here"
+            builder.notes.append(Text(template, path=concept["path"]))
         else:
             used.append(concept)
     own = {id(c): _override(c) for c in used}
@@ -114,7 +117,7 @@ def _dataset(builder: ImportBuilder, concepts: list[JsonMapping], sizes: list[tu
     sets += [({"resolution": list(size)}, [_subset(builder, c)]) for c in used for size in own[id(c)]]
     if sets:
         builder.texts["dataset_config"] = dataset_toml(general, sets)
-    builder.change("concepts", f"{len(used)} folders: {PREPARED}")
+    builder.change("concepts", Text("{count} folders: {place}", count=len(used), place=PREPARED))
 
 
 def _override(concept: JsonMapping) -> list[tuple[int, int]]:
@@ -127,6 +130,10 @@ def _override(concept: JsonMapping) -> list[tuple[int, int]]:
 def _subset(builder: ImportBuilder, concept: JsonMapping) -> JsonObject:
     text, image = (dict(*tables([concept.get(part)])) for part in ("text", "image"))
     path, shuffles = concept["path"], is_on(text.get("enable_tag_shuffling"))
+
+    def note(said: Text) -> None:
+        builder.notes.append(Text("concept {path}: {text}", path=path, text=said))
+
     subset = {
         "image_dir": path,
         "num_repeats": max(1, round(to_number(concept.get("balancing", concept.get("repeats"))) or 1)),
@@ -140,13 +147,13 @@ def _subset(builder: ImportBuilder, concept: JsonMapping) -> JsonObject:
         subset["caption_tag_dropout_rate"] = to_number(text.get("tag_dropout_probability"))
     if str(concept.get("balancing_strategy") or "REPEATS") == "SAMPLES":
         subset["num_repeats"] = 1
-        builder.notes.append(f"concept {path}: a number of images to take is not offered; each is seen once")
+        note(Text("a number of images to take is not offered; each is seen once"))
     if (source := str(text.get("prompt_source") or "sample")) != "sample":
-        builder.notes.append(f"concept {path}: captions come from text files beside the images here, not from {source}")
+        note(Text("captions come from text files beside the images here, not from {source}", source=source))
     if is_on(concept.get("include_subdirectories")):
-        builder.notes.append(f"concept {path}: folders inside of it are not read; name each as an image_dir")
+        note(Text("folders inside of it are not read; name each as an image_dir"))
     if (weight := to_number(concept.get("loss_weight"))) not in (None, 1):
-        builder.notes.append(f"concept {path}: its loss weight {weight:g} has no place here; num_repeats weighs images")
+        note(Text("its loss weight {weight} is not offered here; num_repeats weighs images", weight=f"{weight:g}"))
     return {key: value for key, value in subset.items() if not is_empty(value) and value is not False}
 
 
@@ -161,7 +168,9 @@ def _caching(builder: ImportBuilder, concepts: list[JsonMapping]) -> None:
     varied = any(is_on(t.get("enable_tag_shuffling")) or is_on(t.get("tag_dropout_enable")) for t in texts)
     if on and not learns and not varied and not builder.values.get("caption_dropout_rate"):
         values |= {"cache_text_encoder_outputs": True, "cache_text_encoder_outputs_to_disk": True}
-    builder.change("latent_caching", f"{', '.join(values)}: {'on' if on else 'off'}", values)
+    builder.change(
+        "latent_caching", ", ".join(f"{name} = {str(value).lower()}" for name, value in values.items()), values
+    )
 
 
 def _samples(builder: ImportBuilder) -> None:
@@ -177,7 +186,7 @@ def _samples(builder: ImportBuilder) -> None:
             builder.change(key, "there are no prompts to sample")
     else:
         builder.texts["sample_prompts"] = "\n".join(_line(builder, sample) for sample in found) + "\n"
-        builder.change("samples", f"{len(found)} prompts in a file of their own")
+        builder.change("samples", Text("{count} prompts in a file of their own", count=len(found)))
         builder.empty("sample_definition_file_name")
         _sample_interval(builder)
     for key in ("sample_skip_first", "sample_image_format", "sample_video_format", "sample_audio_format",

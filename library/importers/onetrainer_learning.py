@@ -3,9 +3,10 @@
 import math
 
 from library.config.json_types import JsonObject
+from library.config.problems import Text
 from library.importers.builder import ImportBuilder, is_on
 from library.importers.onetrainer_model import ENCODERS, image_part
-from library.importers.shared import load_tables, optimizer, plain
+from library.importers.shared import equal, load_tables, nearest, optimizer, plain
 
 TABLES = load_tables("onetrainer")
 NO_BETAS = (
@@ -26,7 +27,7 @@ PAIRS = {"adafactor": ("eps={0},{1}", "1e-30", "0.001"), "came": ("eps1={0} eps2
 def _optimizer(builder: ImportBuilder) -> None:
     wanted = builder.get("optimizer.optimizer")
     name, near = optimizer(wanted)
-    builder.change("optimizer.optimizer", near or f"{wanted} is {name}", {"optimizer_type": name})
+    builder.change("optimizer.optimizer", near or equal(wanted, name), {"optimizer_type": name})
     word = plain(wanted)
     arguments: list[str] = []
     used = [*_betas(builder, word, arguments), *_eps(builder, word, arguments)]
@@ -92,16 +93,14 @@ def _batches(builder: ImportBuilder, steps: float) -> float:
 def _schedule(builder: ImportBuilder) -> None:
     name = str(builder.get("learning_rate_scheduler"))
     warmup = builder.number("learning_rate_warmup_steps") or 0.0
-    chosen, said = TABLES["schedules"].get(name), ""
+    chosen, why = TABLES["schedules"].get(name), ""
     free = plain(builder.get("optimizer.optimizer")).find("schedulefree") >= 0
     values: JsonObject = {}
     if free:
-        chosen, warmup, said = "constant", 0.0, ": the optimizer needs no schedule"
+        chosen, warmup, why = "constant", 0.0, "the optimizer needs no schedule"
     elif name == "CUSTOM" and builder.get("custom_learning_rate_scheduler"):
         chosen, warmup = "constant", 0.0
         builder.rename("custom_learning_rate_scheduler", "lr_scheduler_type")
-    elif name == "REX":
-        said = ", which is the nearest"
     elif floor := builder.number("learning_rate_min_factor"):
         if name == "COSINE":
             chosen, values = "cosine_with_min_lr", {"lr_scheduler_min_lr_ratio": floor}
@@ -110,20 +109,22 @@ def _schedule(builder: ImportBuilder) -> None:
             builder.ignore("learning_rate_min_factor", "only cosine_with_min_lr ends above 0 here")
     if chosen == "constant" and warmup:
         chosen = "constant_with_warmup"
-    if chosen is None:
-        chosen, said = "constant", ", since there is no such schedule here"
-    builder.change("learning_rate_scheduler", f"{name} is {chosen}{said}", {"lr_scheduler": chosen, **values})
+    said = equal(name, chosen) if chosen and name != "REX" else nearest(name, chosen := chosen or "constant")
+    said = Text("{what}: {why}", what=said, why=why) if why else said
+    builder.change("learning_rate_scheduler", said, {"lr_scheduler": chosen, **values})
     if warmup and chosen != "adafactor":
         steps = _batches(builder, warmup)
         # A share of 1 would read as one step.
         builder.rename("learning_rate_warmup_steps", "lr_warmup_steps", min(steps, 0.9999) if warmup <= 1 else steps)
     else:
-        builder.change("learning_rate_warmup_steps", f"there is no warm-up with {chosen}")
+        builder.change(
+            "learning_rate_warmup_steps", Text("{schedule} has no warm-up, so there is none", schedule=chosen)
+        )
     cycles = builder.number("learning_rate_cycles")
     if chosen == "cosine_with_restarts" and cycles:
         builder.rename("learning_rate_cycles", "lr_scheduler_num_cycles", max(1, round(cycles)))
     else:
-        builder.ignore("learning_rate_cycles", f"{chosen} has no cycles")
+        builder.ignore("learning_rate_cycles", Text("{schedule} has no cycles", schedule=chosen))
 
 
 def _factor(builder: ImportBuilder) -> float:
@@ -133,7 +134,10 @@ def _factor(builder: ImportBuilder) -> float:
     parts = builder.number("gradient_accumulation_steps") or 1 if "GRADIENT" in kind or "BOTH" in kind else 1
     factor = math.sqrt(max(1.0, batch * parts))
     if factor != 1:
-        builder.change("learning_rate_scaler", f"{kind}: all learning rates are multiplied by {factor:.4g}")
+        builder.change(
+            "learning_rate_scaler",
+            Text("{kind}: all learning rates are multiplied by {factor}", kind=kind, factor=f"{factor:.4g}"),
+        )
     return factor
 
 
@@ -186,12 +190,13 @@ def _encoders(builder: ImportBuilder, learns: list[bool], rates: list[float]) ->
         if any(learns):
             titles = {"flux": "FLUX.1", "flux_2": "FLUX.2", "zimage": "Z-Image", "anima": "Anima"}
             title = titles.get(builder.family, "Qwen-Image")
-            builder.notes.append(f"text encoders: OneTrainer trains them, too; a {title} fine-tune here trains none")
+            template = "text encoders: OneTrainer trains them, too; a {title} fine-tune here trains none"
+            builder.notes.append(Text(template, title=title))
         return
     values: JsonObject = {"train_text_encoder": any(learns)}
     if any(learns):
         values |= {"learning_rate_te1": rates[0], "learning_rate_te2": rates[1]}
-    builder.change("text_encoder.train", f"train_text_encoder is {'on' if any(learns) else 'off'}", values)
+    builder.change("text_encoder.train", f"train_text_encoder = {str(any(learns)).lower()}", values)
 
 
 def _frozen(builder: ImportBuilder, part: str, learns: list[bool]) -> None:
@@ -203,7 +208,8 @@ def _frozen(builder: ImportBuilder, part: str, learns: list[bool]) -> None:
     elif builder.family == "sdxl" and any(learns):
         builder.change(key, "block_lr of zeros: only text encoders learn", {"block_lr": ",".join(["0"] * 23)})
     else:
-        builder.notes.append(f"{key} is off, which leaves nothing to train; the image model is trained here")
+        template = "{key} is off, which leaves nothing to train; the image model is trained here"
+        builder.notes.append(Text(template, key=key))
 
 
 def _stops(builder: ImportBuilder, learns: list[bool]) -> None:
@@ -212,7 +218,8 @@ def _stops(builder: ImportBuilder, learns: list[bool]) -> None:
         key, unit = f"{name}.stop_training_after", str(builder.get(f"{name}.stop_training_after_unit") or "EPOCH")
         count = builder.number(key)
         if on and unit != "NEVER" and count and not (unit == "EPOCH" and count >= total):
-            builder.notes.append(f"{name}: OneTrainer stops after {count:g} {unit}; here it learns to the end")
+            template = "{name}: OneTrainer stops after {count} {unit}; here it learns to the end"
+            builder.notes.append(Text(template, name=name, count=f"{count:g}", unit=unit))
         builder.explain("parts learn to the end here", key, f"{key}_unit")
 
 
@@ -225,7 +232,7 @@ def _steps(builder: ImportBuilder) -> None:
     if mode in ("GPU", "CPU"):
         values = {"ema_decay": builder.number("ema_decay"), "ema_device": mode.casefold()}
         values["ema_every_n_steps"] = int(builder.number("ema_update_step_interval") or 1)
-        builder.change("ema", f"an average is kept on the {mode}", values)
+        builder.change("ema", Text("an average is kept on the {device}", device=mode), values)
         for key in keys:
             builder.change(key, "is a setting of that average")
     else:
@@ -242,7 +249,7 @@ def _loss(builder: ImportBuilder) -> None:
     elif kind == "DEBIASED_ESTIMATION":
         builder.change("loss_weight_fn", "debiased_estimation_loss", {"debiased_estimation_loss": True})
     elif kind not in ("CONSTANT", "SIGMA"):
-        builder.ignore("loss_weight_fn", f"{kind} is not offered; min_snr_gamma = 5 is the nearest")
+        builder.ignore("loss_weight_fn", nearest(kind, "min_snr_gamma = 5"))
     elif kind == "SIGMA":
         said = "timesteps are weighed as in sd3, which needs sigma_scaled predictions; all count the same"
         builder.ignore("loss_weight_fn", said)
@@ -254,14 +261,17 @@ def _loss(builder: ImportBuilder) -> None:
     if used in ("huber", "log_cosh"):
         values |= {"huber_schedule": "constant", "huber_c": builder.number("huber_delta") if used == "huber" else 1.0}
     count = sum(map(bool, strengths.values()))
-    mixed = f", the largest of {count} that are mixed" if count > 1 else ""
+    said = f"loss_type = {values.get('loss_type', 'l2')}"
     for key in strengths:
         if key != used:
             builder.ignore(f"{key}_strength", "one loss is used here, the one with the largest strength")
-    if values or mixed:
-        builder.change(f"{used}_strength", f"loss_type = {values.get('loss_type', 'l2')}{mixed}", values)
+    if count > 1:
+        said = Text("{option}, the largest of {count} that are mixed", option=said, count=count)
+    if values or count > 1:
+        builder.change(f"{used}_strength", said, values)
     builder.empty("mse_strength", "vb_loss_strength")
-    builder.explain("is huber_c" if used == "huber" else "only huber has it", "huber_delta")
+    said = Text("is {option} here", option="huber_c") if used == "huber" else Text("only huber has it")
+    builder.explain(said, "huber_delta")
 
 
 def _intervals(builder: ImportBuilder) -> None:
@@ -270,7 +280,7 @@ def _intervals(builder: ImportBuilder) -> None:
     if unit in ("STEP", "EPOCH") and count:
         name = f"save_every_n_{unit.casefold()}s"
         builder.change("save_every", f"{name} = {int(count)}", {name: int(count)})
-        builder.explain(f"is {unit.casefold()}s", "save_every_unit")
+        builder.explain("is the unit of save_every", "save_every_unit")
     elif unit not in ("NEVER", "ALWAYS") and count:
         for key in ("save_every", "save_every_unit"):
             builder.ignore(key, "files are saved every N epochs or steps here: set save_every_n_epochs")

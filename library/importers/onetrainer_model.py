@@ -1,8 +1,9 @@
 """OneTrainer: which parts learn, in which number format they are kept, and the adapters."""
 
 from library.config.json_types import JsonObject
+from library.config.problems import Text, listed
 from library.importers.builder import ImportBuilder, is_on
-from library.importers.shared import BLOCKS, load_tables, precision
+from library.importers.shared import BLOCKS, equal, load_tables, nearest, precision
 
 EIGHT = load_tables("onetrainer")["eight_bit_formats"]
 SAME = ("FLOAT_8", "INT_8")
@@ -30,20 +31,26 @@ def _formats(builder: ImportBuilder) -> None:
     values: JsonObject = {"mixed_precision": mixed}
     said = f"mixed_precision = {mixed}"
     if used == "TFLOAT_32":
-        values, said = {"mixed_precision": "no", "cuda_allow_tf32": True}, "mixed_precision = no with cuda_allow_tf32"
+        values, said = (
+            {"mixed_precision": "no", "cuda_allow_tf32": True},
+            "mixed_precision = no, cuda_allow_tf32 = true",
+        )
     elif not builder.adapters and half in ("bf16", "fp16"):
         both = "bf16" if "bf16" in (half, mixed) else "fp16"
         values = {"mixed_precision": both, f"full_{both}": True}
-        said = f"with weights in {kept}: mixed_precision = {both} and full_{both}, since both have one format here"
+        template = "with weights in {format}: {options}, since both have one format here"
+        said = Text(template, format=kept, options=f"mixed_precision = {both}, full_{both} = true")
         if half != mixed:
-            builder.notes.append(f"OneTrainer computes in {used} with weights in {kept}; both are {both} here")
+            template = "OneTrainer computes in {used} with weights in {kept}; both are {ours} here"
+            builder.notes.append(Text(template, used=used, kept=kept, ours=both))
     builder.change("train_dtype", said, values)
     key = f"{part}.weight_dtype" if f"{part}.weight_dtype" in builder.source else "weight_dtype"
     if kept in EIGHT and builder.adapters:
         encoders = [name for name in ENCODERS if dtype(builder, name) in EIGHT]
         _eight_bits(builder, key, kept, bool(encoders))
     elif key in builder.source:
-        what = f"weights that learn are kept in {half if half in ('bf16', 'fp16') else 'float32'}"
+        own = half if half in ("bf16", "fp16") else "float32"
+        what = Text("weights that learn are kept in {format}", format=own)
         builder.change(key, "frozen weights are kept in mixed_precision" if builder.adapters else what)
     _other_formats(builder)
 
@@ -53,11 +60,11 @@ def _eight_bits(builder: ImportBuilder, key: str, kept: str, encoders: bool) -> 
     name = next(iter(ours))
     if kept in ("FLOAT_W8A8", "FLOAT_W8A8_COMPRESSED"):
         ours["fp8_compute"] = True
-    near = "" if kept in SAME or "W8A8" in kept else f"{kept} is not offered here; the nearest is "
-    builder.change(key, f"{near}{' with '.join(ours)}", ours)
+    is_same = kept in SAME or "W8A8" in kept
+    builder.change(key, ", ".join(ours) if is_same else nearest(kept, ", ".join(ours)), ours)
     if builder.values["mixed_precision"] == "no":
         builder.values["mixed_precision"] = "bf16"
-        builder.notes.append(f"mixed_precision is bf16 instead of float32, which {name} needs")
+        builder.notes.append(Text("mixed_precision is bf16 instead of float32, which {name} needs", name=name))
 
 
 def _other_formats(builder: ImportBuilder) -> None:
@@ -73,7 +80,7 @@ def _other_formats(builder: ImportBuilder) -> None:
         kind = "float32" if full else "bfloat16"
         builder.change(key, f"vae_dtype = {kind}", {"vae_dtype": kind})
     elif builder.family == "sdxl" or builder.adapters:
-        builder.change(key, f"{'float32 is' if full else '16 bits are'} no_half_vae = {str(full).lower()}",
+        builder.change(key, f"no_half_vae = {str(full).lower()}",
                       {"no_half_vae": full})  # fmt: skip
     else:
         builder.ignore(key, "the autoencoder of a FLUX.1 fine-tune is always run in the same way")
@@ -108,7 +115,7 @@ def _adapters(builder: ImportBuilder) -> None:
         if dtype(builder, image_part(builder)) in EIGHT:
             arguments.append("bypass_mode=True")
     values = {**module, "network_args": arguments} if arguments else module
-    builder.change("peft_type", f"{said}{', ' if arguments else ''}{' '.join(arguments)}", values)
+    builder.change("peft_type", listed([said, " ".join(arguments)]) if arguments else said, values)
 
 
 def _lycoris(builder: ImportBuilder, kind: str) -> tuple[str, list[str]]:
@@ -120,13 +127,13 @@ def _lycoris(builder: ImportBuilder, kind: str) -> tuple[str, list[str]]:
         flags = {"lokr_decompose_both": "decompose_both", "lokr_use_tucker": "use_tucker",
                  "lokr_weight_decompose": "dora_wd", "lokr_full_matrix": "full_matrix"}  # fmt: skip
         found += [f"{name}=True" for key, name in flags.items() if is_on(builder.get(key))]
-        said, algo = "LoKr is LyCORIS here", ["algo=lokr", *found]
+        said, algo = equal("LoKr", "LyCORIS"), ["algo=lokr", *found]
     elif kind == "LOHA":
-        said, algo = "LoHa is LyCORIS here", ["algo=loha"]
+        said, algo = equal("LoHa", "LyCORIS"), ["algo=loha"]
     elif kind.startswith("OFT"):
-        said, algo = "OFT is not the same here; Diag-OFT of LyCORIS is the nearest", ["algo=diag-oft"]
+        said, algo = nearest("OFT", "LyCORIS"), ["algo=diag-oft"]
     else:
-        said, algo = "LoRA of LyCORIS", ["algo=lora", *decompose]
+        said, algo = equal(kind, "LyCORIS"), ["algo=lora", *decompose]
     for key in builder.left():
         if key.startswith("lokr_") or key == "lora_decompose":
             builder.change(key, "becomes one of network_args" if builder.get(key) else "is off")
@@ -143,7 +150,7 @@ def _filter(builder: ImportBuilder) -> str:
 def _preset(builder: ImportBuilder) -> list[str]:
     chosen = _filter(builder)
     known = {"attn-mlp": "attn-mlp", "attn-only": "attn-only", "blocks": "attn-mlp"}
-    _say_layers(builder, f"{chosen} is preset={known.get(chosen, 'full')} of LyCORIS")
+    _say_layers(builder, equal(chosen, f"preset={known.get(chosen, 'full')}"))
     return [f"preset={known[chosen]}"] if chosen in known else []
 
 
@@ -156,20 +163,20 @@ def _layers(builder: ImportBuilder, rank: int, alpha: float) -> list[str]:
             return [f"conv_dim={rank}", f"conv_alpha={alpha:g}"]
         same = chosen == "attn-mlp" or chosen == "attentions"
         _say_layers(builder, "attn-mlp is what LoRA does here" if same
-                    else f"{chosen} is not offered here; attention and MLP get adapters")  # fmt: skip
+                    else nearest(chosen, "attn-mlp"))  # fmt: skip
         return []
     if builder.family in ("qwen_image", "zimage") and chosen in ("full", "blocks"):
-        _say_layers(builder, f"{chosen}: the modulation gets adapters, too")
+        _say_layers(builder, Text("{layers}: the modulation gets adapters, too", layers=chosen))
         more = ["train_refiners=True"] if builder.family == "zimage" and chosen == "full" else []
         return ["train_modulation=True", *more]
     if builder.family == "anima" and chosen in ("full", "blocks"):
-        _say_layers(builder, f"{chosen}: the modulation gets adapters, too")
+        _say_layers(builder, Text("{layers}: the modulation gets adapters, too", layers=chosen))
         return [r"include_patterns=['.*adaln_modulation.*']"]
     if chosen == "attn-mlp" and builder.get("model_type") != "CHROMA_1":
         _say_layers(builder, "attn-mlp: the modulation gets no adapters")
         return ["img_mod_dim=0", "txt_mod_dim=0", "single_mod_dim=0"] if builder.family == "flux" else []
-    same = "all layers of the blocks get adapters"
-    _say_layers(builder, same if chosen in ("full", "blocks") else f"{chosen} is not offered here; {same}")
+    same = Text("all layers of the blocks get adapters")
+    _say_layers(builder, same if chosen in ("full", "blocks") else nearest(chosen, same))
     return []
 
 
@@ -187,11 +194,12 @@ def _checkpointing(builder: ImportBuilder) -> None:
     offloaded = word == "CPU_OFFLOADED" or is_on(builder.get(f"{part}.activation_offloading"))
     offloaded = offloaded and builder.source.get("enable_activation_offloading", True) is not False
     values: JsonObject = {"gradient_checkpointing": word in ("ON", "TRUE", "1", "CPU_OFFLOADED")}
-    said = f"gradient_checkpointing is {'on' if values['gradient_checkpointing'] else 'off'}"
+    said = f"gradient_checkpointing = {str(values['gradient_checkpointing']).lower()}"
     if share and builder.family in BLOCKS:
         blocks, most = BLOCKS[builder.family]
         values["blocks_to_swap"] = min(most, max(1, round(share * blocks)))
-        said = f"blocks_to_swap = {values['blocks_to_swap']}, for {share:g} of the layers"
+        option = f"blocks_to_swap = {values['blocks_to_swap']}"
+        said = Text("{option}, for {share} of the layers", option=option, share=f"{share:g}")
     elif offloaded and values["gradient_checkpointing"]:
         values = {"gradient_checkpointing": False, "cpu_offload_checkpointing": True}
         said = "cpu_offload_checkpointing"
@@ -199,11 +207,11 @@ def _checkpointing(builder: ImportBuilder) -> None:
     if whole not in builder.source:
         builder.assume(own, True)
     if "blocks_to_swap" in values:
-        builder.explain("is blocks_to_swap", f"{part}.offload_fraction")
+        builder.explain(Text("is {option} here", option="blocks_to_swap"), f"{part}.offload_fraction")
     for key in builder.left():
         if key.endswith((".gradient_checkpointing", ".offload_fraction", ".activation_offloading")) or key in (
             "layer_offload_fraction", "enable_activation_offloading"):  # fmt: skip
-            builder.ignore(key, f"said by {part}; it is not supported for other parts")
+            builder.ignore(key, Text("said by {part}; it is not supported for other parts", part=part))
 
 
 def _captions(builder: ImportBuilder) -> None:
@@ -223,7 +231,8 @@ def _captions(builder: ImportBuilder) -> None:
             builder.ignore(key, "the layer and length that the model was made with are used")
     rates = [builder.number(f"{name}.dropout_probability") or 0.0 for name in ENCODERS]
     if any(rates):
-        said = f"caption_dropout_rate = {max(rates):g}; both text encoders miss the same captions here"
+        template = "{option}; both text encoders miss the same captions here"
+        said = Text(template, option=f"caption_dropout_rate = {max(rates):g}")
         for name, rate in zip(ENCODERS, rates, strict=True):
             if rate:
                 builder.change(f"{name}.dropout_probability", said, {"caption_dropout_rate": max(rates)})

@@ -9,14 +9,14 @@ from typing import Any, get_args
 
 from library.config.formats import toml_value
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
+from library.config.problems import Text
 from library.config.sections.learning import OptimizerName
-from library.importers.builder import ImportBuilder, KeyOutcome, is_empty
+from library.importers.builder import NOT_HERE, ImportBuilder, KeyOutcome, is_empty
 
 FULL = {"fp32", "float32", "float_32", "float", "no"}
 ONLY = "this trainer trains LoRA and whole models of SDXL, FLUX.1, FLUX.2, Qwen-Image, Z-Image and Anima"
 # Blocks that a share means (double blocks of FLUX, and pairs of single ones), and how many may wait in host memory.
 BLOCKS = {"flux": (38, 35), "flux_2": (20, 19), "qwen_image": (60, 59), "zimage": (30, 29), "anima": (28, 26)}
-NOT_HERE = "not supported by this trainer"
 PREPARED = "it is said in the dataset file that is written beside the config"
 
 
@@ -41,9 +41,8 @@ def dotted(found: JsonMapping, before: str = "") -> JsonObject:
 
 def chooses_chroma(builder: ImportBuilder, key: str) -> None:
     """A key that says that the model is Chroma, read after all others: what sd-scripts asks for with it."""
-    said = (
-        f"chooses the script: {builder.script} with model_type = chroma, which masks T5's padding and takes no guidance"
-    )
+    template = "chooses the script: {script} with model_type = chroma, which masks T5's padding and takes no guidance"
+    said = Text(template, script=builder.script)
     values = {"model_type": "chroma", "apply_t5_attn_mask": True, "guidance_scale": 0.0}
     builder.change(key, said, values)
 
@@ -57,7 +56,8 @@ def chooses_version(builder: ImportBuilder, key: str, words: str) -> None:
             version = f"klein-{'base-' * ('base' in words)}{'9b' if '9b' in words else '4b'}"
         else:
             version = "dev"
-        said = f"chooses the script: {builder.script}, and model_version = {version} by the model's name"
+        template = "chooses the script: {script}, and model_version = {version} by the model's name"
+        said = Text(template, script=builder.script, version=version)
         builder.change(key, said, {"model_version": version})
 
 
@@ -65,10 +65,11 @@ def chooses_edit(builder: ImportBuilder, key: str, words: str) -> None:
     """Which Qwen-Image-Edit a model is, by the words for it; the original is left to its files."""
     if builder.family == "qwen_image" and (found := re.search(r"edit(?:[ _-]?plus)?(?:[ _:-]*(2509|2511))?", words)):
         version = f"edit-{found[1]}" if found[1] else "edit-2509" if "plus" in found[0] else "edit"
-        said = (
-            f"chooses the script: {builder.script}, and model_version = {version} by the model's name, with captions "
-            "that are encoded once"
+        template = (
+            "chooses the script: {script}, and model_version = {version} by the model's name, with captions that are "
+            "encoded once"
         )
+        said = Text(template, script=builder.script, version=version)
         builder.change(key, said, {"model_version": version, "cache_text_encoder_outputs": True})
 
 
@@ -116,6 +117,16 @@ def plain(name: object) -> str:
     return "".join(letter for letter in str(name).casefold() if letter.isalnum())
 
 
+def equal(theirs: object, ours: str) -> Text:
+    """What something of another trainer is here."""
+    return Text("{theirs} is {ours} here", theirs=theirs, ours=ours)
+
+
+def nearest(theirs: object, ours: str) -> Text:
+    """What is taken for something of another trainer that is not offered here."""
+    return Text("{theirs} is not offered here; the nearest is {ours}", theirs=theirs, ours=ours)
+
+
 def optimizer(name: object) -> tuple[str, str]:
     """The optimizer here, and a sentence where it is not the same: ("AdamW8bit", "")."""
     tables, word = load_tables("optimizers"), plain(name)
@@ -123,7 +134,7 @@ def optimizer(name: object) -> tuple[str, str]:
     if known is None:
         return str(name), ""
     here = next(choice for choice in known if choice in get_args(OptimizerName) or choice == known[-1])
-    return here, f"{name} is not offered here; {here} is the nearest" if word in tables["nearest"] else ""
+    return here, nearest(name, here) if word in tables["nearest"] else ""
 
 
 def split_path(path: str) -> tuple[str, str]:

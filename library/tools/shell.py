@@ -23,7 +23,7 @@ def main(argv: list[str]) -> int:
         return MISUSED
     asked = known.parse_args(argv)
     with joined("tools") as work:
-        asked.report = work.phase if work.folder else terminal()
+        asked.report, asked.store = work.phase if work.folder else terminal(), work.store
         if code := asked.run(asked):
             work.fail()
     return code
@@ -108,6 +108,7 @@ def verify(asked: argparse.Namespace) -> int:
     from library.tools.verify import verify as tool
 
     found = tool(asked.lora, asked.base, report=asked.report)
+    asked.store({"problems": found.problems, "warnings": found.warnings})
     if asked.json:
         print(json.dumps({"ok": found.ok, **dataclasses.asdict(found)}, indent=1))
         return DONE if found.ok else FAILED

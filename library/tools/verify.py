@@ -62,17 +62,21 @@ def verify(lora: str | Path, base: str | Path | None = None, *, report: Report =
         groups, unknown = _groups(stored)
         adapters.add_alphas(groups, metadata)
     except ConfigError as e:
-        found.problems.append(str(e))
+        found.problems.append(e.said)
         return found
     plain = any({DOWN, UP} & parts.keys() for parts in groups.values())
     if not plain and (key := next(filter(adapters.other_kind, unknown), "")):
         kind = adapters.other_kind(key)
-        found.problems.append(f"{key} belongs to {kind}, not to a plain LoRA, and only those are handled")
+        found.problems.append(
+            Text("{key} belongs to {kind}, not to a plain LoRA, and only those are handled", key=key, kind=kind)
+        )
         return found
     if unknown:
-        found.problems.append(f"{_some(unknown)}: no part of a plain LoRA, so most programs leave it out")
+        found.problems.append(
+            Text("{names}: no part of a plain LoRA, so most programs leave it out", names=_some(unknown))
+        )
     if not groups:
-        found.problems.append("there is no LoRA in this file")
+        found.problems.append(Text("there is no LoRA in this file"))
         return found
     found.style = adapters.style_of(groups)
     for i, (name, parts) in enumerate(sorted(groups.items())):
@@ -83,7 +87,7 @@ def verify(lora: str | Path, base: str | Path | None = None, *, report: Report =
         found.family = names.family_of(groups, metadata, names.sizes_of(stored.shapes()), model.family if model else "")
         modules = adapters.assembled({name: parts for name, parts in groups.items() if _whole(parts)}, found.family)
     except ConfigError as e:
-        found.problems.append(str(e))
+        found.problems.append(e.said)
         return found
     if model is not None:
         _compare(found, modules, model)
@@ -112,21 +116,23 @@ def _whole(parts: dict[str, Tensor]) -> bool:
 def _look(found: Findings, name: str, parts: dict[str, Tensor]) -> None:
     """One module by itself."""
     for missing in sorted({DOWN, UP} - parts.keys()):
-        found.problems.append(f"{name} has no {missing} matrix")
+        found.problems.append(Text("{name} has no {part} matrix", name=name, part=missing))
     if not {DOWN, UP} <= parts.keys():
         return
     up, down = parts[UP], parts[DOWN]
     if not _whole(parts):
-        found.problems.append(f"{name} has matrices {list(up.shape)} and {list(down.shape)}, which do not fit together")
+        template = "{name} has matrices {up} and {down}, which do not fit together"
+        found.problems.append(Text(template, name=name, up=list(up.shape), down=list(down.shape)))
         return
     broken = [part for part, tensor in parts.items() if not bool(torch.isfinite(tensor.float()).all())]
     if broken:
-        found.problems.append(f"{name} holds NaN or infinity ({', '.join(broken)})")
+        found.problems.append(Text("{name} holds NaN or infinity ({parts})", name=name, parts=", ".join(broken)))
         return
     adapter = AdapterFactors(down, up, parts.get(ALPHA))
     alpha = float(parts[ALPHA]) if ALPHA in parts else float(adapter.rank)
     if alpha <= 0:
-        found.problems.append(f"{name} has alpha {alpha:g}: it must be above 0, or the module does nothing")
+        template = "{name} has alpha {alpha}: it must be above 0, or the module does nothing"
+        found.problems.append(Text(template, name=name, alpha=f"{alpha:g}"))
     left, right = adapter.factors()
     # ||U D||^2 = sum((U^T U) * (D D^T)): small matrices instead of one as large as the layer.
     norm = float(((left.T @ left) * (right @ right.T)).sum().clamp(min=0).sqrt())
@@ -134,30 +140,37 @@ def _look(found: Findings, name: str, parts: dict[str, Tensor]) -> None:
     dead = not (bool(up.any()) and bool(down.any()) and norm > 0)
     found.modules.append(ModuleReport(name, adapter.rank, alpha, adapter.strength, norm, largest, dead))
     if adapter.rank > min(left.shape[0], right.shape[1]):
-        found.warnings.append(f"{name} has rank {adapter.rank}, more than its layer can use: resize it")
+        found.warnings.append(
+            Text("{name} has rank {rank}, more than its layer can use: resize it", name=name, rank=adapter.rank)
+        )
 
 
 def _overall(found: Findings) -> None:
     dead = [row.module for row in found.modules if row.dead]
     if dead and len(dead) == len(found.modules):
-        found.problems.append("every module is dead: this LoRA changes nothing (was it trained with a rate of 0?)")
+        found.problems.append(
+            Text("every module is dead: this LoRA changes nothing (was it trained with a rate of 0?)")
+        )
     elif dead:
-        found.warnings.append(f"{len(dead)} modules change nothing: {_some(dead)}")
+        found.warnings.append(Text("{count} modules change nothing: {names}", count=len(dead), names=_some(dead)))
     norms = sorted(row.norm for row in found.modules if not row.dead)
     if norms:
         usual = norms[len(norms) // 2]
-        wild = [row.module for row in found.modules if row.norm > MEDIAN_FACTOR * usual]
-        if wild:
-            found.warnings.append(f"{len(wild)} modules change their layer over 100 times the usual: {_some(wild)}")
-    strong = [row.module for row in found.modules if row.strength > 1]
-    if strong:
-        found.warnings.append(f"{len(strong)} modules have an alpha above their rank: {_some(strong)}")
+        strong = [row.module for row in found.modules if row.norm > MEDIAN_FACTOR * usual]
+        if strong:
+            template = "{count} modules change their layer over {factor} times the usual: {names}"
+            found.warnings.append(Text(template, count=len(strong), factor=f"{MEDIAN_FACTOR:g}", names=_some(strong)))
+    if above := [row.module for row in found.modules if row.strength > 1]:
+        found.warnings.append(
+            Text("{count} modules have an alpha above their rank: {names}", count=len(above), names=_some(above))
+        )
 
 
 def _compare(found: Findings, modules: dict[Module, AdapterFactors], model: ModelFile) -> None:
     """Every module against the model's header."""
     if model.family != found.family:
-        found.problems.append(f"the LoRA is for {found.family}, and {model.path} is a model of {model.family}")
+        template = "the LoRA is for {family}, and {path} is a model of {other}"
+        found.problems.append(Text(template, family=found.family, path=model.path, other=model.family))
         return
     absent, wrong, elsewhere = [], [], Counter()
     present = {module.part for module in model.modules(False)}
@@ -170,12 +183,17 @@ def _compare(found: Findings, modules: dict[Module, AdapterFactors], model: Mode
         elif (adapter.up.shape[0], adapter.down[0].numel()) != (shape[0], torch.Size(shape[1:]).numel()):
             wrong.append(f"{module.kohya} ({adapter.up.shape[0]} x {adapter.down[0].numel()} for {list(shape)})")
     if absent:
-        found.problems.append(f"{len(absent)} modules are not in {model.path}: {_some(absent)}")
+        template = "{count} modules are not in {path}: {names}"
+        found.problems.append(Text(template, count=len(absent), path=model.path, names=_some(absent)))
     if wrong:
-        found.problems.append(f"{len(wrong)} modules do not fit {model.path}: {_some(wrong)}")
+        template = "{count} modules do not fit {path}: {names}"
+        found.problems.append(Text(template, count=len(wrong), path=model.path, names=_some(wrong)))
     for part, count in elsewhere.items():
-        found.warnings.append(f"{count} modules of {part} could not be compared: {model.path} holds no such encoder")
+        template = "{count} modules of {part} could not be compared: {path} holds no such encoder"
+        found.warnings.append(Text(template, count=count, part=part, path=model.path))
 
 
-def _some(listed: list[str]) -> str:
-    return ", ".join(listed[:SHOWN]) + (f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else "")
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:SHOWN])
+    more = len(names) - SHOWN
+    return Text("{shown} and {more} more", shown=shown, more=more) if more > 0 else shown

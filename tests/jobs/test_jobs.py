@@ -137,10 +137,12 @@ def test_a_page_is_told_how_the_words_of_a_job_were_made():
     with pytest.raises(ConfigError), begin("tools") as work:
         work.phase(Text("checking {file}", file="a.safetensors"), 1, 2)
         doing = job_status(jobs.at(work.folder))
+        work.store({"problems": [Text("{name} has no {part} matrix", name="a", part="lora_up")]})
         raise ConfigError("{path} is no LoRA", path="a.safetensors")
     failed = job_status(jobs.at(work.folder))
     assert [one["template"] for one in how_made(doing)] == ["checking {file}"]
-    assert [one["template"] for one in how_made(failed)] == ["{path} is no LoRA"]
+    assert [one["template"] for one in how_made(failed)] == ["{path} is no LoRA", "{name} has no {part} matrix"]
+    assert failed["problems"] == ["a has no lora_up matrix"] and failed["warnings"] == []
 
 
 def test_the_last_jobs_of_a_kind_are_kept_but_none_that_works(monkeypatch):

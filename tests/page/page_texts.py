@@ -23,6 +23,8 @@ PLACE = re.compile(r"\{\w+\}")
 # Callables that make a text -> which argument is its template.
 MAKERS = {"Text": 0, "Problem": 1, "ConfigError": 0, "about_images": 0, "_wrong": -1, "wrong_argument": -1, "_about": 1,
           "_flag": 1, "_wide": 0, "_budget": 0, "_no_blocks": 0, "remark": 1, "say": 0}  # fmt: skip
+# The same of importers, whose plain texts are shown inside of others.
+IMPORTERS = {"change": 1, "ignore": 1, "explain": 0, "set_by": 2, "_say_layers": 1, "nearest": 1}
 SAID_IN_JS = re.compile(r"\bsay\(([^{]*?(?:\"[^\"]*\"[^{\"]*?)+),\s*\{")
 COUNTED_IN_JS = re.compile(r"\bcount\([^\"]*?, \"([^\"]+)\"\)")
 
@@ -40,7 +42,7 @@ def calls(path: Path) -> Iterator[tuple[str, ast.Call]]:
             yield ast.unparse(node.func).split(".")[-1], node
 
 
-def templates(path: Path, without: Sequence[str] = ()) -> Iterator[str]:
+def templates(path: Path, without: Sequence[str] = (), makers: Mapping[str, int] = MAKERS) -> Iterator[str]:
     """The templates of texts with arguments, and of problems, that a module or a script makes; not by callables of
     `without`."""
     if path.suffix == ".js":
@@ -58,8 +60,8 @@ def templates(path: Path, without: Sequence[str] = ()) -> Iterator[str]:
     for name, node in calls(path):
         if name == "counted" and isinstance(node.args[1], ast.Constant):
             yield from (f"{{count}} {node.args[1].value}", f"{{count}} {node.args[1].value}s")
-        if name in MAKERS and name not in without and len(node.args) > MAKERS[name]:
-            for template in constants(node.args[MAKERS[name]], assigned):
+        if name in makers and name not in without and len(node.args) > makers[name]:
+            for template in constants(node.args[makers[name]], assigned):
                 yield template.removeprefix(":").lstrip() if name not in ("Text", "say") else template
 
 
@@ -106,8 +108,9 @@ def constants(given: ast.expr, assigned: Mapping[str, list[ast.expr]], deep: boo
         for value in given.values:
             yield from constants(value, assigned, deep)
     elif deep and isinstance(given, ast.Name | ast.Subscript):
-        for value in assigned.get(ast.unparse(given.value if isinstance(given, ast.Subscript) else given), ()):
-            yield from constants(value, assigned, isinstance(given, ast.Name))
+        name = ast.unparse(given.value if isinstance(given, ast.Subscript) else given)
+        for value in assigned.get(name, ()):
+            yield from constants(value, {**assigned, name: []}, isinstance(given, ast.Name))  # it may name itself
 
 
 class Words(HTMLParser):

@@ -15,6 +15,7 @@ from library.config.problems import ConfigError, Problem, Text
 from library.config.schema import options
 from library.config.sections.run import INEFFECTIVE_EVERYWHERE
 from library.families import RUNS, adapter_kinds, config_class
+from library.importers.shared import load_tables
 from library.runs import explain
 from tests import source
 from tests.page import page_texts
@@ -97,7 +98,8 @@ def test_help_takes_two_lines_of_a_column_in_every_language(language):
 
 def test_no_catalogue_has_a_line_that_nothing_says():
     files = sources("kohya_gui", "library", suffixes=(".py", ".js", ".html"))
-    written = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    tables = sources("library/importers", suffixes=(".toml",))
+    written = "\n".join(path.read_text(encoding="utf-8") for path in (*files, *tables))
     said = {text for path in files if path.suffix != ".html" for text in page_texts.templates(path)}
     for path in files:
         if path.suffix == ".py":
@@ -167,6 +169,19 @@ def test_what_is_wrong_with_a_form_a_job_or_a_training_is_in_every_catalogue():
     said = [text for text in said if re.search(r"[a-z]{2} [a-z]{2}", page_texts.PLACE.sub("", text))]
     assert len(said) > 700 and "cannot be used with cache_latents: switch one of them off" in said
     assert not absent(said), "add these"
+
+
+def test_what_became_of_the_keys_of_other_trainers_is_in_every_catalogue():
+    """Sentences of the importers, and the reasons in their tables, which are shown inside of others."""
+    modules = sources("library/importers", suffixes=(".py",))
+    said = [text for path in modules for text in page_texts.templates(path, makers=page_texts.IMPORTERS)]
+    tables = [load_tables(path.stem) for path in sources("library/importers/tables", suffixes=(".toml",))]
+    said += [reason for table in tables for reason in table["ignored"].values()]
+    said = [text for text in said if re.search(r"[a-z]{2} [a-z]{2}", page_texts.PLACE.sub("", text))]
+    assert len(said) > 250 and "becomes one of optimizer_args" in said and not absent(said), "add these"
+    modules = [path for path in modules if path.stem != "builder"]  # whose account for a shell is English
+    filled = (ast.unparse(one) for path in modules for one in page_texts.nodes(path) if isinstance(one, ast.JoinedStr))
+    assert not [text for text in filled if re.search(r"[a-z]{2} [a-z]{2}", re.sub(r"{[^}]*}", "", text))], "use a Text"
 
 
 def test_what_jobs_and_trainings_do_is_said_by_texts_that_are_in_every_catalogue():

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from library.cli import main
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, Text
 from library.tools import adapters, metadata
 from library.tools.verify import verify
 from tests import source
@@ -103,6 +103,7 @@ def test_files_that_are_something_else(bases, lora_files, tmp_path):
     for path, model, match in cases:
         found = verify(path, model)
         assert not found.ok and any(match in text for text in found.problems), (path, found.problems)
+        assert all(isinstance(text, Text) for text in found.problems)
     with pytest.raises(ConfigError, match="is a LoRA file"):
         verify(file, file)
 
