@@ -237,8 +237,9 @@ def _single_process(config: RunConfig) -> Iterator[Problem]:
 
 def _missing_gpu_features(config: RunConfig) -> Iterator[Problem]:
     """What only some GPUs can do, where there is none of them."""
-    if config.compile.cuda_graphs == "true" and _device().type != "cuda":
-        yield ineffective.remark("cuda_graphs", "there is no GPU that records them")
+    recorded_by, mode = config.compile.recorded_by, config.compile.compile_mode
+    if recorded_by and mode != "max-autotune" and _device().type != "cuda":  # which tunes kernels for a CPU, too
+        yield ineffective.remark(recorded_by, "there is no GPU that records CUDA graphs")
     if not config.adapters:
         return
     fp8, int8 = fp8_matmul.supports_fp8(_device()), int8_matmul.supports_int8(_device())
@@ -284,6 +285,11 @@ def _late(config: RunConfig, images: data.Check) -> Iterator[Problem]:
         for name in (f"{what}_every_n_{unit}s" for what in ("sample", "validate")):
             if (given.get(name) or 0) > end:
                 yield ineffective.remark(name, "the training ends after {count}", count=counted(end, unit))
+    first = config.compile.compile_compare_steps
+    if config.compile.compile and 0 < steps.total <= first and not config.steps.resume:
+        yield Problem("compile_compare_steps",
+            "= {first}: nothing is compiled, as only {steps} are to be done; use fewer", first=first,
+            steps=steps.total)  # fmt: skip
     if config.steps.max_train_epochs and warm > 1 and warm >= steps.total:
         yield Problem("lr_warmup_steps",
             "{warm} is not below all {total} steps: the learning rate never reaches its value", warm=warm,

@@ -13,6 +13,7 @@ import platform
 import re
 import shutil
 import sys
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -21,7 +22,7 @@ import torch
 
 from library.compiler.pruning import repair, trim
 from library.compiler.torch_private import default_cache_dir, same_cache_keys
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, Problem, Text
 from library.files import write_atomic
 
 LIMIT = 8 * 2**30  # bytes over all folders, where `limit` was not called
@@ -35,16 +36,13 @@ def use(given: str | None, device: torch.device) -> Path:
 
     ConfigError where that cannot be used. The user's own cache is done without then, as nobody asked for it.
     """
-    chosen, default = os.environ.get(INDUCTOR), default_cache_dir()
-    if chosen in (default, _told.get(INDUCTOR)):  # PyTorch says that by itself when it is imported
-        chosen = None
+    if wrong := [*problems(given, device)]:
+        raise ConfigError(*wrong)
+    chosen, default = _in_environment(), default_cache_dir()
     folder = Path(chosen or given or default_root() / key(device))
-    if why := _cannot_be_used(folder, device):
+    if why := _why_unusable(folder, device) or _not_made(folder):
         if chosen or given:
-            what = INDUCTOR if chosen else "compile_cache_dir"
-            raise ConfigError(
-                "{what}: {folder} cannot be used ({why}); choose another", what=what, folder=folder, why=why
-            )
+            raise ConfigError(_unusable(given, folder, why))
         return Path(default)
     for name, inner in ((INDUCTOR, folder), ("TRITON_CACHE_DIR", folder / "triton")):
         if os.environ.get(name) in (None, default, _told.get(name)):
@@ -56,14 +54,43 @@ def use(given: str | None, device: torch.device) -> Path:
     return folder
 
 
-def _cannot_be_used(folder: Path, device: torch.device) -> str:
+def problems(given: str | None, device: torch.device) -> Iterator[Problem]:
+    """Why the folder that is named cannot be used. Nothing is made."""
+    named = _in_environment() or given
+    if named and (why := _why_unusable(Path(named), device)):
+        yield _unusable(given, Path(named), why)
+
+
+def _in_environment() -> str | None:
+    """The folder that the environment names; PyTorch says its own by itself when it is imported."""
+    chosen = os.environ.get(INDUCTOR)
+    return None if chosen in (default_cache_dir(), _told.get(INDUCTOR)) else chosen
+
+
+def _unusable(given: str | None, folder: Path, why: str) -> Problem:
+    if given and not _in_environment():
+        option = "compile_cache_dir"
+        return Problem(option, ": {folder} cannot be used ({why}); choose another",
+            folder=folder, why=Text(why), fix={option: None})  # fmt: skip
+    template = "{what}: {folder} cannot be used ({why}); choose another"
+    return Problem("", template, what=INDUCTOR, folder=folder, why=Text(why), topic="compiling")
+
+
+def _why_unusable(folder: Path, device: torch.device) -> str:
     if " " in str(folder) and device.type == "cpu":
         return "PyTorch cannot compile for the processor in a folder with a blank in its name"
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        return Text("{folder} is no folder", folder=nearest)
+    return "" if os.access(nearest, os.W_OK) else "no permission"
+
+
+def _not_made(folder: Path) -> str:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         return error.strerror or type(error).__name__
-    return "" if os.access(folder, os.W_OK) else "no permission"
+    return ""
 
 
 # Why: docs/decisions/2026-11-20-compile-cache-folder.md

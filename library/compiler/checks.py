@@ -2,13 +2,14 @@
 
 import sysconfig
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from library.compiler import torch_private
+from library.compiler import cache, torch_private
 from library.compiler.torch_settings import version
 from library.config.problems import Problem, Text
 from library.config.values import quoted
@@ -16,6 +17,8 @@ from library.config.values import quoted
 MINIMUM_TORCH = (2, 11)
 ALWAYS = {"inductor", "eager", "aot_eager"}  # the backends of every PyTorch that will do
 FALLBACK = {"compile_fallback": True}
+# Backends that PyTorch lists without having them -> the package that they are in.
+PACKAGES = {"tvm": "tvm", "openxla": "torch_xla", "openxla_eval": "torch_xla"}
 # Why: docs/decisions/2026-11-20-no-hooks-inside-compiled-blocks.md
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -38,6 +41,7 @@ def problems(args: Any, device: torch.device, disable_linear: bool = False) -> I
         yield Problem("compile_fullgraph", ": cannot hold while Linear layers are kept out of the graph; switch it off")
     if args.compile_backend == "inductor" and (why := _no_inductor(device)):
         yield Problem("compile", ": {why}", why=why, fix=FALLBACK)
+    yield from cache.problems(getattr(args, "compile_cache_dir", None), device)
 
 
 def _unknown_backends(args: Any) -> Iterator[Problem]:
@@ -45,13 +49,21 @@ def _unknown_backends(args: Any) -> Iterator[Problem]:
     if {args.compile_backend, *of_some} <= ALWAYS:  # the list is torch._dynamo's, which takes seconds to load
         return
     # Names with an underscore need not be listed; every other one is.
-    every, known = torch.compiler.list_backends(exclude_tags=()), ", ".join(sorted(torch.compiler.list_backends()))
+    missing = {name for name, package in PACKAGES.items() if find_spec(package) is None}
+    every, listed = (
+        {*torch.compiler.list_backends(exclude_tags=tags)} - missing for tags in ((), ("debug", "experimental"))
+    )
+    known = ", ".join(sorted(listed))
     for option, names in (("compile_backend", [args.compile_backend]), ("compile_blocks", of_some)):
+        fix = {"compile_backend": "inductor"} if option == "compile_backend" else {}
         for name in dict.fromkeys(names):
-            if name not in every:
+            if name in missing:
+                yield Problem(option,
+                    ": the backend {name} is in the package {package}, which is not installed; choose one of {known}",
+                    name=name, package=PACKAGES[name], known=known, fix=fix)  # fmt: skip
+            elif name not in every:
                 yield Problem(option, ": PyTorch has no backend called {name}; choose one of {known}",
-                    name=quoted(name), known=known,
-                    fix={"compile_backend": "inductor"} if option == "compile_backend" else {})  # fmt: skip
+                    name=quoted(name), known=known, fix=fix)  # fmt: skip
 
 
 def hooked(model: nn.Module, blocks: Iterable[nn.Module]) -> Iterator[Problem]:

@@ -28,6 +28,8 @@ def chosen_blocks(text: str, kinds: Mapping[str, str]) -> list[BlockChoice]:
         where, equals, backend = (text.strip() for text in part.partition("="))
         name, colon, numbers = where.rpartition(":")
         kind = name.strip() if colon else kind
+        if not kind and where in classes:
+            raise _no_range(where, where)
         if kind not in classes:
             raise _no_blocks(
                 ": there are no blocks called {name}{hint}; choose from {names}, such as {first}:0-9",
@@ -76,7 +78,9 @@ def _range(kind: str, text: str) -> tuple[int, int]:
     found = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", text)
     first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
     if first > last:
-        raise _no_blocks(
-            ": {given} is no range of blocks; write {kind}:all or {kind}:0-9", kind=kind, given=f"{kind}:{text.strip()}"
-        )
+        raise _no_range(kind, f"{kind}:{text.strip()}")
     return first, last
+
+
+def _no_range(kind: str, given: str) -> ConfigError:
+    return _no_blocks(": {given} is no range of blocks; write {kind}:all or {kind}:0-9", kind=kind, given=given)

@@ -178,7 +178,7 @@ class Precompiler:
     def _warn(self) -> None:
         """Say where no step will be compiled although that was asked for."""
         first, steps = self._options.compile_compare_steps, self._clock.total - self._clock.step
-        if 0 < steps <= first:
+        if 0 < steps <= first and self._clock.step:  # of whole trainings the check has said it
             self._journal.warn(
                 Text("compile_compare_steps = {first}: nothing is compiled, as only {steps} are to be done; use fewer",
                      first=first, steps=steps)

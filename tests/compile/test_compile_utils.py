@@ -156,6 +156,7 @@ def test_auto_and_zero_leave_the_choice_to_pytorch():
     ("changed", "words"),
     [
         ({"compile_backend": "inducter"}, ["compile_backend", "inductor"]),
+        ({"compile_backend": "tvm"}, ["the package tvm, which is not installed", "choose one of cudagraphs, inductor"]),
         ({"compile_mode": "max-autotune"}, ["compile_mode", "inductor"]),
     ],
 )

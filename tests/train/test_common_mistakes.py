@@ -157,6 +157,11 @@ TOLD = {
     "batches larger than buckets": (FLUX, {"train_batch_size": 8}, ["fewer images than the batch size"]),
     "a trigger that no caption has": (FLUX, {"metadata_trigger_phrase": "xyzzy"}, ["'xyzzy'", "none of the captions"]),
     "a key of the old page": (FLUX, {"lowvram": True}, ["lowvram is ignored"]),
+    "more steps to compare with than there are": (
+        FLUX,
+        {"compile": True, "compile_backend": "eager", "compile_compare_steps": 4},
+        ["compile_compare_steps = 4: nothing is compiled", "only 4"],
+    ),
     "an option of SDXL": (FLUX, {"noise_offset": 0.1}, ["noise_offset has no effect"]),
     # NaN
     "Prodigy's rate for AdamW": (FLUX, {"learning_rate": 1.0}, ["learning_rate 1.0", "NaN"]),

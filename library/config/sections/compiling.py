@@ -178,8 +178,18 @@ class Compile:
     @property
     def records_graphs(self) -> bool:
         """Whether it is asked for CUDA graphs: kernels are replayed at fixed addresses and for fixed sizes."""
-        by_mode = self.compile_mode in ("reduce-overhead", "max-autotune") or "cudagraphs" in self._backends
-        return self.cuda_graphs == "true" or (self.compile and by_mode)
+        return bool(self.recorded_by)
+
+    @property
+    def recorded_by(self) -> str:
+        """The option that asks for CUDA graphs, "" where none does."""
+        if self.cuda_graphs == "true":
+            return "cuda_graphs"
+        if self.compile and self.compile_mode in ("reduce-overhead", "max-autotune"):
+            return "compile_mode"
+        if not self.compile or "cudagraphs" not in self._backends:
+            return ""
+        return "compile_backend" if self.compile_backend == "cudagraphs" else "compile_blocks"
 
     def why_not_recorded(self, run: Any) -> str:
         """Why `cuda_graphs` records nothing on any GPU, "" where it may."""
