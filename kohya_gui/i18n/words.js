@@ -10,6 +10,7 @@ const LANGUAGES = { en: "English", zh: "中文", ja: "日本語" };
 // Code, and names of the user's folders, files and trainings, which may well be words of the catalogues.
 const SKIPPED = "code, pre, style, script, textarea, datalist, .differences td, .who b, .about > b, .name, .preview small, .picker li > span, span.own";
 const ATTRIBUTES = ["placeholder", "aria-label", "title"];
+const TEXTS = "data-texts"; // how the sentences in an element were made
 
 /** @param {string} [value] without it what was kept is read */
 const store = (value) => {
@@ -101,7 +102,7 @@ function put(node, key, now, write) {
 function translate(root) {
   if (root instanceof Text) return void translateText(root);
   if (!(root instanceof Element) || root.closest("script, style")) return;
-  for (const element of [root, ...root.querySelectorAll("[data-texts]")]) remember(JSON.parse(element.getAttribute("data-texts") ?? "[]"));
+  for (const element of [root, ...root.querySelectorAll(`[${TEXTS}]`)]) remember(JSON.parse(element.getAttribute(TEXTS) ?? "[]"));
   for (const element of [root, ...root.querySelectorAll("[placeholder], [aria-label], [title]")]) translateAttributes(element);
   const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) translateText(/** @type {Text} */ (walker.currentNode));
@@ -124,8 +125,9 @@ function translateAttributes(element) {
 const observer = new MutationObserver((changes) => {
   addSwitch();
   if (language === "en" && !started) return;
-  for (const { type, target, addedNodes } of changes) {
+  for (const { type, target, attributeName, addedNodes } of changes) {
     if (type === "characterData") translateText(/** @type {Text} */ (target));
+    else if (attributeName === TEXTS) translate(target); // its text node may have been changed before
     else if (type === "attributes") translateAttributes(/** @type {Element} */ (target));
     else addedNodes.forEach(translate);
   }
@@ -154,6 +156,6 @@ function addSwitch() {
   header.append(list);
 }
 
-observer.observe(document.body, { childList: true, subtree: true, characterData: true, attributes: true, attributeFilter: ATTRIBUTES });
+observer.observe(document.body, { childList: true, subtree: true, characterData: true, attributes: true, attributeFilter: [...ATTRIBUTES, TEXTS] });
 addSwitch();
 if (language !== "en") use(language).catch(() => {}); // without a table the page stays English

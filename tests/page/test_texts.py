@@ -17,6 +17,7 @@ from library.config.sections.run import INEFFECTIVE_EVERYWHERE
 from library.families import RUNS, adapter_kinds, config_class
 from library.importers.shared import load_tables
 from library.runs import explain
+from library.runs.record import Record
 from tests import source
 from tests.page import page_texts
 
@@ -226,7 +227,7 @@ def test_only_catalogues_that_are_there_can_be_asked_for(language):
 
 
 @pytest.mark.browser
-def test_a_browser_gets_its_language_and_can_choose_another(visit, served):
+def test_a_browser_gets_its_language_and_can_choose_another(visit, served, tmp_path):
     (served[1] / "images").mkdir(exist_ok=True)
     visitor = visit(locale="zh-CN")
     page = visitor.page
@@ -252,6 +253,11 @@ def test_a_browser_gets_its_language_and_can_choose_another(visit, served):
     assert page.locator("#lora-max_train_steps-help").inner_text() == "1 以上を指定してください（指定値：-5）"
     visitor.open()
     page.get_by_role("button", name="学習を開始", exact=True).locator("visible=true").wait_for()
+    with Record.start({}, "sdxl_train_network", tmp_path, "cat") as record:
+        record.plan(9)
+        for number in (1, 2, 3):  # from the second on Gradio changes the words where they are
+            record.step({"step": number, "loss": 0.5})
+            visitor.until(f"ステップ {number} / 9", ".live .line")
     page.locator(".language").select_option("en")
     page.get_by_role("button", name="Train", exact=True).locator("visible=true").wait_for()
     assert page.get_by_label("Base model", exact=True).locator("visible=true").count() == 1
