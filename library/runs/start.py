@@ -1,6 +1,7 @@
 """Starting a run in processes of its own, which live on when the page, the browser or the shell goes away."""
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -119,7 +120,11 @@ def _prepare(asked: TrainingJob, own: Sequence[str]) -> Path:
                  "queued": asked.queued, "error": None}  # fmt: skip
         layout.store(folder / layout.RUN, facts)
         registry.add(folder)
-    except OSError as error:
+    except (OSError, ConfigError) as error:
+        if not isinstance(error, FileExistsError):  # else it would count as a training that is starting
+            shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, ConfigError):  # a full disk, which says what to do
+            raise
         raise ConfigError(Problem("output_dir", ": {output} cannot be written ({why}).", output=asked.output,
             why=error.strerror or error)) from error  # fmt: skip
     return folder

@@ -13,7 +13,7 @@ from library.config.building import build
 from library.config.formats import read_toml
 from library.config.problems import ConfigError
 from library.families import config_class
-from library.runs import reader, start, stop
+from library.runs import reader, registry, start, stop
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -134,3 +134,13 @@ def test_an_output_folder_that_is_a_file_is_said(tmp_path):
     with pytest.raises(ConfigError, match="output_dir"):
         start.launch(config(tmp_path))
     assert reader.runs() == []
+
+
+def test_what_could_not_be_remembered_is_no_training_that_starts(tmp_path, monkeypatch):
+    def full(folder):
+        raise ConfigError("the disk is full")
+
+    monkeypatch.setattr(registry, "add", full)
+    with pytest.raises(ConfigError, match="the disk is full"):
+        start.launch(config(tmp_path))
+    assert not any((tmp_path / "out" / "runs").iterdir())
