@@ -170,7 +170,7 @@ async function preset(tab, id) {
 /** @param {string} tab */
 function undo(tab) {
   const done = form.undo(tab);
-  tell(tab, "plain", make("p", {}, done ? "The form is as it was before." : "There is nothing to undo."));
+  tell(tab, "plain", make("p", {}, done ? "The form is as it was before." : "There is nothing to undo: presets, loaded configs and fixes can be. ↺ above a field sets that one back."));
 }
 
 /** @param {HTMLButtonElement} button */

@@ -132,11 +132,17 @@ class _Frame(NamedTuple):
             grid += f'<line class="resumed" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{HEIGHT}"/>'
         first, last = self.ends or (Text("step {step}", step=self.first), str(self.last))
         return (
-            f'<div class="y"><span>{self.high:.3g}</span><span>{self.low:.3g}</span></div>'
+            f'<div class="y"><span>{_short(self.high)}</span><span>{_short(self.low)}</span></div>'
             f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img" aria-label="{about}"'
             f"{data(about)}>{grid}{polylines}</svg>"
             f'<div class="x"{data(first)}><span>{first}</span>{below}<span>{last}</span></div>'
         )
+
+
+def _short(value: float) -> str:
+    """A number in the six characters that there is room for beside an axis."""
+    said = f"{value:.3g}"
+    return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e") if "e" in said else said
 
 
 def _thinned(rows: Sequence[Any]) -> Sequence[Any]:

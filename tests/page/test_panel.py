@@ -36,6 +36,11 @@ def test_steps_time_left_and_speed(tmp_path):
         assert words in page
 
 
+def test_a_small_learning_rate_has_room_beside_its_axis(tmp_path):
+    page = shown(tmp_path, [step(1, lr={"unet": 8.54e-5}), step(2, lr={"unet": 8.54e-5})])
+    assert "<span>8.5e-5</span>" in page and "8.54e-05" in page  # in full below
+
+
 def test_phases_before_the_first_step(tmp_path):
     page = shown(tmp_path, [{"kind": "phase", "name": "caching latents", "done": 312, "total": 1000}], total_steps=1600)
     assert "Caching latents" in page and "312 / 1000" in page and "width:31.2%" in page
