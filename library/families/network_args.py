@@ -214,6 +214,11 @@ def notes(config: AdapterRun) -> Iterator[Problem]:
     elif hasattr(args, "notes"):
         yield from args.notes()
     network = config.network
+    alone = {"loraplus_text_encoder_lr_ratio": "network_train_unet_only",
+             "loraplus_unet_lr_ratio": "network_train_text_encoder_only"}  # fmt: skip
+    for name, switch in alone.items():
+        if getattr(args, name, None) is not None and getattr(network, switch):
+            yield Problem("network_args", "{name} has no effect: {switch} is on", name=name, switch=switch)
     if network.network_alpha > STRONG * (network.network_dim or 4):
         yield Problem("network_alpha",
             "{alpha} is far above network_dim ({rank}): the adapter's strength is alpha / rank, and so much may end "

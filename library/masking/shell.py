@@ -33,6 +33,8 @@ def _make_masks(asked: argparse.Namespace, report: Report) -> int:
         model = SegmentationModel(folder, asked.words, asked.threshold, asked.batch_size, asked.device)
         done = files.make(images, masks, model, options, report)
     print(f"{images if options.into == files.ALPHA else masks}: {counted(done.written, 'mask')} written")
+    if asked.way == "alpha" and not (done.written or done.skipped or done.unreadable):
+        print("no image is transparent anywhere: masks can be made of PNG and WebP files that are")
     if done.skipped:
         print(f"{counted(done.skipped, 'image')} had a mask already")
     if done.unreadable:

@@ -91,6 +91,15 @@ class SdxlArgs(NetworkArgs):
         if self.conv_block_alphas and not (self.conv_block_dims or self.conv_dim):
             yield wrong_argument("conv_block_alphas", "needs conv_block_dims or conv_dim")
 
+    def notes(self, _run: RunConfig | None = None) -> Iterator[Problem]:
+        """What has no effect, and why."""
+        yield from NetworkArgs.notes(self)
+        if self.block_lr_zero_threshold and not self.block_weights:
+            yield Problem(
+                "network_args",
+                "block_lr_zero_threshold has no effect without down_lr_weight, mid_lr_weight or up_lr_weight",
+            )
+
     @property
     def block_weights(self) -> tuple[float, ...]:
         """The factor of each block's learning rate, or () when none was given."""
