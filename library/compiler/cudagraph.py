@@ -146,6 +146,7 @@ class GraphedModel:
         self.gradients: list[Tensor] = []  # of what learns, where recordings put them
         self.most = MOST
         self.why_not = ""  # why nothing is recorded any more
+        self.lacks_memory = False  # whether that is the GPU's memory, which other steps may need less of
         # Frees what else uses the GPU's memory and can be done without; False where nothing does.
         self.free_others: Callable[[], bool] = lambda: False
         self.automatic = reserve is not None
@@ -223,6 +224,7 @@ class GraphedModel:
         if no_room or why or not_worth_it:
             recording = None
             too_small = f"the GPU's memory is too small for those of inputs of {shape}"
+            self.lacks_memory = no_room or not_worth_it == NO_ROOM_FOR_OPTIMIZER
             return self.give_up(why or not_worth_it or too_small, expected=bool(not_worth_it))
         assert recording is not None
         self.made[asked.key] = recording
@@ -259,6 +261,11 @@ class GraphedModel:
         """Let all recordings go, as what they hold is no longer what would be computed."""
         if self.made:
             self._release(self.most)
+
+    def begin_again(self) -> None:
+        """Let all recordings go, and find out anew what can be recorded and pays: what comes now are other steps."""
+        self.why_not, self.lacks_memory, self._paid = "", False, False
+        self._release(MOST)
 
     def _release(self, most: int) -> None:
         self.most = most

@@ -109,14 +109,16 @@ class BackgroundCompiler:
             why = self._why_no_room(denoiser)
         except NotDescribed as error:
             why = f"blocks are called with {error}"
+        except torch.OutOfMemoryError:  # compiled blocks keep less, with compile_activation_budget much less
+            why = "the GPU's memory is too small for steps without compiled blocks"
         finally:
             rng.set_rng_state(before, device)
         if not self._forced and recorder and recorder.why_not:
             why = "steps are not recorded"
         if why:
             self._journal.say(BEFORE.format(why=why))
-            if recorder:
-                recorder.forget()
+            if recorder and (recorder.lacks_memory or not recorder.why_not):
+                recorder.begin_again()
             blocks.begin_due(log, {}, 0)
             return False
         if self._pays(waiting=True):

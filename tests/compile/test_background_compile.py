@@ -207,6 +207,17 @@ def test_where_memory_is_tight_there_is_no_second_process(monkeypatch):
     assert not told[4] and "needs 2.8 GiB of the GPU, and the training leaves 1.5 GiB" in told[2]
 
 
+def test_where_eager_steps_do_not_fit_blocks_are_compiled_before_the_first(demo, squares, tmp_path, monkeypatch):
+    def does_not_fit(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(BackgroundCompiler, "_note_calls", does_not_fit)
+    values = {**GIVEN, "compile_backend": "eager", "max_train_steps": 1, "train_data_dir": squares}
+    done = train(config_of(demo, "flux_train_network", output_dir=tmp_path, **values))
+    assert done.facts["compile"]["graphs"] == done.facts["compile"]["predicted"]
+    assert {event["step"] for event in done.events("compile")} == {0} and not done.events("takeover")
+
+
 def test_the_compiler_is_imported_beside_the_steps_after_the_first(monkeypatch):
     imported = []
     monkeypatch.setattr(background_compile.torch_private, "import_inductor", lambda: imported.append(run._clock.step))

@@ -140,6 +140,15 @@ def test_a_gpu_or_a_model_that_cannot_record_goes_on_without(capture, reserve, t
     assert caplog.text.count("CUDA graphs are not recorded from now on") == 1 and told in caplog.text
 
 
+def test_steps_that_need_less_memory_are_tried_anew(recorder):
+    full = [True]
+    made, record = recorder(lambda _: out_of_memory() if full.pop() else "")
+    assert record(3) is None and made.lacks_memory
+    full.append(False)
+    made.begin_again()
+    assert not made.why_not and record(3) and not made.lacks_memory
+
+
 def test_room_is_left_for_the_optimizer_until_it_has_taken_its_own(recorder, monkeypatch):
     made, record = recorder(lambda _: "", reserve=8 * cudagraph.SPARE)
     assert record(1)
