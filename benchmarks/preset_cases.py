@@ -20,6 +20,7 @@ UNRECORDED = {"compile_mode": "default", "cuda_graphs": "false"}
 RECORDED = {"compile": True, "compile_mode": "reduce-overhead", "cuda_graphs": "auto"}
 FP8 = {"fp8_base": True, "fp8_compute": True}
 INT8 = {"int8_base": True, "int8_compute": True}
+BF16 = {"fp8_base": False, "fp8_compute": False}
 # What a preset is compared with: a name, what changes, and the GiB that it needs, roughly, to compile side by side.
 WAYS: dict[str, tuple[tuple[str, str, dict[str, Any], int], ...]] = {
     "sdxl lora": (
@@ -61,13 +62,13 @@ WAYS: dict[str, tuple[tuple[str, str, dict[str, Any], int], ...]] = {
         ("10 blocks swapped", "finetune-24gb", {"blocks_to_swap": 10}, 34),
     ),
     "chroma lora": (
-        ("eager, checkpointing", "lora-chroma-80gb", {**EAGER, **CKPT}, 22),
+        ("eager, checkpointing", "lora-chroma-48gb", {**EAGER, **CKPT, **BF16}, 22),
         ("fp8 products, checkpointing", "lora-chroma-24gb", WHOLE, 14),
-        ("fp8 products", "lora-chroma-80gb", FP8, 42),
-        ("fp8 products, recorded", "lora-chroma-80gb", {**FP8, **RECORDED}, 60),
+        ("no checkpointing", "lora-chroma-48gb", BF16, 48),
+        ("fp8 products, recorded", "lora-chroma-48gb", RECORDED, 60),
     ),
     "kontext lora": (
-        ("eager, checkpointing", "lora-kontext-24gb", {**EAGER, "fp8_base": False, "fp8_compute": False}, 32),
+        ("eager, checkpointing", "lora-kontext-24gb", {**EAGER, **BF16}, 32),
         ("fp8 products, keeps attention", "lora-kontext-24gb", {"checkpoint_keep_attention": True}, 24),
         ("fp8 products, half the activations", "lora-kontext-24gb",
          {"gradient_checkpointing": False, "compile_activation_budget": 0.5}, 50),
@@ -75,16 +76,17 @@ WAYS: dict[str, tuple[tuple[str, str, dict[str, Any], int], ...]] = {
     ),
     "fill lora": (("fp8 products", "lora-fill-24gb", {"gradient_checkpointing": False, **WHOLE}, 46),),
     "qwen_image lora": (
-        ("eager, checkpointing", "lora-80gb", {**EAGER, **CKPT, "fp8_base": False, "fp8_compute": False}, 46),
-        ("checkpointing", "lora-80gb", {**CKPT, "fp8_base": False, "fp8_compute": False}, 46),
+        ("eager, checkpointing", "lora-80gb", {**EAGER, **CKPT, **BF16}, 46),
+        ("checkpointing", "lora-80gb", {**CKPT, **BF16}, 46),
         ("fp8 products, checkpointing", "lora-80gb", CKPT, 26),
         ("fp8 products, half the activations", "lora-80gb", {"compile_activation_budget": 0.5}, 52),
         ("fp8 products, keeps attention, recorded", "lora-32gb", RECORDED, 40),
         ("fp8 products, 12 blocks swapped", "lora-24gb", {"blocks_to_swap": 12}, 26),
     ),
     "flux_2 lora": (
-        ("eager, checkpointing", "lora-16gb", {**EAGER, **CKPT, **WHOLE}, 14),
-        ("no checkpointing", "lora-24gb", {"fp8_base": False, "fp8_compute": False}, 32),
+        ("eager, checkpointing", "lora-12gb", {**EAGER, **CKPT, **WHOLE, **BF16}, 14),
+        ("keeps attention", "lora-12gb", BF16, 14),
+        ("no checkpointing", "lora-24gb", BF16, 32),
         ("fp8 products, keeps attention, recorded", "lora-12gb", RECORDED, 14),
         ("fp8 products, half the activations", "lora-24gb", {"compile_activation_budget": 0.5}, 20),
     ),
@@ -95,10 +97,10 @@ WAYS: dict[str, tuple[tuple[str, str, dict[str, Any], int], ...]] = {
     ),
     "qwen_image_edit lora": (("fp8 products, 18 blocks swapped", "lora-edit-24gb", {"blocks_to_swap": 18}, 50),),
     "zimage lora": (
-        ("eager, checkpointing", "lora-24gb", {**EAGER, **CKPT, **WHOLE}, 18),
-        ("no checkpointing", "lora-80gb", {"fp8_base": False, "fp8_compute": False}, 38),
+        ("eager, checkpointing", "lora-16gb", {**EAGER, **CKPT, **WHOLE, **BF16}, 18),
+        ("keeps attention", "lora-16gb", BF16, 18),
+        ("no checkpointing", "lora-32gb", BF16, 38),
         ("fp8 products, keeps attention, recorded", "lora-16gb", RECORDED, 18),
-        ("fp8 products, half the activations", "lora-80gb", {"compile_activation_budget": 0.5}, 24),
     ),
 }  # fmt: skip
 
