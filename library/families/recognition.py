@@ -28,7 +28,9 @@ def described(shapes: Shapes) -> tuple[FamilyFacts | None, str]:
     if words := matching(UNTRAINED, plain):
         return None, words
     for facts in families.every():
-        if words := facts.recognise(plain) or facts.recognise(shapes):
+        # A file that holds all networks is told by its own names, and its denoiser alone by those without prefix.
+        ways = (shapes, plain) if facts.denoiser_prefix else (plain, shapes)
+        if words := next(filter(None, map(facts.recognise, ways)), ""):
             return facts, words
     if words := next(filter(None, (facts.recognise_part(shapes) for facts in families.every())), ""):
         return None, words

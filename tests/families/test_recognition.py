@@ -155,6 +155,59 @@ def test_a_part_of_a_file_is_taken_for_no_other_model(demo):
     assert weights.prefix_of(["blocks.0.a", "blocks.0.b"]) == ""  # a list of blocks is no prefix
 
 
+@pytest.mark.parametrize("script", [*LORAS, *RELATIVES])
+def test_each_half_of_a_file_is_of_its_family_and_not_complete(demo, script, tmp_path):
+    """Also where the half lacks what whole files are told by."""
+    config = config_of(demo, script)
+    shapes = weights.header(config.model.pretrained_model_name_or_path)
+    names = sorted(shapes, key=lambda name: [int(x) if x.isdecimal() else x for x in re.split(r"(\d+)", name)])
+    for half in (names[: len(names) // 2], names[len(names) // 2 :]):
+        path = made({name: shapes[name] for name in half}, tmp_path / "half.safetensors")
+        facts, found = recognition.described(weights.header(path))
+        assert facts is families.facts(config.family) or found == "a Cosmos-Predict2 transformer", found
+        (problem,) = said(demo, script, **{BASE: path})
+        told = ("is not complete: ", "has no text encoders", "has no text adapter")
+        assert any(one in str(problem) for one in told), problem
+
+
+def test_later_blocks_of_diffusers_layout_tell_the_model():
+    single = "single_transformer_blocks.7."
+    chroma = {f"{single}proj_mlp.weight": (16, 4), f"{single}attn.to_q.weight": (4, 4)}
+    flux = chroma | {f"{single}norm.linear.weight": (12, 4)}
+    for shapes, words in ((chroma, "a Chroma transformer"), (flux, "a FLUX.1 transformer")):
+        assert recognition.describe(shapes) == f"{words} in the diffusers layout"
+    video = {"single_blocks.7.linear1.weight": (28, 4), "single_blocks.7.modulation.linear.weight": (12, 4)}
+    assert recognition.described(video)[0] is None
+
+
+def test_a_file_of_all_networks_is_read_under_a_prefix_of_its_own(demo, tmp_path):
+    """As programs write it that wrap the whole model; its tokenizers lie beside it."""
+    config = config_of(demo, "sdxl_train_network")
+    given = Path(config.model.pretrained_model_name_or_path)
+    tensors, path = load_file(given), given.parent / "wrapped.safetensors"
+    tensors["conditioner.embedders.1.model.logit_scale"] = torch.ones(())
+    save_file({f"module.{name}": tensor for name, tensor in tensors.items()}, path)
+    assert recognition.recognised(path) == recognition.recognised(given)
+    assert said(demo, "sdxl_train_network", **{BASE: path}) == []
+    whole, read = (
+        families.family_for(config_of(demo, "sdxl_train_network", **{BASE: one})).load(torch.float32)
+        for one in (given, path)
+    )
+    state, wanted = read.denoiser.state_dict(), whole.denoiser.state_dict()
+    assert all(torch.equal(state[name], wanted[name]) for name in wanted)
+    assert "conditioner.embedders.1.model.logit_scale" in read.source["rest"]
+    alone = {name.removeprefix("model.diffusion_model."): tensor for name, tensor in tensors.items()
+             if name.startswith("model.diffusion_model.")}  # fmt: skip
+    save_file(alone, path)
+    (problem,) = said(demo, "sdxl_train_network", **{BASE: path})
+    assert "has no text encoders" in str(problem)
+    vae = {f"any.{name.removeprefix('first_stage_model.')}": tensor for name, tensor in tensors.items()
+           if name.startswith("first_stage_model.")}  # fmt: skip
+    save_file(vae, tmp_path / "vae.safetensors")
+    assert said(demo, "sdxl_train_network", vae=tmp_path / "vae.safetensors") == []
+    path.unlink()
+
+
 def test_files_of_4_bits_with_scales_are_no_fp8_files(tmp_path):
     kinds = {"a.weight": "U8", "a.weight_scale": "F8_E4M3", "a.comfy_quant": "U8"}
     entries = {name: {"dtype": kind, "shape": [1]} for name, kind in kinds.items()}

@@ -1,5 +1,7 @@
 """What FLUX.1 states about itself."""
 
+import re
+
 from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes, holds, matching
 from library.families.flux.variants import (
     CHROMA,
@@ -22,6 +24,25 @@ LATER = (
 )
 
 
+# Of blocks that are not the first, by which a part of a file is told; a matrix of each has so many times as many rows.
+LATER_BLOCKS = (
+    (re.compile(r"(^|\.)double_blocks\.\d+\.(img|txt)_attn\.qkv\.weight$"), 3, ""),
+    (re.compile(r"(^|\.)single_blocks\.\d+\.linear1\.weight$"), 7, ""),
+    (re.compile(r"(^|\.)single_transformer_blocks\.\d+\.proj_mlp\.weight$"), 4, FOLDER),
+)
+MODULATION = re.compile(r"_mod\.lin\.|\.modulation\.lin\.|\.norm1?\.linear\.")  # of a block; Chroma's have none
+
+
+def part_of(shapes: Shapes) -> str:
+    """What a part of a file is that lacks the first blocks."""
+    for pattern, times, layout in LATER_BLOCKS:
+        if any(pattern.search(name) and shape[0] == times * shape[-1] for name, shape in shapes.items() if shape):
+            if any(map(MODULATION.search, shapes)):
+                return TRANSFORMER + layout
+            return "" if any(".modulation." in name for name in shapes) else CHROMA + layout
+    return ""
+
+
 def recognise(shapes: Shapes) -> str:
     """What a checkpoint is of FLUX.1. SD3 shares names with it, but has no single blocks; where one modulation serves
     all blocks, or an MLP is not four times as wide as its stream, it is a later model."""
@@ -37,7 +58,7 @@ def recognise(shapes: Shapes) -> str:
 
     layout = "" if some("double_blocks.0.img_attn.qkv.weight") else FOLDER
     if layout and not some("single_transformer_blocks.0."):
-        return ""
+        return part_of(shapes)
     if some("distilled_guidance_layer."):
         return f"{RADIANCE if some('nerf_') else CHROMA}{layout}"
     sizes = {name.rpartition("diffusion_model.")[2]: shape for name, shape in shapes.items()}

@@ -1,5 +1,7 @@
 """What Qwen-Image states about itself."""
 
+import re
+
 from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes
 from library.families.qwen_image.variants import EDIT_2511, EDITS, TRANSFORMER, VARIANTS
 
@@ -8,16 +10,15 @@ TEXT_ENCODER = "a Qwen2.5-VL text encoder"
 INDEX = "__index_timestep_zero__"  # an empty tensor by which ComfyUI knows Qwen-Image-Edit-2511
 # Tensors that only relatives have.
 RELATIVES = {"time_text_embed.addition_t_embedding.weight": "Qwen-Image-Layered", INDEX: EDIT_2511}
+MODULATION = re.compile(r"(^|\.)transformer_blocks\.\d+\.(img|txt)_mod\.1\.weight$")
 NEWER = "txt_in.text_norm.weight"  # of a network whose other names differ as well
 
 
 def recognise(shapes: Shapes) -> str:
-    """What a checkpoint is of Qwen-Image, with or without a prefix. FLUX.1 in diffusers has no norm before its text."""
+    """What a checkpoint is of Qwen-Image, with or without a prefix. Any block tells, so that a part of a file does."""
     if any(name.endswith(NEWER) for name in shapes):
         return "Qwen-Image-2.1"
-    if not any(name.endswith("txt_norm.weight") for name in shapes):
-        return ""
-    if not any(name.endswith("transformer_blocks.0.img_mod.1.weight") for name in shapes):
+    if not any(map(MODULATION.search, shapes)):
         return ""
     return next((title for mark, title in RELATIVES.items() if any(n.endswith(mark) for n in shapes)), TRANSFORMER)
 

@@ -1,7 +1,10 @@
 """What SDXL states about itself."""
 
+import re
+
 from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes, holds
 
+DEEP = re.compile(r"^model\.diffusion_model\.(middle_block|output_blocks\.\d+)\.1\.transformer_blocks\.1\.")
 CHECKPOINT, UNET_ALONE = "an SDXL checkpoint", "an SDXL U-Net without text encoders"
 
 
@@ -13,10 +16,14 @@ def recognise(shapes: Shapes) -> str:
 
     if some("down_blocks.") and not some("model.diffusion_model."):
         return "an SDXL U-Net in the diffusers layout" if "add_embedding.linear_1.weight" in shapes else ""
-    if not some("model.diffusion_model.input_blocks."):
-        return ""
+    if not some("model.diffusion_model."):
+        if some("input_blocks.") and "label_emb.0.0.weight" in shapes:
+            return UNET_ALONE
+        return CHECKPOINT if some("conditioner.embedders.1.model.") else ""
     if some("conditioner.embedders.1."):
         return CHECKPOINT
+    if not some("model.diffusion_model.input_blocks."):  # a part; the older ones have but one layer for each attention
+        return UNET_ALONE if any(map(DEEP.search, shapes)) else ""
     if some("conditioner.embedders.0.model."):
         return "an SDXL refiner checkpoint"
     alone = not some("cond_stage_model.") and "model.diffusion_model.label_emb.0.0.weight" in shapes

@@ -16,7 +16,7 @@ from torch import Tensor
 from library.families.shared import autoencoder
 from library.families.shared.clip import canonical
 from library.families.shared.expected_tensors import count
-from library.families.shared.weights import inverse, renamed
+from library.families.shared.weights import inverse, renamed, shared_prefix
 
 PREFIXES = {
     "denoiser": "model.diffusion_model.",
@@ -122,20 +122,25 @@ def clip_g_table(layers: int) -> dict[str, str]:
     return names
 
 
-def split(names: Iterable[str]) -> tuple[dict[str, dict[str, str]], list[str]]:
-    """The names of a single file by part, {part: {name without prefix: name}}, and what belongs to no part.
+def split(names: Iterable[str]) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+    """The names of a single file by part, {part: {name without prefix: name}}, and {plain name: name} of what belongs
+    to no part. Other programs wrap all of them in a prefix of their own.
 
     The rest (`logit_scale`, `position_ids`, marks such as `v_pred`) is kept, so that a saved file has all that the
     loaded one had.
     """
+    names = list(names)
+    wrapped = not any(name.startswith((*PREFIXES.values(),)) for name in names)
+    wrapper = shared_prefix(names) if wrapped else ""
     parts: dict[str, dict[str, str]] = {part: {} for part in PREFIXES}
-    rest = []
+    rest = {}
     for name in names:
-        part = next((part for part, prefix in PREFIXES.items() if name.startswith(prefix)), None)
-        if part is None or name == LOGIT_SCALE or name.endswith(".position_ids"):
-            rest += [] if name.startswith(DROPPED) else [name]
-        else:
-            parts[part][name.removeprefix(PREFIXES[part])] = name
+        plain = name.removeprefix(wrapper)
+        part = next((part for part, prefix in PREFIXES.items() if plain.startswith(prefix)), None)
+        if part is not None and plain != LOGIT_SCALE and not plain.endswith(".position_ids"):
+            parts[part][plain.removeprefix(PREFIXES[part])] = name
+        elif not plain.startswith(DROPPED):
+            rest[plain] = name
     return parts, rest
 
 

@@ -74,7 +74,7 @@ def _single(path: Path, mmap: bool, vae: str | None) -> OpenCheckpoint:
         {name: file.source(stored) for name, stored in named.items()},
         {name: shapes[stored] for name, stored in named.items()},
         {part: functools.partial(read, part) for part, names in parts.items() if names and part != "denoiser"},
-        {name: file[name] for name in rest},
+        {plain: file[name] for plain, name in rest.items()},
     )
 
 
@@ -102,13 +102,9 @@ def read_vae(path: Path, half: bool, mmap: bool) -> dict[str, Tensor]:
     """The VAE of --vae: a file in either layout, with or without a prefix, a VAE's folder, or a whole model's."""
     folder = path / "vae" if (path / "vae").is_dir() else path
     file = weights.Weights(weights.files(folder, "fp16" if half else None), mmap)
-    prefix = keys.PREFIXES["vae"]
-    whole = any(name.startswith(prefix) for name in file)
-    tensors = {n.removeprefix(prefix): file[n] for n in file if n.startswith(prefix) or not whole}
-    tensors = {n: t for n, t in tensors.items() if n.startswith(("encoder.", "decoder.", "quant_", "post_quant_"))}
-    if "decoder.conv_in.weight" not in tensors:
+    if not any(name.endswith(autoencoder.MARKER) for name in file):
         raise recognition.wrong(path, "a VAE")
-    return autoencoder.to_diffusers(tensors)
+    return autoencoder.to_diffusers(file)
 
 
 def absent(path: Path, shapes: Mapping[str, tuple[int, ...]], vae: str | None = None) -> str | None:

@@ -1,14 +1,19 @@
 """What Z-Image states about itself."""
 
+import re
+
 from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes, holds
 
 TRANSFORMER = "a Z-Image transformer"
+MODULATION = re.compile(r"^layers\.\d+\.adaLN_modulation\.0\.weight$")
 OMNI = "a Z-Image-Omni transformer"
 
 
 def recognise(shapes: Shapes) -> str:
-    """What a checkpoint is of Z-Image. Lumina 2 shares most names, but pads no tokens; Turbo is alike."""
-    if not {"cap_embedder.1.weight", "cap_pad_token", "layers.0.attention_norm1.weight"} <= shapes.keys():
+    """What a checkpoint is of Z-Image. Lumina 2 shares most names, but pads no tokens, and modulates its blocks by
+    another layer, which tells a part of a file; Turbo is alike."""
+    whole = {"cap_embedder.1.weight", "cap_pad_token", "layers.0.attention_norm1.weight"} <= shapes.keys()
+    if not whole and not any(map(MODULATION.search, shapes)):
         return ""
     return OMNI if any(name.startswith("siglip_embedder.") for name in shapes) else TRANSFORMER
 
