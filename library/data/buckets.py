@@ -53,6 +53,10 @@ class Buckets:
             )
         if self.no_upscale or self.step < 1:
             return
+        if self.smallest < self.step:
+            yield Problem("min_bucket_reso", "must not be below bucket_reso_steps ({steps}): raise the former",
+                steps=self.step)  # fmt: skip
+            return
         smallest, largest = _bounds(self.smallest, self.largest, self.step)
         if min(self.resolution) < smallest:
             yield Problem("min_bucket_reso", ": {smallest} is larger than the resolution {min}",

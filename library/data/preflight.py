@@ -46,7 +46,8 @@ def check(config: RunConfig, grid: int, report: Report | None = None) -> Check:
     stops += _damaged(found, images, to_disk, report)
     for dataset in found.images.datasets:
         if dataset.resolution:
-            stops += [problem for problem in bucket_rules(dataset).problems(grid) if problem not in stops]
+            told = {option for stop in stops for option in stop.options}  # by the rules of a dataset file, for one
+            stops += [problem for problem in bucket_rules(dataset).problems(grid) if problem.option not in told]
     stops += _without_the_word(config, images)
     if to_disk:
         stops += _sharing_a_cache(images)

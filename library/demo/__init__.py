@@ -10,6 +10,7 @@ from pathlib import Path
 
 from library import families
 from library.config.building import build
+from library.config.command import printable
 from library.config.formats import read_toml
 from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
@@ -69,7 +70,7 @@ def train(toml: Path, script: str, config: RunConfig, name: str, flags: list[str
     output = Path(config.save.output_dir or "")
     name = free_name(output, name)
     flags = ["--output_name", name, *flags, *(["--max_train_steps", str(steps)] if steps else [])]
-    print(f"\n> kohya train {script} --config_file {toml} {' '.join(flags)}\n", flush=True)
+    print(f"\n> {printable(['kohya', 'train', script, '--config_file', str(toml), *flags])}\n", flush=True)
     arguments, variables = starting(toml, script)
     code = foreground.run([*arguments, *flags], variables)
     found = sorted((output / "runs").glob(f"{name}-*"), key=lambda folder: folder.stat().st_mtime)
@@ -98,6 +99,7 @@ def closing(demo: Demo, model: str) -> list[str]:
     """The last lines: where the files are, and what to do next."""
     kohya = Path(sys.executable).with_name("kohya")
     script = families.lora_script(families.owner(model))
+    again = [str(kohya), "train", script, "--config_file", str(demo.configs[name_of(script, model)])]
     return [
         f"Everything is in {demo.folder}",
         f"  images    {demo.images}",
@@ -105,5 +107,5 @@ def closing(demo: Demo, model: str) -> list[str]:
         f"  configs   {', '.join(path.name for path in demo.configs.values())}",
         f"  results   {demo.folder / 'output'}",
         "Next: open the page (./setup.sh gui), or change a TOML and train again:",
-        f"  {kohya} train {script} --config_file {demo.configs[name_of(script, model)]}",
+        f"  {printable(again)}",
     ]

@@ -24,12 +24,14 @@ def described(shapes: Shapes) -> tuple[FamilyFacts | None, str]:
     a sentence."""
     if any(map(ADAPTER.search, shapes)):
         return None, "a LoRA file"
+    wrapper = weights.shared_prefix([*shapes])
     plain = {name: shapes[key] for name, key in weights.without_prefix(shapes).items()}
+    unwrapped = {name.removeprefix(wrapper): shape for name, shape in shapes.items()}
     if words := matching(UNTRAINED, plain):
         return None, words
     for facts in families.every():
         # A file that holds all networks is told by its own names, and its denoiser alone by those without prefix.
-        ways = (shapes, plain) if facts.denoiser_prefix else (plain, shapes)
+        ways = (shapes, unwrapped, plain) if facts.denoiser_prefix else (plain, shapes)
         if words := next(filter(None, map(facts.recognise, ways)), ""):
             return facts, words
     if words := next(filter(None, (facts.recognise_part(shapes) for facts in families.every())), ""):

@@ -74,12 +74,13 @@ def test_too_thin_an_image_has_no_bucket():
     [
         (Buckets((1024, 1024), step=16), 32, "bucket_reso_steps"),
         (Buckets((512, 512), smallest=640), 32, "min_bucket_reso"),
+        (Buckets((512, 512), smallest=32), 32, "min_bucket_reso"),
         (Buckets((1536, 1024), largest=1024), 32, "max_bucket_reso"),
         (Buckets((1000, 1024), enabled=False), 64, "resolution"),
     ],
 )
 def test_impossible_rules_are_named(rules, grid, word):
-    assert [word] == [problem.split(":")[0] for problem in rules.problems(grid)]
+    assert [word] == [problem.partition(" ")[0].rstrip(":") for problem in rules.problems(grid)]
 
 
 def test_possible_rules_have_no_problem():

@@ -25,6 +25,16 @@ def test_a_missing_folder_and_a_file_instead_of_one(tmp_path):
     assert "is a file" in problems(make.config(tmp_path / "file"))[0]
 
 
+@pytest.mark.parametrize("rules", ["min_bucket_reso = 32", "bucket_reso_steps = 48\nmin_bucket_reso = 48"])
+def test_impossible_buckets_of_a_dataset_file_are_told_once(tmp_path, rules):
+    make.folder(tmp_path / "images", "cat")
+    file = tmp_path / "data.toml"
+    file.write_text(f"[[datasets]]\nresolution = 64\nenable_bucket = true\n{rules}\n"
+        f"[[datasets.subsets]]\nimage_dir = '{(tmp_path / 'images/cat').as_posix()}'\n")  # fmt: skip
+    (problem,) = problems(make.config(None, dataset_config=str(file)))
+    assert "in data.toml dataset 1" in problem and "bucket_reso_steps" in problem
+
+
 def test_nothing_given_at_all():
     found = problems(make.config(None, resolution=None))
     assert [problem.split(" ")[0] for problem in found] == ["train_data_dir", "resolution"]

@@ -345,10 +345,14 @@ def stored_oddly(path: Path, entries: Mapping[str, JsonMapping], scaled: bool = 
 
 
 def prefix_of(names: Iterable[str]) -> str:
-    """What the names of a denoiser begin with in a file, "" for nothing."""
-    names = list(names)
-    known = next((prefix for prefix in PREFIXES if any(name.startswith(prefix) for name in names)), "")
-    return known or shared_prefix(names)
+    """What the names of a denoiser begin with in a file, "" for nothing; two programs may each have wrapped it."""
+    names, found = list(names), ""
+    while True:
+        inside = [name.removeprefix(found) for name in names if name.startswith(found)]
+        known = (prefix for prefix in PREFIXES if any(name.startswith(prefix) for name in inside))
+        if not (inner := next(known, "" if found else shared_prefix(names))):
+            return found
+        found += inner
 
 
 def shared_prefix(names: Sequence[str]) -> str:
