@@ -10,6 +10,7 @@ from kohya_gui.i18n.sentences import data
 from kohya_gui.server import allowed_folders
 from library.config.json_types import JsonMapping
 from library.config.problems import FLAG, Problem, Text, read
+from library.importers.builder import TO_FIX
 
 Places = Mapping[str, tuple[str, str]]  # option -> its label, its element's id
 Fix = Callable[[Problem], Mapping[str, bool | str]]  # a problem -> values of fields that would mend it
@@ -23,15 +24,17 @@ _number = count()  # makes each message differ from the last, so that the same o
 
 
 def good(text: str, notes: Iterable[str] = (), undo: bool = False) -> str:
-    """Something was done, in one line; notes are what the user should know about it, and several of them are folded.
-    `undo` offers to take back what was filled."""
+    """Something was done, in one line; notes are what the user should know about it, and several of them are folded
+    where none has to be fixed. `undo` offers to take back what was filled."""
     notes = [*notes]
     more = Text("{count} notes", count=len(notes)) if len(notes) > 1 else Text("")
     shown = notes if len(notes) == 1 else [*filter(None, [more])]
     said = " ".join(f"<span>{html.escape(one)}</span>" for one in [text, *shown])
     back = ' <button type="button" class="undo">Undo</button>' if undo else ""
     listed = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
-    fold = f"<details><summary>{said}{back}</summary><ul>{listed}</ul></details>" if more else f"<p>{said}{back}</p>"
+    is_open = any(isinstance(note, Text) and note.template == TO_FIX for note in notes)
+    fold = f"<details{' open' * is_open}><summary>{said}{back}</summary><ul>{listed}</ul></details>"
+    fold = fold if more else f"<p>{said}{back}</p>"
     return _message("good", fold, [text, more, *notes])
 
 

@@ -18,6 +18,8 @@ let wanted = ""; // the sheet to show, once it is known
 let asked = ""; // the run that was asked for in its panel
 /** @type {((begun?: string) => void) | undefined} */
 let look;
+/** @type {Promise<void> | undefined} until it is known what can be chosen */
+let started;
 
 /**
  * @template {Element} [T=HTMLElement]
@@ -44,7 +46,7 @@ export function mount(element) {
   sheets().addEventListener("change", () => void renderSheet(sheets().value));
   part(".epochs").addEventListener("click", () => void fillEpochs());
   part(".go", HTMLButtonElement).addEventListener("click", () => void begin());
-  void start();
+  started = start();
   found();
 }
 
@@ -124,9 +126,11 @@ async function fillEpochs() {
 }
 
 async function begin() {
-  const go = part(".go", HTMLButtonElement), chosen = model().value;
-  const fields = Object.fromEntries(all(part("form"), "[data-prompt]").filter(isField).map((field) => [field.dataset.prompt, field.value]));
+  const go = part(".go", HTMLButtonElement);
   go.disabled = true;
+  await started;
+  const chosen = model().value;
+  const fields = Object.fromEntries(all(part("form"), "[data-prompt]").filter(isField).map((field) => [field.dataset.prompt, field.value]));
   try {
     const { job } = await ask("sampling_begin", {
       model: chosen, form: chosen.startsWith(TAB) ? read(chosen.slice(TAB.length)) : "", fields, prompts: text("prompts"),

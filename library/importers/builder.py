@@ -17,6 +17,7 @@ from library.config.values import Option, to_float
 Kind = Literal["kept", "renamed", "changed", "ignored", "empty", "default"]
 Configs = Mapping[str, type]  # script -> its config class
 NOT_HERE = "not supported by this trainer"
+TO_FIX = "to fix: {problem}"
 SECRET = "tokens and keys stay out of configs; set the environment variable of the service (WANDB_API_KEY, HF_TOKEN)"
 
 
@@ -138,7 +139,7 @@ class Imported:
 
     def lines(self) -> list[str]:
         """What is worth knowing, a sentence each, for a page: what changed or was left out, notes, what to fix."""
-        to_fix = [Text("to fix: {problem}", problem=problem) for problem in self.problems]
+        to_fix = [Text(TO_FIX, problem=problem) for problem in self.problems]
         changed = [Text("{key}: {text}", key=outcome.key, text=outcome.text) for outcome in self.of("changed")]
         renamed = [
             Text("{key} is now {option}", key=outcome.key, option=outcome.text) for outcome in self.of("renamed")

@@ -7,7 +7,8 @@ import pytest
 
 from kohya_gui.form import messages
 from kohya_gui.panel import charts, html
-from library.config.problems import Problem
+from library.config.problems import Problem, Text
+from library.importers.builder import TO_FIX
 from library.runs import process
 from library.runs.queue import Queue, QueueEntry
 from library.runs.reader import RecordedRun, RunProgress
@@ -34,6 +35,12 @@ def test_steps_time_left_and_speed(tmp_path):
     page = shown(tmp_path, [step(1), step(120, eta=1930, s_it=1.3, epoch=2)], total_steps=1600)
     for words in ("Step 120 / 1600", "32 min left", "1.3 <small>s/step", "0.0001", 'aria-valuenow="8"'):
         assert words in page
+
+
+def test_notes_are_folded_unless_one_has_to_be_fixed():
+    notes = [Text("{key} is now {option}", key="dit", option="model"), "ignored: sdpa"]
+    assert "<details><summary>" in messages.good("Loaded.", notes)
+    assert "<details open><summary>" in messages.good("Loaded.", [Text(TO_FIX, problem="fp8_base needs bf16"), *notes])
 
 
 def test_a_small_learning_rate_has_room_beside_its_axis(tmp_path):

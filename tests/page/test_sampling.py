@@ -15,6 +15,7 @@ from library.config.formats import read_toml
 from library.config.problems import ConfigError, Text
 from library.runs import job as jobs
 from library.runs import layout, process, reader, registry
+from tests.training import wait_for
 
 TAB = TABS[0]
 NAME = next(iter(TAB.configs))
@@ -152,6 +153,19 @@ def test_only_pictures_of_a_comparison_inside_the_roots_are_shown(tab, tmp_path)
     for name in ("job:../x", "run:none", ""):
         with pytest.raises(ConfigError):
             tab.sheet(ApiRequest({"name": name}))
+
+
+@pytest.mark.browser
+def test_generate_waits_until_it_is_known_what_can_be_chosen(visit):
+    visitor, held = visit(), []
+    visitor.page.route("**/own/sampling_choices", lambda route: held.append(route))
+    with visitor.page.expect_request("**/own/sampling_choices"):
+        visitor.page.get_by_role("tab", name="Try it", exact=True).click()
+    visitor.click("Generate")
+    wait_for(lambda: visitor.page.evaluate("1") and held, 10)
+    held[0].continue_()
+    visitor.until("The form of LoRA names no base model", ".said-of")
+    visitor.page.unroute("**/own/sampling_choices")
 
 
 @pytest.mark.browser
