@@ -1,6 +1,6 @@
 """The data set tab: what is in a folder of images, its captions, and changes that can be taken back.
 
-All that is asked comes as JSON (service.py) and names its folder anew; what the server remembers of a folder is only
+All that is asked comes as JSON (json_api.py) and names its folder anew; what the server remembers of a folder is only
 there to be quick. Work that takes long runs on a thread and is asked after.
 """
 

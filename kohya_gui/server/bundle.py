@@ -14,7 +14,8 @@ def bundle(folder: Path, first: str) -> str:
     a browser would run them. Raises ValueError for what cannot be put together: a circle, or another kind of import."""
     made: dict[str, str] = {}
     _add(folder, first, made, ())
-    return "".join(made.values()) + f"export const modules = {{ {', '.join(map(_entry, made))} }};\n"
+    entries = ", ".join(f'"{name}": {_variable(name)}' for name in made)
+    return "".join(made.values()) + f"export const modules = {{ {entries} }};\n"
 
 
 def _add(folder: Path, name: str, made: dict[str, str], above: tuple[str, ...]) -> None:
@@ -57,7 +58,3 @@ def _resolved(name: str, wanted: str) -> str:
 
 def _variable(name: str) -> str:
     return "$" + re.sub(r"\W", "_", name.removesuffix(".js"))
-
-
-def _entry(name: str) -> str:
-    return f'"{name}": {_variable(name)}'

@@ -10,7 +10,7 @@ from library.tools.forms import FORMS
 
 
 class ToolsTab:
-    """The tab. Made inside `gr.Blocks`; all that it does is in commands.py and tools.js."""
+    """The tab. Made inside `gr.Blocks`; all that it does is in commands.py and commands.js."""
 
     def __init__(self) -> None:
         gr.HTML(markup(), js_on_load="window.kohya.mountCommands(element)", apply_default_css=False)

@@ -100,9 +100,8 @@ class PreparedModel:
         self.averager: gradients.GradientAverager | None = None  # where several processes take the same steps
         self.compile_log = log = CompileLog()
         text_learns = isinstance(made.method, LearnedText)
-        prepared = prepare_denoiser(
-            made.components.denoiser, made.family, config, device, _latents(sides), text_learns, log
-        )
+        latents = tuple((height // FACTOR, width // FACTOR) for width, height in sides)
+        prepared = prepare_denoiser(made.components.denoiser, made.family, config, device, latents, text_learns, log)
         self.not_compiled = log.fallback = prepared.not_compiled
         self.optimizer = optimizers.optimizer(made.method, config)
         if config.optim.stepped_early:
@@ -208,7 +207,3 @@ def open_prepared(
         yield found
     finally:
         found.close()
-
-
-def _latents(sides: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-    return tuple((height // FACTOR, width // FACTOR) for width, height in sides)

@@ -56,7 +56,11 @@ def build_layers(config: type[C], layers: Iterable[Layer], notes: list[str] | No
     reading = read_layers(config, layers)
     if reading.problems:
         raise ConfigError(*reading.problems)
-    _tell(reading.notes, notes)
+    if notes is not None:
+        notes.extend(reading.notes)
+    else:
+        for note in reading.notes:
+            logging.getLogger(__name__).warning(note)
     return reading.config
 
 
@@ -79,7 +83,10 @@ def read_layers(config: type[C], layers: Iterable[Layer], unreadable: Collection
                 chosen[option] = layer.place, name, value
             elif name not in known:
                 meant_for.add(closest(name, known))
-    _convert(config, old, chosen, remarks)
+    if old:
+        converted, said = config.convert(old, chosen.keys())
+        chosen |= {name: (f"{', '.join(old)}: ", name, value) for name, value in converted.items()}
+        remarks += said
     read, wrong = {}, (meant_for | {*unreadable}) & known.keys() - chosen.keys()
     for name, (place, title, value) in chosen.items():
         try:
@@ -140,7 +147,7 @@ def read_section(cls: type | Mapping[str, Option], layer: Layer, problems: list[
 
 def _resolve(config: type[RunConfig], layer: Layer, name: str, value: Any, problems: list[Problem],
              remarks: list[Problem]) -> str | None:  # fmt: skip
-    """The option a name stands for, or None when there is nothing to set; says why in `problems` or `told`."""
+    """The option a name stands for, or None when there is nothing to set; says why in `problems` or `remarks`."""
     place, known = layer.place, options(config)
     if name in known:
         return name
@@ -162,14 +169,6 @@ def _resolve(config: type[RunConfig], layer: Layer, name: str, value: Any, probl
     return None
 
 
-def _convert(config: type[RunConfig], old: JsonMapping, chosen: dict[str, Any], remarks: list[Problem]) -> None:
-    """Choose the options that checked values of old ones became."""
-    if old:
-        converted, said = config.convert(old, chosen.keys())
-        chosen |= {name: (f"{', '.join(old)}: ", name, value) for name, value in converted.items()}
-        remarks += said
-
-
 def _assemble(config: type[C], read: JsonMapping) -> C:
     parts: dict[str, JsonObject] = {f.name: {} for f in dataclasses.fields(config)}  # type: ignore[arg-type]
     for name, value in read.items():
@@ -184,11 +183,3 @@ def _ask(config: RunConfig, what: str) -> Iterator[Problem]:
         part = getattr(config, name)
         if hasattr(part, what):
             yield from getattr(part, what)(config)
-
-
-def _tell(remarks: list[Problem], notes: list[str] | None) -> None:
-    if notes is not None:
-        notes.extend(remarks)
-        return
-    for note in remarks:
-        logging.getLogger(__name__).warning(note)

@@ -32,7 +32,8 @@ def opened(
     cannot be read or may not be.
     """
     data = config.data
-    if not (data.dataset_config or data.in_json or data.reg_data_dir or _share(config)):
+    held_back = isinstance(config, AdapterRun) and config.validation.validation_split
+    if not (data.dataset_config or data.in_json or data.reg_data_dir or held_back):
         collection = scanning.opened(Path(data.train_data_dir or ""), config, report, may)
         collection.world = world
         return collection
@@ -54,10 +55,6 @@ def opened(
     collection.notes = list(notes)
     _add(collection, found, report)
     return collection
-
-
-def _share(config: RunConfig) -> float:
-    return config.validation.validation_split if isinstance(config, AdapterRun) else 0.0
 
 
 def guard(config: RunConfig, may: May) -> None:

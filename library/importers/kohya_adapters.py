@@ -7,7 +7,7 @@ from typing import Any
 from library.config.converted import blocks
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import Text, listed
-from library.importers.builder import ImportBuilder, KeyOutcome, is_empty, to_number
+from library.importers.builder import ImportBuilder, KeyOutcome, to_number
 from library.importers.shared import load_tables
 
 TABLES = load_tables("kohya_ss")
@@ -85,7 +85,7 @@ def _arguments(builder: ImportBuilder, adapter: AdapterType, kind: str) -> list[
         if value is None or _is_silent(argument, value):
             builder.empty(key)
             continue
-        made.append(f"{argument}={_text(value)}")
+        made.append(f"{argument}={str(value).replace(' ', '')}")
         builder.outcomes[key] = KeyOutcome(key, "renamed", f"network_args {argument}")
     if kind in ("Kohya LoHa", "Kohya LoKr") and not any(a.startswith("conv_dim=") for a in made):
         made.append("preset=attn-mlp")  # without a conv_dim these leave convolutions alone, and LyCORIS does not
@@ -120,10 +120,6 @@ def _flux_extras(builder: ImportBuilder, kind: str, arguments: list[str]) -> Non
                 builder.ignore(key, "GGPO is for LoRA of FLUX.1")
     if "enable_all_linear" in builder.source:
         builder.ignore("enable_all_linear", "LyCORIS always adapts all linear layers of its preset")
-
-
-def _text(value: JsonValue) -> str:
-    return str(value).replace(" ", "") if not is_empty(value) else ""
 
 
 def fields(module: str, arguments: Mapping[str, str]) -> tuple[JsonObject, list[str]]:

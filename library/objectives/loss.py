@@ -5,7 +5,6 @@ Nothing here waits for the device: a mask or a weight that is not there costs no
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -40,7 +39,8 @@ def per_image(
     [B, 1, h, w] in 0..1 counts what is masked out as zero loss and does not rescale the rest, as sd-scripts does.
     """
     if mask is not None:
-        loss = loss * _sized(mask.to(loss), loss.shape[-2:])
+        mask, size = mask.to(loss), loss.shape[-2:]
+        loss = loss * (mask if mask.shape[-2:] == size else F.interpolate(mask, size=size, mode="area"))
     out = loss.flatten(1).mean(1)
     for factor in (image_weight, weight):
         if factor is not None:
@@ -53,7 +53,3 @@ def reduce(
 ) -> Tensor:
     """[B, C, h, w] -> the number to differentiate: the mean of `per_image`."""
     return per_image(loss, weight, image_weight, mask).mean()
-
-
-def _sized(mask: Tensor, size: torch.Size) -> Tensor:
-    return mask if mask.shape[-2:] == size else F.interpolate(mask, size=size, mode="area")

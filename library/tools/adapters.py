@@ -207,7 +207,9 @@ def joined(parts: list[AdapterFactors | None]) -> AdapterFactors:
     # One strength has to do for all; where they differ they go into the matrices.
     differ = len({p.strength for p in present}) > 1
     ups = [p.factors()[0] if differ else p.up for p in present]
-    up = torch.zeros(sum(rows), sum(p.rank for p in present), dtype=max((u.dtype for u in ups), key=_width))
+    up = torch.zeros(
+        sum(rows), sum(p.rank for p in present), dtype=max((u.dtype for u in ups), key=lambda dtype: dtype.itemsize)
+    )
     column, row, given = 0, 0, iter(ups)
     for part, size in zip(parts, rows, strict=True):
         if part is not None:
@@ -216,10 +218,6 @@ def joined(parts: list[AdapterFactors | None]) -> AdapterFactors:
         row += size
     alpha = None if differ or first.alpha is None else torch.tensor(first.strength * up.shape[1])
     return AdapterFactors(torch.cat([p.down for p in present]), up, alpha)
-
-
-def _width(dtype: torch.dtype) -> int:
-    return dtype.itemsize
 
 
 def taken_apart(adapter: AdapterFactors, count: int) -> list[AdapterFactors | None]:

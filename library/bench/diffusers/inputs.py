@@ -93,10 +93,6 @@ def _axes(at: InputContext) -> int:
     return len(at.config.get("axes_dims_rope") or (0, 0, 0))
 
 
-def _added(at: InputContext) -> dict[str, Any]:
-    return {"resolution": at.normal(at.batch, 2), "aspect_ratio": at.normal(at.batch, 1)}
-
-
 def _labels(at: InputContext) -> Tensor | None:
     if at.config.get("norm_type") != "ada_norm_zero":
         return None
@@ -110,10 +106,6 @@ def _llama(at: InputContext) -> Tensor | None:
 
 def _time(at: InputContext) -> Tensor:
     return torch.rand(at.batch, device=at.device)
-
-
-def _rope_places(at: InputContext) -> list[Tensor]:
-    return [torch.arange(n, device=at.device) for n in (at.frames, at.halved, at.halved)]
 
 
 USUAL: Mapping[str, Callable[[InputContext], Any]] = {
@@ -137,10 +129,10 @@ USUAL: Mapping[str, Callable[[InputContext], Any]] = {
     "txt_ids": lambda at: at.normal(at.text, _axes(at)),
     "img_shapes": lambda at: [[(at.frames, at.halved, at.halved)]] * at.batch,
     "class_labels": _labels,
-    "added_cond_kwargs": _added,
+    "added_cond_kwargs": lambda at: {"resolution": at.normal(at.batch, 2), "aspect_ratio": at.normal(at.batch, 1)},
     **dict.fromkeys(("original_size", "target_size", "crop_coords"), lambda at: at.normal(at.batch, 2)),
     "image_rotary_emb": InputContext.rotary,
-    "visual_rope_pos": _rope_places,
+    "visual_rope_pos": lambda at: [torch.arange(n, device=at.device) for n in (at.frames, at.halved, at.halved)],
     "text_rope_pos": lambda at: torch.arange(at.text, device=at.device),
     "num_frames": lambda at: at.frames,
     **dict.fromkeys(("height", "width"), lambda at: at.halved),
