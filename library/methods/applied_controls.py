@@ -20,9 +20,9 @@ class AppliedControl(ControlledLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """As in a training, but for the strength; at 0 it is the layer alone."""
-        if self.picture.pixels is None or not self.strength:
+        if (pixels := self.picture.pixels) is None or not self.strength:
             return self.layer(x)
-        return self.layer(x + self.change(x) * self.strength)
+        return self.layer(x + self.change(x, pixels) * self.strength)
 
 
 class AppliedControls:

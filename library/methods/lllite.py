@@ -47,13 +47,13 @@ class ControlledLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B, tokens, C], one token for each place of the latents as they are here."""
-        if self.picture.pixels is None:
+        if (pixels := self.picture.pixels) is None:
             return self.layer(x)
-        return self.layer(x + self.change(x))
+        return self.layer(x + self.change(x, pixels))
 
-    def change(self, x: Tensor) -> Tensor:
+    def change(self, x: Tensor, pixels: Tensor) -> Tensor:
         """What is added to the layer's input, [B, tokens, C]."""
-        seen = _embedded(self.conditioning1, self.picture.pixels)
+        seen = _embedded(self.conditioning1, pixels)
         inside = self.mid(torch.cat([seen.expand(len(x), -1, -1), self.down(x)], dim=-1))
         return self.up(functional.dropout(inside, self.dropout, self.training))
 
