@@ -133,7 +133,7 @@ def judged(
         failed[stage] = bool(said)
         for problem in said:
             again = stage in ("images", "model", "length") and problem.option in RULED & named
-            known = again or problem in found or problem.option in silent
+            known = again or problem in (*problems, *found) or problem.option in silent
             if not known and wrong.isdisjoint(problem.options):
                 found.append(problem)
     remarks: list[str] = [*images.warnings, *_late(config, images)]

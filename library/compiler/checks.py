@@ -1,5 +1,6 @@
 """Why blocks cannot be compiled on this machine or in this model, each in a sentence."""
 
+import contextlib
 import sysconfig
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
@@ -11,7 +12,7 @@ from torch import nn
 
 from library.compiler import cache, torch_private
 from library.compiler.torch_settings import version
-from library.config.problems import Problem, Text
+from library.config.problems import ConfigError, Problem, Text
 from library.config.values import quoted
 
 MINIMUM_TORCH = (2, 11)
@@ -45,7 +46,9 @@ def problems(args: Any, device: torch.device, disable_linear: bool = False) -> I
 
 
 def _unknown_backends(args: Any) -> Iterator[Problem]:
-    of_some = [backend for _, _, backend in args.choices() if backend] if hasattr(args, "choices") else []
+    of_some = []
+    with contextlib.suppress(ConfigError):  # of blocks that there are not, which is said by itself
+        of_some = [backend for _, _, backend in args.choices() if backend] if hasattr(args, "choices") else []
     if {args.compile_backend, *of_some} <= ALWAYS:  # the list is torch._dynamo's, which takes seconds to load
         return
     # Names with an underscore need not be listed; every other one is.

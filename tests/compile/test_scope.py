@@ -5,7 +5,7 @@ import torch
 
 from library import families
 from library.compiler.checks import problems
-from library.config.building import build
+from library.config.building import build, draft
 from library.config.problems import ConfigError
 
 SIZES, ONE = ((8, 8), (8, 16), (16, 8)), ((8, 8),)
@@ -78,3 +78,11 @@ def test_each_block_has_the_backend_named_last_and_unknown_ones_are_told():
     ).compile
     (sentence,) = problems(wrong, torch.device("cpu"))
     assert sentence.startswith("compile_blocks: PyTorch has no backend called 'eagle'")
+
+
+def test_blocks_that_there_are_not_are_told_once_and_unknown_backends_beside_them():
+    values = {"compile": True, "compile_blocks": "singel:all", "compile_backend": "eagle"}
+    options = draft(families.config_class(FLUX), values).compile  # whose own check has told of the blocks
+    (sentence,) = problems(options, torch.device("cpu"))
+    assert sentence.startswith("compile_backend: PyTorch has no backend called 'eagle'")
+    assert not [*options.beyond({"SingleStreamBlock": 2})]

@@ -296,7 +296,11 @@ class Compile:
     def beyond(self, numbers: Mapping[str, int]) -> Iterator[Problem]:
         """What `compile_blocks` asks for and a model does not have; `numbers` are its blocks by class."""
         names = {cls: name for name, cls in self.kinds.items()}
-        for cls, chosen, _ in self.choices() if self.compile else ():
+        try:
+            choices = self.choices() if self.compile else ()
+        except ConfigError:  # which is said by itself
+            return
+        for cls, chosen, _ in choices:
             name, number = names[cls], numbers.get(cls, 0)
             if chosen and number and chosen[1] >= number:
                 yield Problem("compile_blocks",
