@@ -34,7 +34,9 @@ def mask_of(result: "Survey", subset: SubsetConfig, image: Image) -> str:
     if name is None:
         result.unpaired.setdefault((subset.conditioning_data_dir, here.folder), []).append(image.path)
         return ""
-    if (size := _size(result, here.path(name))) != image.size:
+    if 0 in (size := _size(result, here.path(name))):
+        result.problems.append(about_images("{path} cannot be read as an image", path=here.path(name)))
+    elif size != image.size:
         wanted = f"{image.size[0]}x{image.size[1]}"
         result.problems.append(about_images(
             "the control image {path} is {width}x{height}, but its image is {wanted}" if guided else

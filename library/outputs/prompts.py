@@ -3,7 +3,7 @@
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -126,7 +126,19 @@ def notes(path: str | Path, use: ControlUse = NO_CONTROLS, shifts: bool = False)
     return [Problem("sample_prompts", ": {name}, line {number}: --{letter} {why}", name=path.name,
         number=number, letter=option, why=why)
         for number, line in prompt_lines(path.read_text(encoding=encoding_of(path)))
-        for option in line.split(" --")[1:] if (why := _why_idle(option, use, shifts))]  # fmt: skip
+        for option, why in _idle(line.split(" --")[1:], use, shifts)]  # fmt: skip
+
+
+def _idle(options: Iterable[str], use: ControlUse, shifts: bool) -> Iterator[tuple[str, str]]:
+    """The options of a line that do not do what they say, each with the reason."""
+    most, shown = use.most or int(use.inpaints), 0
+    for option in options:
+        why, read = _why_idle(option, use, shifts), option_of(option)
+        if not why and read and read[0] == "control_image_path":
+            shown += 1
+            why = Text("has no effect; this model is shown {most} of them at most", most=most) if shown > most else ""
+        if why:
+            yield option, why
 
 
 def parse_line(line: str) -> Prompt:

@@ -249,6 +249,8 @@ def test_another_mask_is_encoded_anew(tmp_path, use):
     shutil.copy(tmp_path / "images" / "00.png", tmp_path / "masks" / "00.png")
     make.picture(tmp_path / "masks" / "00.png", (80, 64))
     assert "00.png is 80x64, but its image is 64x64" in sentences(config)
+    (tmp_path / "masks" / "00.png").write_text("no image", encoding="utf-8")
+    assert "00.png cannot be read as an image" in sentences(config)
 
 
 def test_masks_are_drawn_where_there_are_none_and_each_step_takes_one(tmp_path, use):

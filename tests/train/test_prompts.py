@@ -118,5 +118,8 @@ def test_images_that_a_model_is_shown_are_named_once_or_several_times(tmp_path):
     (row,) = prompt_rows.rows(tmp_path / "p.txt")  # which has no fields for them, and keeps them
     assert prompts.parse_line(prompt_rows.line(row)) == read and prompt_rows.line(row).endswith(" --zz 1")
     use = ControlUse(least=1, most=1)
-    assert len(prompts.notes(tmp_path / "p.txt")) == 4 and len(prompts.notes(tmp_path / "p.txt", use)) == 2
+    assert len(prompts.notes(tmp_path / "p.txt")) == 4 and len(prompts.notes(tmp_path / "p.txt", use)) == 3
+    assert (
+        "--ci c.png has no effect; this model is shown 1 of them at most" in prompts.notes(tmp_path / "p.txt", use)[0]
+    )
     assert len(list(prompts.absent(tmp_path / "p.txt"))) == 3
