@@ -7,15 +7,17 @@ from typing import Any
 
 from kohya_gui.form import compile_summary, presets
 from kohya_gui.form.form import defaults_title, shown_value
+from library import families
 from library.config.building import build, replace
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import Text
+from library.config.problems import ConfigError, Text
 from library.config.schema import changed, flat, options
 from library.runs import gpu_slots, machine
 
 DEFAULTS = "defaults"  # the id of a start that sets nothing
 PRODUCTS = ("fp8_compute", "int8_compute", "auto_compute")
 FP8 = (8, 9)  # the capability from which a GPU multiplies in fp8: RTX 40
+BF16 = (8, 0)  # and from which in bf16: A100, RTX 30
 COMPILED = ("compiled", "CUDA graphs")  # what the sentence of a preset says of compiling
 
 
@@ -63,21 +65,44 @@ def suited(ready: Sequence[presets.Preset], gpu: Gpu | None) -> tuple[presets.Pr
 def applied(preset: presets.Preset, config: type, now: JsonMapping, notes: list[str]) -> Any:
     """A preset on top of the defaults, as `presets.apply` makes it; where there is no GPU without compiling, which
     takes a processor minutes before the first step, and without 8-bit products, which only GPUs have. Where the GPU has
-    none in fp8, others are timed. `notes` say what is other than in the preset's file."""
+    none in fp8, others are timed, and one that has no bf16 computes in fp16. `notes` say what is other than in the
+    preset's file."""
     made, gpu = presets.apply(preset, config, now, notes), training_gpu()
-    if gpu and (gpu.capability or FP8) < FP8 and made.precision.fp8_compute:
-        notes.append(
-            "Unlike in the preset, auto_compute is on and fp8_compute off: this GPU has no products in fp8, and may "
-            "have fast ones in int8."
-        )
-        return replace(made, fp8_compute=False, auto_compute=True)
-    if not made.compile.compile or gpu:
+    if gpu:
+        return _as_the_gpu_can(made, gpu.capability or FP8, notes)
+    if not made.compile.compile:
         return made
     notes.append("Compiling is off, unlike in the preset: on this processor it would take minutes.")
     known = options(config)
     kept = {name: value for name, value in flat(changed(made)).items()
             if not presets.is_of_compiling(known[name]) and name not in PRODUCTS}  # fmt: skip
     return build(config, kept, preset.path.name, notes=[])
+
+
+def _as_the_gpu_can(made: Any, capability: tuple[int, int], notes: list[str]) -> Any:
+    changes: JsonObject = {}
+    if capability < FP8 and made.precision.fp8_compute:
+        changes = {"fp8_compute": False, "auto_compute": True}
+        notes.append(
+            "Unlike in the preset, auto_compute is on and fp8_compute off: this GPU has no products in fp8, and may "
+            "have fast ones in int8."
+        )
+    if capability < BF16 and made.precision.mixed_precision == "bf16":
+        if halved := _in_fp16(made, changes):
+            notes.append("Unlike in the preset, mixed_precision is fp16: this GPU emulates bf16, which is slow.")
+            return halved
+        notes.append("This GPU emulates bf16, which is slow, and this preset cannot do without bf16.")
+    return replace(made, **changes) if changes else made
+
+
+def _in_fp16(made: Any, changes: JsonObject) -> Any:
+    """The same in fp16; None where the model or another option excludes that."""
+    if families.facts(made.family).exceeds_fp16:
+        return None
+    try:
+        return replace(made, **changes, mixed_precision="fp16", save_precision="fp16")
+    except ConfigError:
+        return None
 
 
 def start(kind: str, preset: presets.Preset, config: type, folder: str, why: str = "") -> JsonObject:

@@ -53,7 +53,7 @@ def check(config: RunConfig) -> list[Problem]:
     found, remarks = findings(config, Progress(print, PATIENCE) if first_process() else None)
     if found:
         raise ConfigError(*found)
-    return [*remarks, *_single_process(config), *_missing_gpu_features(config)]
+    return [*remarks, *_single_process(config), *_sixteen_bits(config), *_missing_gpu_features(config)]
 
 
 def show(config: RunConfig) -> None:
@@ -233,6 +233,20 @@ def _single_process(config: RunConfig) -> Iterator[Problem]:
     if processes() == 1:
         for name in schema.changed(config).get("distributed", {}):
             yield ineffective.remark(name, "it is for several processes, and this is one")
+
+
+def _sixteen_bits(config: RunConfig) -> Iterator[Problem]:
+    """A type of 16 bits that the model exceeds, or that the GPU only emulates."""
+    device, kind, facts = _device(), config.precision.mixed_precision, families.facts(config.family)
+    if kind == "fp16" and facts.exceeds_fp16:
+        yield Problem("mixed_precision",
+            "= fp16: what {title} computes is too large for it, so the loss is likely to become NaN; use bf16",
+            title=facts.title, fix={"mixed_precision": "bf16"})  # fmt: skip
+    is_old = device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0)
+    if kind == "bf16" and is_old and not facts.exceeds_fp16:
+        yield Problem("mixed_precision",
+            "= bf16: this GPU emulates it, which is slow; fp16 is fast here",
+            fix={"mixed_precision": "fp16"})  # fmt: skip
 
 
 def _missing_gpu_features(config: RunConfig) -> Iterator[Problem]:

@@ -99,6 +99,7 @@ class FamilyFacts:
     demo_variants: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     trained_in_compute_dtype: bool  # a full fine-tune, too: float32 masters would be too large
+    exceeds_fp16: bool = False  # what its published models compute is too large for fp16
     saves_all_parts: bool  # a fine-tune's file holds text encoders and VAE as well
     most_blocks_swapped: int
     text_tokens: int  # tokens of text that go through the denoiser's blocks beside those of the image

@@ -199,6 +199,23 @@ def test_a_gpu_with_int8_products_alone_is_told_of_them(demo, squares, monkeypat
     assert said.fix == {"fp8_compute": False, "auto_compute": True}
 
 
+@pytest.mark.parametrize(
+    ("script", "kind", "capability", "said"),
+    [
+        ("flux_train_network", "bf16", (7, 5), "fp16"),
+        ("flux_train_network", "bf16", (8, 0), ""),
+        ("flux_train_network", "fp16", (7, 5), ""),
+        ("zimage_train_network", "bf16", (7, 5), ""),
+        ("zimage_train_network", "fp16", (8, 6), "bf16"),
+    ],
+)
+def test_sixteen_bits_that_gpu_or_model_do_not_suit_are_told(demo, monkeypatch, script, kind, capability, said):
+    monkeypatch.setattr(preflight, "_device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    told = list(preflight._sixteen_bits(config_of(demo, script, mixed_precision=kind)))
+    assert [remark.fix for remark in told] == ([{"mixed_precision": said}] if said else [])
+
+
 def test_what_it_needs(demo):
     with pytest.raises(ConfigError, match="fp8_compute needs a base model in 8 bits: add fp8_base"):
         config_of(demo, LORAS[0], mixed_precision="bf16", fp8_compute=True)

@@ -119,6 +119,19 @@ def test_a_gpu_without_fp8_times_products_instead(monkeypatch, capability, other
     assert len(start["notes"]) == other
 
 
+@pytest.mark.parametrize(
+    ("kind", "family", "half"),
+    [("lora", "sdxl", "fp16"), ("lora", "flux", "fp16"), ("finetune", "sdxl", "bf16"), ("lora", "zimage", "bf16")],
+)
+def test_a_gpu_without_bf16_computes_in_fp16_where_model_and_options_allow_it(monkeypatch, kind, family, half):
+    monkeypatch.setattr(start_preset, "training_gpu", lambda: Gpu("Gpu", 24.0, (7, 5)))
+    config = next(tab for tab in TABS if tab.kind == kind).configs[family]
+    start = start_preset.starts(kind, {family: config})[family]
+    made = build(config, start["values"], notes=[])
+    assert (made.precision.mixed_precision, made.save.save_precision) == (half, half)
+    assert not made.precision.fp8_compute and sum("bf16" in note for note in start["notes"]) == 1
+
+
 def test_what_a_preset_sets_is_no_remark_once_its_switch_is_off_and_what_was_typed_is_one(monkeypatch):
     monkeypatch.setattr(start_preset, "training_gpu", lambda: Gpu("Gpu", 12.0))
     values = start_preset.starts("lora", TABS[0].configs)["sdxl"]["values"]

@@ -51,6 +51,7 @@ FACTS = FamilyFacts(
     adapter_modules={"networks.lora_zimage": AdapterModule("library.families.zimage.network_args:ZImageArgs")},
     blocks=(BlockGroup("Blocks", 30, r"_layers_(\d+)_"),),
     trained_in_compute_dtype=True,
+    exceeds_fp16=True,
     saves_all_parts=False,
     most_blocks_swapped=29,
     text_tokens=128,
