@@ -7,12 +7,14 @@ from pathlib import Path
 
 from library import importers
 from library.config.building import missing
+from library.config.command import printable
 from library.config.formats import to_toml
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
 from library.config.text_files import read_text
 from library.families import RUNS, config_class
 from library.files import clear_errors, write_atomic
+from library.importers import musubi
 
 DONE, FAILED, MISUSED = 0, 1, 2
 SUFFIX = {"sample_prompts": ".prompts.txt", "dataset_config": ".dataset.toml"}
@@ -33,8 +35,8 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("file", type=Path, help="the file with the settings")
     parser.add_argument("-o", "--output", type=Path, help="where to write; an existing file is never overwritten")
-    parser.add_argument("--script", choices=list(RUNS), metavar="SCRIPT", default="",
-                        help="the training script; else detected from the file")  # fmt: skip
+    parser.add_argument("--script", type=musubi.script_of, choices=list(RUNS), metavar="SCRIPT", default="",
+                        help="the training script, ours or musubi-tuner's; else detected from the file")  # fmt: skip
     parser.add_argument("--to", choices=["kohya_ss"], help="the other way round: write the JSON of kohya_ss's page")
     parser.add_argument("--base", type=Path, help="with --to: a JSON of that page, whose other keys stay as they are")
     parser.add_argument("--json", action="store_true", help="print one JSON object with the report, and nothing else")
@@ -67,7 +69,7 @@ def _say(made: importers.Imported, path: Path | None) -> None:
     for name in () if path else made.texts:
         print(f"{name} has to be a file of its own: with -o it is written beside the config", file=shown)
     if path:
-        print(f"wrote {path}; look at it with: kohya check {path}", file=shown)
+        print(f"wrote {path}; look at it with: {printable(['kohya', 'check', str(path)])}", file=shown)
 
 
 def _in_json(file: Path, script: str, path: Path | None) -> int:

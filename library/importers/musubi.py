@@ -27,6 +27,11 @@ def fits(found: JsonMapping) -> bool:
     return "dit" in found or (module in TABLES["modules"] and not shared)
 
 
+def script_of(name: str) -> str:
+    """What a script of musubi-tuner, with or without ending, is called here; other names stay as they are."""
+    return TABLES["scripts"].get(name.removesuffix(".py"), name.removesuffix(".py"))
+
+
 def read(found: JsonMapping, script: str = "") -> ImportBuilder:
     """Every key of a flat file -> our values, and what became of it. Raises ConfigError for other models."""
     data = found.get("dataset_config")  # a table where the file that it names could be read

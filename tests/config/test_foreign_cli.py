@@ -6,6 +6,7 @@ import pytest
 
 from library.cli import main
 from library.config.building import build
+from library.config.command import printable
 from library.config.formats import read_toml
 from library.families import config_class
 
@@ -78,6 +79,14 @@ def test_a_named_script_makes_no_settings_of_a_list_of_images(tmp_path, capsys):
     (tmp_path / "meta.json").write_text('{"cats/1.png": {"caption": "a cat"}}', encoding="utf-8")
     assert main.main(["import", str(tmp_path / "meta.json"), "--script", "sdxl_train_network"]) == 1
     assert "no setting of any training is in this file" in capsys.readouterr().err
+
+
+def test_a_script_may_be_called_as_in_musubi_tuner(tmp_path, capsys):
+    file, made = tmp_path / "a.toml", tmp_path / "new run.toml"
+    file.write_text('dit = "m.safetensors"\nnetwork_module = "networks.lora_flux"\n', encoding="utf-8")
+    main.main(["import", str(file), "--script", "flux_kontext_train_network.py", "-o", str(made)])
+    assert 'model_type = "kontext"' in made.read_text(encoding="utf-8")
+    assert printable(["kohya", "check", str(made)]) in capsys.readouterr().out
 
 
 def test_where_nothing_can_be_written_is_said_in_a_sentence(lora, tmp_path, capsys):
