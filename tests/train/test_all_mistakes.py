@@ -117,6 +117,16 @@ APART = [
     {"below its least", "ranks of another file"},
     {"below its least", "a state of another rank"},
     {"below its least", "a state of another optimizer"},
+    {"a rank of no layer", "ranks of another file"},
+    {"a file for a folder", "a name with folders"},
+    {"a pair that is none", "adapters of no layer here"},
+    {"ranks of no file", "a state of another rank"},
+    # which ranks there are is said by arguments of the adapter
+    *({rank, why} for rank in ("a state of another rank", "ranks of another file")
+      for why in ("an adapter of no kind", "an unknown argument of it", "layers by no name")),
+    # where a dataset file says which images there are, reg_data_dir is not read
+    *({"no regularisation", why} for why in ("a misspelt key of a data set", "a value of a data set",
+                                             "no folder of a data set")),
 ]  # fmt: skip
 
 
