@@ -69,6 +69,16 @@ def is_turned(path: str, size: tuple[int, int]) -> bool:
     return path.lower().endswith((".jpg", ".jpeg")) and tuple(imagesize.get(path)) == size[::-1] != size
 
 
+def has_transparency(path: str) -> bool:
+    """Whether an image has an alpha channel or a transparent colour; one that is not read has none."""
+    try:
+        extensions()
+        with Image.open(path) as image:
+            return image.has_transparency_data
+    except Exception:
+        return False
+
+
 def read(path: str | Path, alpha: bool = False) -> np.ndarray:
     """Decode an image to RGB, or RGBA, as it is stored: no EXIF rotation, and transparency is dropped, not blended.
 

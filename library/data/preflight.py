@@ -15,7 +15,7 @@ from library.data import augment, finding
 from library.data.finding import Survey
 from library.data.folders import SHOWN, about_images, capped_by_kind, some
 from library.data.images import Image, ImageSet, bucket_rules
-from library.data.pixels import check_file, is_turned
+from library.data.pixels import check_file, has_transparency, is_turned
 from library.data.threads import spread
 
 
@@ -179,6 +179,16 @@ def _in_vain(config: RunConfig, found: Survey) -> Iterator[Problem]:
         yield Problem("validation_split", "is so small that it holds no image back: nothing is validated")
 
 
+def _about_masks(config: RunConfig, found: Survey) -> Iterator[Problem]:
+    """Masks that are asked for, where there are none."""
+    subsets = [subset for dataset in found.images.datasets for subset in dataset.subsets]
+    if config.data.masked_loss and not any(subset.conditioning_data_dir or subset.alpha_mask for subset in subsets):
+        yield Problem("masked_loss", "has no effect: no subset has conditioning_data_dir, and alpha_mask is off")
+    asked = [image.path for image in found.images.items if image.subset.alpha_mask]
+    if asked and not any(map(has_transparency, asked)):
+        yield Problem("alpha_mask", "has no effect: none of the images has a transparent area, or an alpha channel")
+
+
 def _about_options(config: RunConfig, found: Survey) -> Iterator[Problem]:
     """Options that do nothing with this data."""
     images = [image for image in found.images.items if not image.is_reg]
@@ -189,9 +199,7 @@ def _about_options(config: RunConfig, found: Survey) -> Iterator[Problem]:
                 yield Problem(
                     name, "has no effect with cache_text_encoder_outputs: captions are encoded as they are written"
                 )
-    masked = any(subset.conditioning_data_dir or subset.alpha_mask for subset in subsets)
-    if config.data.masked_loss and not masked:
-        yield Problem("masked_loss", "has no effect: no subset has conditioning_data_dir, and alpha_mask is off")
+    yield from _about_masks(config, found)
     if any(subset.face_crop_aug_range for subset in subsets):
         faces = sum(augment.face_of(image.path) is not None for image in found.images.items)
         if config.cache.latents:

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from PIL import Image
 
 from library import data
 from library.config.building import working_fix
@@ -234,6 +235,7 @@ def test_an_empty_concept_folder_is_named(tmp_path):
             "caption_prefix",
         ),
         ({"masked_loss": True}, "masked_loss"),
+        ({"alpha_mask": True}, "alpha_mask"),
         ({"face_crop_aug_range": "2,4"}, "face_crop_aug_range"),
         ({"train_batch_size": 9}, "batch size"),
         ({"resolution": "128"}, "enlarged"),
@@ -244,6 +246,13 @@ def test_options_that_do_nothing_with_this_data_are_pointed_out(tmp_path, option
     config = make.config(tmp_path, **options)
     assert not problems(config)
     assert any(word in warning for warning in data.warnings(config, 32))
+
+
+def test_one_transparent_image_is_enough_for_alpha_mask(tmp_path):
+    path = make.folder(tmp_path, "1_cat") / "00.png"
+    with Image.open(path) as picture:
+        picture.convert("RGBA").save(path)
+    assert not any("alpha_mask" in warning for warning in data.warnings(make.config(tmp_path, alpha_mask=True), 32))
 
 
 def test_looking_at_data_needs_no_torch(tmp_path):
