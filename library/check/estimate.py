@@ -37,8 +37,8 @@ STATES = {"adamw8bit": 2, "pagedadamw8bit": 0, "pagedadamw": 0, "pagedadamw32bit
           "dadaptadagrad": 12, "dadaptadam": 12, "dadaptadan": 20, "dadaptadanip": 20, "dadaptsgd": 12,
           "sgdschedulefree": 4}  # fmt: skip
 USUAL_STATES = 8  # two float32 numbers, as AdamW has them
-CONTEXT = 0.7 * GIB  # what the driver, cuBLAS and cuDNN take for themselves
-SLACK = 1.05  # holes between tensors
+CONTEXT = 0.85 * GIB  # what the driver, cuBLAS and cuDNN take for themselves
+SLACK = 1.08  # holes between tensors
 
 LAUNCH = {False: 0.7e-3, True: 0.3e-3}  # seconds of host work per block and pass, which small steps wait for
 FULL = 64  # a rank about as large as LoKr's factors without a low-rank part
