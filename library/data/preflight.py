@@ -185,7 +185,8 @@ def _about_masks(config: RunConfig, found: Survey) -> Iterator[Problem]:
     if config.data.masked_loss and not any(subset.conditioning_data_dir or subset.alpha_mask for subset in subsets):
         yield Problem("masked_loss", "has no effect: no subset has conditioning_data_dir, and alpha_mask is off")
     asked = [image.path for image in found.images.items if image.subset.alpha_mask]
-    if asked and not any(map(has_transparency, asked)):
+    # A model that paints within masks paints all of an image that has nothing transparent.
+    if asked and not config.control_images.inpaints and not any(map(has_transparency, asked)):
         yield Problem("alpha_mask", "has no effect: none of the images has a transparent area, or an alpha channel")
 
 
