@@ -74,8 +74,8 @@ def test_a_key_does_not_tell_which_module_has_imported_torch_first(monkeypatch):
 
 def test_getting_ready_stops_a_training_only_where_it_may_not_go_on_without(tmp_path, monkeypatch):
     monkeypatch.delenv(cache.INDUCTOR, raising=False)
-    (tmp_path / "file").touch()
-    asked = {"compile": True, "compile_cache_dir": str(tmp_path / "file" / "in")}
+    monkeypatch.setattr(cache, "_not_made", lambda folder: "no space left on the disk")
+    asked = {"compile": True, "compile_cache_dir": str(tmp_path / "in")}
     kind, cpu = config_class("flux_train_network"), torch.device("cpu")
     with pytest.raises(ConfigError, match="compile_cache_dir"):
         prewarm.prewarm_inductor(build(kind, asked, notes=[]).compile, cpu).__enter__()

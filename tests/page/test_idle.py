@@ -81,13 +81,13 @@ def test_what_gradio_could_not_fetch_is_fetched_at_a_later_look(visit, tmp_path)
 
 
 def test_a_record_is_read_when_it_was_written_and_not_with_each_look(tmp_path, monkeypatch):
-    with Record.start({}, "sdxl_train_network", tmp_path, "cat") as record:
+    with Record.start({}, "sdxl_train_network", tmp_path, "cat") as record, monkeypatch.context() as patched:
         monitor.RunPanel.mark(None, ApiRequest({"run": record.id}))
         opened = []
         for module, name in ((reader, "events"), (layout, "load")):
             real = getattr(module, name)
-            monkeypatch.setattr(module, name, lambda *given, real=real: (opened.append(given[0]), real(*given))[1])
-        monkeypatch.setattr(record, "_write", lambda: None)  # its signs of life are news, too
+            patched.setattr(module, name, lambda *given, real=real: (opened.append(given[0]), real(*given))[1])
+        patched.setattr(record, "_write", lambda: None)  # its signs of life are news, too
         _, fresh = monitor._read(record.id)
         monitor.RunPanel.mark(None, ApiRequest({"run": record.id}))
         assert not opened
