@@ -18,7 +18,7 @@ DEFAULTS = "defaults"  # the id of a start that sets nothing
 PRODUCTS = ("fp8_compute", "int8_compute", "auto_compute")
 FP8 = (8, 9)  # the capability from which a GPU multiplies in fp8: RTX 40
 BF16 = (8, 0)  # and from which in bf16: A100, RTX 30
-COMPILED = ("compiled", "CUDA graphs")  # what the sentence of a preset says of compiling
+OF_A_GPU = ("compiled", "CUDA graphs", "nothing else on the GPU")  # what a preset's sentence says that needs one
 
 
 @dataclass(frozen=True)
@@ -113,9 +113,9 @@ def start(kind: str, preset: presets.Preset, config: type, folder: str, why: str
     given = {name: shown_value(known[name], value) for name, value in flat(changed(made)).items()}
     given |= {"output_name": f"{preset.family}-{kind}"} | ({"output_dir": folder} if folder else {})
     text = compile_summary.about(preset)
-    if not made.compile.compile:  # which the preset's figures rest on
+    if not made.compile.compile:  # which the preset's figures rest on, and which only a GPU does
         sets = text.partition("; ")[0].removesuffix(".").split(", ")
-        text = ", ".join(piece for piece in sets if piece not in COMPILED)
+        text = ", ".join(piece for piece in sets if piece not in OF_A_GPU)
     return {"id": preset.id, "title": preset.title, "text": text, "why": why, "notes": notes, "values": given}
 
 

@@ -244,9 +244,12 @@ def _sixteen_bits(config: RunConfig) -> Iterator[Problem]:
             title=facts.title, fix={"mixed_precision": "bf16"})  # fmt: skip
     is_old = device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0)
     if kind == "bf16" and is_old and not facts.exceeds_fp16:
-        yield Problem("mixed_precision",
-            "= bf16: this GPU emulates it, which is slow; fp16 is fast here",
-            fix={"mixed_precision": "fp16"})  # fmt: skip
+        half = {"mixed_precision": "fp16"}
+        try:
+            building.replace(config, **half)
+        except ConfigError:  # other options need bf16, so there is nothing to advise
+            return
+        yield Problem("mixed_precision", "= bf16: this GPU emulates it, which is slow; fp16 is fast here", fix=half)
 
 
 def _missing_gpu_features(config: RunConfig) -> Iterator[Problem]:

@@ -206,13 +206,15 @@ def test_a_gpu_with_int8_products_alone_is_told_of_them(demo, squares, monkeypat
         ("flux_train_network", "bf16", (8, 0), ""),
         ("flux_train_network", "fp16", (7, 5), ""),
         ("zimage_train_network", "bf16", (7, 5), ""),
+        ("flux_train", "bf16", (7, 5), ""),
         ("zimage_train_network", "fp16", (8, 6), "bf16"),
     ],
 )
 def test_sixteen_bits_that_gpu_or_model_do_not_suit_are_told(demo, monkeypatch, script, kind, capability, said):
     monkeypatch.setattr(preflight, "_device", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    told = list(preflight._sixteen_bits(config_of(demo, script, mixed_precision=kind)))
+    needs_bf16 = {"full_bf16": True} if script == "flux_train" else {}
+    told = list(preflight._sixteen_bits(config_of(demo, script, mixed_precision=kind, **needs_bf16)))
     assert [remark.fix for remark in told] == ([{"mixed_precision": said}] if said else [])
 
 

@@ -103,7 +103,7 @@ def test_where_no_gpu_is_found_the_start_does_not_compile_and_says_so(monkeypatc
         return start["text"], start["notes"], build(tab.configs[family], start["values"], notes=[])
 
     text, notes, config = opened(None)
-    assert text and not re.search("compiled|CUDA graphs|per step", text)
+    assert text and not re.search("compiled|CUDA graphs|per step|on the GPU", text)
     assert [note for note in notes if "Compiling is off" in note] and "compile" not in changed(config)
     assert list(ineffective.remarks(config, [])) == []  # and nothing of compiling is left to be remarked on
     text, notes, config = opened(Gpu("Gpu", 24.0))
