@@ -18,7 +18,8 @@ DEFAULTS = "defaults"  # the id of a start that sets nothing
 PRODUCTS = ("fp8_compute", "int8_compute", "auto_compute")
 FP8 = (8, 9)  # the capability from which a GPU multiplies in fp8: RTX 40
 BF16 = (8, 0)  # and from which in bf16: A100, RTX 30
-OF_A_GPU = ("compiled", "CUDA graphs", "nothing else on the GPU")  # what a preset's sentence says that needs one
+ALONE = "nothing else on the GPU"  # what a preset's sentence says where there is no memory to spare
+OF_A_GPU = ("compiled", "CUDA graphs", ALONE)  # what it says that needs a GPU
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,9 @@ def start(kind: str, preset: presets.Preset, config: type, folder: str, why: str
     if not made.compile.compile:  # which the preset's figures rest on, and which only a GPU does
         sets = text.partition("; ")[0].removesuffix(".").split(", ")
         text = ", ".join(piece for piece in sets if piece not in OF_A_GPU)
+    elif ALONE in text:  # a note, as a phone has no room for the sentence
+        text = text.replace(f", {ALONE}", "")
+        notes.append("It needs all of the GPU's memory: close other programs that use it, such as games and video.")
     return {"id": preset.id, "title": preset.title, "text": text, "why": why, "notes": notes, "values": given}
 
 

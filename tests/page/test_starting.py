@@ -132,6 +132,14 @@ def test_a_gpu_without_bf16_computes_in_fp16_where_model_and_options_allow_it(mo
     assert not made.precision.fp8_compute and sum("bf16" in note for note in start["notes"]) == 1
 
 
+@pytest.mark.parametrize(("memory", "alone"), [(6.0, True), (8.0, False)])
+def test_a_start_that_leaves_no_memory_to_spare_says_so_in_a_note(monkeypatch, memory, alone):
+    monkeypatch.setattr(start_preset, "training_gpu", lambda: Gpu("Gpu", memory))
+    start = start_preset.starts("lora", {"flux": TABS[0].configs["flux"]})["flux"]
+    assert any("close other programs" in note for note in start["notes"]) is alone
+    assert "compiled; " in start["text"] and start_preset.ALONE not in start["text"]
+
+
 def test_what_a_preset_sets_is_no_remark_once_its_switch_is_off_and_what_was_typed_is_one(monkeypatch):
     monkeypatch.setattr(start_preset, "training_gpu", lambda: Gpu("Gpu", 12.0))
     values = start_preset.starts("lora", TABS[0].configs)["sdxl"]["values"]
