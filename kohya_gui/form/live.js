@@ -1,7 +1,7 @@
 // Around the form: what is wrong or has no effect while one types, presets, undo, fixes, keys of other services.
 import { say } from "../i18n/sentences.js";
 import { inEnglish, translated } from "../i18n/words.js";
-import { all, around, hit, make, one, pieces, setValue } from "../server/elements.js";
+import { all, around, fieldValue, hit, make, one, pieces, setValue } from "../server/elements.js";
 import { ask } from "../server/http.js";
 import { pick } from "../server/picker.js";
 import { openTab } from "../server/tabs.js";
@@ -107,24 +107,34 @@ setInterval(async () => {
   } catch {} // it asks again
 }, 3000);
 
+/** @type {Record<string, form.Values>} the options that the last recognised model needs, by form and family */
+const needed = {};
+
 /**
- * The family of a checkpoint and the options that it needs are in its header: choose them, once for each file.
+ * The family of a checkpoint and the options that it needs are in its header: choose them, once for each file. Those
+ * of the model before go back to their defaults.
  * @param {HTMLFormElement} where
  * @param {Model} model
  */
 function recognise(where, { path, family, options = {} }) {
   if (!path || where.dataset.seen === path) return;
   where.dataset.seen = path;
-  const held = form.held(where), differs = Object.entries(options).some(([name, value]) => held.values[name] !== value);
-  if (!family || (family === held.family && !differs)) return;
+  if (!family) return;
+  const held = form.held(where), key = `${where.id} ${family}`, before = needed[key] ?? {};
+  needed[key] = options;
+  /** @type {form.Values} */
+  const values = { ...options };
+  const mine = form.fields(where).filter((field) => form.isFor(field, family));
+  for (const field of mine) {
+    const name = field.dataset.option ?? "";
+    if (name in before && !(name in options) && fieldValue(field) === before[name]) values[name] = field.dataset.default ?? "";
+  }
+  const differs = mine.some((field) => String(fieldValue(field)) !== String(values[field.dataset.option ?? ""] ?? fieldValue(field)));
+  if (family === held.family && !differs) return;
   form.remember(where);
   if (family !== held.family) form.chooseFamily(where, family);
-  /** @type {form.Values} */
-  const values = { ...options, [MODEL]: held.values[MODEL] };
-  for (const field of form.fields(where)) {
-    const name = field.dataset.option ?? "";
-    if (name in values && form.isFor(field, family)) setValue(field, values[name]);
-  }
+  values[MODEL] = held.values[MODEL];
+  for (const field of mine) if ((field.dataset.option ?? "") in values) setValue(field, values[field.dataset.option ?? ""]);
   form.settle(where);
 }
 

@@ -102,7 +102,7 @@ class Models {
       this.model.replaceChildren(
         here.length ? make("optgroup", { label: translated("On this computer") }, here) : "",
         make("optgroup", { label: translated("Download") }, there, make("option", { value: OTHER }, "Another model on Hugging Face")));
-      const named = String(this.fieldValue(BASE));
+      const named = String(this.field(BASE)?.value ?? "");
       const first = [chosen, named].find((one) => one && [...this.model.options].some(({ value }) => value === one));
       this.model.value = first ?? this.model.options[0].value;
       this.choose();
@@ -112,8 +112,8 @@ class Models {
   }
 
   /** @param {string} option */
-  fieldValue(option) {
-    return fields(formOf(this.tab)).find((field) => field.dataset.option === option && isFor(field, this.family))?.value ?? "";
+  field(option) {
+    return fields(formOf(this.tab)).find((field) => field.dataset.option === option && isFor(field, this.family));
   }
 
   /** The offer that belongs to the chosen model: its own, or for one that is there the one with the same options. */
@@ -141,7 +141,7 @@ class Models {
       const list = make("select", { id, "data-part": wanted.option },
         found.map((one) => make("option", { value: one.path, title: one.path }, `✓ ${one.name} (${sizeOf(one.size)})`)),
         make("option", { value: GET + wanted.what }, say("Download {name} ({size})", { name: wanted.name, size: sizeOf(wanted.size) })));
-      const now = String(this.fieldValue(wanted.option));
+      const now = String(this.field(wanted.option)?.value ?? "");
       if (found.some((one) => one.path === now)) list.value = now;
       return make("div", { className: "field" }, make("label", { for: id }, labels[wanted.option] ?? wanted.option), list);
     }));
@@ -239,6 +239,8 @@ class Models {
   values() {
     /** @type {Record<string, string | boolean>} */
     const values = { ...(this.base()?.options ?? this.offer()?.options) };
+    if (!this.base()) // its title says all that tells it from the others
+      for (const name of (this.known?.offers ?? []).flatMap(({ options }) => Object.keys(options))) values[name] ??= this.field(name)?.dataset.default ?? "";
     const place = (/** @type {string} */ what) => this.plan?.files.find((one) => one.what === what)?.path ?? "";
     if (this.model.value === OTHER) for (const name of Object.keys(values)) delete values[name];
     values[BASE] = this.base()?.path ?? place(this.wanted()[0]?.what ?? "");

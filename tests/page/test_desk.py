@@ -27,6 +27,29 @@ def help_of(visitor, field):
     return visitor.page.locator(f"#{field}-help")
 
 
+def choose_models(visitor, flux, chroma):
+    """The form follows what the files are."""
+    page = visitor.page
+    # The family is what the checkpoint's header says.
+    visitor.fill(pretrained_model_name_or_path=flux)
+    page.locator("#lora-flux-t5xxl").wait_for()
+    visitor.until("The file is a FLUX.1 transformer.", ".field")
+    # And so is which of its relatives the model is, with what that one needs.
+    chroma.mkdir()
+    (chroma / "model_index.json").write_text('{"_class_name": "ChromaPipeline"}', encoding="utf-8")
+    visitor.fill(pretrained_model_name_or_path=chroma)
+    page.wait_for_function("document.querySelector('#lora-flux-model_type').value === 'chroma'")
+    assert page.locator("#lora-flux-apply_t5_attn_mask").is_checked()
+    # What it needed goes with it, and what was chosen by hand stays.
+    visitor.fill(pretrained_model_name_or_path=flux)
+    page.wait_for_function("document.querySelector('#lora-flux-model_type').value === 'flux'")
+    assert not page.locator("#lora-flux-apply_t5_attn_mask").is_checked()
+    visitor.put(model_type="kontext")
+    visitor.fill(pretrained_model_name_or_path=f"{flux.parent}/../flux/{flux.name}")
+    page.wait_for_function("document.querySelector('#lora-form').dataset.seen.includes('..')")
+    assert page.locator("#lora-flux-model_type").input_value() == "kontext"
+
+
 def test_what_is_told_while_one_types(visit, demo, served):
     visitor = visit()
     page = visitor.page
@@ -64,17 +87,7 @@ def test_what_is_told_while_one_types(visit, demo, served):
     page.locator(".message .undo").click()
     visitor.until("The form is as it was before.")
     page.locator("#lora-compile_autotune:not(:checked)").wait_for(state="attached")
-    # The family is what the checkpoint's header says.
-    visitor.fill(pretrained_model_name_or_path=demo.folder / "models" / "flux" / "tiny-flux1-dev.safetensors")
-    page.locator("#lora-flux-t5xxl").wait_for()
-    visitor.until("The file is a FLUX.1 transformer.", ".field")
-    # And so is which of its relatives the model is, with what that one needs.
-    chroma = served[1] / "chroma"
-    chroma.mkdir()
-    (chroma / "model_index.json").write_text('{"_class_name": "ChromaPipeline"}', encoding="utf-8")
-    visitor.fill(pretrained_model_name_or_path=chroma)
-    page.wait_for_function("document.querySelector('#lora-flux-model_type').value === 'chroma'")
-    assert page.locator("#lora-flux-apply_t5_attn_mask").is_checked()
+    choose_models(visitor, demo.folder / "models" / "flux" / "tiny-flux1-dev.safetensors", served[1] / "chroma")
 
 
 # What people type who come from elsewhere, or in a hurry -> the setting that is shown first.
