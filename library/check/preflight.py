@@ -15,7 +15,7 @@ from library.compiler import checks
 from library.config import building, ineffective, schema
 from library.config.environment import SWITCHED_ON, first_process, processes, shards_asked
 from library.config.json_types import JsonMapping
-from library.config.problems import ConfigError, Problem, Report, Text, counted, problems_of
+from library.config.problems import ConfigError, Problem, Report, Text, counted, problems_of, together
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.config.sections.learning import LONGEST
@@ -239,9 +239,11 @@ def _sixteen_bits(config: RunConfig) -> Iterator[Problem]:
     """A type of 16 bits that the model exceeds, or that the GPU only emulates."""
     device, kind, facts = _device(), config.precision.mixed_precision, families.facts(config.family)
     if kind == "fp16" and facts.exceeds_fp16:
+        full = config.precision.full_fp16
         yield Problem("mixed_precision",
-            "= fp16: what {title} computes is too large for it, so the loss is likely to become NaN; use bf16",
-            title=facts.title, fix={"mixed_precision": "bf16"})  # fmt: skip
+            "= fp16: what {title} computes is too large for it, so the loss is likely to become NaN; use {instead}",
+            title=facts.title, instead=together(["bf16", *["full_bf16"] * full]),
+            fix={"mixed_precision": "bf16", **({"full_fp16": False, "full_bf16": True} if full else {})})  # fmt: skip
     is_old = device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0)
     if kind == "bf16" and is_old and not facts.exceeds_fp16:
         half = {"mixed_precision": "fp16"}

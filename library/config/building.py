@@ -12,6 +12,7 @@ from library.config.schema import options, section_options, values
 from library.config.values import Option, closest, did_you_mean
 
 C = TypeVar("C", bound=RunConfig)
+FOLLOWED = 4  # rules that a fix may break, one after the other, before it is no longer a fix
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -122,12 +123,44 @@ def notes(config: RunConfig) -> list[Problem]:
 
 
 def working_fix(problem: Problem, config: RunConfig) -> JsonObject:
-    """The values that mend a problem of this config, by option name; none where its fix would leave it standing."""
-    wanted = {name: value for name, value in problem.fix.items() if name in options(type(config))}
+    """The values that mend a problem of this config, by option name; none where they would lead to another mistake.
+
+    Where the problem's own fix breaks another rule, the fix of that rule is added; and where that cannot be, the switch
+    that the problem is about is put off.
+    """
+    known = options(type(config))
+    wanted = {name: value for name, value in problem.fix.items() if name in known}
     if not wanted:
         return {}
-    reading = read_layers(type(config), [Layer({**values(config), **wanted})])
-    return {} if problem.replaced(place="") in [*reading.problems, *missing(reading.config)] else wanted
+    before = read_layers(type(config), [Layer(values(config))])
+    found = _completed(problem, wanted, before)
+    switch = known.get(problem.option)
+    if found is None and switch and switch.type is bool and not switch.default:
+        found = _completed(problem, {problem.option: False}, before)
+    return found or {}
+
+
+def _completed(problem: Problem, wanted: JsonObject, before: Reading[C]) -> JsonObject | None:
+    """Values that mend a problem, with what the rules ask for that they break.
+
+    Nothing where they leave the problem standing, and None where the rules contradict them.
+    """
+    stood = {_rule(one) for one in before.problems} - {_rule(problem)}
+    for _ in range(FOLLOWED):
+        reading = read_layers(type(before.config), [Layer({**values(before.config), **wanted})])
+        broken = next((one for one in reading.problems if _rule(one) not in stood), None)
+        if problem.replaced(place="") in [*reading.problems, *missing(reading.config), *reading.notes]:
+            return {}
+        if broken is None:
+            return wanted
+        if not broken.fix or not broken.fix.keys().isdisjoint(wanted):
+            return None
+        wanted = {**wanted, **broken.fix}
+    return None
+
+
+def _rule(problem: Problem) -> tuple[str, str, frozenset[str]]:
+    return problem.option, problem.template, problem.also
 
 
 def read_section(cls: type | Mapping[str, Option], layer: Layer, problems: list[Problem]) -> JsonObject:
