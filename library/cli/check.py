@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from library.check.isolated import environment, finding
-from library.cli.launch import script_of, split_launch
+from library.cli.launch import LAUNCH, script_of, split_launch
 from library.cli.main import DONE, FAILED, MISUSED, complain
 from library.cli.train_script import read
 from library.config import environment as surroundings
@@ -20,6 +20,7 @@ from library.families import config_class
 from library.imports import without_collecting
 from library.runs import gpu_slots
 
+OWN = ("script", "json")
 USAGE = """kohya check RUN.toml [options]
 kohya check SCRIPT --config_file RUN.toml [options]
 
@@ -75,7 +76,7 @@ def described(argv: list[str]) -> tuple[str, Reading[Any], JsonObject]:
     script = script or (script_of(Path(what)) if is_file else what)
     if not script:
         raise ConfigError("kohya check needs the TOML of a training, or the name of a script and its options")
-    reading = read(config_class(script), rest)
+    reading = read(config_class(script), rest, [*LAUNCH, *OWN])
     problems = [*reading.problems, *wrong, *gpu_slots.problems(how)]
     about = f"{what} ({script.removesuffix('.py')})" if is_file else script.removesuffix(".py")
     return about, dataclasses.replace(reading, problems=problems), how

@@ -21,6 +21,7 @@ from library.runs.launcher import starting
 from library.sampling import shell as sampling
 
 SCRIPTS = textwrap.fill(", ".join(RUNS), 100, initial_indent="  ", subsequent_indent="  ")
+LAUNCH = {name: option for name, option in section_options(Launch).items() if name != "mixed_precision"}
 TRAIN_USAGE = f"""kohya train SCRIPT --config_file RUN.toml [options]
 kohya train RUN.toml [options]
 
@@ -43,7 +44,7 @@ def train(argv: list[str]) -> int:
         flags = ["--config_file", what, *flags]
         what = script_of(Path(what))
     # A launcher loads torch for seconds before the script can say what is wrong, so it is asked here first.
-    reading = train_script.read(config_class(what), flags)
+    reading = train_script.read(config_class(what), flags, LAUNCH)
     if problems := [*reading.problems, *wrong, *gpu_slots.problems(how)]:
         reading = dataclasses.replace(reading, problems=problems)
         return complain("\n".join([*problems, *train_script.beyond(reading)]), MISUSED)
@@ -101,8 +102,7 @@ def _has_its_files(config: type[RunConfig], given: set[str], shared: set[str]) -
 def split_launch(argv: list[str]) -> tuple[JsonObject, list[str], list[Problem]]:
     """The launcher's options by name, the rest, and what is wrong with the former. What both know (mixed_precision) is
     the script's."""
-    mine = {name: option for name, option in section_options(Launch).items() if name != "mixed_precision"}
-    return train_script.take_flags(mine, argv)
+    return train_script.take_flags(LAUNCH, argv)
 
 
 def split_file(flags: list[str]) -> tuple[str | None, list[str]]:

@@ -9,7 +9,7 @@ import gc
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -18,7 +18,7 @@ import psutil
 
 from library import families
 from library.config import environment
-from library.config.building import Layer, Reading, draft, read_layers, read_section
+from library.config.building import Layer, Reading, draft, read_layers, read_section, understood
 from library.config.formats import load_toml, to_toml
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem
@@ -99,12 +99,13 @@ def beyond(reading: Reading[Any]) -> list[Problem]:
     return [*found, *preflight.beyond(reading)]
 
 
-def read(config: type[C], argv: list[str] | None = None) -> Reading[C]:
+def read(config: type[C], argv: list[str] | None = None, also: Iterable[str] = ()) -> Reading[C]:
     """A command line and the file it names -> a config, and everything that is wrong with them, in one answer.
 
-    --help and --output_config do what they say and end the process.
+    --help and --output_config do what they say and end the process. `also` are further flags of the command, which it
+    has taken itself: one that is not known may have been meant for them.
     """
-    flags, problems = read_flags(config, sys.argv[1:] if argv is None else argv)
+    flags, problems = read_flags(config, sys.argv[1:] if argv is None else argv, also)
     if flags.pop("help", False):
         print(help_text(config))
         raise SystemExit(0)
@@ -148,7 +149,7 @@ def _tell(notes: list[Problem]) -> None:
         print(f"note: {note}", file=sys.stderr)
 
 
-def read_flags(config: type, argv: list[str]) -> tuple[JsonObject, list[Problem]]:
+def read_flags(config: type[RunConfig], argv: list[str], also: Iterable[str] = ()) -> tuple[JsonObject, list[Problem]]:
     """Command line -> values by option name as text, and what could not be understood. Repeated flags: the last wins.
 
     Everything up to the next `--flag` belongs to a flag, so negative numbers need no care; a value that itself begins
@@ -175,7 +176,8 @@ def read_flags(config: type, argv: list[str]) -> tuple[JsonObject, list[Problem]
             if is_old or getattr(config, "script_with", lambda _: "")(name):
                 found[name] = given[0] if given else True
             else:
-                problems.append(_flag(name, "is not an option{hint}", hint=did_you_mean(name, [*known, *OWN])))
+                meant = did_you_mean(name, [*understood(config), *OWN, *also])
+                problems.append(_flag(name, "is not an option{hint}", hint=meant))
         elif problem := _take(known[name], given, found):
             problems.append(problem)
     return found, problems

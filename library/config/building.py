@@ -198,8 +198,16 @@ def _resolve(config: type[RunConfig], layer: Layer, name: str, value: Any, probl
             Problem(name, "is an option of {script}, and this is {here}", place=place, script=script, here=here)
         )
     else:
-        problems.append(Problem(name, "is not an option{hint}", place=place, hint=did_you_mean(name, known)))
+        problems.append(
+            Problem(name, "is not an option{hint}", place=place, hint=did_you_mean(name, understood(config)))
+        )
     return None
+
+
+def understood(config: type[RunConfig]) -> list[str]:
+    """Names that a config knows what to say of: its options, and those of old files and other programs."""
+    tables = (getattr(config, table, {}) for table in ("aliases", "retired", "foreign", "old"))
+    return [*options(config), *(name for table in tables for name in table)]
 
 
 def _assemble(config: type[C], read: JsonMapping) -> C:

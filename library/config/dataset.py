@@ -17,7 +17,7 @@ from library.config.reading import LARGEST, extension, positive_pair, range_of_s
 from library.config.run_config import RunConfig
 from library.config.schema import changed, opt, section_options
 from library.config.sections.inputs import resolution_rules, varied_captions
-from library.config.values import Option, quoted
+from library.config.values import Option, closest, did_you_mean, quoted
 
 Layers = tuple[JsonMapping, ...]
 Interpolation = Literal["lanczos", "nearest", "bilinear", "linear", "bicubic", "cubic", "area", "box"]
@@ -200,11 +200,15 @@ def _wrong(source: str, key: str, template: str, **facts: Any) -> Problem:
 
 def _dataset(table: JsonMapping, source: str, behind: Layers, problems: list[Problem]) -> DatasetConfig:
     own = {k: v for k, v in table.items() if k != "subsets"}
+    for key in [k for k in own if closest(k, [*DATASET_KEYS, "subsets"]) == "subsets"]:
+        hint = did_you_mean(key, ["subsets"])
+        problems.append(_wrong(source, key, "is not a known key{hint}", hint=hint, also="subsets"))
+        del own[key]
     layers = (*behind, _read(own, DATASET_KEYS, source, problems))
     subsets: dict[str | None, SubsetConfig] = {}
     for i, inner in enumerate(_tables(table, "subsets", source, problems), 1):
         subset = _make(SubsetConfig, *layers, _read(inner, SUBSET_KEYS, f"{source} subset {i}", problems))
-        if not {"image_dir", "metadata_file"} & inner.keys():
+        if not {"image_dir", "metadata_file"} & {closest(key, SUBSET_KEYS) for key in inner}:
             problems.append(_wrong(f"{source} subset {i}", "image_dir", "is not set; name the folder of its images"))
         if not (subset.image_dir or subset.metadata_file):
             continue

@@ -35,6 +35,7 @@ RETIRED: dict[str, str] = {
 _SDPA = "attention is PyTorch's SDPA, which is faster and needs less memory"
 _GUI = "it is a setting of the kohya_ss page that no script reads"
 _SCRIPT = "no script reads it"
+_LAUNCHER = "it belongs to `accelerate launch`"
 
 # Keys that are harmless to leave out: ignored, with a note.
 FOREIGN: dict[str, str] = {
@@ -55,12 +56,14 @@ FOREIGN: dict[str, str] = {
     "disable_numpy_memmap": _SCRIPT,
     "cache_text_encoder_outputs_on_cpu": _SCRIPT,
     "learning_rate_te": "text encoders that can be trained have learning_rate_te1 and learning_rate_te2",
-    "num_cpu_threads_per_process": "it belongs to `accelerate launch`",
-    "num_processes": "it belongs to `accelerate launch`",
-    "num_machines": "it belongs to `accelerate launch`",
-    "multi_gpu": "it belongs to `accelerate launch`",
-    "gpu_ids": "it belongs to `accelerate launch`",
-    "main_process_port": "it belongs to `accelerate launch`",
+    "num_cpu_threads_per_process": _LAUNCHER,
+    "num_processes": _LAUNCHER,
+    "num_machines": _LAUNCHER,
+    "machine_rank": _LAUNCHER,
+    "multi_gpu": _LAUNCHER,
+    "gpu_ids": _LAUNCHER,
+    "main_process_ip": _LAUNCHER,
+    "main_process_port": _LAUNCHER,
     "dynamo_mode": "compile_mode is the one that counts",
     "dynamo_use_fullgraph": "compile_fullgraph is the one that counts",
     "dynamo_use_dynamic": "compile_dynamic is the one that counts",

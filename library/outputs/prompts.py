@@ -3,7 +3,7 @@
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,9 @@ LETTERS: dict[str, tuple[str, re.Pattern[str], Callable[[str], Any]]] = {
 }
 OTHER_MODELS = ("cfg_trunc_ratio", "renorm_cfg")
 IGNORED = {*OTHER_MODELS, "enum"}
+# Options that not every model follows, or whose value may be one that is not known.
+IDLE_BY_MODEL = {*OTHER_MODELS, "sample_sampler", "control_image_path", "control_image_mask_path", "controlnet_image",
+                 "flow_shift"}  # fmt: skip
 KINDS: dict[str, Callable[[Any], Any]] = {
     **{"prompt": str, "negative_prompt": str, "sample_sampler": str},
     **{"control_image_path": _paths, "control_image_mask_path": str, "controlnet_image": str},
@@ -118,27 +121,52 @@ def absent(path: str | Path, use: ControlUse = NO_CONTROLS) -> Iterator[Problem]
 
 
 def notes(path: str | Path, use: ControlUse = NO_CONTROLS, shifts: bool = False) -> list[Problem]:
-    """Options on the lines of a readable .txt file that will not do what they say, a sentence each; `use` says what
-    images the model is shown, `shifts` whether a prompt may shift the sigmas."""
+    """Options of the prompts of a readable file that will not do what they say, a sentence each; `use` says what images
+    the model is shown, `shifts` whether a prompt may shift the sigmas."""
     path = Path(path)
-    if path.suffix.lower() in (".toml", ".json"):
-        return []
-    return [Problem("sample_prompts", ": {name}, line {number}: --{letter} {why}", name=path.name,
-        number=number, letter=option, why=why)
-        for number, line in prompt_lines(path.read_text(encoding=encoding_of(path)))
-        for option, why in _idle(line.split(" --")[1:], use, shifts)]  # fmt: skip
+    return [Problem("sample_prompts", ": {name}, {where}: {what} {why}", name=path.name, where=where, what=what,
+        why=why)
+        for where, entry in _entries(path)
+        for what, why in _idle(entry, use, shifts)]  # fmt: skip
 
 
-def _idle(options: Iterable[str], use: ControlUse, shifts: bool) -> Iterator[tuple[str, str]]:
-    """The options of a line that do not do what they say, each with the reason."""
-    most, shown = use.most or int(use.inpaints), 0
-    for option in options:
-        why, read = _why_idle(option, use, shifts), option_of(option)
+def _entries(path: Path) -> Iterator[tuple[str, str | JsonMapping]]:
+    """The prompts of a readable file as they are written there, each with where that is: lines, or their options."""
+    text = path.read_text(encoding=encoding_of(path))
+    if path.suffix.lower() == ".toml":
+        common = dict(tomllib.loads(text)["prompt"])
+        for number, entry in enumerate(common.pop("subset"), start=1):
+            yield Text("subset {number}", number=number), {**common, **entry}
+    elif path.suffix.lower() == ".json":
+        for number, entry in enumerate(json.loads(text), start=1):
+            yield Text("entry {number}", number=number), entry
+    else:
+        for number, line in prompt_lines(text):
+            yield Text("line {number}", number=number), line
+
+
+def _idle(entry: str | JsonMapping, use: ControlUse, shifts: bool) -> Iterator[tuple[str, str]]:
+    """What of a prompt does not do what it says, as it is written there, each with the reason."""
+    shown = 0
+    for what, read in _written(entry):
+        why = _why_idle(what, read, use, shifts)
         if not why and read and read[0] == "control_image_path":
-            shown += 1
+            most, shown = use.most or int(use.inpaints), shown + 1
             why = Text("has no effect; this model is shown {most} of them at most", most=most) if shown > most else ""
         if why:
-            yield option, why
+            yield what, why
+
+
+def _written(entry: str | JsonMapping) -> Iterator[tuple[str, tuple[str, Any] | None]]:
+    """The options of a prompt, each as it is written and as it is read: of a line those behind two dashes."""
+    if isinstance(entry, str):
+        for piece in entry.split(" --")[1:]:
+            yield f"--{piece}", option_of(piece)
+        return
+    for name, value in entry.items():
+        for one in value if isinstance(value, list) else [value]:
+            if one is not None and name in IDLE_BY_MODEL:
+                yield f"{name} = {one}", (name, one)
 
 
 def parse_line(line: str) -> Prompt:
@@ -169,9 +197,9 @@ def option_of(piece: str) -> tuple[str, Any] | None:
         return None
 
 
-def _why_idle(piece: str, use: ControlUse, shifts: bool) -> str:
-    """Why an option of a line does not do what it says; "" where it does."""
-    if read := option_of(piece):
+def _why_idle(what: str, read: tuple[str, Any] | None, use: ControlUse, shifts: bool) -> str:
+    """Why an option of a prompt does not do what it says; "" where it does."""
+    if read:
         if read[0] == "sample_sampler" and read[1] not in SAMPLERS:
             template = "is no known sampler, and {used} is used; known are {names}"
             return Text(template, used=SAMPLERS[0], names=", ".join(SAMPLERS))
@@ -179,7 +207,7 @@ def _why_idle(piece: str, use: ControlUse, shifts: bool) -> str:
         shown |= {"controlnet_image": use.guided, "flow_shift": shifts}
         works = shown.get(read[0], read[0] not in OTHER_MODELS)
         return "" if works else Text("has no effect; it is for other models")
-    letter = piece.partition(" ")[0].lower()
+    letter = what.removeprefix("--").partition(" ")[0].lower()
     if letter not in LETTERS:
         return Text("has no effect; known are {names}", names=", ".join(f"--{known}" for known in LETTERS))
     name, pattern, _ = LETTERS[letter]

@@ -134,7 +134,6 @@ resolution = "big"
         "in data.toml dataset 1 subset 1: batch_size belongs into [[datasets]] or [general]",
         "in data.toml dataset 1 subset 1: image_dirr is not a known key (did you mean image_dir?)",
         "in data.toml dataset 1 subset 1: caption_dropout_rate must be at least 0.0 and at most 1.0, got 2.0",
-        "in data.toml dataset 1 subset 1: image_dir is not set; name the folder of its images",
     ]
 
 
@@ -161,6 +160,9 @@ SUBSET = "[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = 'a'\n
         (SUBSET.replace("64\n", "512\nenable_bucket = true\nmax_bucket_reso = 256\n"), {},
          "resolution must not be above max_bucket_reso (256): raise the latter"),
         (SUBSET + "prior_loss_weight = 0.5\n", {}, "prior_loss_weight is not a known key"),
+        (SUBSET.replace("subsets", "subset"), {}, "dataset 1: subset is not a known key (did you mean subsets?)"),
+        (SUBSET.replace("image_dir", "num_repeats").replace("'a'", "2"), {},
+         "subset 1: image_dir is not set; name the folder of its images"),
     ],
 )  # fmt: skip
 def test_mistake_is_one_sentence(tmp_path, text, given, sentence):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from library import families
 from library.cli import train_script
+from library.cli.launch import LAUNCH
 from library.cli.train_script import parse
 from library.config.formats import read_toml
 from library.config.problems import ConfigError
@@ -85,10 +86,21 @@ def test_only_the_first_of_several_processes_talks():
         (["--learning_r", "1"], "--learning_r is not an option (did you mean learning_rate?)"),
         (["--double_blocks_to_swap", "some"], "--double_blocks_to_swap must be a whole number, got 'some'"),
         (["--config_file"], "--config_file takes one value"),
+        (["--num_process", "2"], "--num_process is not an option (did you mean num_processes?)"),
+        (["--num_machine", "2"], "--num_machine is not an option (did you mean num_machines?)"),
+        (["--machine_rnk", "2"], "--machine_rnk is not an option (did you mean machine_rank?)"),
     ],
 )  # fmt: skip
 def test_mistaken_flag_is_one_sentence(argv, sentence):
     assert problems(*argv) == [sentence]
+
+
+def test_a_flag_may_have_been_meant_for_the_command_that_reads_it():
+    found = train_script.read(FluxLora, ["--jsn", "--extra_accelerate_launch_arg", "x"], [*LAUNCH, "json"]).problems
+    assert [one.arguments["hint"] for one in found] == [
+        " (did you mean json?)",
+        " (did you mean extra_accelerate_launch_args?)",
+    ]
 
 
 @given(st.lists(st.sampled_from(["--seed", "--no-cache_latents", "-1", "--foo=", "--", "-", "--=x", ""]) | st.text()))

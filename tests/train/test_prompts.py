@@ -71,7 +71,31 @@ def test_options_without_effect_are_named(tmp_path):
     expected.append(("line 4", "ddim"))
     assert len(notes) == 5 and all(a in n and b in n for (a, b), n in zip(expected, notes, strict=True)), notes
     assert len(prompts.notes(tmp_path / "p.txt", shifts=True)) == 4  # of a family that --fs works for
-    assert prompts.notes(write(tmp_path, "p.json", '["a --w many"]')) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("p.txt", "a\nb --w many --ci a.png --ci b.png --ss best --rcfg 1 --fs 3"),
+        ("p.json", json.dumps(["a", "b --w many --ci a.png --ci b.png --ss best --rcfg 1 --fs 3"])),
+        ("p.json", json.dumps(["a", {"prompt": "b", "control_image_path": ["a.png", "b.png"], "sample_sampler": "best",
+                                     "renorm_cfg": 1, "flow_shift": 3, "width": 64}])),
+        ("p.toml", '[prompt]\nrenorm_cfg = 1\n[[prompt.subset]]\nprompt = "a"\n[[prompt.subset]]\nprompt = "b"\n'
+                   'control_image_path = ["a.png", "b.png"]\nsample_sampler = "best"\nflow_shift = 3\n'),
+    ],
+)  # fmt: skip
+def test_options_without_effect_are_named_in_every_format(tmp_path, name, text):
+    written = prompts.notes(write(tmp_path, name, text), ControlUse(least=1, most=1))
+    second = [note for note in written if ", line 2:" in note or ", entry 2:" in note or ", subset 2:" in note]
+    told = (
+        "b.png has no effect; this model is shown 1",
+        "best is no known",
+        "1 has no effect; it",
+        "3 has no effect; it",
+    )
+    for words in told:
+        assert any(words in note for note in second), (words, second)
+    assert not any("a.png" in note for note in written) and len(second) == 4 + ("many" in text)
 
 
 def test_toml_shares_what_stands_in_prompt(tmp_path):
