@@ -11,8 +11,8 @@ Or weights are stepped on the device, within the backward pass, and written back
 """
 
 import functools
-from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -73,9 +73,9 @@ class Swap:
 
     def use(self, index: int, forward: bool) -> None:
         """Make the weights of a block available on the device, and prefetch those of the next one."""
-        self._fetch(index)
-        if self.stream is not None:
-            torch.cuda.current_stream(self.device).wait_stream(self.stream)
+        slot = self._fetch(index)
+        if slot.filled is not None:  # a copy of its own: the one of the next block may be under way already
+            torch.cuda.current_stream(self.device).wait_event(slot.filled)
         if self.learn == "device" and not forward:
             self.blocks[index].changes = True
         if forward and index not in self._order:
@@ -111,17 +111,18 @@ class Swap:
         for packed in self.blocks:
             packed.remove_grad_hooks()
 
-    def _fetch(self, index: int) -> None:
+    def _fetch(self, index: int) -> "_Slot":
         packed = self.blocks[index]
-        if self._slots.holds(packed):
-            return
+        if slot := self._slots.holding(packed):
+            return slot
         if self.stream is None:
-            self._slots.fill(packed)
-            return
+            return self._slots.fill(packed)
         # All that may still read the slot has been queued on the compute stream before this call.
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
-            self._slots.fill(packed)
+            slot = self._slots.fill(packed)
+            slot.filled = self.stream.record_event()
+        return slot
 
 
 def find_trainable_swap(denoiser: nn.Module) -> Swap | None:
@@ -187,52 +188,62 @@ class _Packed:
         self._spare, self.gradients = self.gradients, {}
 
 
+@dataclass(eq=False)
+class _Slot:
+    """Memory of the device, the block whose weights are in it, and the event after their copy (on a GPU)."""
+
+    memory: Tensor
+    owner: _Packed | None = None
+    filled: Any = None
+
+    def flush(self) -> None:
+        """Bring the owner's copy on the host up to date."""
+        if self.owner is not None and self.owner.changes:
+            self.owner.host.copy_(self.memory[: self.owner.host.numel()], non_blocking=True)
+            self.owner.changes = False
+
+
 class _Slots:
     """Device memory that swapped blocks take turns in, least recently used first."""
 
     def __init__(self, blocks: Sequence[_Packed], device: torch.device) -> None:
         size = max((packed.host.numel() for packed in blocks), default=0)
-        free = (torch.empty(size, dtype=torch.uint8, device=device) for _ in blocks[:SLOTS])
-        self.slots: OrderedDict[int, tuple[_Packed | None, Tensor]] = OrderedDict(
-            (number, (None, memory)) for number, memory in enumerate(free)
-        )
+        self.slots = [_Slot(torch.empty(size, dtype=torch.uint8, device=device)) for _ in blocks[:SLOTS]]
 
-    def holds(self, packed: _Packed) -> bool:
-        """Whether a block is on the device; if so it counts as just used."""
-        for number, (owner, _) in self.slots.items():
-            if owner is packed:
-                self.slots.move_to_end(number)
-                return True
-        return False
+    def holding(self, packed: _Packed) -> _Slot | None:
+        """The slot of a block that is on the device, which counts as just used."""
+        slot = next((slot for slot in self.slots if slot.owner is packed), None)
+        if slot is not None:
+            self._used(slot)
+        return slot
 
-    def fill(self, packed: _Packed) -> None:
+    def fill(self, packed: _Packed) -> _Slot:
         """Copy a block's weights into the slot that was used longest ago."""
-        number, (owner, memory) = next(iter(self.slots.items()))
-        self._flush(owner, memory)
-        if owner is not None:
-            owner.point_at(None)
-        memory[: packed.host.numel()].copy_(packed.host, non_blocking=True)
-        packed.point_at(memory)
-        self.slots[number] = (packed, memory)
-        self.slots.move_to_end(number)
+        slot = self.slots[0]
+        slot.flush()
+        if slot.owner is not None:
+            slot.owner.point_at(None)
+        slot.memory[: packed.host.numel()].copy_(packed.host, non_blocking=True)
+        packed.point_at(slot.memory)
+        slot.owner = packed
+        self._used(slot)
+        return slot
 
     def write_back(self) -> None:
         """Bring the host's copies up to date; the blocks stay."""
-        for owner, memory in self.slots.values():
-            self._flush(owner, memory)
+        for slot in self.slots:
+            slot.flush()
 
     def clear(self) -> None:
         """Let all blocks use their host copies again."""
-        for number, (owner, memory) in self.slots.items():
-            if owner is not None:
-                owner.point_at(None)
-            self.slots[number] = (None, memory)
+        for slot in self.slots:
+            if slot.owner is not None:
+                slot.owner.point_at(None)
+            slot.owner = None
 
-    @staticmethod
-    def _flush(owner: _Packed | None, memory: Tensor) -> None:
-        if owner is not None and owner.changes:
-            owner.host.copy_(memory[: owner.host.numel()], non_blocking=True)
-            owner.changes = False
+    def _used(self, slot: _Slot) -> None:
+        self.slots.remove(slot)
+        self.slots.append(slot)
 
 
 @functools.cache

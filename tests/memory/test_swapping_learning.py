@@ -3,6 +3,7 @@
 On a CPU the slots are copies as they are on a GPU; only streams are not exercised.
 """
 
+import contextlib
 import copy
 import dataclasses
 import weakref
@@ -151,7 +152,7 @@ def test_a_second_step_reads_what_the_first_has_written(demo):
 
 def test_weights_are_computed_with_on_the_device_and_kept_on_the_host(demo):
     model = Model(demo, "flux_train", blocks_to_swap=4)
-    slots = [memory for _, memory in model.swap._slots.slots.values()]
+    slots = [slot.memory for slot in model.swap._slots.slots]
     assert len(slots) == swapping.SLOTS, "for double and for single blocks alike"
     assert {memory.nbytes for memory in slots} == {max(packed.host.nbytes for packed in model.swap.blocks)}
 
@@ -184,6 +185,50 @@ def test_each_block_is_fetched_once_forward_and_once_backward(demo, script, monk
     model.backward(sizes=((8, 8),))
     assert len(filled) == 2 * len(model.swap.blocks) - swapping.SLOTS, "the last of the forward pass are still there"
     assert {packed.block for packed in filled} == {packed.block for packed in model.swap.blocks}
+
+
+class Stream:
+    """A GPU's queue, as far as it is known which copies it waits for."""
+
+    def __init__(self):
+        self.copies = []
+
+    def wait_event(self, copies):
+        self.copies += [copy for copy in copies if copy not in self.copies]
+
+    def wait_stream(self, other):
+        self.wait_event(other.copies)
+
+    def record_event(self):
+        return list(self.copies)
+
+
+@pytest.mark.parametrize("script", BLOCKS)
+def test_no_block_waits_for_the_weights_of_the_next(demo, script, monkeypatch):
+    """Blocks of two streams answer twice, so that their gradients begin twice: copy and compute have to overlap."""
+    model = Model(demo, script, blocks_to_swap=BLOCKS[script])
+    model.backward(sizes=((8, 8),))
+    compute, copying, needed = Stream(), Stream(), []
+    fill, use = swapping._Slots.fill, swapping.Swap.use
+
+    def filled(slots, packed):
+        copying.copies.append((len(copying.copies), packed.block))
+        return fill(slots, packed)
+
+    def used(swap, index, forward):
+        use(swap, index, forward)
+        block = swap.blocks[index].block
+        needed.extend(copy for copy in copying.copies if copy[1] is block)
+        assert [copy for copy in compute.copies if copy not in needed] == []
+        assert [copy for copy in needed if copy not in compute.copies] == []
+
+    monkeypatch.setattr(swapping._Slots, "fill", filled)
+    monkeypatch.setattr(swapping.Swap, "use", used)
+    monkeypatch.setattr(model.swap, "stream", copying)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: compute)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    model.backward(sizes=((8, 8),))
+    assert len(copying.copies) == 2 * len(model.swap.blocks) - swapping.SLOTS
 
 
 def test_gradients_of_swapped_blocks_do_not_stay_on_the_device(demo, monkeypatch):
