@@ -10,8 +10,9 @@ side into one cache; then they are measured one after the other. A preset gets a
 allocator is held to the memory in the name less 0.7 GiB for the desktop and what the driver takes. What it is compared
 with is not held, and its memory says where it would fit.
 
-A row says: seconds a step (the median over rounds), how long of it the GPU was busy, the most memory that was in use on
-the whole GPU, the driver's included, seconds of compiling with the cache filled, and what was recorded as CUDA graphs.
+A row says: seconds a step (the median over rounds), how long of it the GPU was busy (with kernels, and with copies from
+and to the host), the most memory that was in use on the whole GPU, the driver's included, seconds of compiling with the
+cache filled, and what was recorded as CUDA graphs.
 """
 
 import argparse
@@ -96,7 +97,7 @@ def measured(case: PresetCase, device: Any) -> dict[str, Any]:
         if not case.warm:
             each = [timing.timed(lambda: [ready.step() for _ in sizes], device) / len(sizes) for _ in range(ROUNDS)]
             found |= {"s_it": round(sorted(each)[len(each) // 2], 4), "fastest": round(min(each), 4)}
-            found |= {"busy_s": busy(ready, len(sizes), device)}
+            found |= busy(ready, len(sizes), device)
         done = ready.compiling()
         again = [f"{event.block}: {event.reason}" for event in ready.compile_log.recompilations()]
     if device.type == "cuda":  # of this process alone, should others use the GPU
@@ -153,10 +154,10 @@ class MemoryPeak:
         return round(self.peak / GIB, 2) if self.device.type == "cuda" else None
 
 
-def busy(ready: Any, number: int, device: Any) -> float | None:
-    """Seconds of a step in which the GPU ran at least one kernel."""
+def busy(ready: Any, number: int, device: Any) -> dict[str, float]:
+    """Seconds of a step in which the GPU ran a kernel, copied from or to the host, or did any of it."""
     if device.type != "cuda":
-        return None
+        return {}
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -164,12 +165,21 @@ def busy(ready: Any, number: int, device: Any) -> float | None:
         for _ in range(number):
             ready.step()
         torch.cuda.synchronize(device)
-    spans = sorted((e.time_range.start, e.time_range.end) for e in found.events() or () if e.device_type.name == "CUDA")
+    spans: dict[str, list[tuple[float, float]]] = {"busy_s": [], "kernels_s": [], "to_gpu_s": [], "to_host_s": []}
+    for event in (event for event in found.events() or () if event.device_type.name == "CUDA"):
+        copies = "to_gpu_s" if "HtoD" in event.name else "to_host_s" if "DtoH" in event.name else ""
+        for name in ("busy_s", copies or "kernels_s"):
+            spans[name].append((event.time_range.start, event.time_range.end))
+    return {name: round(covered(sorted(some)) / 1e6 / number, 4) for name, some in spans.items()}
+
+
+def covered(spans: list[tuple[float, float]]) -> float:
+    """How long any of the spans lasts, which begin one after the other."""
     total, end = 0.0, 0.0
     for start, stop in spans:
         total += max(0.0, stop - max(start, end))
         end = max(end, stop)
-    return round(total / 1e6 / number, 4)
+    return total
 
 
 # ---- in the process that was started
@@ -303,7 +313,8 @@ def line(row: dict[str, Any], batch: int, at: float) -> str:
         return f"{start} failed: {row['failed']} {row.get('reserved_gib', '')}"
     rounds = ", ".join(f"{seconds:.1f}" for seconds in row["rounds_s"])
     memory = f"{row['gib']} GiB (limit {row['limit_gib']}, used {row.get('allocated_gib')})"
-    numbers = f"{row['s_it']:8.4f} s, busy {row['busy_s']}, {memory}"
+    copies = f"kernels {row.get('kernels_s')}, copies {row.get('to_gpu_s')} and {row.get('to_host_s')}"
+    numbers = f"{row['s_it']:8.4f} s, busy {row.get('busy_s')} ({copies}), {memory}"
     compiled = f"{row.get('compile', '')} {row.get('not_compiled', '')}"
     told = "".join(f"\n        {sentence}" for sentence in (*row["cuda_graphs"], *row["why_recompiled"]))
     return f"{start} {numbers}, settling {row['settling_s']} s ({rounds}) {compiled}{told}"

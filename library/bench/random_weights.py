@@ -39,18 +39,35 @@ def weight_bytes(model: nn.Module, dtype: torch.dtype) -> int:
 
 
 @torch.no_grad()
-def fill(model: nn.Module, device: torch.device, dtype: torch.dtype, seed: int = 0) -> nn.Module:
-    """Random weights on the device, of a size that passes a signal on."""
+def fill(
+    model: nn.Module, device: torch.device, dtype: torch.dtype, seed: int = 0, waits_on_host: bool = False
+) -> nn.Module:
+    """Random weights on the device, of a size that passes a signal on.
+
+    Where they only wait on the host, to be copied from there, matrices with rows of one length share their memory.
+    """
     generator = torch.Generator(device).manual_seed(seed)
     made: dict[int, nn.Parameter] = {}
+    shared: dict[int, Tensor] = {}
+    if waits_on_host:
+        for p in (p for p in model.parameters() if p.ndim >= 2):
+            shared[_inputs(p)] = max(shared.get(_inputs(p), p), p, key=Tensor.numel)
+        shared = {inputs: _random("", p, device, dtype, generator).view(-1) for inputs, p in shared.items()}
     for module in model.modules():
         for name, p in module.named_parameters(recurse=False):
-            if id(p) not in made:
+            if id(p) not in made and waits_on_host and p.ndim >= 2:
+                made[id(p)] = nn.Parameter(shared[_inputs(p)][: p.numel()].view(p.shape))
+            elif id(p) not in made:
                 made[id(p)] = nn.Parameter(_random(name, p, device, dtype, generator))
             setattr(module, name, made[id(p)])
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, buffer.to(device))
     return model.eval()
+
+
+def _inputs(weight: Tensor) -> int:
+    """How many numbers of its input each output of a layer is made from."""
+    return weight[0].numel()
 
 
 def _random(name: str, like: Tensor, device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
@@ -59,7 +76,7 @@ def _random(name: str, like: Tensor, device: torch.device, dtype: torch.dtype, g
         return tensor.fill_(1.0 if name in ("weight", "scale") else 0.0)
     flat = tensor.view(-1)
     few = flat[:RANDOM_VALUES]  # a processor would draw numbers for minutes
-    few.normal_(0.0, 0.7 / like[0].numel() ** 0.5, generator=generator)
+    few.normal_(0.0, 0.7 / _inputs(like) ** 0.5, generator=generator)
     for start in range(RANDOM_VALUES, flat.numel(), RANDOM_VALUES):
         rest = flat[start : start + RANDOM_VALUES]
         rest.copy_(few[: rest.numel()])

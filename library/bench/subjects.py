@@ -112,7 +112,10 @@ class FamilySubject:
                 denoiser = self.random.denoiser()
                 where = random_weights.placement(denoiser, device, dtype, config)
                 self._module.adopt(family, denoiser)
-                components = ModelComponents(random_weights.fill(denoiser, where, dtype), None, {}, {}, {})
+                waits = where.type != device.type
+                components = ModelComponents(
+                    random_weights.fill(denoiser, where, dtype, waits_on_host=waits), None, {}, {}, {}
+                )
             else:
                 components = family.load(dtype, fp8_storage.compute_type(config))
                 components.encoders, components.vae = {}, None
