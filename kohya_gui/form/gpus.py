@@ -12,15 +12,15 @@ CHOOSER = (
 
 def listing() -> list[JsonObject]:
     """Each GPU that trainings of this computer may use, with its memory in GiB, and who has it; none without a GPU."""
-    lanes = [lane for lane in gpu_slots.lanes() if lane != gpu_slots.CPU]
-    known = {gpu.index: gpu for gpu in (machine.GPUS.now() or machine.GPUS.known())} if lanes else {}
+    devices = [device for device in gpu_slots.devices() if device != gpu_slots.CPU]
+    known = {gpu.index: gpu for gpu in (machine.GPUS.now() or machine.GPUS.known())} if devices else {}
     users = dict.fromkeys(gpu_slots.held(), "Another job")
     for run in reader.runs():
         if run.active and run.is_here:  # one that was started in a shell may use any of them
-            users |= dict.fromkeys(run.facts.get("lanes") or lanes, run.facts.get("output_name") or run.id)
+            users |= dict.fromkeys(run.facts.get("devices") or devices, run.facts.get("output_name") or run.id)
     found: list[JsonObject] = []
-    for lane in lanes:
-        gpu = known.get(lane)
+    for device in devices:
+        gpu = known.get(device)
         memory = {"free": round(gpu.total - gpu.used, 1), "total": gpu.total} if gpu else {"free": 0.0, "total": 0.0}
-        found.append({"index": lane, "name": gpu.name if gpu else "GPU", **memory, "user": users.get(lane, "")})
+        found.append({"index": device, "name": gpu.name if gpu else "GPU", **memory, "user": users.get(device, "")})
     return found

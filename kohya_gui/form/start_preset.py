@@ -33,7 +33,7 @@ class Gpu:
 
 def training_gpu() -> Gpu | None:
     """The first of the GPUs that trainings may use; without a memory where that is not known. None without a GPU."""
-    first = gpu_slots.lanes()[0]
+    first = gpu_slots.devices()[0]
     if first == gpu_slots.CPU:
         return None
     found = machine.GPUS.known()

@@ -126,7 +126,7 @@ class LabTab:
     def _markup(self) -> str:
         ours: dict[str, str] = {tab: Text("The form of {name}", name=name) for tab, name in self.titles.items()}
         models = {**{name: text for name, (text, _) in MODELS.items()}, **ours}
-        size = "full" if gpu_slots.lanes() != (gpu_slots.CPU,) else "tiny"
+        size = "full" if gpu_slots.devices() != (gpu_slots.CPU,) else "tiny"
         usual = next(name for name in MODELS if name.endswith(size))
         return (Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
                 .replace("[models]", _choices(models, usual))

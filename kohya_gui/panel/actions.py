@@ -224,7 +224,7 @@ def _entry(entry: queue.QueueEntry) -> JsonObject:
         except KeyError:
             return shown
         shown |= {"step": run.facts.get("step") or 0, "total": run.facts.get("total_steps") or 0}
-        shown["gpus"] = ", ".join(lane for lane in run.facts.get("lanes") or () if lane != gpu_slots.CPU)
+        shown["gpus"] = ", ".join(device for device in run.facts.get("devices") or () if device != gpu_slots.CPU)
         shown["again"] = _is_wanted(run, reader.runs())
     return shown
 

@@ -239,7 +239,7 @@ def usage(run: RecordedRun) -> str:
     """GPUs, memory and disk, as far as this machine tells."""
     if not run.is_here:
         return ""
-    own = {str(lane) for lane in run.facts.get("lanes") or ()}
+    own = {str(device) for device in run.facts.get("devices") or ()}
     rows = [_gpu(gpu) for gpu in machine.GPUS.now() if not own or gpu.index in own]
     memory, disk = machine.memory(), machine.disk(run.facts.get("output_dir") or run.folder)
     rows.append(_used("CPU memory", memory["used"], memory["total"], "GB"))

@@ -76,7 +76,7 @@ function show(where, found) {
   const at = all(where, ".entry").findIndex((entry) => entry.contains(focused));
   one(where, ".how").textContent = summary(found);
   one(where, ".switches").replaceChildren(...switches(found));
-  one(where, ".lanes").replaceChildren(...(found.gpus.length > 1 ? found.gpus.map(lane) : []));
+  one(where, ".devices").replaceChildren(...(found.gpus.length > 1 ? found.gpus.map(device) : []));
   const waiting = found.entries.filter((entry) => entry.waits);
   const others = found.entries.filter((entry) => !entry.waits);
   const active = others.filter((entry) => MOODS[entry.state] === "busy");
@@ -115,7 +115,7 @@ function summary({ entries, waiting, paused, halted, gpus }) {
  * A GPU, and what works on it.
  * @param {import("../form/gpus.js").Gpu} gpu
  */
-function lane({ index, name, free, total, user }) {
+function device({ index, name, free, total, user }) {
   const memory = total ? say("{free} of {total} GB free", { free: free.toFixed(1), total: total.toFixed(1) }) : "";
   return make("li", { "data-gpu": index }, make("span", { className: "own" }, `GPU ${index} · ${name}`),
     make("b", { className: "own" }, translated(user || "Free")), make("small", {}, memory));

@@ -3,7 +3,7 @@
 import gradio as gr
 
 MARKUP = """<div class="queue"><div class="lead"><p class="how" role="status">Reading the queue</p>
-<div class="switches"></div></div><ul class="lanes" aria-label="GPUs"></ul>
+<div class="switches"></div></div><ul class="devices" aria-label="GPUs"></ul>
 <ol class="entries"></ol><div class="answer" role="status"></div></div>"""
 
 

@@ -14,7 +14,7 @@ from library.config.building import Reading
 from library.config.problems import ConfigError, Text, either
 from library.config.run_config import RunConfig
 from library.runs import foreground, gpu_slots, keys
-from library.runs.gpu_wait import free_lanes
+from library.runs.gpu_wait import free_devices
 from library.runs.job_work import ahead_of, joined
 from library.runs.launcher import starting
 
@@ -52,7 +52,7 @@ def start(kind: str, argv: list[str]) -> int:
         return complain("\n".join(problems), MISUSED)
     path, flags = split_file(flags)
     work = ahead_of("cache")
-    with work, free_lanes(how, work.wait) as own:
+    with work, free_devices(how, work.wait) as own:
         arguments, variables = starting(path or "", SCRIPTS[kind], **gpu_slots.launch_options(how, own))
         variables |= keys.environment() | gpu_slots.environment(own)
         work.hand_on()

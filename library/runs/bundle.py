@@ -23,7 +23,7 @@ Left out on purpose: captions, prompts, images and their names, model and folder
 name of this computer. <...> stands where something was taken out.
 """
 FACTS = ("script", "title", "state", "step", "total_steps", "epochs", "seed", "versions", "hardware", "compile",
-         "lanes", "from", "started", "ended", "heartbeat", "phase", "peak_memory_gb", "peak_ram_gb",
+         "devices", "from", "started", "ended", "heartbeat", "phase", "peak_memory_gb", "peak_ram_gb",
          "data")  # fmt: skip
 EVENTS = {
     "step": ("step", "epoch", "loss", "avr_loss", "lr", "grad_norm", "s_it", "eta", "data_s", "transfer_s", "compute_s",

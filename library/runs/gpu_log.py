@@ -40,9 +40,9 @@ class GpuLog:
 
     def look(self) -> bool:
         """Note how the GPUs are now; False where there are none."""
-        visible = gpu_slots.lanes()
+        visible = gpu_slots.devices()
         every = machine.read_gpus() if gpu_slots.CPU not in visible else []
-        own = [gpu for gpu in every if gpu.index in visible] or every  # lanes may be named by other than their numbers
+        own = [gpu for gpu in every if gpu.index in visible] or every  # they may be named by other than their numbers
         if not own:
             return False
         if IS_WINDOWS and self._looks % EVERY == 0:

@@ -1,4 +1,4 @@
-"""Which GPUs there are, and which of them a training gets: one lane per GPU, or a single one on the processor."""
+"""Which GPUs there are, and which of them a training gets: one device per GPU, or a single one on the processor."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 PATIENCE = 15.0  # seconds that another may take to start a training
 
 
-def lanes() -> tuple[str, ...]:
+def devices() -> tuple[str, ...]:
     """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; ("cpu",) where there is none."""
     given = os.environ.get(VISIBLE)
     if given is not None:
@@ -32,28 +32,28 @@ def _count() -> int:
 
 @contextlib.contextmanager
 def choosing() -> Iterator[None]:
-    """Nobody else on this machine gives lanes away meanwhile. Raises ConfigError when somebody does not let go."""
-    with locking.held(Path(registry.home()) / "lanes.lock", PATIENCE) as mine:
+    """Nobody else on this machine gives devices away meanwhile. Raises ConfigError when somebody does not let go."""
+    with locking.held(Path(registry.home()) / "devices.lock", PATIENCE) as mine:
         if not mine:
             raise ConfigError("another training is just being started: try again in a moment")
         yield
 
 
 def taken(active: Iterable[JsonMapping]) -> set[str]:
-    """The lanes of runs that work, from their run.json. A run that was started in a shell may use any of them."""
+    """The devices of runs that work, from their run.json. A run that was started in a shell may use any of them."""
     found: set[str] = set()
     for facts in active:
-        found |= set(facts.get("lanes") or (*lanes(), CPU))
+        found |= set(facts.get("devices") or (*devices(), CPU))
     return found
 
 
 # Why: docs/decisions/2026-11-20-gpus-are-given-to-one-training.md
 def choose(how: JsonMapping, free: Iterable[str]) -> tuple[str, ...]:
-    """The lanes that a training gets out of those that are free; () when it has to wait.
+    """The devices that a training gets out of those that are free; () when it has to wait.
 
     `how` are its launch options. Raises ConfigError for GPUs that this machine does not have.
     """
-    every, left = lanes(), tuple(free)
+    every, left = devices(), tuple(free)
     if how.get("cpu") or every == (CPU,):
         return (CPU,) if CPU in left else ()
     asked = str(how.get("gpu_ids") or "").replace(" ", "").strip(",")
@@ -63,17 +63,17 @@ def choose(how: JsonMapping, free: Iterable[str]) -> tuple[str, ...]:
             raise ConfigError(wrong)
         return wanted if set(wanted) <= set(left) else ()
     count = len(every) if asked == "all" else min(processes(how), len(every))
-    known = [lane for lane in every if lane in left]
+    known = [device for device in every if device in left]
     if len(known) > count:  # other programs may use some: take those with most memory left
         room = {gpu.index: gpu.total - gpu.used for gpu in machine.read_gpus()}
-        most = sorted(known, key=lambda lane: -room.get(lane, 0.0))[:count]
-        known = [lane for lane in known if lane in most]
+        most = sorted(known, key=lambda device: -room.get(device, 0.0))[:count]
+        known = [device for device in known if device in most]
     return tuple(known) if len(known) >= count else ()
 
 
 def problems(how: JsonMapping) -> list[Problem]:
     """All that is wrong with launch options; of GPUs only where this machine knows what it has."""
-    found, every = launch_problems(how), lanes()
+    found, every = launch_problems(how), devices()
     if every == (CPU,) or str(how.get("cpu") or "").lower() in ("true", "1", "yes", "on"):
         return found
     asked = [part.strip() for part in str(how.get("gpu_ids") or "").split(",") if part.strip()]
@@ -99,9 +99,9 @@ def _absent(wanted: Iterable[str], every: Iterable[str]) -> Problem | None:
 
 @contextlib.contextmanager
 def holding(own: Iterable[str]) -> Iterator[None]:
-    """This process, which is no run, has these lanes within the context; nobody else gets them."""
+    """This process, which is no run, has these devices within the context; nobody else gets them."""
     path = _holders() / f"{os.getpid()}.json"
-    layout.store(path, {**process.identity(), "lanes": list(own)})
+    layout.store(path, {**process.identity(), "devices": list(own)})
     try:
         yield
     finally:
@@ -109,34 +109,34 @@ def holding(own: Iterable[str]) -> Iterator[None]:
 
 
 def held() -> set[str]:
-    """The lanes of living processes that are no runs."""
+    """The devices of living processes that are no runs."""
     found: set[str] = set()
     for path in _holders().glob("*.json"):
         facts = layout.load(path)
         if process.alive(facts):
-            found |= set(facts.get("lanes") or ())
+            found |= set(facts.get("devices") or ())
     return found
 
 
 def _holders() -> Path:
-    return registry.home() / "lanes"
+    return registry.home() / "devices"
 
 
 def free(active: Iterable[JsonMapping]) -> tuple[str, ...]:
-    """The lanes on which no run works, and that no other process holds."""
+    """The devices on which no run works, and that no other process holds."""
     busy = taken(active) | held()
-    return tuple(lane for lane in dict.fromkeys((*lanes(), CPU)) if lane not in busy)
+    return tuple(device for device in dict.fromkeys((*devices(), CPU)) if device not in busy)
 
 
 def environment(own: Iterable[str]) -> dict[str, str]:
-    """What lets a training see its own lanes only."""
+    """What lets a training see its own devices only."""
     own = tuple(own)
     # Numbered as nvidia-smi does it, and not by speed.
     return {} if CPU in own else {VISIBLE: ",".join(own), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 def launch_options(how: JsonMapping, own: Iterable[str]) -> JsonObject:
-    """The launch options of a training that got these lanes."""
+    """The launch options of a training that got these devices."""
     own = tuple(own)
     if CPU in own:
         return dict(how)

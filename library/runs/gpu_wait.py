@@ -13,8 +13,8 @@ WAITING = 1.0  # seconds between two looks whether they are free
 
 
 @contextlib.contextmanager
-def free_lanes(how: JsonMapping, told: Callable[[Text], None]) -> Iterator[tuple[str, ...]]:
-    """The lanes for a process with these launch options, for it alone; meanwhile `told` hears for whom it waits."""
+def free_devices(how: JsonMapping, told: Callable[[Text], None]) -> Iterator[tuple[str, ...]]:
+    """The devices for a process with these launch options, for it alone; meanwhile `told` hears for whom it waits."""
     with contextlib.ExitStack() as stack:
         while True:
             with gpu_slots.choosing():

@@ -28,6 +28,7 @@ FINAL = ("finished", "stopped", "failed", "interrupted")
 
 TEXTS = "texts"
 SECRETS = ("wandb_api_key", "huggingface_token")
+OLD_NAMES = {"lanes": "devices"}  # of facts, in files of older versions
 
 
 def new_id(name: str) -> str:
@@ -58,9 +59,10 @@ def request_file(folder: Path, request: str) -> Path:
 def load(path: Path) -> JsonObject:
     """A JSON object from a file; empty when the file is missing, half gone or no object."""
     try:
-        return parsed(path.read_text(encoding="utf-8"))
+        found = parsed(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
+    return {OLD_NAMES.get(name, name): value for name, value in found.items()}
 
 
 def load_changed(path: str) -> JsonObject:

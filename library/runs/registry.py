@@ -10,7 +10,7 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.runs import layout, process
 
 # What a pointer repeats of a run: who it is, how its process is found, and what that occupies.
-TOLD = ("id", "script", "title", "started", "from", "output_dir", "output_name", "lanes", "launch", "pid",
+TOLD = ("id", "script", "title", "started", "from", "output_dir", "output_name", "devices", "launch", "pid",
         "process_start", "boot", "since_boot", "host")  # fmt: skip
 
 

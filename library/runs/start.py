@@ -58,7 +58,7 @@ def launch(config: RunConfig, **how: Any) -> str:
 
 
 def begin(asked: TrainingJob) -> str:
-    """Start a job on lanes that are free; the run's id. Raises ConfigError when there are none, or it cannot begin."""
+    """Start a job on free devices; the run's id. Raises ConfigError when there are none, or it cannot begin."""
     with gpu_slots.choosing():
         active = [run for run in reader.runs() if run.active and run.is_here]
         own = gpu_slots.choose(asked.how, gpu_slots.free(run.facts for run in active))
@@ -116,7 +116,7 @@ def _prepare(asked: TrainingJob, own: Sequence[str]) -> Path:
         write_atomic(folder / layout.TOML, asked.toml)
         facts = {"id": folder.name, "script": asked.script, "title": asked.title, "state": "starting",
                  "started": time.time(), "from": "page", "output_dir": asked.output, "output_name": asked.name,
-                 "lanes": list(own), "launch": dict(asked.how), "folder": asked.folder, "resumes": asked.resumes,
+                 "devices": list(own), "launch": dict(asked.how), "folder": asked.folder, "resumes": asked.resumes,
                  "queued": asked.queued, "error": None}  # fmt: skip
         layout.store(folder / layout.RUN, facts)
         registry.add(folder)

@@ -65,7 +65,7 @@ def after(found: queue.Queue, entry: queue.QueueEntry) -> None:
 
 
 def start_next(found: queue.Queue) -> None:
-    """Start what finds free lanes, in order: who waits for certain GPUs keeps them from those behind, and no others."""
+    """Start what finds free devices, in order: who waits for certain GPUs keeps these from those behind."""
     active = [run for run in reader.runs() if run.active and run.is_here]
     known = {run.facts.get("queued"): run.id for run in active}
     free = list(gpu_slots.free(run.facts for run in active))
@@ -79,7 +79,7 @@ def start_next(found: queue.Queue) -> None:
             own = gpu_slots.choose(entry.how, free)
             if own:
                 entry.run = start.begin(queue.job_of(entry))
-                free = [lane for lane in free if lane not in own]
+                free = [device for device in free if device not in own]
             else:
                 free = _left(entry, free)
         except ConfigError as error:
@@ -88,13 +88,13 @@ def start_next(found: queue.Queue) -> None:
 
 
 def _left(entry: queue.QueueEntry, free: list[str]) -> list[str]:
-    """What those behind an entry may have, which waits for lanes itself."""
+    """What those behind an entry may have, which waits for devices itself."""
     asked = str(entry.how.get("gpu_ids") or "").replace(" ", "").split(",")
     if entry.how.get("cpu"):
-        return [lane for lane in free if lane != gpu_slots.CPU]
+        return [device for device in free if device != gpu_slots.CPU]
     if asked in ([""], ["all"]):
-        return [lane for lane in free if lane == gpu_slots.CPU]
-    return [lane for lane in free if lane not in asked]
+        return [device for device in free if device == gpu_slots.CPU]
+    return [device for device in free if device not in asked]
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from library.families.recognition import recognised
 from library.outputs import prompts as prompt_files
 from library.outputs.prompts import Prompt
 from library.runs import gpu_slots
-from library.runs.gpu_wait import free_lanes
+from library.runs.gpu_wait import free_devices
 from library.runs.job_work import joined
 from library.sampling import plan
 
@@ -38,7 +38,7 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
     plan.check_size(len(columns), prompts)
     config = config_of(asked.config, dict(pair(text) for text in asked.set), script_of)
     word = asked.word or word_of(asked.config)
-    with joined("sample") as work, free_lanes({"cpu": asked.cpu}, work.wait) as own:
+    with joined("sample") as work, free_devices({"cpu": asked.cpu}, work.wait) as own:
         os.environ.update(gpu_slots.environment(own))
         generate = families.load("library.sampling.generate:generate")  # with torch, which looks for GPUs only once
 

@@ -124,6 +124,7 @@ def noted(script, **given):
         ("sdxl_train", {"block_lr": "1e-5,x"}, "block_lr must be numbers"),
         (FLUX, {"checkpoint_keep_attention": True, "cpu_offload_checkpointing": True}, "exclude each other"),
         (FLUX, {"blocks_to_swap": 36}, "blocks_to_swap must be at least 0 and at most 35"),
+        (SDXL, {"blocks_to_swap": 99}, "blocks_to_swap must be at least 0 and at most 68"),
         (FLUX, {"full_bf16": True}, "full_bf16 needs mixed_precision = bf16, which is no"),
         (FLUX, {"full_fp16": True, "full_bf16": True, "mixed_precision": "fp16"}, "exclude each other"),
         (FLUX, {"fp8_base": True}, "fp8_base needs mixed_precision"),

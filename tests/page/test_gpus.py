@@ -1,4 +1,4 @@
-"""Several GPUs in a real browser: chosen by name and memory for each run, a lane each in the queue, curves of a run."""
+"""Several GPUs in a real browser: chosen by name and memory for each run, one each in the queue, curves of a run."""
 
 import json
 import re
@@ -63,8 +63,8 @@ def test_gpus_are_chosen_by_name_and_runs_on_them_go_side_by_side(visit, served,
         visitor.until(f"{name} is in the queue")
     queue_tab(visitor)
     shows(visitor, ("one", "running"), ("two", "running"), ("both", "waiting"))
-    lanes = visitor.page.locator(".lanes li")
-    wait_for(lambda: [text.split("\n")[:2] for text in lanes.all_inner_texts()] == [
+    devices = visitor.page.locator(".devices li")
+    wait_for(lambda: [text.split("\n")[:2] for text in devices.all_inner_texts()] == [
         ["GPU 0 · NVIDIA RTX 4090", "two"], ["GPU 1 · NVIDIA RTX 3060", "one"]], 20)  # fmt: skip
     assert "GPU 0,1" in visitor.page.locator(".entry", has_text="both").inner_text()
     visitor.has_none(FAINT)
@@ -78,7 +78,7 @@ def test_gpus_are_chosen_by_name_and_runs_on_them_go_side_by_side(visit, served,
 
 def test_what_gpus_do_is_shown_while_a_run_works(visit, two, tmp_path):
     with Record.start({}, "sdxl_train", tmp_path / "out", "fox", "SDXL fine-tune") as run:
-        run.note(lanes=["0"])
+        run.note(devices=["0"])
         run.step({"step": 1, "loss": 0.5, "lr": 1e-4})
         lines = [{"t": run.facts["started"] + 60 * at, "kind": "gpu", "spilled": 1.5, "gpus": [
             {"index": "0", "name": "x", "used": 4.0 * at, "total": 24.0, "utilization": 97, "temperature": 71,

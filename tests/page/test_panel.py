@@ -93,7 +93,7 @@ def test_where_a_steps_time_goes_and_how_busy_the_machine_is(tmp_path, monkeypat
     gpus = [html.machine.GpuStatus(index, "NVIDIA RTX 4090", 18.2, 24.0, 97, 71, 320.5) for index in "01"]
     monkeypatch.setattr(html.machine.GPUS, "now", lambda: gpus)
     events = [step(1, data_s=0.25, transfer_s=0.0, compute_s=0.75)]
-    page = shown(tmp_path, events, lanes=["0"], output_dir=str(tmp_path))
+    page = shown(tmp_path, events, devices=["0"], output_dir=str(tmp_path))
     for words in (
         "25% waiting for data, 0% copying to the GPU, 75% computing",
         "18.2 / 24.0 GB, 97 %, 71 °C, 320 W",

@@ -259,7 +259,7 @@ def test_a_real_training_of_the_demo_from_the_queue(visit, demo, squares, tmp_pa
     visitor.until("computing", ".split")
     assert visitor.page.locator(".sample").count() == 2
     run = reader.runs()[0]
-    assert run.facts["lanes"] and run.facts["queued"] == queue.read().entries[0].id
+    assert run.facts["devices"] and run.facts["queued"] == queue.read().entries[0].id
     assert (tmp_path / "out" / "flux-lora.safetensors").is_file()
 
 

@@ -73,7 +73,7 @@ GPUS = [machine.GpuStatus("0", "NVIDIA RTX 3060", 0.5, 12.0), machine.GpuStatus(
      (("GPU-8f3c",), Gpu("NVIDIA RTX 3060", 12.0)), (("MIG-1234",), Gpu())],
 )  # fmt: skip
 def test_the_card_is_the_one_that_a_training_would_get(monkeypatch, visible, expected):
-    monkeypatch.setattr(gpu_slots, "lanes", lambda: visible)
+    monkeypatch.setattr(gpu_slots, "devices", lambda: visible)
     monkeypatch.setattr(machine, "read_gpus", lambda: GPUS)
     monkeypatch.setattr(machine, "GPUS", machine.GpuMonitor())
     assert start_preset.training_gpu() == expected

@@ -57,7 +57,7 @@ def test_gpus_tell_what_they_know(monkeypatch, versions):
     assert first == machine.GpuStatus("0", "NVIDIA RTX 4090", 18.2, 24.0, 97, 71, 320.5, (8, 9))
     assert second == machine.GpuStatus("1", "NVIDIA RTX 4090", 18.2, 24.0)
     assert machine.driver_version() == "580.65.06"
-    assert gpu_slots.lanes() == ("0", "1", "2")
+    assert gpu_slots.devices() == ("0", "1", "2")
     assert driver.open == 0
 
 
@@ -68,7 +68,7 @@ def test_without_a_driver_there_are_none(monkeypatch):
     Driver([MODERN]).stand_in(monkeypatch)
     monkeypatch.setattr(pynvml, "nvmlInit", absent)
     assert (machine.read_gpus(), machine.driver_version()) == ([], "")
-    assert gpu_slots.lanes() == (gpu_slots.CPU,)
+    assert gpu_slots.devices() == (gpu_slots.CPU,)
 
 
 def test_a_training_notes_its_own_gpus_and_memory_that_spills(monkeypatch):

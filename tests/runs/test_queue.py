@@ -1,4 +1,4 @@
-"""The queue: order, lanes, failures, two workers at once, and what survives when processes or the computer end."""
+"""The queue: order, devices, failures, two workers at once, and what survives when processes or the computer end."""
 
 import json
 import os
@@ -95,7 +95,7 @@ def test_three_of_which_the_second_fails(tmp_path):
     assert states() == ["finished", "failed", "finished"]
     one, two, three = runs_of("one", "two", "three")
     assert one.facts["ended"] <= two.facts["started"] and two.facts["ended"] <= three.facts["started"]
-    assert one.facts["token"] == "canary-token" and one.facts["lanes"] == ["cpu"]
+    assert one.facts["token"] == "canary-token" and one.facts["devices"] == ["cpu"]
     for file in tmp_path.rglob("*"):  # handed over by the environment, and kept in no other file
         assert not file.is_file() or file.name in ("run.json", "keys.json") or b"canary" not in file.read_bytes(), file
     queue.clear()
@@ -141,7 +141,7 @@ def test_a_training_goes_on_without_its_worker_and_is_found_by_the_next(tmp_path
     assert states() == ["running", "waiting"]
     queue.go_on()
     until(lambda: queue.read().worker)
-    assert states() == ["running", "waiting"]  # one lane
+    assert states() == ["running", "waiting"]  # one device
     (tmp_path / "seen").touch()
     until(lambda: states() == ["finished", "finished"])
 
@@ -200,10 +200,11 @@ def test_a_broken_file_is_an_empty_queue(tmp_path, content):
     assert queue.read() == queue.Queue()
 
 
-def test_one_lane_for_each_gpu(monkeypatch, tmp_path):
+def test_each_gpu_is_one_device(monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,3")
-    assert gpu_slots.lanes() == ("0", "1", "3")
-    busy = [{"lanes": ["1"]}]
+    assert gpu_slots.devices() == ("0", "1", "3")
+    (tmp_path / "run.json").write_text('{"lanes": ["1"]}', encoding="utf-8")  # as an older version wrote it
+    busy = [layout.load(tmp_path / "run.json")]
     assert gpu_slots.free(busy) == ("0", "3", "cpu") and gpu_slots.free([{}]) == ()  # one from a shell may use them all
     free = gpu_slots.free(busy)
     assert gpu_slots.choose({}, free) == ("0",) and gpu_slots.choose({"cpu": True}, free) == ("cpu",)
@@ -217,7 +218,7 @@ def test_one_lane_for_each_gpu(monkeypatch, tmp_path):
     assert gpu_slots.launch_options({"num_processes": 2}, ("0", "3"))["main_process_port"] == 0
 
 
-def test_two_lanes_work_at_once_and_who_waits_for_certain_gpus_keeps_them(monkeypatch, tmp_path):
+def test_two_devices_work_at_once_and_who_waits_for_certain_gpus_keeps_them(monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     queue.pause()
     met = [str(tmp_path / name) for name in ("two is there", "three is there")]
@@ -247,7 +248,7 @@ def test_what_cannot_begin_has_failed_with_its_sentence(tmp_path):
 def test_two_that_write_the_same_files_do_not_run_together(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     folder = tmp_path / "out" / "runs" / "one-1"
-    facts = {"state": "running", **process.identity(), "lanes": ["0"], "output_dir": str(tmp_path / "out")}
+    facts = {"state": "running", **process.identity(), "devices": ["0"], "output_dir": str(tmp_path / "out")}
     layout.store(folder / "run.json", {**facts, "output_name": "one"})
     from library.runs import registry
 

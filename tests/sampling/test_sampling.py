@@ -195,11 +195,11 @@ def test_the_shell_draws_and_says_what_is_wrong(given, shallow, tmp_path, capsys
     assert main(["sample", str(tmp_path / "none.safetensors"), "--prompt", "a"]) == 1
 
 
-def test_it_waits_until_no_training_has_the_lane(given, monkeypatch, tmp_path):
+def test_it_waits_until_no_training_has_the_device(given, monkeypatch, tmp_path):
     given(SCRIPTS[0])
     monkeypatch.setattr(gpu_wait, "WAITING", 0.0)
-    monkeypatch.setattr(gpu_slots, "lanes", lambda: ("0",))
-    training = reader.RecordedRun(tmp_path / "zorb", {"id": "zorb", "state": "running", "lanes": ["0"]})
+    monkeypatch.setattr(gpu_slots, "devices", lambda: ("0",))
+    training = reader.RecordedRun(tmp_path / "zorb", {"id": "zorb", "state": "running", "devices": ["0"]})
     monkeypatch.setattr(type(training), "active", property(lambda self: self in busy))
     monkeypatch.setattr(type(training), "is_here", property(lambda self: True))
     busy = [training]
@@ -211,7 +211,7 @@ def test_it_waits_until_no_training_has_the_lane(given, monkeypatch, tmp_path):
         if len(told) == 3:
             busy.clear()
 
-    with gpu_wait.free_lanes({}, hear) as own:
+    with gpu_wait.free_devices({}, hear) as own:
         assert told == ["waiting for zorb"] * 3
         assert own == ("0",) and gpu_slots.held() == {"0"}
         assert "0" not in gpu_slots.free([])
@@ -219,7 +219,7 @@ def test_it_waits_until_no_training_has_the_lane(given, monkeypatch, tmp_path):
             start.begin(start.TrainingJob("x", "x", "x", str(tmp_path / "o"), ""))
     assert gpu_slots.held() == set()
     other = {**process.identity(), "process_start": 1.0, "since_boot": 1.0}
-    layout.store(gpu_slots._holders() / "1.json", {**other, "lanes": ["0"]})
+    layout.store(gpu_slots._holders() / "1.json", {**other, "devices": ["0"]})
     assert gpu_slots.held() == set()  # of a process that was killed
 
 

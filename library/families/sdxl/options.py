@@ -143,6 +143,7 @@ class SdxlFullSteps(sections.Steps):
     train_text_encoder: bool = opt(False, "Train the text encoders too.", label="Train text encoders")
 
 
+MEMORY = sections.memory_of(68)
 COMPILE = sections.compile_of(transformer="BasicTransformerBlock", resnet="ResnetBlock2D")
 NETWORK = sections.network_of(sections.Network, "networks.lora", "networks.lora_fa")
 
@@ -157,6 +158,7 @@ class SdxlRun:
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
 
     model: SdxlModel = section(SdxlModel)
+    memory: sections.Memory = section(MEMORY)
     compile: sections.Compile = section(COMPILE)
 
 
