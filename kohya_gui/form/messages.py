@@ -2,7 +2,7 @@
 
 import html
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 
@@ -56,8 +56,9 @@ def problems(found: Sequence[Problem], places: Places, fix: Fix = lambda problem
 
 
 def report(found: JsonMapping, places: Places, fix: Callable[[JsonMapping], Mapping[str, bool | str]],
-           probe: bool = True) -> str:  # fmt: skip
-    """All findings of a preflight check, topic by topic, each with its mark and its remedy, and what it will need."""
+           model_files: Collection[str] = ()) -> str:  # fmt: skip
+    """All findings of a preflight check, topic by topic, each with its mark and its remedy, and what it will need.
+    `model_files` are the options whose files the dialog for base models finds and downloads."""
     listed, marks, shown = [], [], []
     for one in found["findings"]:
         problem = read(one)
@@ -68,11 +69,12 @@ def report(found: JsonMapping, places: Places, fix: Callable[[JsonMapping], Mapp
             f'<li class="{one["verdict"]}"><i aria-hidden="true">{MARKS[one["verdict"]]}</i>'
             f"<b>{html.escape(one['topic'])}</b><span>{said}{button(fix(one['fix']))}{_allow(problem)}</span></li>"
         )
-    wrong = sum(one["verdict"] == "bad" for one in found["findings"])
+    wrong = [one for one in found["findings"] if one["verdict"] == "bad"]
     failed = bool(found.get("failed"))
-    title = _title(wrong) if wrong else "The check itself failed" if failed else "Nothing has to be fixed"
+    title = _title(len(wrong)) if wrong else "The check itself failed" if failed else "Nothing has to be fixed"
     body = f'<ul class="findings">{"".join(listed)}</ul>{_style(marks)}'
-    body += PROBE if probe and not wrong and not failed else ""
+    body += MODELS if any(read(one).option in model_files for one in wrong) else ""
+    body += PROBE if not wrong and not failed else ""
     kind = "bad early" if found.get("early") else "bad" if wrong or failed else "good"
     return _box(kind, title, body, shown, alert=bool(wrong) or failed)
 
@@ -94,6 +96,9 @@ def without_captions(problem: Text, again: str) -> str:
 
 PROBE = ('<p class="offer"><button type="button" class="probe">Probe</button> <span>Runs some real steps at the '
          "largest image size, and proposes the fastest settings that fit.</span></p>")  # fmt: skip
+
+MODELS = ('<p class="offer"><button type="button" class="find-models"><span>Find or download a model</span></button> '
+          "<span>Lists what is on this computer, and downloads the rest.</span></p>")  # fmt: skip
 
 
 def button(values: Mapping[str, bool | str]) -> str:

@@ -3,12 +3,13 @@ import { markAllowed } from "../server/allowed_folders.js";
 import { openTab } from "../server/tabs.js";
 import { around, hit, make, one, showMessage } from "../server/elements.js";
 import { address, ask } from "../server/http.js";
-import { tellError } from "./messages.js";
+import { sentOf, tellError } from "./messages.js";
 import { base, download, fill, formOf, mount, read, rest } from "./page.js";
 
 /** @typedef {{ message?: string, fill?: string, path?: string, opened?: string, file?: { name: string, text: string } }} Said what is not there stays as it is */
 
-const CHECKS = ["train", "later", "check"]; // what takes seconds; what is wrong with the form itself is said before
+const STARTS = ["train", "later"];
+const CHECKS = [...STARTS, "check"]; // what takes seconds; what is wrong with the form itself is said before
 const QUIET = 1500; // milliseconds after the first tab until the others are made
 const LARGEST = 1_000_000; // bytes of a config that is sent from this computer
 
@@ -88,8 +89,24 @@ const idle = () => new Promise((done) => ("requestIdleCallback" in window ? requ
 /** @type {{ act: string, path: string, more: Record<string, unknown> }} the config that was asked for last */
 let loaded = { act: "load", path: "", more: {} };
 
-/** @type {Set<string>} what was asked for and is not answered yet: pressing a button again does not ask twice */
-const asked = new Set();
+/**
+ * What was asked for and is not answered yet, with what the form held when its button was pressed last: pressing it again
+ * does not ask twice, unless something was changed meanwhile.
+ * @type {Map<string, string>}
+ */
+const asked = new Map();
+
+/**
+ * A button whose answer has not come: what is known of a form that was changed since is out of date.
+ * @param {HTMLElement} training
+ * @param {string} doing
+ */
+function pressAgain(training, doing) {
+  const now = sentOf(training.dataset.tab ?? "");
+  if (asked.get(doing) === now) return;
+  asked.set(doing, now);
+  one(training, ".bar > .said").replaceChildren();
+}
 
 /**
  * Do what a button does.
@@ -99,10 +116,10 @@ const asked = new Set();
  */
 async function press(training, act, more = {}) {
   const { tab = "" } = training.dataset, doing = `${tab} ${act}`;
-  if (asked.has(doing)) return;
-  asked.add(doing);
+  if (asked.has(doing)) return void pressAgain(training, doing);
   const path = one(training, ".begin .path", HTMLInputElement), isCheck = CHECKS.includes(act);
   const sent = read(tab, isCheck ? "Checking the settings" : "");
+  asked.set(doing, sent);
   const question = { tab, act, sent, path: path.value, opened: training.dataset.opened ?? "", base: base(tab), ...more };
   const since = performance.now();
   if (act === "load" || act === "upload") loaded = { act, path: path.value, more };
@@ -112,9 +129,11 @@ async function press(training, act, more = {}) {
   } catch (error) {
     tellError(tab, error);
   }
+  const said = one(training, ".bar > .said"), hasBegun = STARTS.includes(act) && said.querySelector(".message.good");
+  const isNewer = asked.get(doing) !== sent && !hasBegun;
   asked.delete(doing);
   if (isCheck) rest(tab);
-  if (markAllowed(one(training, ".bar > .said"), since)) void press(training, act, more);
+  if (markAllowed(said, since) || isNewer) void press(training, act, more);
 }
 
 /**

@@ -229,7 +229,8 @@ class TrainingTab:
 
     def _report(self, report: isolated.Report, family: str) -> str:
         places = self.form.places(family)
-        return messages.report(report, places, lambda fix: self.form.shown(family, fix))
+        files = (finding.BASE, *families.facts(family).part_options)
+        return messages.report(report, places, lambda fix: self.form.shown(family, fix), files)
 
     def on_print(self, sent: str, where: str) -> Said:
         """Show the command that trains what the form says, and its TOML. Nothing is written."""

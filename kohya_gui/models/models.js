@@ -32,15 +32,14 @@ class Models {
   said = make("div", { className: "answer", "aria-live": "polite" });
   jobs = make("div", { className: "jobs" });
   go = makeButton("", () => this.act(), { className: "take", disabled: true });
+  into = make("div", { className: "field into" }, make("label", { for: "models-folder" }, "Download into"), this.folder,
+    make("button", { type: "button", className: "pick", "data-pick": "folder", "data-endings": "", title: "Browse", "aria-label": "Browse" }));
   /** @type {HTMLDialogElement} */
   dialog = make("dialog", { className: "picker models", "aria-labelledby": "models-title" },
     this.title,
     make("div", { className: "inside" },
       make("div", { className: "field" }, make("label", { for: "models-model" }, "Model"), this.model),
-      this.other, this.parts,
-      make("div", { className: "field into" }, make("label", { for: "models-folder" }, "Download into"), this.folder,
-        make("button", { type: "button", className: "pick", "data-pick": "folder", "data-endings": "", title: "Browse", "aria-label": "Browse" })),
-      this.room, this.gate, this.said, this.jobs),
+      this.other, this.parts, this.into, this.room, this.gate, this.said, this.jobs),
     make("div", { className: "foot" }, this.go, makeButton("Close", () => this.dialog.close(), { className: "cancel" })));
 
   tab = "";
@@ -187,6 +186,7 @@ class Models {
     const template = total > free ? "{sizes} = {total} to download, and only {free} free: choose another folder" : "{sizes} = {total} to download, {free} free";
     this.room.textContent = wanted.length && total ? say(template, facts) : complete ? "All files are on this computer." : "";
     this.room.classList.toggle("bad", total > free);
+    this.into.hidden = complete && !wanted.length;
     this.go.textContent = total ? say("Download {total}", facts) : "Use these files";
     this.go.disabled = !complete || total > free || !this.known || (wanted.length > 0 && !this.plan);
     if (this.plan) showMessage(this.said, "", "");
@@ -287,6 +287,6 @@ document.addEventListener("click", (event) => {
   const button = hit(event, ".find-models");
   if (!button) return;
   models ??= new Models();
-  models.open(around(button, "form.settings").id.replace(/-form$/, ""));
+  models.open(one(around(button, ".training"), "form.settings").id.replace(/-form$/, ""));
   one(models.dialog, "select").focus();
 });

@@ -1,4 +1,4 @@
-"""What happened in a run: warnings, the compiler's log, what was saved and whether it loads."""
+"""What happened in a run: what was saved and whether it loads, warnings, the compiler's log."""
 
 import html
 from collections.abc import Iterable, Sequence
@@ -16,10 +16,16 @@ def history_html(run: RecordedRun, progress: RunProgress) -> str:
     """All of it, a section each."""
     seen = progress.events
     compiles = list(seen.get("compile", ()))
+    folder = run.facts.get("output_dir")
     parts = [
+        _list(
+            "Saved",
+            map(saved, _kept(seen.get("saved", ()))),
+            "saved",
+            Text("in {folder}", folder=folder) if folder else "",
+        ),
         _list("Warnings", map(text, seen.get("warning", ())), "warn"),
         _list("Compiled", map(compiled, compiles), "compiled", compile_totals(run, progress, compiles)),
-        _list("Saved", map(saved, _kept(seen.get("saved", ()))), "saved"),
     ]
     return "".join(parts)
 

@@ -194,7 +194,7 @@ def _numbers(run: RecordedRun, progress: RunProgress, now: float) -> str:
         rows.append(("Loss, last step", f"{last['loss']:.4f}", ""))
     for name, rate in rates(last.get("lr")).items():
         rows.append(("Learning rate", f"{rate:.3g}", name))
-    for key, title, unit in (("s_it", "Speed", "s/step"), ("grad_norm", "Gradient", "norm"), ("epoch", "Epoch", "")):
+    for key, title, unit in (("s_it", "Speed", "s/step"), ("grad_norm", "Gradient norm", ""), ("epoch", "Epoch", "")):
         if isinstance(last.get(key), int | float):
             rows.append((title, f"{last[key]:.3g}", unit))
     if run.active and run.facts.get("started"):
@@ -242,7 +242,7 @@ def usage(run: RecordedRun) -> str:
     own = {str(device) for device in run.facts.get("devices") or ()}
     rows = [_gpu(gpu) for gpu in machine.GPUS.now() if not own or gpu.index in own]
     memory, disk = machine.memory(), machine.disk(run.facts.get("output_dir") or run.folder)
-    rows.append(_used("CPU memory", memory["used"], memory["total"], "GB"))
+    rows.append(_used("RAM", memory["used"], memory["total"], "GB"))
     if disk:
         rows.append(
             _used(

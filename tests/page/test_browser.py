@@ -100,6 +100,15 @@ def test_what_the_form_knows_is_said_before_the_whole_check_is_done(visit, monke
     done.set()
     visitor.until("3 things have to be fixed first")
     visitor.page.wait_for_selector(".bar:not([data-busy])")
+    done.clear()
+    visitor.click("Train")
+    visitor.until("2 things have to be fixed first")
+    visitor.fill(train_data_dir="/images")
+    visitor.click("Train")  # while it looks at the form as it was: that answer is out of date
+    visitor.page.wait_for_selector(".training:visible .bar > .said:empty", state="attached")
+    done.set()
+    visitor.until("the disk is full")
+    assert "2 things have to be fixed first" in visitor.said() and "train_data_dir" not in visitor.said()
 
 
 def test_wrong_numbers_are_told_at_once_and_a_click_leads_to_them(visit, tmp_path):

@@ -188,4 +188,6 @@ def test_what_a_report_says_is_text_and_its_remedies_are_values_of_fields():
     shown = messages.report(report, form.places("sdxl"), lambda fix: form.shown("sdxl", fix))
     assert "&lt;b&gt;" in shown and "<b>x" not in shown and "This has to be fixed first" in shown
     assert 'data-fix="{&quot;caption_extension&quot;: &quot;.txt&quot;}"' in shown and "#lora-train_data_dir" in shown
+    assert "find-models" not in shown
+    assert "find-models" in messages.report(report, {}, lambda fix: fix, {"train_data_dir"})
     assert "probe" not in shown and "probe" in messages.report({**report, "findings": []}, {}, lambda fix: fix)
