@@ -106,12 +106,11 @@ def _script(flat: JsonMapping) -> str:
 def _model(builder: ImportBuilder) -> None:
     words = f"{builder.get('model.arch')} {builder.get('model.name_or_path')}".casefold()
     kind = next((kind for word, kind in TABLES["model_types"].items() if word in words), "")
-    if kind and builder.family == "flux":
-        key = "model.arch" if builder.get("model.arch") else "model.is_flux"
-        builder.change(key, f"model_type = {kind}", {"model_type": kind})
+    relative = {"model_type": kind} if kind and builder.family == "flux" else {}
+    chosen = ", ".join([builder.script, *(f"{option} = {value}" for option, value in relative.items())])
     for key in ("model.is_flux", "model.is_xl", "model.arch"):
         if builder.get(key):
-            builder.change(key, Text("chooses the script: {script}", script=builder.script))
+            builder.change(key, Text("chooses the script: {script}", script=chosen), relative)
     chooses_version(builder, "model.arch", words)
     chooses_edit(builder, "model.arch", words)
     quantized = is_on(builder.get("model.quantize"))

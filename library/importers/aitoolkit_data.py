@@ -1,12 +1,17 @@
 """ai-toolkit: its data sets as a dataset file, and its prompts as a prompt file."""
 
+import re
+
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import ConfigError, Text
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on, to_number
-from library.importers.shared import PREPARED, dataset_toml, load_tables, tables
+from library.importers.shared import ENCODED_ONCE, PREPARED, dataset_toml, load_tables, tables, varied
 
 TABLES = load_tables("aitoolkit")["datasets"]
 DEFAULTS = {"width": 512, "height": 512, "seed": 0, "sample_steps": 20, "guidance_scale": 7}
+# What a prompt may say itself: "a cat --w 512 --ctrl_img cat.png".
+IN_PROMPTS = {"w": "width", "h": "height", "d": "seed", "s": "sample_steps", "n": "neg", "l": "guidance_scale"}
+REFERENCES = ("ctrl_img", "ctrl_img_1", "ctrl_img_2", "ctrl_img_3")
 
 
 def is_dataset(found: JsonMapping) -> bool:
@@ -19,10 +24,11 @@ def dataset(found: JsonMapping) -> tuple[str, list[str]]:
     listed = [d for d in tables(found.get("datasets")) if not is_empty(d.get("folder_path") or d.get("dataset_path"))]
     if not listed:
         raise ConfigError("no data set in this file has a folder_path")
-    return _written(listed, found.get("trigger_word"), 1)
+    return _written(listed, found.get("trigger_word"))
 
 
-def _written(found: list[JsonMapping], word: JsonValue, batch: int) -> tuple[str, list[str]]:
+def _written(found: list[JsonMapping], word: JsonValue, without: tuple[str, ...] = ()) -> tuple[str, list[str]]:
+    """The dataset file, `without` some options of subsets, and the sentences."""
     sets, notes = [], []
     for table in found:
         sizes = table.get("resolution") or 512
@@ -33,7 +39,8 @@ def _written(found: list[JsonMapping], word: JsonValue, batch: int) -> tuple[str
         if not is_on(table.get("buckets", True)):
             own["enable_bucket"] = False
         for size in sizes if isinstance(sizes, list) else [sizes]:
-            sets.append(({"resolution": size, **own}, [_subset(table, word)]))
+            subset = {option: value for option, value in _subset(table, word).items() if option not in without}
+            sets.append(({"resolution": size, **own}, [subset]))
         folder = table.get("folder_path") or table.get("dataset_path")
         if len(_references(table)) > 1:
             template = (
@@ -41,11 +48,13 @@ def _written(found: list[JsonMapping], word: JsonValue, batch: int) -> tuple[str
                 "same folder as <name>_0.png, <name>_1.png"
             )
             notes.append(Text(template, folder=folder))
-        for key in sorted(table.keys() - set(TABLES["known"])):
-            if not is_empty(table[key]) and table[key] not in (False, 0, 1, 1.0):
+        reasons = dict.fromkeys(sorted(table.keys() - set(TABLES["known"])), NOT_HERE)
+        reasons |= {key: ENCODED_ONCE for option, key in TABLES["subset"].items() if option in without and key in table}
+        for key, reason in reasons.items():
+            if table[key] is True or (not is_empty(table[key]) and table[key] not in (False, 0, 1)):
                 place = Text("datasets of {folder}", folder=folder)
-                notes.append(Text("{place}: {key} is ignored: {reason}", place=place, key=key, reason=NOT_HERE))
-    general = {"enable_bucket": True, "max_bucket_reso": 2048, "bucket_no_upscale": True, "batch_size": batch}
+                notes.append(Text("{place}: {key} is ignored: {reason}", place=place, key=key, reason=reason))
+    general = {"enable_bucket": True, "max_bucket_reso": 2048, "bucket_no_upscale": True}
     return dataset_toml(general, sets), notes
 
 
@@ -54,12 +63,18 @@ def _datasets(builder: ImportBuilder) -> None:
     if not listed:
         return
     word = builder.get("trigger_word")
-    text, notes = _written(listed, word, int(builder.number("train.batch_size") or 1))
+    settings = _settings(listed)
+    cached = builder.values.get("cache_text_encoder_outputs") or settings.get("cache_text_encoder_outputs")
+    without = varied(builder) if cached else ()
+    for option in builder.values.keys() & set(without):
+        builder.ignore(builder.keys.pop(option), ENCODED_ONCE)
+        del builder.values[option]
+    text, notes = _written(listed, word, without)
     builder.texts["dataset_config"] = text
     builder.notes += notes
     template = "{count} datasets, one for each folder and resolution: {place}"
     said = Text(template, count=text.count("[[datasets]]"), place=PREPARED)
-    builder.change("datasets", said, _settings(listed))
+    builder.change("datasets", said, settings)
     if word:
         said = "stands before every caption and in the metadata; ai-toolkit puts it only where it is not there yet"
         builder.change("trigger_word", said, {"metadata_trigger_phrase": word})
@@ -71,19 +86,12 @@ def _settings(found: list[JsonMapping]) -> JsonObject:
     values: JsonObject = {
         "cache_latents": on_disk or any(is_on(d.get("cache_latents")) for d in found),
         "cache_latents_to_disk": on_disk,
-        "enable_bucket": True,
-        "max_bucket_reso": 2048,
-        "bucket_no_upscale": True,
-        "caption_extension": _ending(found[0]),
     }
     if any(is_on(d.get("cache_text_embeddings")) for d in found):
         values["cache_text_encoder_outputs"] = True
     if any(not is_empty(d.get("mask_path")) for d in found):
         values["masked_loss"] = True
-    listed = [d.get("resolution") for d in found]
-    sizes = [size for each in listed for size in (each if isinstance(each, list) else [each])]
-    largest = max((int(n) for s in sizes if (n := to_number(s)) and n > 0), default=512)
-    return values | {"resolution": str(largest)}
+    return values
 
 
 def _ending(table: JsonMapping) -> str:
@@ -123,17 +131,18 @@ def _samples(builder: ImportBuilder) -> None:
         return
     word = str(builder.get("trigger_word") or "")
     flags = {"width": "--w", "height": "--h", "seed": "--d", "sample_steps": "--s", "neg": "--n"}
-    flags["guidance_scale"] = "--g" if builder.family == "flux" else "--l"
+    guided = builder.family == "flux" and builder.values.get("model_type") != "chroma"
+    flags["guidance_scale"] = "--g" if guided else "--l"
     shared = {name: builder.source.get(f"sample.{name}") for name in flags}
     shared = {name: DEFAULTS.get(name) if value is None else value for name, value in shared.items()}
     for name, flag in flags.items():
         if builder.get(f"sample.{name}") is not None:
             builder.change(f"sample.{name}", Text("stands in the prompt file as {flag}", flag=flag))
     lines = []
-    for sample in prompts:
+    for sample in map(_parsed, prompts):
         own = {name: sample[name] if not is_empty(sample.get(name)) else shared[name] for name in flags}
         given = [f"{flag} {own[name]}" for name, flag in flags.items() if own[name] not in (None, False, "")]
-        shown = (sample.get(key) for key in ("ctrl_img", "ctrl_img_1", "ctrl_img_2", "ctrl_img_3"))
+        shown = (sample.get(key) for key in REFERENCES)
         given += [f"--ci {path}" for path in shown if not is_empty(path)]
         lines.append(" ".join([*str(sample["prompt"]).replace("[trigger]", word).split(), *given]))
     builder.texts["sample_prompts"] = "\n".join(lines) + "\n"
@@ -147,6 +156,19 @@ def _samples(builder: ImportBuilder) -> None:
     builder.change("train.skip_first_sample", f"sample_at_first = {str(first).lower()}", {"sample_at_first": first})
     if "sample.walk_seed" in builder.source:
         builder.ignore("sample.walk_seed", "each prompt of the file has a seed of its own: change --d there")
+
+
+def _parsed(sample: JsonMapping) -> JsonObject:
+    """A sample with what its prompt says itself as members."""
+    words, *flags = re.split(r"\s--(?=[A-Za-z])", f" {sample['prompt']}")
+    own: JsonObject = {}
+    for flag in flags:
+        name, _, value = flag.partition(" ")
+        if name in IN_PROMPTS or name in REFERENCES:
+            own[IN_PROMPTS.get(name, name)] = value.strip()
+        else:
+            words += f" --{flag}"
+    return {**sample, **own, "prompt": words}
 
 
 PARTS = (_datasets, _samples)

@@ -142,8 +142,8 @@ def _training(builder: ImportBuilder) -> None:
         builder.change(key, "false is network_train_unet_only", {"network_train_unet_only": True})
     elif builder.script == "sdxl_train":
         builder.rename(key, "train_text_encoder", encoders)
-    elif encoders and not builder.adapters:
-        builder.ignore(key, "a FLUX.1 fine-tune trains no text encoder")
+    elif not builder.adapters:
+        builder.ignore(key, "this fine-tune trains no text encoder")
     else:
         builder.change(key, "text encoders get adapters, too")
     _rates(builder, encoders)
@@ -196,10 +196,11 @@ def _noise(builder: ImportBuilder) -> None:
         return
     kind = "linear" if is_on(builder.get("train.linear_timesteps")) else str(builder.get(key))
     values: JsonObject = {"timestep_sampling": load_tables("aitoolkit")["timestep_sampling"].get(kind, "sigmoid")}
-    values |= {"model_prediction_type": "raw"} | ({"guidance_scale": 1.0} if builder.family == "flux" else {})
+    guided = builder.family == "flux" and not is_on(builder.get("train.bypass_guidance_embedding"))
+    values |= {"model_prediction_type": "raw"} | ({"guidance_scale": 1.0} if guided else {})
     own = {"qwen_image": "qwen_", "flux_2": "flux2_"}.get(builder.family, "flux_")
     values["timestep_sampling"] = str(values["timestep_sampling"]).replace("flux_", own)
-    guidance = ", guidance_scale = 1" if builder.family == "flux" else ""
+    guidance = ", guidance_scale = 1" if guided else ""
     said = f"timestep_sampling = {values['timestep_sampling']}, model_prediction_type = raw{guidance}"
     said = said if kind in ("sigmoid", "linear") else nearest(kind, said)
     builder.change(key, said, values)

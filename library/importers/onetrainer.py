@@ -40,6 +40,7 @@ def fits(found: JsonMapping) -> bool:
 def read(found: JsonMapping, script: str = "") -> ImportBuilder:
     """Every key -> our values, and what became of it. Raises ConfigError for other models and methods."""
     flat, names = today(dotted(found))
+    flat, names = _with_defaults(flat, names)
     source, absent, notes = completed(flat)
     builder = ImportBuilder(source, _script(source, script), TRAINER, absent=absent, names=names, notes=notes)
     kind = TABLES["model_types"].get(str(source["model_type"]))
@@ -139,6 +140,16 @@ def today(flat: JsonMapping) -> tuple[JsonObject, dict[str, str]]:
         if new != key:
             names[new] = key
     return found, names
+
+
+def _with_defaults(found: JsonObject, names: dict[str, str]) -> tuple[JsonObject, dict[str, str]]:
+    """The same with what the file keeps for its optimizer in optimizer_defaults where it says nothing else, as its
+    presets do, which name the optimizer alone."""
+    start = f"optimizer_defaults.{found.get('optimizer.optimizer')}."
+    kept = {key: f"optimizer.{key.removeprefix(start)}" for key in found if key.startswith(start)}
+    missing = {key: own for key, own in kept.items() if own not in found}
+    filled = {missing.get(key, key): value for key, value in found.items()}
+    return filled, {**names, **{own: key for key, own in missing.items()}}
 
 
 def completed(found: JsonMapping) -> tuple[JsonObject, frozenset[str], list[str]]:

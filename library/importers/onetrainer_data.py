@@ -27,7 +27,9 @@ def _timesteps(builder: ImportBuilder) -> None:
     if values["timestep_sampling"] in ("shift", "sigma"):
         values |= {"discrete_flow_shift": shift}
     guidance = builder.number("transformer.guidance_scale")
-    if builder.family == "flux":
+    if values["timestep_sampling"] != "sigma":
+        del values["weighting_scheme"]
+    if builder.family == "flux" and builder.get("model_type") != "CHROMA_1":
         values |= {"guidance_scale": 1.0 if guidance is None else guidance}
     elif values["timestep_sampling"] == "flux_shift":
         values["timestep_sampling"] = {"qwen_image": "qwen_shift", "flux_2": "flux2_shift"}.get(
@@ -92,17 +94,15 @@ def _images(builder: ImportBuilder) -> None:
         text = f"{largest[0]},{largest[1]}" if exact else str(largest[0])
         template = "{size}; {count} sizes are datasets of their own"
         said = Text(template, size=text, count=len(sizes)) if len(sizes) > 1 else text
-        builder.change("resolution", said, {"resolution": text})
-    builder.change("aspect_ratio_bucketing", f"enable_bucket = {str(buckets).lower()}",
-                  {"enable_bucket": buckets, "max_bucket_reso": 2048, "caption_extension": ".txt"})  # fmt: skip
+        builder.change("resolution", said, {} if concepts else {"resolution": text})
+    values: JsonObject = {"enable_bucket": buckets, "max_bucket_reso": 2048, "caption_extension": ".txt"}
+    said = f"enable_bucket = {str(buckets).lower()}"
+    builder.change("aspect_ratio_bucketing", said, {} if concepts else values)  # a dataset file says it itself
     _caching(builder, concepts)
 
 
 def _dataset(builder: ImportBuilder, concepts: list[JsonMapping], sizes: list[tuple[int, int]], buckets: bool) -> None:
     general: JsonObject = {"enable_bucket": buckets, "max_bucket_reso": 2048, "caption_extension": ".txt"}
-    general["batch_size"] = int(builder.number("batch_size") or 1)
-    if rate := builder.values.get("caption_dropout_rate"):
-        general["caption_dropout_rate"] = rate
     sets: list[tuple[JsonObject, list[JsonObject]]] = []
     used = []
     for concept in concepts:
@@ -209,7 +209,8 @@ def _sample_interval(builder: ImportBuilder) -> None:
 
 def _line(builder: ImportBuilder, sample: JsonMapping) -> str:
     flags = {"width": "--w", "height": "--h", "diffusion_steps": "--s", "negative_prompt": "--n"}
-    flags["cfg_scale"] = "--g" if builder.family == "flux" else "--l"
+    guided = builder.family == "flux" and builder.get("model_type") != "CHROMA_1"
+    flags["cfg_scale"] = "--g" if guided else "--l"
     if not is_on(sample.get("random_seed")):
         flags["seed"] = "--d"
     words = [" ".join(str(sample["prompt"]).split())]

@@ -150,14 +150,16 @@ def _rates(builder: ImportBuilder) -> None:
         return None if value is None else float(f"{value * factor:.6g}")
 
     base, own = rate("learning_rate") or 0.0, rate(f"{part}.learning_rate")
-    learns = [is_on(builder.get(f"{name}.train")) for name in ENCODERS]
+    is_chroma = builder.get("model_type") == "CHROMA_1"  # T5 is its only text encoder
+    several = builder.family in ("sdxl", "flux") and not is_chroma
+    learns = [is_on(builder.get(f"{name}.train")) and (several or name == ENCODERS[0]) for name in ENCODERS]
     rates = [(base if (r := rate(f"{n}.learning_rate")) is None else r) for n in ENCODERS]
     rates = [r if on else 0.0 for r, on in zip(rates, learns, strict=True)]
     if builder.adapters:
         builder.change("learning_rate", f"learning_rate = {base:g}", {"learning_rate": base})
         if own is not None:
             builder.change(f"{part}.learning_rate", f"unet_lr = {own:g}", {"unet_lr": own})
-        _encoder_adapters(builder, learns, rates)
+        _encoder_adapters(builder, learns, rates if several else rates[:1], 0 if is_chroma else 1)
     else:
         rate_here = base if own is None else own
         builder.change("learning_rate", f"learning_rate = {rate_here:g}", {"learning_rate": rate_here})
@@ -170,19 +172,17 @@ def _rates(builder: ImportBuilder) -> None:
                 builder.change(key, "is part of the learning rates")
 
 
-def _encoder_adapters(builder: ImportBuilder, learns: list[bool], rates: list[float]) -> None:
+def _encoder_adapters(builder: ImportBuilder, learns: list[bool], rates: list[float], t5: int) -> None:
+    """`t5` is the place of T5 among the text encoders, of FLUX.1."""
     key = "text_encoder.train"
-    if builder.family not in ("sdxl", "flux"):  # there is one text encoder
-        learns, rates = learns[:1], rates[:1]
     if not any(learns):
         builder.change(key, "no text encoder learns: network_train_unet_only", {"network_train_unet_only": True})
         return
     builder.change(key, f"text_encoder_lr = {rates}", {"text_encoder_lr": rates})
-    is_chroma = builder.get("model_type") == "CHROMA_1"  # T5 is its only text encoder
-    if builder.family == "flux" and learns[0 if is_chroma else 1]:
+    if builder.family == "flux" and learns[t5]:
         arguments = [*builder.values.get("network_args", ()), "train_t5xxl=True"]
         said = "network_args train_t5xxl=True"
-        builder.change(key if is_chroma else "text_encoder_2.train", said, {"network_args": arguments})
+        builder.change(f"{ENCODERS[t5]}.train", said, {"network_args": arguments})
 
 
 def _encoders(builder: ImportBuilder, learns: list[bool], rates: list[float]) -> None:

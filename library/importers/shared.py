@@ -17,6 +17,7 @@ FULL = {"fp32", "float32", "float_32", "float", "no"}
 ONLY = "this trainer trains LoRA and whole models of SDXL, FLUX.1, FLUX.2, Qwen-Image, Z-Image and Anima"
 # Blocks that a share means (double blocks of FLUX, and pairs of single ones), and how many may wait in host memory.
 BLOCKS = {"flux": (38, 35), "flux_2": (20, 19), "qwen_image": (60, 59), "zimage": (30, 29), "anima": (28, 26)}
+ENCODED_ONCE = "captions are encoded once, before the training (cache_text_encoder_outputs)"
 PREPARED = "it is said in the dataset file that is written beside the config"
 
 
@@ -71,6 +72,12 @@ def chooses_edit(builder: ImportBuilder, key: str, words: str) -> None:
         )
         said = Text(template, script=builder.script, version=version)
         builder.change(key, said, {"model_version": version, "cache_text_encoder_outputs": True})
+
+
+def varied(builder: ImportBuilder) -> tuple[str, ...]:
+    """Options that change captions from step to step, and cannot be with captions that are encoded once."""
+    names = ("shuffle_caption", "caption_tag_dropout_rate", "caption_dropout_rate")
+    return names[:2] if builder.family == "anima" else names
 
 
 def tables(value: JsonValue) -> list[JsonMapping]:

@@ -84,3 +84,42 @@ def test_what_only_adapters_have_is_said_to_be_of_the_familys_own_adapters():
     made = importers.read(found, CONFIGS)
     assert made.config.script == "qwen_image_train"
     assert {outcome.key: outcome.text for outcome in made.outcomes}["network_alpha"] == "it is for Qwen-Image LoRA only"
+
+
+def test_captions_that_ai_toolkit_encodes_once_are_not_dropped_and_prompts_keep_what_they_say():
+    found = of_aitoolkit("qwen_image", QWEN)
+    process = found["config"]["process"][0]
+    process["datasets"][0] |= {"caption_dropout_rate": 0.05, "shuffle_tokens": True, "flip_y": True}
+    process["train"] |= {"cache_text_embeddings": True, "prompt_dropout_prob": 0.1}
+    made = importers.read(found, CONFIGS)
+    assert not made.problems and made.config.captions.caption_dropout_rate == 0
+    assert "dropout" not in made.texts["dataset_config"] and "shuffle" not in made.texts["dataset_config"]
+    notes = " ".join(made.notes)
+    assert notes.count("captions are encoded once") == 2 and "flip_y is ignored" in notes
+    assert "train.prompt_dropout_prob" in [one.key for one in made.of("ignored")]
+    assert made.config.data.resolution is None  # the dataset file has it, so that nothing is set in vain
+
+    shared = {"width": 64, "height": 64, "guidance_scale": 4, "seed": 1, "sample_steps": 2, "neg": "", "samples": None}
+    prompts = ["a cat  --ctrl_img /a.png --w 512", "a dog --m 2"]
+    for arch, name, scale in (("flux_kontext", KONTEXT, "--g 4"), ("chroma", "lodestones/Chroma1-HD", "--l 4")):
+        found = of_aitoolkit(arch, name)
+        found["config"]["process"][0]["sample"] |= shared | {"prompts": prompts}
+        assert importers.read(found, CONFIGS).texts["sample_prompts"].splitlines() == [
+            f"a cat --w 512 --h 64 --d 1 --s 2 {scale} --ci /a.png",
+            f"a dog --m 2 --w 64 --h 64 --d 1 --s 2 {scale}",
+        ]
+
+
+def test_presets_of_onetrainer_name_an_optimizer_and_mean_what_it_keeps_for_it():
+    kept = {"ADAFACTOR": {"fused_back_pass": True, "clip_threshold": 0.5}, "ADAMW": {"beta1": 0.1}}
+    preset = {"model_type": "CHROMA_1", "base_model_name": "chroma", "train_dtype": "BFLOAT_16", "text_encoder": {
+        "train": False}, "samples": [{"prompt": "a cat", "cfg_scale": 4.0, "random_seed": True}]}  # fmt: skip
+    tuned = preset | {"training_method": "FINE_TUNE", "optimizer_defaults": kept}
+    for own, threshold in (({}, 0.5), ({"clip_threshold": 2.0}, 2.0)):
+        made = importers.read(tuned | {"optimizer": {"optimizer": "ADAFACTOR", **own}}, CONFIGS)
+        assert made.config.optim.fused_backward_pass
+        assert f"clip_threshold={threshold}" in made.config.optim.optimizer_args
+        assert not any("text encoders" in note for note in made.notes) and not made.problems
+        assert made.texts["sample_prompts"] == "a cat --l 4.0\n"
+    adapted = importers.read(preset | {"training_method": "LORA"}, CONFIGS).config
+    assert adapted.network.network_train_unet_only and adapted.cache.cache_text_encoder_outputs
