@@ -17,6 +17,7 @@ from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun, ControlRun, EmbeddingRun
 from library.measuring.model_stats import ModelStats, model_stats
 from library.measuring.operations import on_paper, operations_of_image, tokens
+from library.memory import swapping
 from library.memory.quantization import fp8_storage
 from library.runs import layout, reader
 
@@ -28,7 +29,6 @@ BYTES = {"no": 4, "fp16": 2, "bf16": 2}
 COMPILED = 0.725  # of the activations that autograd keeps, with the graphs of a compiler
 ATTENTION = 2.1  # what stays at the door of a block, its input and the outputs of attention, in inputs
 SWAP = 1 / 80e9  # seconds that a swapped byte costs in each step, beside what is hidden behind computing
-SLOTS = 2  # that swapped blocks take turns in, each as large as the largest of them
 PARKED = 4  # inputs of blocks that are on their way to the host or back at a time
 # States of the optimizer, in bytes for each number that learns.
 STATES = {"adamw8bit": 2, "pagedadamw8bit": 0, "pagedadamw": 0, "pagedadamw32bit": 0, "lion": 4, "lion8bit": 1,
@@ -153,7 +153,9 @@ def _weights(config: RunConfig, model: ModelStats) -> float:
     swapped = min(config.memory.blocks_to_swap or 0, max(len(every) - 2, 0))
     plan = model.swap_plan(swapped) if swapped else {}
     gone = sum(sum(sizes.get(kind, ())[:number]) for kind, number in plan.items())
-    slots = SLOTS * max((sizes[kind][0] for kind, number in plan.items() if number and kind in sizes), default=0)
+    leaving = swapping.LEAVING if not config.adapters and config.optim.stepped_early else 0
+    largest = max((sizes[kind][0] for kind, number in plan.items() if number and kind in sizes), default=0)
+    slots = (swapping.SLOTS + leaving) * largest
     convolutions = sum(block.parameters for block in model.blocks if block.is_convolution)
     return (sum(every) - gone + min(slots, gone) + convolutions) * in_blocks + model.outside * each
 

@@ -1,13 +1,13 @@
 """Block swapping: some blocks are kept in host memory, and copied to the device when they run.
 
-The host keeps the authoritative copy of a weight in pinned memory; the device has two slots, each as large as the
+The host keeps the authoritative copy of a weight in pinned memory; the device has a few slots, each as large as the
 largest of these blocks, that all of them take turns in. The next block is prefetched on a side stream while the current
 one computes. All of this happens around the block's call, so that a compiled block stays one graph with its Linear
 layers in it. Blocks are checkpointed, since a slot may be overwritten between forward and backward.
 
 Frozen weights are only ever copied to the device. For weights that learn there are two ways. Either gradients are
 copied to the host as soon as they are complete, and the optimizer steps there, between backward and the next forward.
-Or weights are stepped on the device, within the backward pass, and written back when another block needs their slot.
+Or weights are stepped on the device, within the backward pass, and written back while the next block computes.
 """
 
 import functools
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from library.compiler.subclass import keep_class_name
 
 SLOTS = 2  # one in use, one being filled
+LEAVING = 1  # another one where what a block has learned is on its way to the host
 ALIGNMENT = 256  # bytes; kernels expect aligned weights
 
 
@@ -42,9 +43,10 @@ class Swap:
         """`learn` says where blocks that learn themselves are stepped: "host" or "device". Adapters stay resident."""
         self.blocks = [_Packed(block, device.type == "cuda", bool(learn)) for block in blocks]
         self.device, self.learn = device, learn
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        # Copies from and to the host, which a GPU makes at the same time.
+        self.stream, self.leaving = (torch.cuda.Stream(device) if device.type == "cuda" else None for _ in range(2))
         self._order: list[int] = []  # in which the denoiser calls them, as far as it has been seen
-        self._slots = _Slots(self.blocks, device)
+        self._slots = _Slots(self.blocks, device, SLOTS + LEAVING if learn == "device" else SLOTS)
 
     def place(self, denoiser: nn.Module) -> None:
         """Move everything but the swapped weights to the device, and leave it without memory that nothing uses."""
@@ -77,6 +79,7 @@ class Swap:
         if slot.filled is not None:  # a copy of its own: the one of the next block may be under way already
             torch.cuda.current_stream(self.device).wait_event(slot.filled)
         if self.learn == "device" and not forward:
+            self._write_back(but=self.blocks[index])
             self.blocks[index].changes = True
         if forward and index not in self._order:
             self._order.append(index)
@@ -117,12 +120,28 @@ class Swap:
             return slot
         if self.stream is None:
             return self._slots.fill(packed)
-        # All that may still read the slot has been queued on the compute stream before this call.
+        # All that may still read the slot has been queued on the compute stream before this call, but for this:
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        for one in (packed, self._slots.next.owner):
+            if one is not None and one.written is not None:
+                self.stream.wait_event(one.written)
         with torch.cuda.stream(self.stream):
             slot = self._slots.fill(packed)
             slot.filled = self.stream.record_event()
         return slot
+
+    def _write_back(self, but: "_Packed") -> None:
+        """Let what blocks have learned leave, but for the one that computes now: of the others all is queued."""
+        for slot in self._slots.slots:
+            if slot.owner is None or slot.owner is but or not slot.owner.changes:
+                continue
+            if self.leaving is None:
+                slot.flush()
+                continue
+            self.leaving.wait_stream(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(self.leaving):
+                slot.flush()
+                slot.owner.written = self.leaving.record_event()
 
 
 def find_trainable_swap(denoiser: nn.Module) -> Swap | None:
@@ -137,6 +156,7 @@ class _Packed:
     def __init__(self, block: nn.Module, pin: bool, learns: bool) -> None:
         self.block, self.pin = block, pin
         self.changes = False  # whether the device's copy is newer than the host's
+        self.written: Any = None  # the event after its last copy to the host on a stream of its own
         self.gradients: dict[nn.Parameter, Tensor] = {}  # in host memory, of the present step
         self._spare: dict[nn.Parameter, Tensor] = {}  # the memory of the last step's
         self._hook_handles: list[Any] = []
@@ -206,9 +226,14 @@ class _Slot:
 class _Slots:
     """Device memory that swapped blocks take turns in, least recently used first."""
 
-    def __init__(self, blocks: Sequence[_Packed], device: torch.device) -> None:
+    def __init__(self, blocks: Sequence[_Packed], device: torch.device, number: int) -> None:
         size = max((packed.host.numel() for packed in blocks), default=0)
-        self.slots = [_Slot(torch.empty(size, dtype=torch.uint8, device=device)) for _ in blocks[:SLOTS]]
+        self.slots = [_Slot(torch.empty(size, dtype=torch.uint8, device=device)) for _ in blocks[:number]]
+
+    @property
+    def next(self) -> _Slot:
+        """The slot that is filled next: the one that was used longest ago."""
+        return self.slots[0]
 
     def holding(self, packed: _Packed) -> _Slot | None:
         """The slot of a block that is on the device, which counts as just used."""
@@ -218,8 +243,8 @@ class _Slots:
         return slot
 
     def fill(self, packed: _Packed) -> _Slot:
-        """Copy a block's weights into the slot that was used longest ago."""
-        slot = self.slots[0]
+        """Copy a block's weights into the next slot."""
+        slot = self.next
         slot.flush()
         if slot.owner is not None:
             slot.owner.point_at(None)

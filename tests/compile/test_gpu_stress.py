@@ -28,6 +28,13 @@ WAYS = {
     "compiled, swapped, inputs on the host": WAITING | {"compile": True},
     "compiled beside": {"compile": True, "compile_warmup": "beside", "cuda_graphs": "auto"},
 }
+# A whole model that learns, in blocks that are swapped: each is copied both ways.
+ADAFACTOR = {"optimizer_type": "Adafactor", "optimizer_args": ["relative_step=False", "scale_parameter=False"]}
+LEARNING = {
+    "stepped on the device": ADAFACTOR | {"fused_backward_pass": True},
+    "stepped on the host": {"optimizer_type": "AdamW"},
+}
+CASES = [*product(SCRIPTS, WAYS), *product(["flux_train"], LEARNING)]
 
 
 @pytest.fixture(scope="module")
@@ -40,23 +47,25 @@ def many_sizes(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def eager(demo, many_sizes, tmp_path_factory):  # noqa: F811
-    """What the same training learns eagerly, made once for each script."""
+    """What the same training learns eagerly, made once for each script and optimizer."""
     made = {}
 
-    def trained(script):
-        if script not in made:
+    def trained(script, way):
+        values = SAME | EAGER | LEARNING.get(way, {})
+        if (name := (script, way if way in LEARNING else "")) not in made:
             folder = tmp_path_factory.mktemp("eager")
-            made[script] = train(config_of(demo, script, train_data_dir=many_sizes, output_dir=folder, **SAME | EAGER))
-        return made[script]
+            made[name] = train(config_of(demo, script, train_data_dir=many_sizes, output_dir=folder, **values))
+        return made[name]
 
     return trained
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("script", "way"), list(product(SCRIPTS, WAYS)))
+@pytest.mark.parametrize(("script", "way"), CASES)
 def test_a_thousand_steps_of_any_sizes_are_those_of_eager_blocks(script, way, demo, many_sizes, eager, tmp_path):  # noqa: F811
-    plain = eager(script)
-    found = train(config_of(demo, script, train_data_dir=many_sizes, output_dir=tmp_path, **SAME | WAYS[way]))
+    plain = eager(script, way)
+    values = WAYS[way] if way in WAYS else LEARNING[way] | EAGER | {"gradient_checkpointing": True, "blocks_to_swap": 4}
+    found = train(config_of(demo, script, train_data_dir=many_sizes, output_dir=tmp_path, **SAME | values))
     assert len(found.losses) == len(plain.losses) == STEPS
     apart = [abs(a - b) / abs(b) for a, b in zip(found.losses, plain.losses, strict=True)]
     pairs = zip(found.tensors().values(), plain.tensors().values(), strict=True)

@@ -203,32 +203,50 @@ class Stream:
         return list(self.copies)
 
 
+@pytest.mark.parametrize("way", ["stepped on the host", "stepped on the device"])
 @pytest.mark.parametrize("script", BLOCKS)
-def test_no_block_waits_for_the_weights_of_the_next(demo, script, monkeypatch):
-    """Blocks of two streams answer twice, so that their gradients begin twice: copy and compute have to overlap."""
-    model = Model(demo, script, blocks_to_swap=BLOCKS[script])
+def test_copies_and_gradients_overlap(demo, script, way, monkeypatch):
+    """No block waits for the weights of the next, or for its own on their way to the host; nothing is overwritten.
+
+    Blocks of two streams answer twice, so that their gradients begin twice.
+    """
+    early = way == "stepped on the device"
+    model = Model(demo, script, blocks_to_swap=BLOCKS[script], **(FUSED if early else {}))
     model.backward(sizes=((8, 8),))
-    compute, copying, needed = Stream(), Stream(), []
-    fill, use = swapping._Slots.fill, swapping.Swap.use
+    compute, copying, leaving, needed = Stream(), Stream(), Stream(), []
+    fill, flush, use = swapping._Slots.fill, swapping._Slot.flush, swapping.Swap.use
 
     def filled(slots, packed):
-        copying.copies.append((len(copying.copies), packed.block))
+        if owner := slots.next.owner:
+            written = [copy for copy in leaving.copies if copy[:2] == ("written", owner.block)]
+            assert not owner.changes and all(copy in copying.copies for copy in written)
+        copying.copies.append(("filled", packed.block, len(copying.copies)))
         return fill(slots, packed)
+
+    def flushed(slot):
+        if slot.owner and slot.owner.changes:
+            leaving.copies.append(("written", slot.owner.block, len(leaving.copies)))
+        flush(slot)
 
     def used(swap, index, forward):
         use(swap, index, forward)
         block = swap.blocks[index].block
-        needed.extend(copy for copy in copying.copies if copy[1] is block)
-        assert [copy for copy in compute.copies if copy not in needed] == []
-        assert [copy for copy in needed if copy not in compute.copies] == []
+        needed.extend(copy for copy in copying.copies if copy[:2] == ("filled", block))
+        assert {copy for copy in compute.copies if copy[0] == "filled"} == set(needed)
 
     monkeypatch.setattr(swapping._Slots, "fill", filled)
+    monkeypatch.setattr(swapping._Slot, "flush", flushed)
     monkeypatch.setattr(swapping.Swap, "use", used)
     monkeypatch.setattr(model.swap, "stream", copying)
+    monkeypatch.setattr(model.swap, "leaving", leaving)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: compute)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     model.backward(sizes=((8, 8),))
-    assert len(copying.copies) == 2 * len(model.swap.blocks) - swapping.SLOTS
+    number, slots = len(model.swap.blocks), len(model.swap._slots.slots)
+    assert slots == swapping.SLOTS + (swapping.LEAVING if early else 0)
+    again = slots if early else 0  # the first blocks are still there from the step before
+    assert sum(copy[0] == "filled" for copy in copying.copies) == 2 * number - slots - again
+    assert sum(copy[0] == "written" for copy in leaving.copies) == (number if early else 0)
 
 
 def test_gradients_of_swapped_blocks_do_not_stay_on_the_device(demo, monkeypatch):
