@@ -33,6 +33,9 @@ class SubsetConfig:
     )
     conditioning_data_dir: str | None = opt(None, "folder of mask images of the same names", kind="folder")
     control_directory: str | None = opt(None, "folder of reference images of the same names", kind="folder")
+    more_control_directories: tuple[str, ...] = opt(
+        (), "folders of further reference images of the same names, for models that are shown several", kind="folder"
+    )
     is_reg: bool = opt(False, "these are regularisation images")
     alpha_mask: bool = opt(False, "use the transparency of images as mask")
     class_tokens: str | None = opt(None, "caption of images that have no caption file")
@@ -62,6 +65,11 @@ class SubsetConfig:
     )
     no_resize_control: bool = opt(False, "leave reference images as large as they are, up to control_resolution")
     custom_attributes: JsonObject | None = opt(None, "diff_output_preservation = true keeps the base model's answer")
+
+    @property
+    def control_directories(self) -> tuple[str, ...]:
+        """The folders of its first, second, ... reference images."""
+        return (self.control_directory, *self.more_control_directories) if self.control_directory else ()
 
     @property
     def kind(self) -> str:
@@ -98,7 +106,10 @@ class DatasetConfig:
     reg_data_dir: str | None = None
 
 
-SUBSET_ONLY = {"image_dir", "metadata_file", "conditioning_data_dir", "control_directory", "is_reg", "alpha_mask"}
+SUBSET_ONLY = {
+    "image_dir", "metadata_file", "conditioning_data_dir", "control_directory", "more_control_directories", "is_reg",
+    "alpha_mask",
+}  # fmt: skip
 SUBSET_KEYS = section_options(SubsetConfig)
 # What [general] and [[datasets]] may hold: their own values, and those that all their subsets share.
 DATASET_KEYS = {k: o for k, o in SUBSET_KEYS.items() if k not in SUBSET_ONLY} | dict(section_options(DatasetConfig))
@@ -272,6 +283,8 @@ def _rules(dataset: DatasetConfig, source: str, config: RunConfig) -> Iterator[P
         yield _wrong(source, "conditioning_data_dir", "needs masked_loss in the run's options")
     for subset in dataset.subsets:
         place = f"{source} subset {subset.metadata_file or subset.image_dir}:"
+        if subset.more_control_directories and not subset.control_directory:
+            yield _wrong(place, "more_control_directories", "needs control_directory: name the first folder there")
         clashes = [("cache_text_encoder_outputs", name) for name in varied_captions(config) if config.cache.text]
         clashes += [("cache_latents", name) for name in ("color_aug", "random_crop") if config.cache.latents]
         # They change the image, and what the model is shown beside it would no longer fit to it.

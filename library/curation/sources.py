@@ -62,7 +62,7 @@ def guard(config: RunConfig, may: May) -> None:
     named: dict[str, None] = {}
     for dataset in datasets.load(config):
         for subset in dataset.subsets:
-            second = (subset.conditioning_data_dir, subset.control_directory)
+            second = (subset.conditioning_data_dir, *subset.control_directories)
             named |= dict.fromkeys(p for p in (subset.image_dir, subset.metadata_file, *second) if p)
             _allow(named, may)
             if subset.metadata_file:

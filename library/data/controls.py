@@ -88,7 +88,8 @@ def controls_of(
         return ()
     found = named or _beside(result, subset, image)
     least = max(use.least, bool(subset.control_directory))  # where a folder is named, none is left out
-    if len(found) > use.most or (len(found) < least and not (subset.is_reg and not found)):
+    lost = not named and not all(os.path.isdir(folder) for folder in subset.more_control_directories)
+    if lost or len(found) > use.most or (len(found) < least and not (subset.is_reg and not found)):
         result.problems.append(_wrong_number(subset, image, len(found), use))
     made = []
     for path in found:
@@ -116,10 +117,13 @@ def control_fit(subset: SubsetConfig, size: Size, bucket: Size) -> BucketFit | N
 
 
 def _beside(result: "Survey", subset: SubsetConfig, image: Image) -> tuple[str, ...]:
-    """The files in control_directory that are called like the image: <name>.png, or <name>_0.png, <name>_1.png."""
-    if not subset.control_directory:
-        return ()
-    here = _like_the_images(result, subset.control_directory, image)
+    """The files in the subset's folders of references that are called like the image, folder by folder."""
+    return tuple(path for folder in subset.control_directories for path in _named_like(result, folder, image))
+
+
+def _named_like(result: "Survey", folder: str, image: Image) -> Iterator[str]:
+    """The files in a folder that are called like an image: <name>.png, or <name>_0.png, <name>_1.png."""
+    here = _like_the_images(result, folder, image)
     stem = os.path.splitext(os.path.basename(image.path))[0]
     known = result.control_names.get(here.folder)
     if known is None:
@@ -130,7 +134,7 @@ def _beside(result: "Survey", subset: SubsetConfig, image: Image) -> tuple[str, 
             if parts := NUMBERED.fullmatch(own):
                 known.setdefault(f"{parts[1]}_", []).append((int(parts[2]), name))
     found = known.get(stem, [])[:1] or sorted(known.get(f"{stem}_", []))
-    return tuple(here.path(name) for _, name in found)
+    yield from (here.path(name) for _, name in found)
 
 
 def _like_the_images(result: "Survey", directory: str, image: Image) -> Listing:
@@ -144,9 +148,9 @@ def _wrong_number(subset: SubsetConfig, image: Image, number: int, use: ControlU
     if number > use.most:
         template = "{path} has {number} reference images, and this model takes {most} at most: remove the others"
         return about_images(template, path=image.path, number=number, most=use.most)
-    if subset.control_directory and not os.path.isdir(subset.control_directory):
+    if gone := next((folder for folder in subset.control_directories if not os.path.isdir(folder)), None):
         return Problem("control_directory", ": {path} does not exist: name the folder of reference images",
-            path=subset.control_directory, topic="images")  # fmt: skip
+            path=gone, topic="images")  # fmt: skip
     if subset.control_directory:
         template = "{path} has no reference image: there is no {stem}.png in {folder}"
         return about_images(template, path=image.path, stem=stem, folder=subset.control_directory)

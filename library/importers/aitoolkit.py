@@ -1,6 +1,8 @@
 """ai-toolkit: YAML files of a training (job: extension), as far as their meaning carries over."""
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
 
 from library.config.json_types import JsonMapping
 from library.config.problems import ConfigError, Text
@@ -9,6 +11,7 @@ from library.importers.builder import ImportBuilder, is_on
 from library.importers.shared import (
     BLOCKS,
     ONLY,
+    PART_OPTIONS,
     chooses_chroma,
     chooses_edit,
     chooses_version,
@@ -16,6 +19,7 @@ from library.importers.shared import (
     equal,
     load_tables,
     nearest,
+    own_name,
     precision,
     rest,
     take,
@@ -23,6 +27,7 @@ from library.importers.shared import (
 
 TRAINER = "ai-toolkit"
 TABLES = load_tables("aitoolkit")
+HUB_FILE = re.compile(r"[\w.-]+/[\w.-]+/[^\\]+")  # as paths within repositories are written
 TRAINERS = ("sd_trainer", "ui_trainer", "diffusion_trainer")
 
 
@@ -104,7 +109,7 @@ def _script(flat: JsonMapping) -> str:
 
 
 def _model(builder: ImportBuilder) -> None:
-    words = f"{builder.get('model.arch')} {builder.get('model.name_or_path')}".casefold()
+    words = f"{str(builder.get('model.arch')).casefold()} {own_name(builder.get('model.name_or_path'))}"
     kind = next((kind for word, kind in TABLES["model_types"].items() if word in words), "")
     relative = {"model_type": kind} if kind and builder.family == "flux" else {}
     chosen = ", ".join([builder.script, *(f"{option} = {value}" for option, value in relative.items())])
@@ -125,8 +130,9 @@ def _model(builder: ImportBuilder) -> None:
         builder.ignore("model.quantize", "weights that learn have at least 16 bits")
     said = "is part of model.quantize" if quantized else "nothing is quantized"
     builder.explain(said, "model.quantize_te", "model.qtype", "model.qtype_te")
+    _networks_beside(builder)
     if path := builder.get("model.assistant_lora_path"):
-        if str(path).endswith(".safetensors"):
+        if str(path).endswith(".safetensors") and not (HUB_FILE.fullmatch(str(path)) and not Path(path).exists()):
             builder.rename("model.assistant_lora_path", "base_weights", [str(path)])
         else:
             said = Text(
@@ -140,6 +146,16 @@ def _model(builder: ImportBuilder) -> None:
         builder.change("model.layer_offloading", f"blocks_to_swap = {blocks}", {"blocks_to_swap": blocks})
         if share is not None:
             builder.change("model.layer_offloading_transformer_percent", "is part of blocks_to_swap")
+
+
+def _networks_beside(builder: ImportBuilder) -> None:
+    """A model that has the other networks, where the one that is trained has none."""
+    key = "model.extras_name_or_path"
+    if not (other := builder.get(key)) or other == builder.get("model.name_or_path"):
+        builder.explain("it is the model itself", key)
+        return
+    beside = {option: other for option in PART_OPTIONS.get(builder.family, ()) if option not in builder.values}
+    builder.change(key, Text("the networks beside the transformer: {names}", names=", ".join(beside)), beside)
 
 
 def _output(builder: ImportBuilder) -> None:

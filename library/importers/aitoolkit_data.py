@@ -1,6 +1,7 @@
 """ai-toolkit: its data sets as a dataset file, and its prompts as a prompt file."""
 
 import re
+from dataclasses import dataclass, field
 
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import ConfigError, Text
@@ -24,35 +25,42 @@ def dataset(found: JsonMapping) -> tuple[str, list[str]]:
     listed = [d for d in tables(found.get("datasets")) if not is_empty(d.get("folder_path") or d.get("dataset_path"))]
     if not listed:
         raise ConfigError("no data set in this file has a folder_path")
-    return _written(listed, found.get("trigger_word"))
+    return _written(listed, WholeTraining(found.get("trigger_word")))
 
 
-def _written(found: list[JsonMapping], word: JsonValue, without: tuple[str, ...] = ()) -> tuple[str, list[str]]:
-    """The dataset file, `without` some options of subsets, and the sentences."""
+@dataclass(frozen=True)
+class WholeTraining:
+    """What data sets have from the training that they are for."""
+
+    word: JsonValue = None
+    step: int = 0  # sides of images are multiples of so many pixels; 0: of those that the data sets say
+    without: tuple[str, ...] = ()  # options of subsets that it cannot have
+    references: JsonMapping = field(default_factory=dict)  # options of a subset that has reference images
+
+
+def _written(found: list[JsonMapping], whole: WholeTraining) -> tuple[str, list[str]]:
+    """The dataset file, and the sentences."""
     sets, notes = [], []
     for table in found:
         sizes = table.get("resolution") or 512
         own: JsonObject = {}
-        for option, key in (("batch_size", "batch_size"), ("bucket_reso_steps", "bucket_tolerance")):
-            if (count := to_number(table.get(key))) and count >= 1:
+        step = whole.step or table.get("bucket_tolerance")
+        for option, value in (("batch_size", table.get("batch_size")), ("bucket_reso_steps", step)):
+            if (count := to_number(value)) and count >= 1:
                 own[option] = int(count)
         if not is_on(table.get("buckets", True)):
             own["enable_bucket"] = False
+        subset = {option: value for option, value in _subset(table, whole).items() if option not in whole.without}
         for size in sizes if isinstance(sizes, list) else [sizes]:
-            subset = {option: value for option, value in _subset(table, word).items() if option not in without}
             sets.append(({"resolution": size, **own}, [subset]))
-        folder = table.get("folder_path") or table.get("dataset_path")
-        if len(_references(table)) > 1:
-            template = (
-                "datasets: only the first control_path of {folder} is used: put the images of the others into the "
-                "same folder as <name>_0.png, <name>_1.png"
-            )
-            notes.append(Text(template, folder=folder))
-        reasons = dict.fromkeys(sorted(table.keys() - set(TABLES["known"])), NOT_HERE)
-        reasons |= {key: ENCODED_ONCE for option, key in TABLES["subset"].items() if option in without and key in table}
+        left = sorted(table.keys() - set(TABLES["known"]))
+        left += ["mask_min_value"] if "mask_min_value" in table and not is_empty(table.get("mask_path")) else []
+        reasons = dict.fromkeys(left, NOT_HERE)
+        not_had = (key for option, key in TABLES["subset"].items() if option in whole.without)
+        reasons |= {key: ENCODED_ONCE for key in not_had if key in table}
         for key, reason in reasons.items():
             if table[key] is True or (not is_empty(table[key]) and table[key] not in (False, 0, 1)):
-                place = Text("datasets of {folder}", folder=folder)
+                place = Text("datasets of {folder}", folder=table.get("folder_path") or table.get("dataset_path"))
                 notes.append(Text("{place}: {key} is ignored: {reason}", place=place, key=key, reason=reason))
     general = {"enable_bucket": True, "max_bucket_reso": 2048, "bucket_no_upscale": True}
     return dataset_toml(general, sets), notes
@@ -69,7 +77,8 @@ def _datasets(builder: ImportBuilder) -> None:
     for option in builder.values.keys() & set(without):
         builder.ignore(builder.keys.pop(option), ENCODED_ONCE)
         del builder.values[option]
-    text, notes = _written(listed, word, without)
+    step = TABLES["steps"].get(builder.family, 0)
+    text, notes = _written(listed, WholeTraining(word, step, without, _reference_sizes(builder)))
     builder.texts["dataset_config"] = text
     builder.notes += notes
     template = "{count} datasets, one for each folder and resolution: {place}"
@@ -78,6 +87,17 @@ def _datasets(builder: ImportBuilder) -> None:
     if word:
         said = "stands before every caption and in the metadata; ai-toolkit puts it only where it is not there yet"
         builder.change("trigger_word", said, {"metadata_trigger_phrase": word})
+
+
+def _reference_sizes(builder: ImportBuilder) -> JsonObject:
+    """Where it does not scale reference images to the image's size: what the data sets say of them."""
+    key = "model.model_kwargs.match_target_res"
+    kind = str(builder.get("model.arch")).casefold().partition(":")[0]
+    found: JsonObject = TABLES["references"].get(kind, {})
+    if is_on(builder.source.get(key)):
+        builder.change(key, "reference images get the size of the image that they belong to")
+        return {}
+    return found
 
 
 def _settings(found: list[JsonMapping]) -> JsonObject:
@@ -99,16 +119,16 @@ def _ending(table: JsonMapping) -> str:
     return ending if ending.startswith(".") else f".{ending}"
 
 
-def _subset(table: JsonMapping, word: JsonValue) -> JsonObject:
-    word = table.get("trigger_word") or word
+def _subset(table: JsonMapping, whole: WholeTraining) -> JsonObject:
+    word = table.get("trigger_word") or whole.word
     subset = {
         "image_dir": table.get("folder_path") or table.get("dataset_path"),
         **{option: table.get(key) for option, key in TABLES["subset"].items()},
         "caption_extension": _ending(table),
         "caption_prefix": f"{word}, " if word else None,
     }
-    # Folders of several reference images: here <name>_0, <name>_1.
-    subset["control_directory"] = next(iter(_references(table)), None)
+    if folders := _references(table):
+        subset |= {"control_directory": folders[0], "more_control_directories": folders[1:], **whole.references}
     return {key: value for key, value in subset.items() if not is_empty(value) and value is not False}
 
 

@@ -8,12 +8,14 @@ from library.importers import onetrainer_data, onetrainer_learning, onetrainer_m
 from library.importers.builder import ImportBuilder, to_number
 from library.importers.shared import (
     ONLY,
+    PART_OPTIONS,
     chooses_chroma,
     chooses_edit,
     chooses_version,
     dotted,
     equal,
     load_tables,
+    own_name,
     precision,
     rest,
     split_path,
@@ -47,9 +49,9 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
     builder.change("training_method", Text("chooses the script: {script}", script=builder.script))
     said = f"model_type = {kind}" if kind else Text("chooses the script: {script}", script=builder.script)
     builder.change("model_type", said, {"model_type": kind} if kind else {})
-    names_given = f"{builder.get('transformer.model_name') or ''} {builder.get('base_model_name') or ''}"
+    names_given = " ".join(own_name(builder.get(key)) for key in ("transformer.model_name", "base_model_name"))
     for chooses in (chooses_version, chooses_edit):
-        chooses(builder, "model_type", names_given.casefold())
+        chooses(builder, "model_type", names_given)
     if kind == "fill":
         builder.notes.append(
             "masks: OneTrainer reads <name>-masklabel.png beside <name>; put them into a folder of their own as "
@@ -85,7 +87,7 @@ def _script(source: JsonMapping, script: str) -> str:
 def _own_transformer(builder: ImportBuilder) -> None:
     """A transformer beside the base model, which has the other networks then."""
     key, base = "transformer.model_name", builder.get("base_model_name")
-    options = TABLES["part_options"].get(builder.family, ())
+    options = PART_OPTIONS.get(builder.family, ())
     if not builder.get(key) or not options:
         return
     name = str(builder.get(key))

@@ -5,7 +5,7 @@ import math
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import Text
 from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
-from library.importers.shared import PREPARED, dataset_toml, nearest, tables
+from library.importers.shared import PREPARED, dataset_toml, nearest, small_buckets, tables
 
 NEAREST = {"INVERTED_PARABOLA": "sigmoid", "SIGMOID": "shift", "BETA": "uniform", "COS_MAP": "sigmoid"}
 
@@ -94,7 +94,11 @@ def _images(builder: ImportBuilder) -> None:
         text = f"{largest[0]},{largest[1]}" if exact else str(largest[0])
         template = "{size}; {count} sizes are datasets of their own"
         said = Text(template, size=text, count=len(sizes)) if len(sizes) > 1 else text
-        builder.change("resolution", said, {} if concepts else {"resolution": text})
+        builder.change(
+            "resolution",
+            said,
+            {} if concepts else {"resolution": text} | (small_buckets([*largest]) if buckets else {}),
+        )
     values: JsonObject = {"enable_bucket": buckets, "max_bucket_reso": 2048, "caption_extension": ".txt"}
     said = f"enable_bucket = {str(buckets).lower()}"
     builder.change("aspect_ratio_bucketing", said, {} if concepts else values)  # a dataset file says it itself

@@ -11,14 +11,26 @@ from library.config.formats import toml_value
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import Text
 from library.config.sections.learning import OptimizerName
-from library.importers.builder import NOT_HERE, ImportBuilder, KeyOutcome, is_empty
+from library.importers.builder import NOT_HERE, ImportBuilder, KeyOutcome, is_empty, to_number
 
 FULL = {"fp32", "float32", "float_32", "float", "no"}
 ONLY = "this trainer trains LoRA and whole models of SDXL, FLUX.1, FLUX.2, Qwen-Image, Z-Image and Anima"
 # Blocks that a share means (double blocks of FLUX, and pairs of single ones), and how many may wait in host memory.
 BLOCKS = {"flux": (38, 35), "flux_2": (20, 19), "qwen_image": (60, 59), "zimage": (30, 29), "anima": (28, 26)}
 ENCODED_ONCE = "captions are encoded once, before the training (cache_text_encoder_outputs)"
+LEAST_SIDE = 256  # of buckets, where nothing is said
+EDIT = r"(?<![a-z])edit(?![a-z])(?:[ _-]?plus)?(?:[ _:-]*(2509|2511))?"
+# The options that name a model's networks beside its transformer.
+PART_OPTIONS = {
+    "flux": ("clip_l", "t5xxl", "ae"),
+    "flux_2": ("text_encoder", "vae"),
+    "qwen_image": ("text_encoder", "vae"),
+    "zimage": ("text_encoder", "vae"),
+    "anima": ("qwen3", "vae"),
+}
 PREPARED = "it is said in the dataset file that is written beside the config"
+# Parts of a path that tell nothing of the model: sub-folders and files of diffusers and of the Hugging Face cache.
+NO_NAME = re.compile(r"transformer|snapshots|[0-9a-f]{40}|(diffusion_pytorch_)?model(-\d+-of-\d+)?\.safetensors|")
 
 
 @cache
@@ -48,6 +60,12 @@ def chooses_chroma(builder: ImportBuilder, key: str) -> None:
     builder.change(key, said, values)
 
 
+def own_name(path: object) -> str:
+    """What a model is called by its path or id, in small letters, without the folders that it lies in."""
+    parts = [part for part in re.split(r"[/\\]", str(path or "").casefold()) if not NO_NAME.fullmatch(part)]
+    return parts[-1] if parts else ""
+
+
 def chooses_version(builder: ImportBuilder, key: str, words: str) -> None:
     """Which model of several whose files look alike is meant, by its words. De-Turbo is trained like the base."""
     if builder.family in ("zimage", "flux_2"):
@@ -64,7 +82,7 @@ def chooses_version(builder: ImportBuilder, key: str, words: str) -> None:
 
 def chooses_edit(builder: ImportBuilder, key: str, words: str) -> None:
     """Which Qwen-Image-Edit a model is, by the words for it; the original is left to its files."""
-    if builder.family == "qwen_image" and (found := re.search(r"edit(?:[ _-]?plus)?(?:[ _:-]*(2509|2511))?", words)):
+    if builder.family == "qwen_image" and (found := re.search(EDIT, words)):
         version = f"edit-{found[1]}" if found[1] else "edit-2509" if "plus" in found[0] else "edit"
         template = (
             "chooses the script: {script}, and model_version = {version} by the model's name, with captions that are "
@@ -155,9 +173,18 @@ def dataset_toml(general: JsonMapping, sets: Iterable[tuple[JsonMapping, list[Js
     """A dataset file: what all share, and each dataset with its subsets."""
     blocks = [_table("[general]", general)] if general else []
     for own, subsets in sets:
-        blocks.append(_table("[[datasets]]", own))
+        all_of_it = {**general, **own}
+        limits = {} if all_of_it.get("bucket_no_upscale") else small_buckets(all_of_it.get("resolution"))
+        blocks.append(_table("[[datasets]]", limits | {**own}))
         blocks += [_table("[[datasets.subsets]]", subset) for subset in subsets]
     return "\n\n".join(blocks) + "\n"
+
+
+def small_buckets(resolution: JsonValue) -> JsonObject:
+    """The limit of buckets for images that are smaller than the usual limit, which the other trainers do not have."""
+    sides = resolution if isinstance(resolution, list | tuple) else [resolution]
+    least = min((int(side) for side in map(to_number, sides) if side), default=LEAST_SIDE)
+    return {"min_bucket_reso": max(64, least // 64 * 64)} if least < LEAST_SIDE else {}
 
 
 def _table(head: str, members: JsonMapping) -> str:

@@ -20,7 +20,8 @@ SHORT = 4  # characters; what is shorter is found in any text, and says nothing
 MOST_FILES, MOST_BYTES = 5000, 20_000  # of captions that are looked at, and of each
 CAPTIONS = (".txt", ".caption", ".json", ".jsonl", ".toml")
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".avif", ".jxl")
-SECOND_PICTURES = ("conditioning_data_dir", "control_directory")  # options with folders of masks and references
+# Options with folders of masks and references.
+SECOND_PICTURES = ("conditioning_data_dir", "control_directory", "more_control_directories")
 SETTINGS = re.compile(r"[\w.,:=+ -]{0,60}")  # how a value looks that is a word from a list, and no path or sentence
 
 # Options whose values are words of ours; of every other text only its presence is told.
@@ -164,7 +165,8 @@ def _folders_in(file: Path) -> list[str]:
         return []
     subsets = [s for d in found.get("datasets") or [] if isinstance(d, dict) for s in d.get("subsets") or [d]]
     keys = ("image_dir", "image_directory", *SECOND_PICTURES)
-    return [str(s[key]) for s in subsets if isinstance(s, dict) for key in keys if s.get(key)]
+    named = [s[key] for s in subsets if isinstance(s, dict) for key in keys if s.get(key)]
+    return [str(folder) for value in named for folder in (value if isinstance(value, list) else [value])]
 
 
 def _lines(file: Path) -> Iterator[str]:

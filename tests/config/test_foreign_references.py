@@ -30,7 +30,7 @@ def test_musubi_tuner_trains_kontext_with_its_data_sets():
     assert first == {"image_dir": "/i", "num_repeats": 1, "control_directory": "/c"}
     assert second == {"metadata_file": "/m.jsonl", "num_repeats": 1}
     assert made["datasets"][1]["control_resolution"] == [768, 768]
-    assert len(notes) == 1 and "cache_directory is ignored" in notes[0]
+    assert len(notes) == 2 and "cache_directory is ignored" in notes[1]
 
 
 def of_aitoolkit(model, **more):
@@ -48,9 +48,45 @@ def test_ai_toolkit_trains_kontext_with_its_control_folders(model):
     builder = aitoolkit.read(of_aitoolkit(model, datasets=[data], sample=sample))
     assert builder.script == "flux_train_network" and builder.values["model_type"] == "kontext"
     made = tomllib.loads(builder.texts["dataset_config"])
-    assert made["datasets"][0]["subsets"][0]["control_directory"] == "/c"
-    assert any("only the first control_path" in note for note in builder.notes)
+    (subset,) = made["datasets"][0]["subsets"]
+    assert subset["control_directory"] == "/c" and subset["more_control_directories"] == ["/d"]
     assert builder.texts["sample_prompts"].strip().endswith("--ci /r.png")
+
+
+@pytest.mark.parametrize(
+    ("arch", "own", "sizes"),
+    [("qwen_image_edit_plus:2511", {"model_version": "edit-2511"}, {"control_resolution": [1024, 1024]}),
+     ("qwen_image_edit", {"model_version": "edit"}, {}),
+     ("flux2_klein_9b", {"model_version": "klein-base-9b"},
+      {"control_resolution": [1024, 1024], "no_resize_control": True})],
+)  # fmt: skip
+def test_what_the_page_of_ai_toolkit_writes_for_models_with_references_can_be_trained(arch, own, sizes):
+    folders = {"control_path_1": "/c", "control_path_2": "/d", "control_path_3": None}
+    data = {"folder_path": "/i", "caption_dropout_rate": 0.05, "mask_path": None, "mask_min_value": 0.1, "resolution":
+            [512, 768], **folders}  # fmt: skip
+    name = "/models/edited/klein-4b/black-forest-labs/FLUX.2-klein-base-9B" if "flux" in arch else "/home/turbo/edith/Q"
+    model = {"arch": arch, "name_or_path": name, "model_kwargs": {"match_target_res": False}}
+    builder = aitoolkit.read(of_aitoolkit(model, datasets=[data]))
+    assert builder.values.items() >= own.items()
+    once = "cache_text_encoder_outputs" in builder.values  # then captions are not dropped: it would be refused
+    assert [("caption_dropout_rate is ignored" in note) for note in builder.notes] == [True] * once
+    for made, side in zip(tomllib.loads(builder.texts["dataset_config"])["datasets"], (512, 768), strict=True):
+        assert made["resolution"] == side and made["bucket_reso_steps"] == (16 if "flux" in arch else 32)
+        (subset,) = made["subsets"]
+        dropped = {} if once else {"caption_dropout_rate": 0.05}
+        assert subset == {"image_dir": "/i", "control_directory": "/c", "more_control_directories": ["/d"], **sizes,
+                          "caption_extension": ".txt", **dropped}  # fmt: skip
+    matched = aitoolkit.read(of_aitoolkit(model | {"model_kwargs": {"match_target_res": True}}, datasets=[data]))
+    assert "control_resolution" not in matched.texts["dataset_config"] and not matched.left()
+
+
+def test_data_sets_of_musubi_tuner_keep_its_sizes_of_images():
+    text, _ = dataset({"general": {"resolution": [1328, 1328]}, "datasets": [{"image_directory": "/i"},
+                      {"image_directory": "/j", "resolution": [96, 64], "batch_size": 2}]}, musubi.STEP)  # fmt: skip
+    first, second = tomllib.loads(text)["datasets"]
+    assert {k: v for k, v in first.items() if "bucket" in k} == {
+        "bucket_reso_steps": 16, "min_bucket_reso": 656, "max_bucket_reso": 2688}  # fmt: skip
+    assert second["min_bucket_reso"] == 32 and second["resolution"] == [96, 64]
 
 
 def test_onetrainer_trains_fill():

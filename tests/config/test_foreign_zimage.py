@@ -130,3 +130,34 @@ def test_a_transformer_beside_the_base_model_is_the_one_that_is_trained():
     model = importers.read(flux, CONFIGS).config.model
     assert model.pretrained_model_name_or_path == "krea.safetensors" and model.ae == "ae.safetensors"
     assert model.clip_l == model.t5xxl == "black-forest-labs/FLUX.1-dev"
+
+
+def test_a_preset_of_onetrainer_has_the_arguments_that_it_keeps_for_the_optimizer():
+    """Its presets name the optimizer alone; its page takes the arguments from those that are kept for each."""
+    kept = {"fused_back_pass": True, "beta1": None, "eps": 1e-30, "eps2": 0.001, "relative_step": False,
+            "scale_parameter": False, "warmup_init": False, "stochastic_rounding": True}  # fmt: skip
+    found = {"training_method": "FINE_TUNE", "model_type": "Z_IMAGE", "optimizer": {"optimizer": "ADAFACTOR"},
+             "optimizer_defaults": {"ADAFACTOR": kept, "ADAMW": {"beta1": 0.5}}, "resolution": "128",
+             "text_encoder": {"train": False}, "train_dtype": "BFLOAT_16", "weight_dtype": "BFLOAT_16"}  # fmt: skip
+    made = importers.read(found, CONFIGS)
+    assert made.config.optim.fused_backward_pass and not made.notes and not made.problems
+    arguments = ("eps=1e-30,0.001", "scale_parameter=False", "relative_step=False", "warmup_init=False")
+    assert set(arguments) <= set(made.config.optim.optimizer_args)
+    keys = {outcome.key for outcome in made.outcomes}
+    assert {f"optimizer_defaults.ADAFACTOR.{name}" for name in kept} | {"optimizer_defaults.ADAMW.beta1"} <= keys
+
+
+def test_networks_and_adapters_beside_the_model_of_ai_toolkit():
+    model = {"arch": "zimage:deturbo", "name_or_path": "ostris/Z-Image-De-Turbo",
+             "extras_name_or_path": "Tongyi-MAI/Z-Image-Turbo"}  # fmt: skip
+    process = {"type": "diffusion_trainer", "network": {"type": "lora"}, "model": model}
+    found = {"job": "extension", "config": {"name": "z", "process": [process]}}
+    chosen = importers.read(found, CONFIGS).config.model
+    assert chosen.text_encoder == chosen.vae == "Tongyi-MAI/Z-Image-Turbo" and chosen.model_version == "base"
+    adapter = "ostris/zimage_turbo_training_adapter/zimage_turbo_training_adapter_v2.safetensors"
+    process["model"] = {"arch": "zimage:turbo", "name_or_path": "Tongyi-MAI/Z-Image-Turbo",
+                        "assistant_lora_path": adapter}  # fmt: skip
+    made = importers.read(found, CONFIGS)
+    assert made.config.model.model_version == "turbo" and not made.config.network.base_weights
+    (said,) = [outcome.text for outcome in made.outcomes if outcome.key == "model.assistant_lora_path"]
+    assert adapter in said and "base_weights" in said

@@ -12,6 +12,7 @@ from PIL import Image as Pillow
 from safetensors.torch import load_file, safe_open, save_file
 
 from library import data
+from library.config.problems import ConfigError
 from library.config.run_config import ControlUse
 from library.data import encoding
 from library.data.control_pixels import random_mask
@@ -89,6 +90,22 @@ def test_references_are_found_by_name_and_cut_as_the_subset_says(pairs):
     (wide, (width, height)) = cuts(third)[0]
     assert cuts(second) == [((96, 96), (96, 96))] and width > height and width * height <= 96 * 96
     assert width % 16 == height % 16 == 0 and wide >= (width, height)
+
+
+def test_further_references_are_in_folders_of_their_own(pairs, use):
+    use(least=1, most=3)
+    for stem in ("00", "02"):
+        make.picture(pairs / "third" / f"{stem}.png", (64, 80), seed=20)
+    more = f"more_control_directories = ['{pairs / 'third'}']"
+    first, second, third = data.scan(toml(pairs, more)).items
+    assert [names(one) for one in (first, second, third)] == [
+        ["00.webp", "00.png"], ["01_0000.png"], ["02_2.png", "02_10.png", "02.png"]]  # fmt: skip
+    gone = toml(pairs, more.replace("third", "forth"))
+    assert (
+        sentences(gone) == f"control_directory: {pairs / 'forth'} does not exist: name the folder of reference images"
+    )
+    with pytest.raises(ConfigError, match="more_control_directories needs control_directory"):
+        data.scan(toml(pairs, more, controls=False))
 
 
 def test_metadata_files_name_references_as_musubi_tuner_does(pairs):
