@@ -1,6 +1,7 @@
 """What the form asks while it is filled in: what is wrong or has no effect, presets, comparisons, probes, keys."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import groupby
@@ -14,7 +15,7 @@ from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.building import draft
 from library.config.ineffective import ineffective_options
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, Text
 from library.config.run_config import RunConfig
 from library.config.schema import options, values
 from library.config.sections import AdapterRun
@@ -23,6 +24,7 @@ from library.families.recognition import recognised
 from library.runs import keys
 
 MODEL = "pretrained_model_name_or_path"
+FILE = re.compile(r"[\\/].*\.[a-z]{2,}[\"']?\s*$", re.I | re.S)  # a path that names a file to its end
 
 
 class FormApi:
@@ -57,30 +59,39 @@ class FormApi:
             for problem in adapter.problems(config):
                 wrong.setdefault(places[problem.option][1], problem.about.capitalized())
         for name, option in options(type(config)).items():
-            if option.kind in ("file", "folder") and (said := paths.web_address(str(given.values.get(name)), name)):
+            if option.kind in ("file", "folder") and (said := paths.elsewhere(str(given.values.get(name)), name)):
                 wrong.setdefault(places[name][1], said.about)
         ineffective = {
             places[name][1]: reason for name, reason in ineffective_options(config).items() if name in places
         }
         known = [places[name][1] for name in keys.kept() if name in places]
+        model, none = self._model(form, given)
+        if none:
+            wrong.setdefault(places[MODEL][1], none)
         return {
             "wrong": wrong, "ineffective": ineffective, "outlook": compile_summary.outlook(config), "kept": known,
-            "model": self._model(form, given), "profile": presets.chosen_profile(config), "adapter": adapters,
+            "model": model, "profile": presets.chosen_profile(config), "adapter": adapters,
         }  # fmt: skip
 
-    def _model(self, form: SettingsForm, given: Submission) -> JsonObject:
-        """What the base model's file is, as far as it lies where the page may look."""
+    def _model(self, form: SettingsForm, given: Submission) -> tuple[JsonObject, str]:
+        """What the base model's file is, as far as it lies where the page may look; or why it is none."""
         text = str(given.values.get(MODEL) or "")
         try:
             path = paths.inside(text, self.roots)
-            if not path.is_dir():
-                path = paths.present(text, self.roots, (".safetensors",))
-            found = recognised(path)
         except ConfigError:
-            return {}
+            return {}, ""
+        try:
+            if not path.is_dir():
+                path = paths.present(text, self.roots, (".safetensors",), MODEL)
+            found = recognised(path)
+        except ConfigError as error:  # of a whole path: what is being typed, and an id of the hub, is no mistake yet
+            is_whole = FILE.search(text) and not paths.HUB_ID.fullmatch(text)
+            return {}, error.problems[0].about.capitalized() if is_whole else ""
+        if path.is_file() and not found.family:
+            return {}, Text("The file is {kind}, not a model that is trained here.", kind=found.words)
         family = found.family if found.family in form.configs else ""
         needed = form.shown(family, found.options) if family else {}
-        return {"path": text, "family": family, "words": found.words, "options": needed}
+        return {"path": text, "family": family, "words": found.words, "options": needed}, ""
 
     def preset(self, sent: ApiRequest) -> JsonObject:
         """The values of a preset, or the defaults, over the form as it is; paths and names are kept."""

@@ -56,9 +56,9 @@ def inside(text: Any, allowed: Sequence[Path], what: str = "path") -> Path:
     if not isinstance(text, str) or not text.strip():
         raise ConfigError(Problem(what, ": write where it is"))
     text = strip_pasted(text)
-    if address := web_address(text, what):
-        raise ConfigError(address)
-    if len(text) > LONGEST or not text.isprintable() or _is_network(text) or _is_of_windows(text):
+    if problem := elsewhere(text, what):
+        raise ConfigError(problem)
+    if len(text) > LONGEST or not text.isprintable() or _is_network(text):
         raise ConfigError(Problem(what, ": this is not a path on this computer"))
     try:
         path = Path(text).expanduser().resolve()
@@ -156,6 +156,21 @@ def _outside(config: RunConfig, allowed: Sequence[Path]) -> list[Problem]:
     return problems
 
 
+def elsewhere(text: str, what: str = "") -> Problem | None:
+    """The problem of what was copied in a browser or on a computer with Windows, with what to give instead."""
+    given = strip_pasted(text)
+    drive = re.match(r"([A-Za-z]):[\\/]+(.*)", given, re.S) if os.name != "nt" else None
+    if not drive or not given.isprintable():
+        return web_address(text, what)
+    mounted = Path("/mnt", drive[1].lower())  # where Linux in Windows has the drive
+    here = mounted.joinpath(*re.split(r"[\\/]+", drive[2]))
+    if not mounted.is_dir():
+        template = ": {path} is a path of Windows; write where this is on the computer that the page runs on"
+        return Problem(what, template, path=given[:120])
+    template = ": {path} is a path of Windows; here it is {here}"
+    return Problem(what, template, path=given[:120], here=here, fix={what: str(here)})
+
+
 def web_address(text: str, what: str = "") -> Problem | None:
     """The problem of a web address in the place of a path, with what to give instead. `what` is the option."""
     found = WEB.match(strip_pasted(text))
@@ -177,11 +192,6 @@ def web_address(text: str, what: str = "") -> Problem | None:
 
 def _depth(path: Path) -> int:
     return len(path.parts)
-
-
-def _is_of_windows(text: str) -> bool:
-    """Whether this was pasted on a computer with Windows, and the page runs on another."""
-    return os.name != "nt" and re.match(r"[A-Za-z]:[\\/]", text) is not None
 
 
 def _is_network(text: str) -> bool:

@@ -3,7 +3,9 @@
 import json
 import os
 
+import numpy
 import pytest
+from safetensors.numpy import save_file
 
 from kohya_gui.form import api, compile_summary, messages, presets, probe
 from kohya_gui.form.form import SettingsForm
@@ -52,6 +54,19 @@ def test_a_web_address_in_a_path_field_is_told_while_one_types(helper):
     found = helper.judge(question(train_data_dir="https://x.org/images", pretrained_model_name_or_path="org/model"))
     assert list(found["wrong"]) == ["lora-train_data_dir"]
     assert "is a web address, not a path" in found["wrong"]["lora-train_data_dir"]
+
+
+def test_a_base_model_that_is_none_is_told_while_one_types(helper, tmp_path):
+    def wrong(path):
+        return helper.judge(question(pretrained_model_name_or_path=str(path)))["wrong"].get(
+            "lora-pretrained_model_name_or_path", ""
+        )
+
+    save_file({"x.lora_down.weight": numpy.zeros(1)}, tmp_path / "cat.safetensors")
+    assert "is a LoRA file, not a model" in wrong(tmp_path / "cat.safetensors")
+    assert "does not exist" in wrong(tmp_path / "dog.safetensors") and "must end in" in wrong(tmp_path / "dog.png")
+    assert wrong(tmp_path / "do") == "" and wrong("org/model-v1.safe") == ""  # what may yet be typed, and an id
+    assert os.name == "nt" or "is a path of Windows" in wrong('"C:\\dog.safetensors"')
 
 
 def test_a_profile_is_chosen_only_while_the_form_compiles_by_it(helper):

@@ -31,8 +31,15 @@ def test_what_is_meant_well_passes(root):
 
 @pytest.mark.skipif(os.name == "nt", reason="there it is a path")
 def test_a_path_of_windows_is_not_taken_for_a_name(root):
-    with pytest.raises(ConfigError, match="not a path on this computer"):
+    with pytest.raises(ConfigError, match="is a path of Windows; write where this is"):
         paths.config_file('"C:\\cats\\a.toml"', [root])
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there it is a path")
+def test_in_linux_on_windows_a_path_of_windows_leads_to_the_mounted_drive(root, monkeypatch):
+    monkeypatch.setattr(paths.Path, "is_dir", lambda path: str(path) == "/mnt/d")
+    problem = paths.elsewhere('"D:\\my cats\\a.safetensors" ', "vae")
+    assert problem and problem.fix == {"vae": "/mnt/d/my cats/a.safetensors"}
 
 
 @pytest.mark.parametrize(
