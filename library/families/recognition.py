@@ -1,6 +1,7 @@
 """What a file of weights is, from its header alone."""
 
 import contextlib
+import functools
 import json
 import re
 from collections.abc import Mapping
@@ -22,6 +23,12 @@ ADAPTER = re.compile(r"lora_(down|up|A|B)|\.hada_w1|\.lokr_w")
 def described(shapes: Shapes) -> tuple[FamilyFacts | None, str]:
     """The family that a checkpoint is of, if it is of one that is trained here, and what it is in words that fit into
     a sentence."""
+    return _described(tuple(shapes.items()))
+
+
+@functools.lru_cache(maxsize=32)  # asked of each file several times in a check, and in each check of the form
+def _described(entries: tuple[tuple[str, tuple[int, ...]], ...]) -> tuple[FamilyFacts | None, str]:
+    shapes = dict(entries)
     if any(map(ADAPTER.search, shapes)):
         return None, "a LoRA file"
     wrapper = weights.shared_prefix([*shapes])
