@@ -15,13 +15,14 @@ from tests.source import ROOT
 from tests.training import PLAIN_CODE, Outcome, config_of, free_port, ranks, runs_in, train, wait_for
 
 SCRIPT = "flux_train_network"
+FEW = {"network_args": ("single_dim=0",)}  # an adapter less is several pieces of code less
 
 
 @pytest.fixture(scope="module")
 def pressed(demo, shapes, tmp_path_factory):
     """A config with three sizes of pictures, trained by pressing Train in the page, and the TOML that this wrote."""
     output = tmp_path_factory.mktemp("page") / "out put"
-    config = config_of(demo, SCRIPT, train_data_dir=shapes, output_dir=output, resolution="96", output_name="m")
+    config = config_of(demo, SCRIPT, train_data_dir=shapes, output_dir=output, resolution="96", output_name="m", **FEW)
     run_id = start.launch(config)
     folder = wait_for(lambda: (found := reader.run(run_id)).active or found.folder)
     while reader.run(run_id).active:
@@ -46,8 +47,8 @@ def test_pressing_train_gives_the_losses_of_this_process(pressed, tmp_path):
 def test_compiled_with_inductor_it_gives_the_same_losses(pressed, monkeypatch):
     """As a shell starts it, through `accelerate launch`."""
     page, output = pressed[1], pressed[1].file.parent
-    # Code for single blocks: compile/test_pairs.py.
-    flags = ["--compile", "--compile_blocks", "double:all", "--output_name", "compiled"]
+    # A single block has a third of the pieces of code; what a double block computes is traced in compile/test_pairs.py.
+    flags = ["--compile", "--compile_blocks", "single:all", "--output_name", "compiled"]
     for name, value in PLAIN_CODE.items():
         monkeypatch.setenv(name, value)
     launched = [*command(page.folder / "run.toml", SCRIPT), *flags]
@@ -57,10 +58,10 @@ def test_compiled_with_inductor_it_gives_the_same_losses(pressed, monkeypatch):
     (folder,) = runs_in(output) - before
     compiled = Outcome(output / "compiled.safetensors", folder)
     told = compiled.facts["compile"]
-    assert told["graphs"] == told["predicted"] == {"DoubleStreamBlock": 1}
+    assert told["graphs"] == told["predicted"] == {"SingleStreamBlock": 1}
     assert told["recompiles"] == 0 and not told["fallback"]
     assert compiled.losses == pytest.approx(page.losses, rel=1e-3)
-    assert compiled.facts["config"]["compile"] == {"compile": True, "compile_blocks": "double:all"}
+    assert compiled.facts["config"]["compile"] == {"compile": True, "compile_blocks": "single:all"}
     names = compiled.tensors().keys()
     assert names == page.tensors().keys() and not any("_orig_mod" in name for name in names)
 
