@@ -105,7 +105,7 @@ class Visit:
 
     def __init__(self, browser, address, **how):
         self.address, self.how, self.requests, self.complaints = address, how, [], []
-        self.context = browser.new_context(viewport=SIZE, accept_downloads=True, **how)
+        self.context = browser.new_context(viewport=SIZE, accept_downloads=True, reduced_motion="reduce", **how)
         self.context.add_init_script(NEVER_IDLE)
         self.page = self.context.new_page()
         self.page.set_default_timeout(30_000)
