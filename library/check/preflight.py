@@ -21,6 +21,7 @@ from library.config.sections import AdapterRun
 from library.config.sections.learning import LONGEST
 from library.data import debug_dataset
 from library.data.length import Length, length
+from library.families import recognition
 from library.families.shared.weights import entries
 from library.files import free_space
 from library.memory.quantization import fp8_matmul, int8_matmul
@@ -176,12 +177,16 @@ def _other_adapters(config: RunConfig) -> Iterator[Problem]:
         except ConfigError as e:
             yield Problem(option, ": {problem}", problem=e.problems[0])
             continue
+        shapes = {key: tuple(about["shape"]) for key, about in stored.items()}
+        base, words = recognition.described(shapes)
+        if base:
+            yield Problem(option, ": {path} is {found}, not a LoRA file; choose a LoRA file", path=path, found=words)
+            continue
         with contextlib.suppress(ConfigError):  # of neither family, as far as names tell
-            sizes = names.sizes_of({key: about["shape"] for key, about in stored.items()})
-            found = names.possible_families(map(_layer, stored), {}, sizes)
+            found = names.possible_families(map(_layer, stored), {}, names.sizes_of(shapes))
             if config.family not in found:
-                other = families.facts(found[0]).title
                 template = ": {path} was made for {other}, and this is {title}; choose a file made for it"
+                other = families.facts(found[0]).title
                 yield Problem(option, template, path=path, other=other, title=config.title)
             elif option == "network_weights":
                 yield from _other_ranks(stored, config)

@@ -71,6 +71,8 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
         else:
             builder.keep(key)
     defaults = TABLES["defaults"] | TABLES[f"defaults_{kind}"] | TABLES.get(f"defaults_{family}", {})
+    if sampling not in ("", "shift", "sigma"):
+        del defaults["discrete_flow_shift"]  # which nothing reads then
     for option, value in defaults.items():
         if option not in found:
             said = Text("not in the file; {trainer} uses {value}", trainer=TRAINER, value=value)

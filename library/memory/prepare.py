@@ -13,7 +13,7 @@ from torch import nn
 from library.compiler import cudagraph
 from library.compiler.blocks import compile_model
 from library.compiler.log import CompileLog
-from library.compiler.subclass import behaviours_of
+from library.compiler.subclass import EIGHT_BIT, behaviours_of
 from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
 from library.families.base import BlockInputs, Family
@@ -292,6 +292,8 @@ def describe_blocks(denoiser: nn.Module, block_classes: tuple[str, ...]) -> str:
 def _behaviours_within(block: nn.Module) -> set[str]:
     """Of a block and its layers. All blocks of a class can swap, so that they share their graphs; not all do."""
     found = {behaviour for module in block.modules() for behaviour in behaviours_of(module)}
+    if any(parameter.dtype.itemsize == 1 for parameter in block.parameters()):  # also where adapters cast them
+        found.add(EIGHT_BIT)
     return found if "_swap" in vars(block) else found - {"swapped"}
 
 

@@ -115,7 +115,8 @@ def problems(config: RunConfig) -> Iterator[Problem]:
     files |= {f"base_weights {i}": path for i, path in enumerate(config.network.base_weights or (), 1)}
     for option, path in files.items():
         if path and not Path(path).is_file():
-            yield Problem(option, ": {path} does not exist", path=path)
+            template = ": {path} is a folder: name a file in it" if Path(path).is_dir() else ": {path} does not exist"
+            yield Problem(option, template, path=path)
 
 
 def notes(config: RunConfig) -> Iterator[Problem]:

@@ -260,6 +260,10 @@ def every_file(demo, tmp_path_factory):
             named = {plain: tensors[name] for plain, name in qwen_vae_names.plain(tensors).items()}
             save_file(named, folder / "wan_vae.safetensors")
             others[str(folder / "wan_vae.safetensors")] = {name: tuple(t.shape) for name, t in named.items()}
+    clip = next(path for path in others if recognition.describe(others[path]) == "a CLIP text encoder")
+    named = {name.removeprefix("text_model."): tensor for name, tensor in load_file(clip).items()}
+    save_file(named, folder / "clip.safetensors")  # as transformers 5 writes it
+    others[str(folder / "clip.safetensors")] = {name: tuple(t.shape) for name, t in named.items()}
     qwen3 = {"model.embed_tokens.weight": (2, 2), "model.layers.0.self_attn.q_norm.weight": (2,),
              "model.layers.0.self_attn.q_proj.weight": (2, 2)}  # fmt: skip
     others[str(made(qwen3, folder / "qwen3.safetensors"))] = qwen3
@@ -279,7 +283,7 @@ def test_a_file_of_another_model_is_named_in_every_slot(demo, every_file, script
             same = shapes == header or (
                 words == own_words
                 and (
-                    words == "a Qwen-Image VAE"
+                    words in ("a Qwen-Image VAE", "a CLIP text encoder")
                     or (words == "a Qwen2.5-VL text encoder" and header.keys() < shapes.keys())
                 )
             )
@@ -412,3 +416,8 @@ def test_a_lora_of_another_family_is_named_before_anything_is_loaded(demo, scrip
                 preflight.check(config_of(demo, script, **{option: given}))
             (problem,) = raised.value.problems
             assert problem.option == option and "\n" not in str(problem)
+    base = config.model.pretrained_model_name_or_path
+    for path, said_of in ((base, "not a LoRA file"), (Path(base).parent, "is a folder")):
+        with pytest.raises(ConfigError, match=said_of) as raised:
+            preflight.check(config_of(demo, script, network_weights=path))
+        assert [problem.option for problem in raised.value.problems] == ["network_weights"]

@@ -258,11 +258,19 @@ def test_files_that_are_not_there_or_damaged(tiny_sdxl, tmp_path):
     whole = tiny_sdxl.read_bytes()
     (tmp_path / "cut.safetensors").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "html.safetensors").write_text("<!DOCTYPE html>" * 10)
+    (tmp_path / "pointer.safetensors").write_text("version https://git-lfs.github.com/spec/v1\nsize 99\n")
+    (tmp_path / "torch.safetensors").write_bytes(b"PK\x03\x04\0\0\x08\x08" + bytes(99))
+    (tmp_path / "nothing.safetensors").touch()
+    (tmp_path / "short.safetensors").write_bytes(bytes(8))
     (tmp_path / "empty").mkdir()
     cases = {
         "missing.safetensors": "does not exist",
         "cut.safetensors": "was cut short",
-        "html.safetensors": "is not a safetensors file",
+        "html.safetensors": "is a web page",
+        "pointer.safetensors": "is only a pointer of Git LFS",
+        "torch.safetensors": "may hold code and is not opened",
+        "nothing.safetensors": "is empty: download it again",
+        "short.safetensors": "is not a safetensors file",
         "empty": "no folder of an SDXL model",
     }
     for name, expected in cases.items():

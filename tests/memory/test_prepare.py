@@ -1,5 +1,6 @@
 """What a denoiser's blocks do after preparing is told in one line, as their classes and the tree do not show it."""
 
+import pytest
 import torch
 
 from library import families, methods
@@ -10,12 +11,13 @@ from library.memory.prepare import describe_blocks, prepare_denoiser, restored_a
 from library.memory.quantization import fp8_storage
 from tests import training
 
-FEATURES = {"compile": True, "compile_backend": "eager", "compile_blocks": "single:0-1", "int8_base": True,
-            "gradient_checkpointing": True, "blocks_to_swap": 2, "mixed_precision": "bf16"}  # fmt: skip
+FEATURES = {"compile": True, "compile_backend": "eager", "compile_blocks": "single:0-1", "gradient_checkpointing": True,
+            "blocks_to_swap": 2, "mixed_precision": "bf16"}  # fmt: skip
 
 
-def test_the_blocks_are_described_by_what_was_added_to_them_and_restored_after_a_trial(demo):
-    config = training.config_of(demo, "flux_train_network", **FEATURES)
+@pytest.mark.parametrize("base", ["int8_base", "fp8_base"])
+def test_the_blocks_are_described_by_what_was_added_to_them_and_restored_after_a_trial(demo, base):
+    config = training.config_of(demo, "flux_train_network", **FEATURES, **{base: True})
     family = families.family_for(config)
     parts = family.load(fp8_storage.storage_type(config))
     methods.attach(parts, family, config)

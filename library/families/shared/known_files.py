@@ -10,10 +10,28 @@ UNTRAINED = (
     (r"embed_tokens\.weight$", 131072, "a Mistral text encoder"),
 )
 
+# What is said of a file that is no .safetensors file, by its first bytes; the first that fits.
+BEGINNINGS = {
+    b"GGUF": "{path} is a GGUF file, which is made for generating images and not for training: give the model's "
+    ".safetensors file",
+    b"PK": "{path} is a file of PyTorch under another name, which may hold code and is not opened: convert it to "
+    ".safetensors",
+    b"version ": "{path} is only a pointer of Git LFS to the file: download the file itself",
+    b"<": "{path} is a web page that was saved in place of the file: download it again",
+    b"": "{path} is not a safetensors file: give a .safetensors checkpoint",
+}
+
 # Parts that several families share, and what is left.
 SHARED = (
     (r"layers\.0\.self_attn\.q_norm\.weight$", None, "a Qwen3 text encoder"),
     (r"encoder\.block\.0\.layer\.0\.SelfAttention\.q\.weight", None, "a T5 text encoder"),
-    (r"text_model\.encoder\.layers\.0\.", None, "a CLIP text encoder"),
+    (r"(text_model\.|^)encoder\.layers\.0\.", None, "a CLIP text encoder"),  # transformers 5 leaves the prefix out
     (r"decoder\.(mid\.block_1|mid_block\.resnets\.0)\.conv1\.weight", None, "a VAE"),
 )
+
+
+def no_tensors(start: bytes) -> str:
+    """The sentence about a file that is no .safetensors file, whose first bytes are these."""
+    if not start:
+        return "{path} is empty: download it again"
+    return next(words for first, words in BEGINNINGS.items() if start.startswith(first))

@@ -19,6 +19,7 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Text
 from library.config.values import quoted
 from library.families.shared.expected_tensors import require
+from library.families.shared.known_files import no_tensors
 
 # What the names of a denoiser begin with in files that other programs write.
 PREFIXES = ("model.diffusion_model.", "diffusion_model.", "net.", "transformer.")
@@ -63,11 +64,8 @@ def entries(path: str | Path) -> dict[str, JsonObject]:
     with path.open("rb") as file:
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-        if start.startswith(b"GGUF"):
-            raise ConfigError("{path} is a GGUF file, which is made for generating images and not for training: give "
-                "the model's .safetensors file", path=path)  # fmt: skip
         if not 2 <= length <= LARGEST_HEADER:
-            raise ConfigError("{path} is not a safetensors file: give a .safetensors checkpoint", path=path)
+            raise ConfigError(no_tensors(start), path=path)
         text = file.read(length)
     try:
         found = json.loads(text)
