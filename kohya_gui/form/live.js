@@ -179,7 +179,11 @@ async function preset(tab, id) {
 
 /** @param {string} tab */
 function undo(tab) {
-  const done = form.undo(tab);
+  const done = form.undo(tab), training = around(form.formOf(tab), ".training");
+  if (done?.opened !== undefined) { // or Save would write this form over the config that was taken back
+    training.dataset.opened = done.opened;
+    one(training, ".begin .path", HTMLInputElement).value = done.opened.split("\n")[0];
+  }
   tell(tab, "plain", make("p", {}, done ? "The form is as it was before." : "There is nothing to undo: presets, loaded configs and fixes can be. ↺ above a field sets that one back."));
 }
 

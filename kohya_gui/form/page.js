@@ -7,7 +7,7 @@ import { jump } from "./sections.js";
 /** @typedef {import("../server/elements.js").Field & { form: HTMLFormElement }} Field a field of one option or launch setting */
 /** @typedef {Record<string, string | boolean>} Values by option name, as fields hold them */
 /** @typedef {{ id: string, title: string, why?: string, text?: string, notes?: string[], values: Values }} Start */
-/** @typedef {{ family: string, starts?: Record<string, Start>, kept: [string, string | boolean][] }} Copy */
+/** @typedef {{ family: string, starts?: Record<string, Start>, kept: [string, string | boolean][], opened?: string }} Copy of one taken before a config was loaded `opened` is the config of then */
 
 /**
  * @param {string} tab
@@ -192,13 +192,14 @@ export function images(where) {
  * Put what the server sent into the form of a tab.
  * @param {string} tab
  * @param {string} sent
+ * @param {string} [opened] the config that another takes the place of
  */
-export function fill(tab, sent) {
+export function fill(tab, sent, opened) {
   if (!sent) return;
   const where = formOf(tab);
   const { family: name, values, base: theirs, start, launch = {} } = JSON.parse(sent);
   if (theirs) store(`${tab}-base`, JSON.stringify(theirs));
-  remember(where);
+  remember(where, opened);
   const named = fields(where).filter((field) => NAMED.includes(field.dataset.option ?? "") && untouched(field, family(where)));
   if (name) chooseFamily(where, name);
   if (start) starts[where.id] = { ...starts[where.id], [family(where)]: start };
@@ -239,23 +240,24 @@ export function apply(tab, values) {
 /** @type {Record<string, Copy[]>} What a form held before something filled it, the newest last. Tokens are in no copy. */
 const before = {};
 
-/** @param {HTMLFormElement} where */
-export function remember(where) {
-  before[where.id] ??= [];
-  const copies = before[where.id];
-  copies.push(copyOf(where));
+/**
+ * @param {HTMLFormElement} where
+ * @param {string} [opened]
+ */
+export function remember(where, opened) {
+  const copies = (before[where.id] ??= []);
+  copies.push({ ...copyOf(where), opened });
   if (copies.length > 20) copies.shift();
 }
 
 /**
- * Take back the last filling of the form; false when there is none.
+ * Take back the last filling of the form; the copy that it holds now, if there is one.
  * @param {string} tab
  */
 export function undo(tab) {
-  const where = formOf(tab);
-  const last = before[where.id]?.pop();
+  const where = formOf(tab), last = before[where.id]?.pop();
   if (last) restore(where, last);
-  return Boolean(last);
+  return last;
 }
 
 /**

@@ -157,8 +157,8 @@ function show(training, said) {
   const { tab = "" } = training.dataset;
   if (said.message !== undefined) one(training, ".bar > .said").innerHTML = said.message;
   if (said.path !== undefined) one(training, ".begin .path", HTMLInputElement).value = said.path;
+  if (said.fill) fill(tab, said.fill, said.opened === undefined ? undefined : (training.dataset.opened ?? ""));
   if (said.opened !== undefined) training.dataset.opened = said.opened;
-  if (said.fill) fill(tab, said.fill);
   if (said.file) download(said.file);
 }
 

@@ -187,6 +187,15 @@ def test_a_config_is_saved_changed_and_loaded_again(visit, served):
     other.page.get_by_placeholder("Config file").locator("visible=true").fill(str(path))
     other.click("Save config")  # another visitor has not seen what is in it
     other.until("exists already")
+    other.click("Load config")
+    other.until("Loaded cat.toml")
+    other.click("Undo")
+    other.until("as it was before")
+    place = other.page.get_by_placeholder("Config file").locator("visible=true")
+    assert place.input_value() == ""  # and the form that is back is not written over the config that was taken back
+    place.fill(str(path))
+    other.click("Save config")
+    other.until("exists already")
     assert read_toml(path) == first
 
 
