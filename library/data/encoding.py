@@ -13,7 +13,16 @@ from library.config.problems import ConfigError, Report, Text
 from library.config.run_config import RunConfig
 from library.data import augment, caches, control_pixels, identity, pixels, text_encoding
 from library.data.caches import LATENT, Wanted
-from library.data.encoding_job import Arrays, EncodingJob, EncodingProcess, clean_up_after, finish, share
+from library.data.encoding_job import (
+    SHOWN_TWICE,
+    Arrays,
+    EncodingJob,
+    EncodingProcess,
+    clean_up_after,
+    finish,
+    refuse_other_references,
+    share,
+)
 from library.data.folders import some
 from library.data.threads import ahead, num_workers, spread
 from library.families.base import Family, ModelComponents, TakesControls
@@ -92,6 +101,8 @@ def _latents(every: Sequence["Image"], work: EncodingJob) -> Latents:
     if not work.config.cache.cache_latents_to_disk:
         _encode_images(mine, work, store.memory.__setitem__)
         return store
+    if work.family.latent_cache.architecture:  # whose keys tell the size of a reference image alone
+        refuse_other_references(every)
     mine = share(mine, lambda wanted: wanted.image, work.world)
     there = work.components.vae is not None or "vae" in work.components.deferred
     vae = identity.of_components(work.components, ["vae"]) if there else None
@@ -129,8 +140,7 @@ def wanted_latents(every: Iterable["Image"], cache: Any) -> dict[tuple[str, tupl
             known = Wanted(image.path, image.size, image.fit, file, tail, **more)
             seen.add(image.path)
         if known.controls != image.controls:
-            raise ConfigError("{path} is used with two reference images or masks, but there is one cache for it: "
-                "make a copy of it in another folder", path=image.path)  # fmt: skip
+            raise ConfigError(SHOWN_TWICE, path=image.path)
         flip, mask = known.flip or image.subset.flip_aug, known.mask or image.subset.alpha_mask
         found[key] = replace(known, flip=flip, mask=mask) if (flip, mask) != (known.flip, known.mask) else known
     return found

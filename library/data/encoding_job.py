@@ -3,18 +3,25 @@
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 
-from library.config.problems import Report, Text
+from library.config.problems import ConfigError, Report, Text
 from library.config.run_config import RunConfig
 from library.data.threads import ahead
 from library.families.base import Family, ModelComponents
 from library.files import clean_up
 
+if TYPE_CHECKING:
+    from library.data.images import Image
+
 Arrays = dict[str, np.ndarray]
+SHOWN_TWICE = (
+    "{path} is used with two reference images or masks, but there is one cache for it: make a copy of it in another "
+    "folder"
+)
 
 
 class EncodingProcess(Protocol):
@@ -49,6 +56,16 @@ def clean_up_after(files: Iterable[str]) -> None:
     """Remove caches that were being written beside these files when a process was killed."""
     for folder in {os.path.dirname(file) for file in files}:
         clean_up(folder, lambda name: name.endswith((".npz", ".safetensors")))
+
+
+def refuse_other_references(every: Iterable["Image"]) -> None:
+    """Raise ConfigError for an image that another data set shows with other reference images: it has one file of
+    latents, and one of its caption."""
+    found: dict[str, list[str]] = {}
+    for image in every:
+        paths = [control.path for control in image.controls]
+        if found.setdefault(image.path, paths) != paths:
+            raise ConfigError(SHOWN_TWICE, path=image.path)
 
 
 def share(items: list, name: Callable[[Any], str], world: EncodingProcess) -> list:

@@ -12,7 +12,7 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Text
 from library.data import caches, control_pixels, identity
 from library.data.buckets import Size
-from library.data.encoding_job import Arrays, EncodingJob, clean_up_after, finish, share
+from library.data.encoding_job import Arrays, EncodingJob, clean_up_after, finish, refuse_other_references, share
 from library.data.folders import some
 from library.data.threads import spread
 from library.families.base import Family, ModelComponents, ReadsPictures, TextCache
@@ -85,6 +85,8 @@ def texts(every: Sequence["Image"], work: EncodingJob) -> Texts:
     lengths = {**dict.fromkeys(cache.stored), **({} if cache.mask else work.family.text_lengths)}
     options = {name: getattr(work.config.model, name, None) for name in cache.options}
     images = _images_by_file(every, cache.suffix)
+    if template:
+        refuse_other_references(every)
 
     def stamp(image: "Image") -> JsonObject:
         return caches.text_stamp(image.caption, encoders, options, template)

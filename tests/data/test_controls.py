@@ -209,6 +209,18 @@ def test_caches_have_musubi_tuners_names_and_keys_and_go_stale_with_the_referenc
     assert len(encoded(config)[1].seen) == 2, "it was made from an image of another size"
 
 
+@pytest.mark.parametrize("other", ["second", "third"])
+def test_an_image_is_shown_with_the_same_references_at_each_size_where_caches_are_files(pairs, other):
+    shutil.copytree(pairs / "second", pairs / "third")
+    config, text = toml(pairs), (pairs / "d.toml").read_text()
+    (pairs / "d.toml").write_text(text + text.replace("= 64", "= 128").replace("second", other))
+    if other == "second":
+        assert len(encoded(config)[0].items) == 6
+    else:
+        with pytest.raises(ConfigError, match="is used with two reference images or masks"):
+            encoded(config)
+
+
 def test_captions_are_kept_under_musubi_tuners_names(pairs):
     family = Family(MUSUBI)
     names = {"hidden": "t5_vec", "pool": "clip_l_pooler"}
