@@ -38,6 +38,9 @@ FEW = {
     script: "transformer:0,resnet:0" if script.startswith("sdxl") else f"{[*config.compile.kinds][-1]}:all"
     for script, config in ((script, families.config_class(script)()) for script in SCRIPTS)
 }
+# network_args of transformers for one adapter in a block: those on all layers are half of what there is to trace. Of
+# FLUX.1 and FLUX.2 single blocks have it.
+ONE_ADAPTER = ("network_reg_dims=^(?!.*(to_q|linear2|self_attn.q_proj)).*=0",)
 # Where blocks are compiled to code: that without vector instructions takes a quarter less time to make. What is ours is
 # the same, whichever instructions PyTorch finds. Its cache is one of its own: PyTorch finds a graph again by what it
 # computes alone, and code that was made with vector instructions cannot be compiled without them.

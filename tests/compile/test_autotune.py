@@ -15,10 +15,10 @@ from library.measuring.result import Measured
 from library.train import autotune, autotune_cache
 from library.train.autotune import Tuner, fastest
 from library.train.choices import TUNABLE, Choices
-from tests.training import config_of, train
+from tests.training import ONE_ADAPTER, config_of, train
 
 ASKED = {"gradient_checkpointing": True, "blocks_to_swap": 2, "compile_backend": "eager", "network_dropout": 0.1,
-         "compile_blocks": "single:all"}  # fmt: skip
+         "compile_blocks": "single:all", "network_args": ONE_ADAPTER}  # fmt: skip
 SPEEDS = {
     "compile": 0.5,
     "attention_kernel": 0.8,

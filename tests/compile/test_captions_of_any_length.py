@@ -8,14 +8,12 @@ from PIL import Image
 from library import families
 from library.config.schema import options
 from library.demo import files
-from tests.training import config_of, train
+from tests.training import ONE_ADAPTER, config_of, train
 
 SIDES = [(64, 64), (64, 80), (80, 64), (48, 96), (96, 48), (64, 96), (96, 64), (48, 80), (80, 48), (80, 80), (48, 112),
          (112, 48)]  # fmt: skip
 WORDS = (1, 12, 30, 70, 140)
 BUCKETS = {"resolution": "80", "min_bucket_reso": 16, "bucket_reso_steps": 16, "bucket_no_upscale": True}
-
-
 GRID = {"resolution": "160", "min_bucket_reso": 64, "bucket_reso_steps": 64, "bucket_no_upscale": True}
 
 
@@ -30,6 +28,7 @@ def written(folder, sides):
 
 def losses_and_graphs(demo, script, folder, given, backend):
     """The losses of a training without compiling and with it, and what the second says of its graphs."""
+    given = {"network_args": ONE_ADAPTER, **given}
     eager = train(config_of(demo, script, output_dir=folder / "eager", **given))
     made = {"compile": True, "compile_backend": backend, "compile_fullgraph": True}
     compiled = train(config_of(demo, script, output_dir=folder / "compiled", **given, **made))

@@ -7,7 +7,7 @@ from library import families
 from library.config.building import build, notes
 from library.config.ineffective import ineffective_options
 from library.config.problems import ConfigError
-from tests.training import config_of, train
+from tests.training import ONE_ADAPTER, config_of, train
 
 # Graphs cost the time of these tests: one case has images of many sizes, the other traces a backward pass too. And the
 # steps from which a resumed run goes on: before a switch, where all of it is repeated; after it; and between two.
@@ -26,7 +26,8 @@ def test_repeated_and_resumed_runs_are_equal_bit_for_bit(begins, shallow, reques
 
     def run(name, **values):
         given = {"train_data_dir": data, "max_train_steps": 5, "network_dropout": 0.2, "compile": True, "seed": 1,
-                 "compile_from_step": begins, "output_dir": tmp_path / name, **quick}  # fmt: skip
+                 "network_args": ONE_ADAPTER, "compile_from_step": begins, "output_dir": tmp_path / name,
+                 **quick}  # fmt: skip
         return train(config_of(shallow, "flux_train_network", **given | values))
 
     first = run("first", save_state=True, save_every_n_steps=1)

@@ -10,12 +10,13 @@ import torch
 from library.check import preflight
 from library.compiler.log import CompileLog
 from library.train.precompile import Precompiler, kinds_to_compile
-from tests.training import config_of, train
+from tests.training import ONE_ADAPTER, config_of, train
 
 COMPILED = {"compile": True, "compile_backend": "aot_eager"}
 CASES = {
     "flux_train_network": {
         "compile_blocks": "single:all",  # the next case has blocks of both kinds
+        "network_args": ONE_ADAPTER,
         "compile_backend": "eager",
         **{"gradient_checkpointing": True, "blocks_to_swap": 2, "network_dropout": 0.2, "cache_latents": False},
         **{"fp8_base": True, "mixed_precision": "bf16", "gradient_accumulation_steps": 2},
