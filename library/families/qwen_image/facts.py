@@ -84,6 +84,7 @@ FACTS = FamilyFacts(
     demo_variants={"qwen_image_edit": VARIANTS["edit-2511"].title},
     prompt_images={"control_image_path": {"model_version": EDITS}},
     trained_in_compute_dtype=True,
+    exceeds_fp16=True,
     saves_all_parts=False,
     most_blocks_swapped=59,
     text_tokens=192,
