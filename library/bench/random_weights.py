@@ -56,7 +56,8 @@ def fill(
     for module in model.modules():
         for name, p in module.named_parameters(recurse=False):
             if id(p) not in made and waits_on_host and p.ndim >= 2:
-                made[id(p)] = nn.Parameter(shared[_inputs(p)][: p.numel()].view(p.shape))
+                made[id(p)] = nn.Parameter(torch.empty(0, dtype=dtype))
+                made[id(p)].data = shared[_inputs(p)][: p.numel()].view(p.shape)  # with a version of its own
             elif id(p) not in made:
                 made[id(p)] = nn.Parameter(_random(name, p, device, dtype, generator))
             setattr(module, name, made[id(p)])

@@ -28,7 +28,7 @@ BYTES = {"no": 4, "fp16": 2, "bf16": 2}
 
 COMPILED = 0.725  # of the activations that autograd keeps, with the graphs of a compiler
 ATTENTION = 2.1  # what stays at the door of a block, its input and the outputs of attention, in inputs
-SWAP = 1 / 80e9  # seconds that a swapped byte costs in each step, beside what is hidden behind computing
+SWAP = 1 / 110e9  # seconds that a swapped byte costs in each step, beside what is hidden behind computing
 PARKED = 4  # inputs of blocks that are on their way to the host or back at a time
 # States of the optimizer, in bytes for each number that learns.
 STATES = {"adamw8bit": 2, "pagedadamw8bit": 0, "pagedadamw": 0, "pagedadamw32bit": 0, "lion": 4, "lion8bit": 1,

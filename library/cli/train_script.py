@@ -61,6 +61,8 @@ def main(config: type, argv: list[str] | None = None) -> int:
         model = Path(reading.config.model.pretrained_model_name_or_path or "")
         if model.exists():
             read_ahead.begin(model, families.facts(config.family).denoiser_prefix)
+        if reading.config.memory.blocks_to_swap and "torch" not in sys.modules:  # which reads it when it is loaded
+            environment.expand_segments()
         with without_collecting():
             from library.cli.train import train  # loads torch, which reading a command line does without
         gc.freeze()  # what is loaded stays, and no later collection looks through it

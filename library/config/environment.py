@@ -1,12 +1,15 @@
 """What the environment says that PyTorch would end at while it is imported. No torch."""
 
 import os
+import platform
+import sys
 from pathlib import Path
 
 from library.config.problems import ConfigError
 
 SWITCHED_ON = ("1", "true", "yes", "on")  # what accelerate reads as such in its variables
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
+ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # settings of PyTorch's memory, where it looks for them
 # Who has started this process, as it was before seconds of imports in which a launcher may be killed.
 PARENT = os.getppid()
 DIRECT = "KOHYA_WITHOUT_LAUNCHER"  # set where that is the page or a shell, which may go away
@@ -24,6 +27,17 @@ def check() -> None:
             "{variable}: {wanted} cannot be made ({why}), and PyTorch ends there; choose another folder, or unset it",
             variable=CACHE, wanted=wanted, why=error.strerror,
         ) from error  # fmt: skip
+
+
+# Why: docs/decisions/2026-11-23-memory-without-holes.md
+def expand_segments() -> None:
+    """Before torch is loaded: let what it takes of a GPU's memory grow in place, unless the user has settings for that.
+
+    On Linux alone. Drivers in WSL fail at it, and on Windows there is none.
+    """
+    in_wsl = "microsoft" in platform.release().lower()
+    if sys.platform == "linux" and not in_wsl and not any(name in os.environ for name in ALLOCATOR):
+        os.environ[ALLOCATOR[0]] = "expandable_segments:True"
 
 
 def processes() -> int:

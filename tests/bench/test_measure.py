@@ -248,3 +248,14 @@ def test_full_size_is_the_size_of_the_published_models(family, expected):
     makers = {"denoiser": sizes.denoiser, **sizes.encoders, "vae": sizes.vae}
     assert {part: sum(p.numel() for p in make().parameters()) for part, make in makers.items()} == expected
     assert makers["clip_l"]().config.hidden_size == 768
+
+
+def test_weights_that_wait_on_the_host_share_memory_and_learn_alone():
+    layers = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 8), torch.nn.Linear(8, 4))
+    random_weights.fill(layers, CPU, torch.float32, waits_on_host=True)
+    first, other = layers[0].weight, layers[2].weight
+    assert first.data_ptr() == other.data_ptr() != layers[1].weight.data_ptr()
+    first.data, other.data = first.data.clone(), other.data.clone()
+    with torch.no_grad():
+        first.add_(1)
+    assert other._version == 0, "autograd would take it for changed, too"
