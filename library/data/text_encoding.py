@@ -9,13 +9,14 @@ import numpy as np
 import torch
 
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, Text, counted
 from library.data import caches, control_pixels, identity
 from library.data.buckets import Size
 from library.data.encoding_job import Arrays, EncodingJob, clean_up_after, finish, refuse_other_references, share
 from library.data.folders import some
 from library.data.threads import spread
 from library.families.base import Family, ModelComponents, ReadsPictures, TextCache
+from library.families.caption_limit import LimitsCaptions
 
 if TYPE_CHECKING:
     from library.data.images import ControlImage, Image
@@ -47,6 +48,23 @@ def lengths(
     if isinstance(family, ReadsPictures) and family.picture_template:
         return length, functools.partial(family.picture_tokens, components)
     return length, lambda sizes: 0
+
+
+def cut_captions(images: Sequence["Image"], family: Family, components: ModelComponents) -> Text | None:
+    """A sentence about captions that are longer than the text encoder reads; None where there are none."""
+    limit = family.caption_limit if isinstance(family, LimitsCaptions) else None
+    if limit is None or limit.encoder not in components.tokenizers:
+        return None
+    long = [image for image in images if len(image.caption.encode()) > limit.tokens]  # a token has a byte or more
+    counts = {words: limit.count(components.tokenizers[limit.encoder], words) for words in {i.caption for i in long}}
+    cut = [image for image in long if counts[image.caption] > limit.tokens]
+    if not cut:
+        return None
+    facts = {"count": counted(len(cut), "caption"), "tokens": limit.tokens, "path": cut[0].path}
+    if limit.more:
+        template = "{count} cut after {tokens} tokens, the first is that of {path}: {more} reads more"
+        return Text(template, **facts, more=limit.more)
+    return Text("{count} cut after {tokens} tokens, the first is that of {path}: nothing reads more", **facts)
 
 
 @dataclass(slots=True)

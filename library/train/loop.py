@@ -57,9 +57,7 @@ def run_training(config: RunConfig, remarks: Sequence[Text] = (), notes: Sequenc
         # What to learn from. Encoded once, then what encodes it leaves.
         journal.phase(Text("reading the data set"))
         images = data.scan(config)
-        journal.phase(Text("loading the model"))
-        with without_collecting():
-            components = family.load(world.storage_dtype, world.compute_dtype, deferring=True)
+        components = open_model(family, images, world, journal)
         samples = SampleRunner(family, components, config)
         read_networks(components, config, samples.wanted)
         samples.encode_prompts(world, journal)
@@ -97,6 +95,16 @@ def run_training(config: RunConfig, remarks: Sequence[Text] = (), notes: Sequenc
         training = Training(world, journal, clock, batches, compute_loss, updates, step_log, choices)
         with step_log, precompiler:
             return take_steps(training, precompiler, images, samples)
+
+
+def open_model(family: Family, images: ImageSet, world: World, journal: Journal) -> ModelComponents:
+    """The networks, which are read where they are needed; what their tokenizers leave of captions is told."""
+    journal.phase(Text("loading the model"))
+    with without_collecting():
+        components = family.load(world.storage_dtype, world.compute_dtype, deferring=True)
+    if cut := text_encoding.cut_captions(images.items, family, components):
+        journal.warn(cut)
+    return components
 
 
 def read_networks(components: ModelComponents, config: RunConfig, previews: bool) -> None:

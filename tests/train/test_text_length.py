@@ -1,13 +1,17 @@
 """A step that reads fewer tokens of text: as if T5 had given no more, and with no graph more than before."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from library import families
 from library.config.problems import ConfigError
+from library.data import text_encoding
 from library.train.loss import LossFunction
-from tests.training import config_of, train, untouched
+from tests.training import LORAS, config_of, train, untouched
 
 SCRIPT = "flux_train_network"
 DISK = {"cache_latents_to_disk": True, "cache_text_encoder_outputs_to_disk": True}
@@ -109,3 +113,19 @@ def test_what_cannot_be_known_ahead_is_refused_and_what_changes_nothing_is_said(
     short = config_of(demo, SCRIPT, t5xxl_train_length="256")
     assert ["has no effect: t5xxl_max_token_length is 32" in note for note in short.model.notes(short)] == [True]
     assert config_of(demo, SCRIPT, t5xxl_max_token_length=512, t5xxl_train_length="256").model.text_tokens == 256
+
+
+@pytest.mark.parametrize("script", LORAS)
+def test_captions_that_are_longer_than_what_is_read_are_told_once_with_what_reads_more(demo, script):
+    family = families.family_for(config_of(demo, script))
+    parts, limit = family.load(torch.float32, deferring=True), family.caption_limit
+    word = limit.count(parts.tokenizers[limit.encoder], "red red") - limit.count(parts.tokenizers[limit.encoder], "red")
+    most = limit.tokens // word
+    images = [SimpleNamespace(path=f"{count}.png", caption=" ".join(["red"] * count)) for count in (1, most)]
+    assert text_encoding.cut_captions(images, family, parts) is None
+    images += [SimpleNamespace(path=f"long{number}.png", caption="red " * (most + 1 + number)) for number in (0, 1)]
+    told = str(text_encoding.cut_captions(images, family, parts))
+    assert told.startswith(f"2 captions cut after {limit.tokens} tokens, the first is that of long0.png: ")
+    assert told.endswith(f"{limit.more or 'nothing'} reads more")
+    parts.tokenizers = {}  # of a model whose text encoder is not read
+    assert text_encoding.cut_captions(images, family, parts) is None

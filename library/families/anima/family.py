@@ -13,6 +13,7 @@ from library.families.anima.model import BLOCK
 from library.families.anima.options import AnimaLora, AnimaTrain
 from library.families.anima.sampler import AnimaSampler
 from library.families.base import BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
+from library.families.caption_limit import CaptionLimit
 from library.families.facts import Shapes
 from library.families.shared import language_model, packing, qwen_vae, tokenizers
 from library.families.shared.one_encoder import ENCODER, OneEncoderFamily
@@ -85,6 +86,13 @@ class AnimaFamily(OneEncoderFamily):
         return next((number for number, part in enumerate(RATES, 1) if part in f".{path}"), 0)
 
     # ---- captions
+
+    @property
+    def caption_limit(self) -> CaptionLimit:
+        """Tokens of T5 without the end mark: Qwen3 makes fewer of the same words."""
+        length = self.config.model.t5_max_token_length
+        more = f"t5_max_token_length = {text_encoder.LONGEST}" if length < text_encoder.LONGEST else ""
+        return CaptionLimit(TARGET, length - 1, more)
 
     @property
     def text_lengths(self) -> Mapping[str, int]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from library.config import ineffective
 from library.config.problems import ConfigError, Problem
 from library.families.base import BlockCost, BlockInputs, DeferredNetwork, LatentCache, ModelComponents, TextCache
+from library.families.caption_limit import CaptionLimit
 from library.families.facts import Shapes
 from library.families.flux import checkpoint, control_tokens, variants
 from library.families.flux.model import APPROXIMATOR, Sizes
@@ -114,6 +115,15 @@ class FluxFamily(TransformerFamily):
         """Of the arrays in the text cache."""
         of_tokens = (key for key in self.text_cache.keys if key != "l_pooled")
         return dict.fromkeys(of_tokens, self.text_length)
+
+    @property
+    def caption_limit(self) -> CaptionLimit:
+        """Tokens of T5 in a step without the end mark; CLIP-L sees the beginning alone."""
+        options = self.config.model
+        if options.t5xxl_train_length == "256" and self.text_length > 256:
+            return CaptionLimit("t5xxl", 255, "t5xxl_train_length = max")
+        more = "" if self.text_length >= T5_LENGTH[False] else f"t5xxl_max_token_length = {T5_LENGTH[False]}"
+        return CaptionLimit("t5xxl", self.text_length - 1, more)
 
     def train_text_length(self, components: ModelComponents, captions: Collection[str]) -> int | None:
         """Tokens of T5 that a step reads of these captions, as t5xxl_train_length says; None for all."""

@@ -123,5 +123,7 @@ CHECKPOINT = Checkpoint(
     tokenizers.QWEN3,
     text_encoder.encode,
     None,
+    most=text_encoder.LENGTH,
+    around=12,
 )
 DEV_CHECKPOINT = replace(CHECKPOINT, files=DEV_FILES, readers={"vae": vae.load})

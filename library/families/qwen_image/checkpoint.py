@@ -82,6 +82,8 @@ def checkpoint_of(variant: QwenVariant) -> Checkpoint:
         tokenizers.QWEN_VL,
         text_encoder.encode,
         functools.partial(text_encoder.longest, before=before),
+        most=text_encoder.LONGEST,
+        around=5,
     )
 
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from library.config.problems import ConfigError, Problem
 from library.families import recognition
 from library.families.base import BlockCost, BlockInputs, DeferredNetwork, LatentCache, ModelComponents, TextCache
-from library.families.sdxl import conditions, expected_tensors, folder, keys, model
+from library.families.caption_limit import CaptionLimit, tokens_of
+from library.families.sdxl import conditions, emphasis, expected_tensors, folder, keys, model
 from library.families.sdxl.facts import FACTS
 from library.families.sdxl.network_args import block_of
 from library.families.sdxl.options import SdxlControlLLLite, SdxlLora, SdxlTextualInversion, SdxlTrain
@@ -181,6 +182,14 @@ class SdxlFamily:
         """Of the arrays in the text cache."""
         chunks = clip.chunks_of(self.config.model.max_token_length)
         return dict.fromkeys(("hidden_state1", "hidden_state2"), 75 * chunks + 2)
+
+    @property
+    def caption_limit(self) -> CaptionLimit:
+        """75 tokens for each chunk."""
+        options = self.config.model
+        tokens, more = 75 * clip.chunks_of(options.max_token_length), "max_token_length = 225"
+        count = emphasis.length if options.weighted_captions else tokens_of
+        return CaptionLimit("clip_l", tokens, more if tokens < 225 else "", count)
 
     def train_text_length(self, components: ModelComponents, captions: Collection[str]) -> int | None:
         """All of it."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from library.config.problems import ConfigError, Problem
 from library.families.base import DeferredNetwork, ModelComponents, TextCache, WeightPlacement
+from library.families.caption_limit import CaptionLimit
 from library.families.facts import Shapes
 from library.families.shared import denoiser_file, part_files, tokenizers, weights
 from library.families.shared.part_files import Entries, PartFiles
@@ -35,6 +36,8 @@ class Checkpoint:
     encode: Callable[[Any, Any, Sequence[str]], tuple[Tensor, ...]]  # encoder, tokenizer, captions -> states and mask
     # Tokenizer, captions -> the length of a batch of them; None where all captions are as long.
     longest: Callable[[Any, Collection[str]], int] | None
+    most: int = 512  # tokens of a caption with those of the template that count
+    around: int = 0  # tokens of the template among them
 
     def __deepcopy__(self, memo: object) -> "Checkpoint":
         return self  # nothing in it changes, and copies of a family share it
@@ -135,6 +138,11 @@ class OneEncoderFamily(TransformerFamily):
         return {self.swapped_class: number}
 
     # ---- captions
+
+    @property
+    def caption_limit(self) -> CaptionLimit:
+        """What the template leaves of the tokens that are read."""
+        return CaptionLimit(ENCODER, self.checkpoint.most - self.checkpoint.around)
 
     def train_text_length(self, components: ModelComponents, captions: Collection[str]) -> int | None:
         """As long as the longest of these captions. Captions that change with each step have a length of their own."""

@@ -108,4 +108,6 @@ CHECKPOINT = Checkpoint(
     tokenizers.QWEN3,
     text_encoder.encode,
     text_encoder.longest,
+    most=text_encoder.LONGEST,
+    around=8,
 )
