@@ -14,6 +14,7 @@ from library.check import graph_limit, meta_model
 from library.compiler import checks
 from library.config import building, ineffective, schema
 from library.config.environment import SWITCHED_ON, first_process, processes, shards_asked
+from library.config.fixes import in_bf16
 from library.config.json_types import JsonMapping
 from library.config.problems import ConfigError, Problem, Report, Text, counted, problems_of, together
 from library.config.run_config import RunConfig
@@ -54,7 +55,7 @@ def check(config: RunConfig) -> list[Problem]:
     found, remarks = findings(config, Progress(print, PATIENCE) if first_process() else None)
     if found:
         raise ConfigError(*found)
-    return [*remarks, *_single_process(config), *_sixteen_bits(config), *_missing_gpu_features(config)]
+    return remarks
 
 
 def show(config: RunConfig) -> None:
@@ -147,6 +148,9 @@ def judged(
         path = config.sample.sample_prompts
         if path and not failed["samples"]:
             remarks += [*_unasked(config), *prompts.notes(path, config.control_images, config.shifts_samples)]
+        of_machine = [*_single_process(config), *_sixteen_bits(config), *_missing_gpu_features(config)]
+        to_mend = {one.option for one in (*problems, *found)}
+        remarks += [one for one in of_machine if one.option not in to_mend]
         remarks += ineffective.remarks(config, [*problems, *found, *remarks, *building.notes(config)])
     return found, [remark for remark in problems_of(remarks) if wrong.isdisjoint(remark.options)]
 
@@ -244,11 +248,10 @@ def _sixteen_bits(config: RunConfig) -> Iterator[Problem]:
     """A type of 16 bits that the model exceeds, or that the GPU only emulates."""
     device, kind, facts = _device(), config.precision.mixed_precision, families.facts(config.family)
     if kind == "fp16" and facts.exceeds_fp16:
-        full = config.precision.full_fp16
         yield Problem("mixed_precision",
             "= fp16: what {title} computes is too large for it, so the loss is likely to become NaN; use {instead}",
-            title=facts.title, instead=together(["bf16", *["full_bf16"] * full]),
-            fix={"mixed_precision": "bf16", **({"full_fp16": False, "full_bf16": True} if full else {})})  # fmt: skip
+            title=facts.title, instead=together(["bf16", *["full_bf16"] * config.precision.full_fp16]),
+            fix=in_bf16(config))  # fmt: skip
     is_old = device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0)
     if kind == "bf16" and is_old and not facts.exceeds_fp16:
         half = {"mixed_precision": "fp16"}
@@ -381,8 +384,8 @@ def _machine(config: RunConfig) -> Iterator[Problem]:
     """What this machine cannot do."""
     device = _device()
     if device.type == "cpu" and config.precision.mixed_precision == "fp16":
-        template, fix = ": fp16 needs a GPU, and none was found; use bf16 or no", {"mixed_precision": "bf16"}
-        yield Problem("mixed_precision", template, fix=fix)
+        template = ": fp16 needs a GPU, and none was found; use bf16 or no"
+        yield Problem("mixed_precision", template, fix=in_bf16(config))
     asked = [what for switch, what in SHARDING.items() if os.environ.get(switch, "").lower() in SWITCHED_ON]
     for what in [*asked, *["version 1 of FSDP"] * (shards_asked() == 1)]:
         yield Problem("", topic="training", what=what, template=

@@ -21,6 +21,7 @@ from library.check import isolated, preflight
 from library.compiler import checks
 from library.config.building import Reading, draft, replace, working_fix
 from library.config.command import Launch
+from library.config.formats import toml_value
 from library.config.json_types import JsonObject
 from library.config.problems import Problem, Text, counted
 from library.config.problems import read as read_problem
@@ -61,7 +62,10 @@ class Finding:
     @property
     def advice(self) -> str:
         """The fix in words, to be put after the text."""
-        fixes = (f"leave {name} out" if value is None else f"{name} = {value}" for name, value in self.fix.items())
+        fixes = (
+            f"leave {name} out" if value is None else f"{name} = {toml_value(value)}"
+            for name, value in self.fix.items()
+        )
         return "".join(f"; fix: {fix}" for fix in fixes)
 
 

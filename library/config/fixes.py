@@ -17,6 +17,12 @@ def exclusive(config: RunConfig, first: str, *others: str) -> Problem:
                    fix=defaults(config, others[0]))  # fmt: skip
 
 
+def in_bf16(run: RunConfig) -> JsonObject:
+    """The fix that is bf16 where a config has fp16."""
+    full = {"full_fp16": False, "full_bf16": True} if run.precision.full_fp16 else {}
+    return {"mixed_precision": "bf16", **full}
+
+
 def bucket_limits(size: tuple[int, int], buckets: Any) -> JsonObject:
     """The fix that is limits of buckets around a resolution, by multiples of 64."""
     least, most = min(buckets.min_bucket_reso, min(size)), max(buckets.max_bucket_reso, max(size))

@@ -238,6 +238,14 @@ def test_what_only_a_person_can_know_has_no_remedy():
 # ---- options without effect
 
 
+def test_the_check_says_what_this_machine_makes_of_options_as_the_start_does(config):
+    asked = replace(config, ddp_timeout=5, cuda_graphs="true", fp8_base=True, fp8_compute=True, mixed_precision="bf16")
+    hints = [finding.text for finding in told(asked, "hint")]
+    for name in ("ddp_timeout", "cuda_graphs", "fp8_compute"):
+        assert [hint for hint in hints if hint.startswith(f"{name} has no effect here")], hints
+    assert {*preflight.check(asked)} <= {*hints}
+
+
 def test_rules_about_idle_options_name_options_and_can_wake_them():
     every = {name for script in RUNS for name in options(config_class(script))}
     own = [rule for script in RUNS for rule in config_class(script).ineffective_rules]

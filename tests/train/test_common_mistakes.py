@@ -184,6 +184,7 @@ def test_it_is_refused_in_one_sentence(demo, wrong, tmp_path, mistake):
 def test_it_is_told_in_one_sentence(demo, wrong, tmp_path, mistake, monkeypatch):
     script, values, words = TOLD[mistake]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # what only a GPU can do is not the question here
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: (9, 0))
     problems, notes = said(demo, wrong, tmp_path, script, values)
     assert not problems
     assert sum(all(word in note for word in words) for note in notes) == 1, notes
