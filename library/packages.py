@@ -100,7 +100,9 @@ def examine(modules: Iterable[str], patience: float = PATIENCE) -> dict[str, str
     found = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     line = [sys.executable, "-P", "-m", "library.optim.trial", *wanted]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired, ValueError):
-        done = subprocess.run(line, capture_output=True, text=True, env=found, timeout=patience, check=False)
+        done = subprocess.run(
+            line, capture_output=True, text=True, errors="replace", env=found, timeout=patience, check=False
+        )
         return json.loads(done.stdout.splitlines()[-1]) if done.stdout.strip() else {}
     return {}
 

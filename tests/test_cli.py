@@ -1,5 +1,6 @@
 """The console command: what it says, what it returns, and what it does not load."""
 
+import io
 import json
 import subprocess
 import sys
@@ -186,3 +187,14 @@ def test_a_polite_kill_reaches_the_training(launched):
     assert shell.stdout.readline() == "up\n"
     shell.terminate()
     assert shell.wait(30) == 5
+
+
+def test_signs_that_a_console_cannot_show_are_printed_as_escapes(monkeypatch, tmp_path):
+    """As on Windows, where what is printed into a file is in an old code page."""
+    file = tmp_path / "絵.toml"
+    file.write_text("learning_rate = 1\n", encoding="utf-8")
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="cp1252", write_through=True))
+    assert main.main(["diff", str(file), str(file), "--script", "flux_train"]) == 0
+    print(file.name)
+    assert printed.getvalue().split()[-1] == b"\\u7d75.toml"

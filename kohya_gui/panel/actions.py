@@ -233,7 +233,7 @@ def _doctor() -> str:
     """What `kohya doctor` says of this machine."""
     try:
         return subprocess.run(
-            DOCTOR, capture_output=True, text=True, timeout=DOCTOR_PATIENCE, check=False, cwd=ROOT
+            DOCTOR, capture_output=True, text=True, errors="replace", timeout=DOCTOR_PATIENCE, check=False, cwd=ROOT
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         return f"kohya doctor could not be asked: {type(error).__name__}\n"

@@ -12,9 +12,8 @@ import torch
 from library import data, families, methods
 from library.check import graph_limit, meta_model
 from library.compiler import checks
-from library.config import building, ineffective, schema
+from library.config import building, fixes, ineffective, schema
 from library.config.environment import SWITCHED_ON, first_process, processes, shards_asked
-from library.config.fixes import in_bf16
 from library.config.json_types import JsonMapping
 from library.config.problems import ConfigError, Problem, Report, Text, counted, problems_of, together
 from library.config.run_config import RunConfig
@@ -149,8 +148,7 @@ def judged(
         if path and not failed["samples"]:
             remarks += [*_unasked(config), *prompts.notes(path, config.control_images, config.shifts_samples)]
         of_machine = [*_single_process(config), *_sixteen_bits(config), *_missing_gpu_features(config)]
-        to_mend = {one.option for one in (*problems, *found)}
-        remarks += [one for one in of_machine if one.option not in to_mend]
+        remarks += [one for one in of_machine if one.option not in {p.option for p in (*problems, *found)}]
         remarks += ineffective.remarks(config, [*problems, *found, *remarks, *building.notes(config)])
     return found, [remark for remark in problems_of(remarks) if wrong.isdisjoint(remark.options)]
 
@@ -248,18 +246,16 @@ def _sixteen_bits(config: RunConfig) -> Iterator[Problem]:
     """A type of 16 bits that the model exceeds, or that the GPU only emulates."""
     device, kind, facts = _device(), config.precision.mixed_precision, families.facts(config.family)
     if kind == "fp16" and facts.exceeds_fp16:
+        instead = together(["bf16", *["full_bf16"] * config.precision.full_fp16])
         yield Problem("mixed_precision",
             "= fp16: what {title} computes is too large for it, so the loss is likely to become NaN; use {instead}",
-            title=facts.title, instead=together(["bf16", *["full_bf16"] * config.precision.full_fp16]),
-            fix=in_bf16(config))  # fmt: skip
+            title=facts.title, instead=instead, fix=fixes.in_bf16(config))  # fmt: skip
     is_old = device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0)
     if kind == "bf16" and is_old and not facts.exceeds_fp16:
         half = {"mixed_precision": "fp16"}
-        try:
+        with contextlib.suppress(ConfigError):  # other options may need bf16, and then there is nothing to advise
             building.replace(config, **half)
-        except ConfigError:  # other options need bf16, so there is nothing to advise
-            return
-        yield Problem("mixed_precision", "= bf16: this GPU emulates it, which is slow; fp16 is fast here", fix=half)
+            yield Problem("mixed_precision", "= bf16: this GPU emulates it, which is slow; fp16 is fast here", fix=half)
 
 
 def _missing_gpu_features(config: RunConfig) -> Iterator[Problem]:
@@ -385,7 +381,7 @@ def _machine(config: RunConfig) -> Iterator[Problem]:
     device = _device()
     if device.type == "cpu" and config.precision.mixed_precision == "fp16":
         template = ": fp16 needs a GPU, and none was found; use bf16 or no"
-        yield Problem("mixed_precision", template, fix=in_bf16(config))
+        yield Problem("mixed_precision", template, fix=fixes.in_bf16(config))
     asked = [what for switch, what in SHARDING.items() if os.environ.get(switch, "").lower() in SWITCHED_ON]
     for what in [*asked, *["version 1 of FSDP"] * (shards_asked() == 1)]:
         yield Problem("", topic="training", what=what, template=

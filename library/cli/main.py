@@ -53,13 +53,14 @@ def main(argv: list[str] | None = None) -> int:
         close = difflib.get_close_matches(argv[0], COMMANDS, n=1)
         meant = f" Did you mean {close[0]}?" if close else ""
         return complain(f"there is no command called {argv[0]}.{meant} kohya --help lists all", MISUSED)
-    from library.config.problems import ConfigError
+    from library.config import environment, problems
 
+    environment.print_any_text()
     try:
         with without_collecting():
             entry = pkgutil.resolve_name(COMMANDS[argv[0]].entry)
         return entry(argv[1:])
-    except ConfigError as wrong:
+    except problems.ConfigError as wrong:
         return complain(str(wrong), FAILED)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)

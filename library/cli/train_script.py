@@ -52,6 +52,7 @@ def main(config: type, argv: list[str] | None = None) -> int:
     where its traceback is kept, the sentence says so. A training that is stopped before its first step ends with 130;
     one that is stopped later has saved its work and ends with 0.
     """
+    environment.print_any_text()
     reading = read(config, argv)
     if reading.problems:
         fail(ConfigError(*reading.problems, *beyond(reading)))

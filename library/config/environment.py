@@ -1,5 +1,6 @@
-"""What the environment says that PyTorch would end at while it is imported. No torch."""
+"""What the environment says that Python or PyTorch would end at. No torch."""
 
+import io
 import os
 import platform
 import sys
@@ -14,6 +15,13 @@ ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # settings of PyT
 PARENT = os.getppid()
 DIRECT = "KOHYA_WITHOUT_LAUNCHER"  # set where that is the page or a shell, which may go away
 LAUNCHED = DIRECT not in os.environ and any(name.startswith(("ACCELERATE_", "TORCHELASTIC_")) for name in os.environ)
+
+
+def print_any_text() -> None:
+    """Print what the code page of a file, a pipe or a console lacks as escapes, where Python would end at it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def check() -> None:

@@ -78,7 +78,8 @@ def compiler() -> MachineFinding:
     except Exception:
         template = "no C++ compiler found; --compile on the CPU needs one: {how}"
         return hint("compiler", Text(template, how=how_to_get_compiler()))
-    shown = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.splitlines()
+    asked = subprocess.run([path, "--version"], capture_output=True, text=True, errors="replace", check=False)
+    shown = asked.stdout.splitlines()  # in the words and signs of the system
     return ok("compiler", shown[0] if shown else str(path), path=str(path))
 
 

@@ -102,7 +102,7 @@ def torch_build() -> str:
         return wanted
     asked = ["nvidia-smi", "--query-gpu=driver_version,compute_cap,name", "--format=csv,noheader"]
     try:
-        done = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run(asked, capture_output=True, text=True, errors="replace", timeout=60, check=True)
         driver, capability, name = (part.strip() for part in done.stdout.splitlines()[0].split(",", 2))
         version, generation = _numbers(driver), _numbers(capability)
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
@@ -155,7 +155,8 @@ def find_uv() -> str:
 
 def settings_of_pip() -> dict[str, list[str]]:
     """What pip is told by its files and variables, by option: the variables win over `install`, that over `global`."""
-    done = subprocess.run([PYTHON, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False)
+    asked = [PYTHON, "-m", "pip", "config", "list"]
+    done = subprocess.run(asked, capture_output=True, text=True, errors="replace", check=False)
     found: dict[str, list[str]] = {}
     for section in ("global", "install", ":env:"):
         for option, value in re.findall(rf"^{section}\.([\w-]+)=(.*)$", done.stdout, re.MULTILINE):
@@ -265,7 +266,8 @@ def update() -> None:
     if not (ROOT / ".git").exists() or not shutil.which("git"):
         raise Refusal("This folder did not come by git: unpack the new version over it (your own files stay), "
                       f"then run: {SETUP} install")  # fmt: skip
-    states = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=False)
+    asked = [*git, "status", "--porcelain", "-uno"]
+    states = subprocess.run(asked, capture_output=True, text=True, errors="replace", check=False)
     if changed := states.stdout.rstrip():
         raise Refusal(f"Files of the project were changed here:\n{changed}\nPut the changes aside with: git stash\n"
                       "Take them up again after the update with: git stash pop")  # fmt: skip
@@ -299,7 +301,8 @@ def check(build: str, uv: str) -> None:
 
 def start(*line: str) -> subprocess.Popen[str]:
     """Start a program in the project's folder that runs beside others; what it says comes when it has ended."""
-    return subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    pipe, joined = subprocess.PIPE, subprocess.STDOUT
+    return subprocess.Popen(line, cwd=ROOT, stdout=pipe, stderr=joined, text=True, errors="replace")
 
 
 def advise() -> None:

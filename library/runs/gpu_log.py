@@ -73,7 +73,13 @@ def shared_memory(pid: int) -> float | None:
     hidden = getattr(subprocess, "CREATE_NO_WINDOW", 0)
     try:
         told = subprocess.run(
-            command, capture_output=True, text=True, timeout=PATIENCE, check=False, creationflags=hidden
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PATIENCE,
+            check=False,
+            creationflags=hidden,
         )
         return int(told.stdout) / machine.GIB
     except (OSError, subprocess.SubprocessError, ValueError):

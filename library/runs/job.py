@@ -130,7 +130,7 @@ def start(
     folder = folder or new(kind)
     facts = {"kind": kind, "state": "running", "started": time.time(), "arguments": list(arguments)}
     layout.store(folder / JOB, facts)
-    given = {**environment, FOLDER: str(folder), "PYTHONIOENCODING": "utf-8"}
+    given = {**environment, FOLDER: str(folder)}
     try:
         child = launching.detached(command(arguments), folder / layout.LOG, given, str(ROOT))
     except OSError as error:

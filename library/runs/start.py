@@ -136,7 +136,7 @@ def detached(arguments: Sequence[str], log: Path, given: Mapping[str, str], fold
     if sys.platform == "win32":
         apart = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.DETACHED_PROCESS}
     place = folder if folder and Path(folder).is_dir() else None
-    own = {**given, "PYTHONUNBUFFERED": "1"}
+    own = {**given, "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}  # as the file is read, on Windows too
     with log.open("ab") as out:
         started = subprocess.Popen(
             list(arguments), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=own, cwd=place, **apart

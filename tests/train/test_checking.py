@@ -1,6 +1,5 @@
 """The preflight report: each fault named, with a remedy that mends it; what a training needs; probing."""
 
-import itertools
 import json
 import math
 import sys
@@ -9,12 +8,12 @@ import time
 import pytest
 from PIL import Image
 
-from library import data, families
+from library import data
 from library.bench import probe
 from library.check import estimate, preflight
 from library.check import report as checking
 from library.cli import main
-from library.config.building import Layer, build, draft, missing, read_layers, replace, working_fix
+from library.config.building import build, draft, missing, replace, working_fix
 from library.config.formats import read_toml
 from library.config.ineffective import ADAPTERS, SHARED, WHOLE, ineffective_options
 from library.config.problems import ConfigError
@@ -186,46 +185,6 @@ def test_a_broken_rule_has_a_remedy(cls, given):
         else:
             return
     raise AssertionError(error.value)
-
-
-RULED = {(type(made.precision), type(made.optim)): type(made) for made in (config_class(one)() for one in RUNS)}
-
-
-@pytest.mark.parametrize("cls", RULED.values(), ids=lambda cls: cls.script)
-def test_no_fix_of_a_rule_leads_to_another_mistake(cls):
-    """Every two switches of what is computed in which type, for every such set of rules that there is."""
-    names = [name for name, one in options(cls).items() if one.section == "precision" and one.type is bool]
-    pairs = [*itertools.combinations([*names, "fused_backward_pass"], 2)]
-    for kind, pair in itertools.product(("no", "fp16"), pairs):
-        given = {"mixed_precision": kind, "optimizer_type": "Adafactor", **dict.fromkeys(pair, True)}
-        reading = read_layers(cls, [Layer(given)])
-        known = {(one.option, one.template) for one in reading.problems}
-        for problem in reading.problems:
-            fix = working_fix(problem, reading.config)
-            assert fix, (problem, given)
-            left = read_layers(cls, [Layer({**given, **fix})]).problems
-            assert problem not in left and {(one.option, one.template) for one in left} <= known, (given, fix, left)
-
-
-def test_a_fix_brings_along_what_its_value_needs_or_switches_off_what_cannot_be():
-    def fix(cls, option, **given):
-        reading = read_layers(cls, [Layer(given)])
-        return next(working_fix(one, reading.config) for one in reading.problems if one.option == option)
-
-    half = {"full_fp16": True, "fused_backward_pass": True, "optimizer_type": "Adafactor"}
-    assert fix(WHOLE_SDXL, "full_fp16", **half) == {"full_fp16": False}
-    products = {"int8_base": True, "fp8_compute": True, "mixed_precision": "bf16"}
-    assert fix(LORA, "int8_base", **products) == {"int8_base": False, "fp8_base": True}
-
-
-@pytest.mark.parametrize("script", [one for one in RUNS if families.facts(config_class(one).family).exceeds_fp16])
-def test_a_model_that_exceeds_fp16_is_advised_a_config_that_works(script):
-    for full in ({}, {"full_fp16": True}):
-        config = build(config_class(script), {"mixed_precision": "fp16", **full}, notes=[])
-        (said,) = preflight._sixteen_bits(config)
-        mended = replace(config, **working_fix(said, config))
-        assert mended.precision.mixed_precision == "bf16" and mended.precision.full_bf16 is bool(full)
-        assert ("full_bf16" in said) is bool(full)
 
 
 def test_what_only_a_person_can_know_has_no_remedy():
