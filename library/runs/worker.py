@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 
 from library.config.problems import ConfigError, Text
 from library.runs import gpu_slots, layout, locking, process, queue, reader, start
@@ -32,10 +33,12 @@ def advance() -> bool:
     """Note what has ended and start what can begin; whether there is more to come."""
     try:
         with queue.changing() as found:
+            # Before it is noted how runs ended: one that fails in between still has its devices.
+            active = [run for run in reader.runs() if run.active and run.is_here]
             for entry in found.entries:
                 note(found, entry)
             if not found.paused:
-                start_next(found)
+                start_next(found, active)
             works = any(entry.run and not entry.ended for entry in found.entries)
             goes_on = works or bool(found.waiting and not found.paused)
             found.worker, found.called = (process.identity() if goes_on else {}), 0.0
@@ -64,9 +67,8 @@ def after(found: queue.Queue, entry: queue.QueueEntry) -> None:
         )
 
 
-def start_next(found: queue.Queue) -> None:
+def start_next(found: queue.Queue, active: Sequence[reader.RecordedRun]) -> None:
     """Start what finds free devices, in order: who waits for certain GPUs keeps these from those behind."""
-    active = [run for run in reader.runs() if run.active and run.is_here]
     known = {run.facts.get("queued"): run.id for run in active}
     free = list(gpu_slots.free(run.facts for run in active))
     for entry in found.waiting:

@@ -1,5 +1,6 @@
 """The queue: order, devices, failures, two workers at once, and what survives when processes or the computer end."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 from library.config.problems import ConfigError
 from library.runs import gpu_slots, keys, layout, locking, process, queue, reader, start, stop, worker
+from library.runs.record import Record
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -110,6 +112,29 @@ def test_after_a_failure_it_waits_where_that_is_wanted_and_goes_on_when_told(tmp
     assert queue.read().paused == "one has failed." and states() == ["failed", "waiting"]
     queue.go_on()
     until(lambda: states() == ["failed", "finished"])
+
+
+def test_a_training_that_fails_while_the_worker_looks_starts_no_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(queue, "work", lambda: None)
+    monkeypatch.setattr(start, "begin", lambda job: pytest.fail(f"{job.name} was started"))
+    queue.after_failure(False)
+    one = queue.add(job(tmp_path, "one"))
+    queue.add(job(tmp_path, "two"))
+    record = Record.start({}, "flux_train_network", str(tmp_path / "out"), "one")
+    with queue.changing() as found:
+        found.find(one.id).run = record.id
+    note = worker.note
+
+    def noted(found, entry):
+        note(found, entry)
+        if entry.id == one.id:
+            with contextlib.suppress(RuntimeError), record:
+                raise RuntimeError
+
+    monkeypatch.setattr(worker, "note", noted)
+    assert worker.advance() and states() == ["failed", "waiting"]
+    monkeypatch.setattr(worker, "note", note)
+    assert not worker.advance() and queue.read().paused
 
 
 def test_after_the_computer_was_started_anew_the_queue_waits(tmp_path, home):
