@@ -11,12 +11,17 @@ from library.runs.lineage import step_of
 
 def newest_state(run: reader.RecordedRun) -> Path | None:
     """The state folder with the most steps that this run has saved, else the one it started from; None: neither."""
-    saved = reader.progress(run.folder).update().events.get("saved", ())
-    found = [Path(str(event.get("file") or "")) for event in saved]
-    found = [path if path.is_absolute() else Path(run.facts.get("folder") or ".") / path for path in found]
-    mine = [path for path in found if path.name.endswith("-state") and step_of(path) is not None]
+    told = reader.progress(run.folder).update().events
+    mine: dict[Path, int] = {}
+    for kind in ("saved", "saving"):  # a run that was killed between the two has a whole state, too
+        for event in told.get(kind, ()):
+            path = Path(run.facts.get("folder") or ".", str(event.get("file") or ""))
+            step = step_of(path) if path.name.endswith("-state") else None
+            # What was to be replaced, and was not, may be another run's.
+            if step is not None and (kind == "saved" or step == event.get("step")):
+                mine[path] = step
     if mine:
-        return max(mine, key=lambda path: step_of(path) or 0)
+        return max(mine, key=mine.__getitem__)
     given = settings(run).get("steps", {}).get("resume")
     return Path(given) if given and step_of(Path(given)) is not None else None
 

@@ -145,6 +145,7 @@ class Checkpointer:
             if folder is None:
                 self._backups.write(state, step)
             else:
+                self._journal.saving(folder, step)
                 state.write(folder)
                 self._journal.saved(folder, step)
                 self._backups.discard()
@@ -176,6 +177,7 @@ class Backups:
         try:
             if short := self._short(folder, state):
                 raise ConfigError(short)
+            self._journal.saving(folder, step)
             state.write(folder)
         except (ConfigError, OSError) as error:
             if not self._warned:

@@ -189,6 +189,11 @@ class Journal:
         if self.trackers:
             self.trackers.image(f"sample_{number}", image, step)
 
+    def saving(self, state: Path, step: int) -> None:
+        """The folder of a state is about to appear. Who is killed once it is there, and before `saved`, leaves a record
+        that names it."""
+        self.event("saving", file=str(state), step=step)
+
     def saved(self, path: Path, step: int, **checked: Any) -> None:
         """A file or the folder of a state is on the disk, whole; `checked` is what `verify.check` found."""
         self.newest[paths.saved_kind(path)] = path

@@ -18,6 +18,7 @@ from library.outputs import paths
 from library.runs import reader, resume
 from library.runs.lineage import step_of
 from library.train import checkpointer, resume_state
+from library.train.journal import Journal
 from library.train.step_log import StepLog
 from tests.source import ROOT
 from tests.training import config_of, ranks, runs_in, train, wait_for
@@ -38,28 +39,44 @@ def number_of(path):
     return int(path.name.removesuffix("-state")[-8:])
 
 
-@pytest.mark.parametrize("script", ["flux_train_network", "flux_train"])
-def test_a_training_that_is_cut_off_goes_on_exactly_from_its_newest(demo, shapes, tmp_path, script, monkeypatch):
+def after_the_next_step(training, *_told):
+    return training._clock.step == 4
+
+
+def before_it_is_told(_journal, path, step, **_checked):
+    return step == 3
+
+
+@pytest.mark.parametrize(
+    "script, place, name, now",
+    [
+        ("flux_train_network", StepLog, "push", after_the_next_step),
+        ("flux_train", Journal, "saved", before_it_is_told),
+    ],
+)
+def test_a_training_that_is_cut_off_goes_on_exactly_from_its_newest(
+    demo, shapes, tmp_path, script, place, name, now, monkeypatch
+):
     values = {"train_data_dir": shapes, "output_name": "m", "max_train_steps": STEPS, "gradient_accumulation_steps": 2}
     straight = train(config_of(demo, script, output_dir=tmp_path / "straight", **values))
     values |= {"output_dir": tmp_path / "out", **OFTEN}
     with monkeypatch.context() as patch, pytest.raises(Cut):
-        push = StepLog.push
+        does = getattr(place, name)
 
-        def cut(self, *told):
-            push(self, *told)
-            if self._clock.step == 4:
+        def cut(*given, **more):
+            if now(*given, **more):
                 raise Cut
+            does(*given, **more)
 
-        patch.setattr(StepLog, "push", cut)
+        patch.setattr(place, name, cut)
         train(config_of(demo, script, **values))
-    (kept,) = states(tmp_path / "out")
+    kept = states(tmp_path / "out")[-1]
     assert kept.name == "m-backup-step00000003-state" and resume_state.problems(kept) == []
     (folder,) = runs_in(tmp_path / "out")
     run = reader.at(folder)
     assert resume.newest_state(run) == kept and "Resume from step 3" in actions.buttons(run, [run])
     rows = history.history_html(run, reader.progress(folder).update())
-    assert rows.count("backup") == 1  # those before are not there any more
+    assert rows.count("backup") == 1  # those before are not there any more, or the last is not told of
 
     again = train(config_of(demo, script, **values, resume=kept))
     assert again.numbers() == {step: loss for step, loss in straight.numbers().items() if step > 3}
