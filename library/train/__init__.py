@@ -1,1 +1,1 @@
-"""Training: the loop, what it steps, what it says and what it keeps."""
+"""Training: the loop, the optimizer step, the log, saved files and states."""

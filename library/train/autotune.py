@@ -1,7 +1,7 @@
 """`compile_autotune`: time a few steps of this training in several ways, and go on with the fastest that fits.
 
-Nothing that is learned or drawn by chance changes: each candidate is timed on the training's own images and undone.
-What was measured is kept, so that the next start of such a training measures nothing.
+Weights and random numbers do not change: each candidate is timed on the training's own images and then undone. Results
+are stored, so that the next start of such a training measures nothing.
 """
 
 import contextlib
@@ -36,10 +36,10 @@ from library.train.world import World
 TIMED = 3  # passes over each size, after one that compiles
 SIZES = 3  # sizes of images that are timed, the most frequent ones
 FEW = 4  # sizes of images up to which graphs for each of them are worth a try
-WAIT = 0.5  # seconds between two looks whether the main process has done
-# What a way to train may save of a step, at most: it is tried only where that is more than trying it takes.
+WAIT = 0.5  # seconds between two checks whether the main process has finished
+# The largest share of a step that each kind of candidate can save: it is tried if that is more than the trial takes.
 COMPILED_SAVES, RECORDED_SAVES, OTHERS_SAVE = 0.5, 0.8, 0.3
-KERNELS_SAVE, KERNELS = 0.1, 120.0  # the same of max-autotune, and its seconds: it compiles each kernel in many ways
+KERNELS_SAVE, KERNELS = 0.1, 120.0  # the same for max-autotune, and its seconds: it tries many variants of a kernel
 NOISE = 0.01  # a candidate has to be better by this share to be preferred to a simpler one
 ADAM_BYTES = 12  # for each trained parameter: its gradient and two states, which are not there yet
 ENDLESS = 10**9  # passes of a training so long that the time of compiling does not matter
@@ -48,16 +48,16 @@ ENDLESS = 10**9  # passes of a training so long that the time of compiling does 
 # Why: docs/decisions/2026-11-22-autotune-tries-ways-in-turn.md
 @dataclass
 class Tuner:
-    """A training that is about to begin, and all that is needed to time candidates for it."""
+    """Times candidates for a training that is about to begin, and chooses one."""
 
     batches: Batches
-    compute_loss: LossFunction  # of the training as it was asked for
+    compute_loss: LossFunction  # with the config as it was given
     clock: Clock
     world: World
     journal: Journal
     results: list[Measured] = field(default_factory=list)
-    kernels: attention.AttentionRecorder | None = None  # what attention this model asks for, once that has been seen
-    complete: bool = True  # whether all was tried, also what only pays in longer trainings
+    kernels: attention.AttentionRecorder | None = None  # which attention the model calls, once a pass was recorded
+    complete: bool = True  # whether every candidate was tried, also those that pay only in longer trainings
 
     @property
     def passes(self) -> int:
@@ -66,7 +66,7 @@ class Tuner:
 
     @property
     def config(self) -> Any:
-        """The config of the training as it was asked for."""
+        """The config as it was given."""
         return self.compute_loss.config
 
     @property
@@ -75,7 +75,7 @@ class Tuner:
         return any(result.changes.get("compile") and not result.why for result in self.results)
 
     def decide(self) -> Overrides:
-        """Measure, or read what an earlier start has measured; choose, and say why."""
+        """Measure, or read what an earlier start has measured; choose, and log the reason."""
         name = autotune_cache.fingerprint(self)
         if known := autotune_cache.read(name, self.passes):
             self.results = [Measured(**result) for result in known]
@@ -98,7 +98,7 @@ class Tuner:
         return chosen.changes
 
     def measure_all(self) -> None:
-        """Try eager and compiled first, then one thing after the other around the best so far."""
+        """Try eager and compiled first, then change one option at a time of the best so far."""
         before = rng.get_rng_state(self.world.device)
         cudagraph.leave_default_stream()  # some candidates are recorded, and all of them share their weights
         self.compute_loss.method.train()
@@ -116,8 +116,8 @@ class Tuner:
             rng.set_rng_state(before, self.world.device)
 
     def rounds(self) -> Iterator[list[Overrides]]:
-        """What to try. Each round goes on from the fastest so far, whatever it takes to compile: what is kept shall
-        serve longer trainings too."""
+        """Candidates by round. Each round varies the fastest so far, not counting its time of compiling: stored results
+        shall serve longer trainings too."""
         config, options = self.config, self.config.compile
 
         def on_best(*changes: Overrides) -> list[Overrides]:
@@ -155,7 +155,7 @@ class Tuner:
         return self.passes * fastest(self.results, self.passes).seconds * share > seconds
 
     def measure_candidate(self, changes: Overrides) -> Measured:
-        """Train with these options for a few passes, and undo it."""
+        """Time a few passes with these options, and undo what they changed."""
         result, asked = Measured(changes), self.compute_loss
         if self.kernels and (why := self.kernels.why_not(changes.get("attention_kernel"))):
             result.why = why
@@ -207,7 +207,7 @@ class Tuner:
 
     def _pass_over(self, compute_loss: LossFunction, kind: Kind) -> Callable[[], None]:
         call = functools.partial(compute_loss.warm_up, self.batches.example(kind), self.world.device)
-        if not compute_loss.config.compile.compile:  # what attention the model asks for can be seen in eager blocks
+        if not compute_loss.config.compile.compile:  # calls of attention can only be recorded in eager blocks
             self.kernels = self.kernels or attention.AttentionRecorder(self.world.device)
             with self.kernels:
                 call()
@@ -219,8 +219,8 @@ def best_config(  # noqa: PLR0913 - a training that is about to begin, and what 
 ) -> Any:
     """The config to train with: the one asked for, or with `compile_autotune` the fastest of it on this machine.
 
-    Where there are several processes, one measures for all. What the run that is continued had chosen is measured anew
-    only where it can no longer be had.
+    Of several processes one measures for all. A resumed run keeps the choice of the run before, and measures again only
+    if that choice is no longer valid.
     """
     config = compute_loss.config
     if not config.compile.compile_autotune:
@@ -246,10 +246,11 @@ def best_config(  # noqa: PLR0913 - a training that is about to begin, and what 
 
 
 def fastest(results: list[Measured], passes: int) -> Measured:
-    """That with which the whole training is over first, its compiling included; of equals, the simpler one."""
+    """The result with the shortest total time of the training, compiling included; of equals, the earlier (simpler)
+    one."""
     usable = [result for result in results if not result.why]
     if not usable:
-        return Measured({})  # as it was asked for; what is wrong will be told when it begins
+        return Measured({})  # the config as given; its problem is reported when the training begins
     found = usable[0]
     for result in usable[1:]:
         if result.total(passes) < (1 - NOISE) * found.total(passes):
@@ -258,7 +259,7 @@ def fastest(results: list[Measured], passes: int) -> Measured:
 
 
 def summary(chosen: Measured, results: list[Measured], passes: int, known: bool) -> str:
-    """The choice, and why it was made."""
+    """The choice and its reason, for the log."""
     tried = f"compile_autotune: {len(results)} ways {'remembered' if known else 'tried'}"
     if len(results) == 1 and not results[0].changes.get("compile") and chosen.seconds:
         return (

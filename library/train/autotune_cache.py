@@ -1,4 +1,4 @@
-"""What was measured about a training, kept for the next start of one like it."""
+"""Results of compile_autotune, stored for the next start of a training with the same fingerprint."""
 
 import contextlib
 import hashlib
@@ -29,30 +29,30 @@ CODE = (
     "train/precompile.py",
     "train/loss.py",
 )
-PACKAGES = ("diffusers", "transformers", "lycoris-lora")  # whose code a pass runs, too
+PACKAGES = ("diffusers", "transformers", "lycoris-lora")  # their code runs in a pass, too
 SECTIONS = ("compile", "memory", "precision", "network")
 MATTER = ("t5xxl_max_token_length", "t5xxl_train_length", "apply_t5_attn_mask", "max_token_length",
           "cache_latents", "cache_latents_to_disk", "cache_text_encoder_outputs", "cache_text_encoder_outputs_to_disk",
           "fused_backward_pass")  # fmt: skip
-# What tensors hold is no matter, nor what is done between passes; their shapes are in the fingerprint anyway.
+# Left out: what changes only values of tensors (shapes are in the fingerprint), or happens between passes.
 NO_MATTER = ("compile_cache_dir", "compile_compare_steps", "compile_fallback", "compile_warmup", "network_alpha",
              "network_weights", "dim_from_weights", "base_weights", "base_weights_multiplier", "scale_weight_norms",
              "training_comment", "no_metadata")  # fmt: skip
-SHARES = 20  # sizes of images are as frequent as before if each keeps its twentieths of all batches
+SHARES = 20  # frequencies of image sizes are compared in twentieths of all batches
 VERSION = 4
 
 
 def folder() -> Path:
-    """Where it is kept: beside compiled code, in the user's cache folder."""
+    """The folder of stored results: beside compiled code, in the user's cache folder."""
     return platformdirs.user_cache_path("kohya", appauthor=False) / "tuning"
 
 
 def fingerprint(tuner: "Tuner") -> str:
-    """A training's fingerprint: machine, PyTorch, code, model, what learns in it, options, sizes of batches."""
+    """A training's fingerprint: machine, PyTorch, code, model, trained weights, options, sizes of batches."""
     config, world, known = tuner.config, tuner.world, tuner.compute_loss
     ours = values(config)
     sections = {n for section in SECTIONS for n in getattr(getattr(config, section, None), "__dataclass_fields__", ())}
-    kinds = tuner.batches.kinds()  # with about how frequent each is: one image more or less changes nothing
+    kinds = tuner.batches.kinds()  # with rounded frequencies, so that one image more or less changes nothing
     facts = {
         "version": VERSION,
         "machine": [cache.key(world.device), torch.get_num_threads(), world.ranks, attention.offered(world.device)],
@@ -82,7 +82,8 @@ def _version(package: str) -> str:
 
 
 def read(name: str, passes: int) -> list[JsonObject]:
-    """What was measured; nothing where that is unknown, cannot be read, or left out what pays in a longer training."""
+    """Stored results; empty if there are none, they are damaged, or were measured for a training too short for this
+    one."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         known = json.loads((folder() / f"{name}.json").read_text(encoding="utf-8"))
         enough = known["complete"] or passes <= known["passes"]
@@ -92,7 +93,7 @@ def read(name: str, passes: int) -> list[JsonObject]:
 
 
 def write(name: str, results: list[JsonObject], passes: int, complete: bool) -> None:
-    """Keep it. A folder that cannot be written only means that it will be measured again."""
+    """Store the results. If the folder cannot be written, the next start measures again."""
     with contextlib.suppress(OSError, ValueError):
         facts = {"version": VERSION, "passes": passes, "complete": complete, "results": results}
         write_atomic(folder() / f"{name}.json", json.dumps(facts, indent=1))

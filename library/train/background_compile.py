@@ -26,17 +26,17 @@ INSTEAD = "compile_warmup = true compiles them before the first step"
 BEFORE = "Blocks are compiled before the first step, not beside the first ones: {why}"
 # Of a step whose CUDA graphs were recorded eagerly, compiling saves 22 % (SDXL) to 29 % (FLUX.1), measured on an H200.
 SAVES = 0.2
-TAKE_SECONDS = 1.0  # in which a graph of the cache becomes one of this process
-RECORD_PASSES = 10  # in whose time a size is recorded: 24 recorded ones of SDXL, 6 of FLUX.1 on an H200
-BESIDE = 2.0  # times as long as alone: half of the cores and a part of the GPU (FLUX.1 on an H200: 42 s, not 20)
-CONTEXT = 1.5 * GIB  # of a process that does nothing yet on a GPU, with its libraries
+TAKE_SECONDS = 1.0  # to load a graph from the cache into this process
+RECORD_PASSES = 10  # recording a size takes as long: 24 recorded ones of SDXL, 6 of FLUX.1 on an H200
+BESIDE = 2.0  # compiling takes this many times as long beside a training (FLUX.1 on an H200: 42 s instead of 20)
+CONTEXT = 1.5 * GIB  # of the GPU, which a process with its libraries takes before it does anything
 COPIES = 3  # of the largest block: its weights, their gradients, and what inductor tries
-ACTIVATIONS = 80  # numbers that a pass over a block needs for each number of its largest input
-OTHER_SIZES = 0.6  # of the memory of the first recorded size, for all others
+ACTIVATIONS = 80  # values that a pass over a block keeps for each value of its largest input
+OTHER_SIZES = 0.6  # memory of all other recorded sizes, relative to the first
 
 
 class Reporter(Protocol):
-    """Who is told what happens."""
+    """Receives log lines and events."""
 
     def say(self, text: str) -> None:
         """A line."""
@@ -57,10 +57,10 @@ class BackgroundCompiler:
         self._config, self._world, self._journal = config, world, journal
         self._log, self._clock, self._choices = log, clock, choices
         self._calls: list[BlockCall] = []
-        self._taken = 0  # calls whose graphs are in this process
+        self._taken = 0  # number of calls whose graphs are loaded into this process
         self._step_seconds, self._sizes = 0.0, 1
         self._process: CompileProcess | None = None
-        self._imports: threading.Thread | None = None  # of the compiler, into this process
+        self._imports: threading.Thread | None = None  # imports the compiler into this process
         self._begun = 0  # the step before the first one
         self._pauses: list[float] = []  # seconds between steps that bringing graphs in took
 
@@ -71,7 +71,7 @@ class BackgroundCompiler:
     # ---- before the first step
 
     def why_not(self, denoiser: nn.Module) -> str:
-        """Why blocks are compiled before the first step instead, as far as it is known before anything is recorded."""
+        """Why blocks are compiled before the first step instead, "" if not; before anything is recorded."""
         if why := self._config.compile.why_not_beside(self._config):
             return why
         if self._world.ranks > 1:
@@ -109,7 +109,7 @@ class BackgroundCompiler:
             why = self._why_no_room(denoiser)
         except NotDescribed as error:
             why = f"blocks are called with {error}"
-        except torch.OutOfMemoryError:  # compiled blocks keep less, with compile_activation_budget much less
+        except torch.OutOfMemoryError:  # compiled blocks keep fewer activations than eager ones
             why = "the GPU's memory is too small for steps without compiled blocks"
         finally:
             rng.set_rng_state(before, device)
@@ -158,7 +158,7 @@ class BackgroundCompiler:
         return [call for kind in wanted for call in found[kind]]
 
     def _why_no_room(self, denoiser: nn.Module) -> str:
-        """Why a second process would have too little of the GPU's memory beside the training, "" where it has not."""
+        """Why a second process would have too little of the GPU's memory beside the training, "" if there is enough."""
         device = self._world.device
         if device.type != "cuda" or self._forced:
             return ""
@@ -206,14 +206,14 @@ class BackgroundCompiler:
 
     @property
     def due(self) -> bool:
-        """Whether there is something to bring in, or to be told of."""
+        """Whether a graph is ready to be loaded, or the process has failed."""
         process = self._process
         return process is not None and (process.compiled > self._taken or bool(process.failure))
 
     def bring_in(self, denoiser: nn.Module) -> bool:
-        """Between two steps: make a graph of the cache known to this process. True where all are and it pays.
+        """Between two steps: load one graph from the cache into this process. True once all are loaded and it pays.
 
-        Blocks go on running eagerly: what they compile alone lies ready.
+        Blocks still run eagerly: the loaded graphs are used later.
         """
         if self._process and self._process.compiled <= self._taken:
             return self.give_up(self._process.failure)
@@ -239,7 +239,7 @@ class BackgroundCompiler:
         return self._pays()
 
     def took_over(self, seconds: float) -> None:
-        """The blocks are compiled from this step on; getting there has held it up for so long."""
+        """Log that blocks are compiled from this step on, which waited `seconds` for them."""
         step, self._choices.compiled_from = self._clock.step, self._clock.step
         longest, total = max(self._pauses), sum(self._pauses)
         self._journal.event("takeover", step=step, seconds=seconds, pauses=self._pauses)
@@ -250,21 +250,21 @@ class BackgroundCompiler:
         )
 
     def give_up(self, why: str) -> bool:
-        """Go on without compiling, to the end of the training; False."""
+        """Stop compiling and keep eager blocks to the end of the training; returns False."""
         self.stop()
         self._choices.stays_eager = self._clock.total
         self._journal.say(f"Blocks stay eager, as they could not be compiled beside the run: {why}. {INSTEAD}")
         return False
 
     def make_room(self) -> bool:
-        """Let the other process go, if it still runs: the GPU's memory has become too small. Whether that freed any."""
+        """End the other process, as the GPU's memory has become too small; returns whether it was still running."""
         if self._process is None or not self._process.running:
             return False
         self.give_up("the GPU's memory is too small for both")
         return True
 
     def stop(self) -> None:
-        """Compile no more beside the run, if anything still is."""
+        """End the other process, if there is one."""
         if self._process:
             self._process.stop()
         self._process = None

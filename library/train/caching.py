@@ -1,4 +1,4 @@
-"""Caching alone: the latents or the text encoder outputs of a data set beside its images, without a training."""
+"""Caching without a training: latents or text encoder outputs of a data set, beside its images."""
 
 from library import data, families
 from library.config.problems import Report, Text
@@ -10,10 +10,10 @@ from library.train.world import World
 
 
 def make_caches(config: RunConfig, report: Report) -> int:
-    """Write the caches on disk that the config asks for; how many images the data set has.
+    """Write the caches on disk that the config asks for; returns the number of images.
 
-    Of several processes each makes its share, and all are done when this returns. Caches that are there and still fit
-    are left as they are, so that an interrupted run goes on. Raises ConfigError as a training does.
+    Each process makes its share, and all are done when this returns. Caches that exist and still fit are left as they
+    are, so that an interrupted run goes on. Raises ConfigError as a training does.
     """
     with World(config) as world:
         told = report if world.main else lambda phase, done, total: None

@@ -1,4 +1,4 @@
-"""What a training leaves on disk, and when: files during the run, states to resume from, the result at the end."""
+"""Saving: files during the run, states to resume from, and the final file."""
 
 import contextlib
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from library.train.training import Training
 
 
 class Checkpointer:
-    """Saves what is due and removes what is outdated."""
+    """Saves files and states when due, and removes outdated ones."""
 
     def __init__(self, training: Training, images: ImageSet) -> None:
         config, clock, world = training.config, training.clock, training.world
@@ -30,13 +30,13 @@ class Checkpointer:
         if world.main:
             total = config.data.train_batch_size * config.steps.gradient_accumulation_steps * world.ranks
             stats = dataset_stats(images, config, len(training.batches), clock.epochs, total)
-            stats["max_train_steps"] = clock.total  # which epochs may have decided
+            stats["max_train_steps"] = clock.total  # computed from max_train_epochs where that is set
             self._metadata = MetadataBuilder(config, training.family, stats, optimizers.describe(config))
 
     def when_due(self) -> None:
-        """After a step: the files and states of this step and of this epoch, and what somebody asked for."""
+        """After a step: save the files and states that are due after this step or epoch, or were requested."""
         clock, options, requests = self._training.clock, self._config.save, self._journal.requests
-        if requests.granted("save"):  # a file of this step and a state to go on from; nothing is removed for them
+        if requests.granted("save"):  # a file and a state of this step; older ones are kept
             self._check()
             self._save_file(self._names.step(clock.step))
             self._save_state(self._names.state(step=clock.step))
@@ -45,12 +45,12 @@ class Checkpointer:
                 self._keep(step=clock.step)
             elif clock.epoch < clock.epochs:  # the last epoch's file is the final one
                 self._keep(epoch=clock.epoch)
-        if requests.granted("backup") and not clock.done:  # and unless a state has just been saved
+        if requests.granted("backup") and not clock.done:  # skipped if a state has just been saved
             self._check()
             self._save_state(None)
 
     def rescue(self, error: ConfigError) -> NoReturn:
-        """Raise what has ended the training between two steps, once there is a state of all that was learned."""
+        """Raise the error that has ended the training between two steps, after saving a state of all steps so far."""
         if self._training.clock.step and self._training.clock.step != self._saved_at:
             self._check()
             self._save_state(None)
@@ -59,7 +59,8 @@ class Checkpointer:
         raise error
 
     def final(self) -> Path:
-        """The result. After a stop there is a state beside it, so that the run can be gone on with."""
+        """Save the final file and return its path. After a stop a state is saved as well, so that the run can be
+        resumed."""
         options = self._config.save
         self._check()
         if options.save_state or options.save_state_on_train_end or self._journal.requests.stopping:
@@ -73,7 +74,7 @@ class Checkpointer:
         return path
 
     def _keep(self, **when: int) -> None:
-        """The file of a step or an epoch, and its state where states are wanted; the outdated ones go."""
+        """Save the file of a step or an epoch, and its state with save_state; remove outdated ones."""
         self._check()
         config = self._config
         if "step" in when:
@@ -92,12 +93,12 @@ class Checkpointer:
                 paths.remove(path)
 
     def _check(self) -> None:
-        """Nothing is saved that is not sound: neither after a step that failed, nor weights that are not finite."""
+        """Raise before saving if a step was not finite or the weights are not."""
         training = self._training
         training.step_log.settle()
         parameters = training.method.parameters()
         why = errors.weights_problem(parameters, training.clock.step, self._journal.newest)
-        if said := [*filter(None, training.world.gather(why))]:  # a process may have only a part of the weights
+        if said := [*filter(None, training.world.gather(why))]:  # each process has checked its own shards
             raise ConfigError(said[0])
 
     def _save_file(self, path: Path) -> None:
@@ -111,7 +112,7 @@ class Checkpointer:
         self._training.world.wait_for_everyone()
 
     def _by_main(self, write: Callable[[], None]) -> None:
-        """Let the first process write something, and where each has a part of the model the others send it theirs."""
+        """Let the first process write; where each has shards of the model, the others send it theirs."""
         main, shards = self._training.world.main, self._training.method.shards
         if main:
             with shards.collecting() if shards else self._journal.process_watch.not_needed():
@@ -162,9 +163,9 @@ NOT_SAVED = (
 
 
 class Backups:
-    """States that are saved now and then, by time: what a crash or a power cut leaves of a training.
+    """States that are saved every n minutes, from which a training can be resumed after a crash or a power failure.
 
-    The newest is kept. What cannot be saved is said once, and ends no training.
+    Only the newest is kept. A backup that cannot be saved causes one warning and does not end the training.
     """
 
     def __init__(self, names: paths.Names, journal: Journal) -> None:
@@ -172,7 +173,7 @@ class Backups:
         self._warned = False
 
     def write(self, state: resume_state.State, step: int) -> None:
-        """Save a state; the one before goes when this one is whole."""
+        """Save a state; the previous one is removed when this one is complete."""
         folder = self._names.backup(step)
         try:
             if short := self._short(folder, state):
@@ -192,13 +193,13 @@ class Backups:
         self.discard(keep=folder)
 
     def discard(self, keep: Path | None = None) -> None:
-        """Delete the others, or all: something newer to resume from is there, or nothing is left to do."""
+        """Delete all backups but `keep`: there is something newer to resume from, or the training is finished."""
         for path in self._names.backups():
             if path != keep:
                 paths.remove(path)
 
     def _short(self, folder: Path, state: resume_state.State) -> str:
-        """Why there is no room. What comes later must not find the disk full: another state, and the result."""
+        """Why the disk has too little space, "" if enough: room for another state and the final file must remain."""
         free = free_space(folder)
         held = sum(f.stat().st_size for old in self._names.backups() for f in old.iterdir())
         later = state.size + state.size_of_weights

@@ -1,10 +1,10 @@
-"""What a training has chosen by measuring time. Its states keep it, so that a resumed run computes the same."""
+"""Choices that a training has made by measuring time; saved in its states, so that a resumed run computes the same."""
 
 from dataclasses import dataclass
 
 from library.config.json_types import JsonMapping, JsonObject
 
-# All that compile_autotune tries. A state may come from anyone, and shall change nothing else.
+# The options that compile_autotune varies. A state from elsewhere must not change any other.
 TUNABLE = (
     "compile",
     "compile_mode",
@@ -19,15 +19,15 @@ TUNABLE = (
 
 @dataclass(slots=True)
 class Choices:
-    """Nothing is chosen yet where a value is None."""
+    """None: not chosen yet."""
 
     tuned: JsonObject | None = None  # the options that compile_autotune has found to be the fastest
     compiled_from: int | None = None  # the first step with blocks that were compiled beside the run
-    stays_eager: int | None = None  # steps of a training beside which compiling did not pay or failed
+    stays_eager: int | None = None  # total steps of the training beside which compiling did not pay or failed
 
     @classmethod
     def read(cls, facts: JsonMapping) -> "Choices":
-        """Those of a state; none of one that was saved before there were any, nor what cannot be a choice."""
+        """The choices in a state; None for those that are missing (older versions) or invalid."""
         known = facts.get("choices")
         if not isinstance(known, dict):
             return cls()

@@ -1,4 +1,4 @@
-"""How long a run is, where it stands, and what is due."""
+"""The length of a training, its current step and epoch, and what is due."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,8 +30,11 @@ class Clock:
         return clock
 
     def _begin(self, steps: Any) -> None:
-        """Go to the first step that the config names. Without `skip_until_initial_step` only epochs count from there,
-        and the training ends with the last of them."""
+        """Go to the first step that the config names.
+
+        Without `skip_until_initial_step` only epochs count from there: step 0 is the first of that epoch, and the
+        training ends with the last epoch.
+        """
         epoch = (steps.initial_epoch or 1) - 1
         first = epoch * self.per_epoch if steps.initial_step is None else steps.initial_step
         if first >= self.total:
@@ -72,7 +75,7 @@ class Clock:
             yield "epoch"
 
     def state(self) -> dict[str, int]:
-        """What a resumed run has to know."""
+        """Step and epoch for a saved state."""
         return {"current_step": self.step, "current_epoch": self.epoch, "step_in_epoch": self.in_epoch}
 
 

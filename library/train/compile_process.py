@@ -28,9 +28,9 @@ def job_of(
     calls: Sequence[BlockCall],
     device: torch.device,
 ) -> JsonObject:
-    """What the process is told, for one line of JSON; nothing in it is secret.
+    """The job of the process, written as one line of JSON; holds no secrets.
 
-    It sees the same GPUs by the same numbers, as it inherits the environment, but has a current one of its own.
+    GPU numbers mean the same in both processes, as the environment is inherited; the current GPU is not inherited.
     """
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
@@ -45,11 +45,11 @@ def job_of(
 
 
 class CompileProcess:
-    """A process that makes the graphs of some calls, in their order. It ends when this one does."""
+    """A process that compiles the graphs of some calls, in their order. It ends when this one does."""
 
     def __init__(self, job: JsonObject) -> None:
         self.compiled = 0  # calls whose graphs are in the cache
-        self.failure = ""  # why there will be no more
+        self.failure = ""  # why no more will be compiled, "" if nothing failed
         environment = dict(os.environ)
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), environment.get("PYTHONPATH"))))
         environment.setdefault(THREADS, str(max((os.cpu_count() or 2) // 2, 1)))
@@ -85,11 +85,11 @@ class CompileProcess:
 
     @property
     def running(self) -> bool:
-        """Whether it still needs memory and processors."""
+        """Whether the process still runs."""
         return self._process.poll() is None
 
     def stop(self) -> None:
-        """End it, if it still runs. Its memory is free afterwards."""
+        """End the process, if it still runs, and wait until its memory is freed."""
         self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=10)

@@ -1,8 +1,8 @@
 """The process that compiles a training's blocks into the cache while that takes its first steps.
 
 It reads one line of JSON from its input, makes one block of each kind with random weights, calls each as the training
-does, and prints a line of JSON for each call. It ends with its input, so never outlives the training. Whatever it
-cannot do it says in its last line, and ends with another code than 0.
+does, and prints a line of JSON for each call. It ends when its input is closed, so it never outlives the training. An
+error is printed as the last line, and the exit code is not 0.
 """
 
 import contextlib
@@ -29,9 +29,9 @@ from library.families.shared import weights
 from library.memory.prepare import prepare_denoiser
 from library.memory.quantization import fp8_storage
 
-NICER = 10  # how much less important than the training it is to the system
+NICER = 10  # niceness: the training has priority
 
-# What a training does besides computing, or knows from files that shapes do not depend on.
+# Options that have no influence on graphs: what a training does besides computing, and files that no shape depends on.
 PLAIN = {"compile_autotune": False, "compile_from_step": None, "compile_compare_steps": 0, "compile_blocks": None,
          "compile_fallback": False, "base_weights": None, "base_weights_multiplier": None, "resume": None}  # fmt: skip
 
@@ -40,7 +40,7 @@ def main() -> int:
     """Do the job that is the first line of the input."""
     job = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_input, daemon=True).start()
-    with contextlib.suppress(AttributeError, OSError):  # on Windows the training says it when it starts this
+    with contextlib.suppress(AttributeError, OSError):  # on Windows the parent process sets the priority
         os.nice(NICER)
     device = torch.device(job["device"])
     if device.type == "cuda":
@@ -63,14 +63,14 @@ def main() -> int:
 def blocks_alone(
     config: RunConfig, job: JsonObject, calls: list[BlockCall], device: torch.device, log: CompileLog
 ) -> nn.Module:
-    """The denoiser without all that is not called, prepared as the training prepares it; weights are random."""
+    """The denoiser with only the blocks that are called, prepared as in the training; weights are random."""
     with weights.shapes_only():
         family: Family = families.family_for(config)
         components = family.load(fp8_storage.storage_type(config), fp8_storage.compute_type(config))
         method = methods.attach(components, family, config)
     denoiser, kept = components.denoiser, {call.path for call in calls}
     learning = [path for path, p in denoiser.named_parameters() if p.requires_grad]
-    if learning:  # which blocks come before all that learns depends on it
+    if learning:  # it decides which blocks come before all trainable ones
         path = min(learning, key=family.execution_key).rpartition(".")[0]
         outer = path.rpartition(".")[0]  # where the layer of an adapter is
         kept.add(outer if denoiser.get_submodule(outer)._parameters else path)
@@ -90,7 +90,7 @@ def blocks_alone(
 
 
 def _thin_out(module: nn.Module, path: str, kept: set[str]) -> None:
-    """Leave nothing in a module but some parts of it, each where it was."""
+    """Remove all submodules of a module but some, which keep their paths."""
     module._parameters.clear()
     module._buffers.clear()
     for name, child in list(module._modules.items()):
@@ -113,4 +113,4 @@ if __name__ == "__main__":
     except Exception as error:
         traceback.print_exc()
         print(f"{type(error).__name__}: {blocks.why(error)}", flush=True)
-    os._exit(code)  # a usual end could not close the input, which the other thread waits for
+    os._exit(code)  # sys.exit could not close the input, which the other thread reads

@@ -18,7 +18,7 @@ NOT_FINITE = {"loss NaN": "the loss of step {step} is NaN", "loss infinite": "th
               "gradient infinite": "the gradient of step {step} is infinite"}  # fmt: skip
 Newest = Mapping[str, Path]  # "file" and "state" -> what was saved last
 
-# What the backends of torch.distributed say where a process no longer answers.
+# Parts of messages of torch.distributed's backends when a process no longer answers.
 GONE = ("Connection reset by peer", "Connection closed by peer", "Broken pipe", "remote process exited", "was aborted",
         "Connection was likely closed")  # fmt: skip
 SILENT = ("Timed out waiting", "collective operation timeout", "wait timeout after")
@@ -26,9 +26,9 @@ NO_ROOM = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: n
 
 
 def explain_error(error: BaseException, config: RunConfig, doing: Text, newest: Newest) -> BaseException:
-    """The error as the user should read it; itself, where there is nothing better to say.
+    """A ConfigError with advice for this error; the error itself if there is none.
 
-    `doing` is the phase or step that it ended, `newest` what was saved last.
+    `doing` is the phase or step in which it was raised, `newest` what was saved last.
     """
     if isinstance(error, torch.OutOfMemoryError):
         ways = either([*_smaller(config, doing), Text("lower resolution")])
@@ -56,7 +56,7 @@ class ProcessSilent(ProcessGone):
 
 
 def process_silent(doing: Text, newest: Newest) -> ProcessSilent:
-    """The sentence about another process that this one has waited for in vain while it did something."""
+    """The error for a timeout while waiting for another process."""
     return ProcessSilent(
         "another process of this training has not answered in time ({doing}): it hangs, or its machine or the network "
         "is gone; ddp_timeout is the limit in minutes{then}", doing=doing, then=_go_on(newest),
@@ -64,7 +64,7 @@ def process_silent(doing: Text, newest: Newest) -> ProcessSilent:
 
 
 def process_gone(doing: Text, newest: Newest, said: str = "") -> ProcessGone:
-    """The sentence about another process that has ended while this one did something; `said` is what it has told."""
+    """The error for another process that has ended; `said` is the error that it has reported, if any."""
     if said:
         return ProcessGone("{said}{then}", said=said, then=_go_on(newest))
     return ProcessGone(
@@ -77,7 +77,7 @@ class NonFiniteWatch:
     """Looks for losses and gradients that are NaN or infinite."""
 
     def __init__(self, scaled: bool) -> None:
-        self._scaled = scaled  # with scaled losses (fp16), infinite gradients are part of the search for the scale
+        self._scaled = scaled  # with scaled losses (fp16), infinite gradients are how the scaler finds its scale
         self._skipped = 0
 
     def check(self, line: Mapping[str, Any]) -> str:
@@ -126,7 +126,7 @@ def weights_problem(parameters: list[torch.nn.Parameter], step: int, newest: New
 
 
 def _smaller(config: RunConfig, doing: str) -> Iterator[str]:
-    """What would need less while this is done, in words."""
+    """Settings that need less memory in this phase, as texts."""
     if doing.startswith("caching latents"):
         if config.cache.vae_batch_size > 1:
             yield Text("lower {name}", name="vae_batch_size")
@@ -140,7 +140,7 @@ def _smaller(config: RunConfig, doing: str) -> Iterator[str]:
 
 
 def _go_on(newest: Newest) -> str:
-    """What is left of the work so far."""
+    """The end of an error: from which state or file to go on."""
     if state := newest.get("state"):
         return Text("; resume from {state}", state=state)
     if file := newest.get("file"):

@@ -1,8 +1,8 @@
-"""Gradients as the mean of all processes' (data parallelism), and the same weights in all of them to begin with.
+"""Data parallelism: average the gradients of all processes, and broadcast the weights before the first step.
 
 DistributedDataParallel does the same by a wrapper around networks, whose hooks and bookkeeping surround every forward
-pass. Here nothing is around a network: the only collectives of a step are those for its gradients, after or during
-the backward pass of its last batch. So each process may compute its gradients as it can, by CUDA graphs or without.
+pass. Here nothing is around a network: the only collectives of a step are those for its gradients, after or during the
+backward pass of its last batch. So each process may use CUDA graphs or not, independently of the others.
 """
 
 from collections import deque
@@ -17,8 +17,8 @@ from library.methods import TrainingMethod
 
 Shape = tuple[torch.Size, tuple[int, ...]]  # of a tensor, and its strides
 
-BUCKET_BYTES = 200 * 2**20  # that are sent together
-IN_FLIGHT = 2  # buckets that are being averaged at a time: each needs its bytes once more
+BUCKET_BYTES = 200 * 2**20  # of gradients in one all-reduce
+IN_FLIGHT = 2  # all-reduces at a time: each needs its bytes once more
 
 
 class Bucket:
@@ -26,10 +26,10 @@ class Bucket:
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters, self.shapes = parameters, shapes_of(parameters)
-        self.missing = {id(p) for p in parameters}  # whose gradient has not come yet in this backward pass
+        self.missing = {id(p) for p in parameters}  # parameters that have no gradient yet in this backward pass
 
     def send(self, ranks: int) -> "SentBucket":
-        """Start to average the gradients; no weight is waited for whose gradient this process lacks."""
+        """Start to average the gradients; a parameter without a gradient in this process counts as zero."""
         sent = SentBucket(self.parameters, self.shapes)
         sent.flags.fill_(1)
         for number, (view, p) in enumerate(zip(sent.views, self.parameters, strict=True)):
@@ -43,7 +43,7 @@ class Bucket:
 
 
 class SentBucket:
-    """A bucket on its way: gradients in a row, and behind them a number for each that says who had one."""
+    """A bucket whose all-reduce is running: its gradients flattened, and after them a flag for each that has one."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], shapes: Sequence[Shape]) -> None:
         self.parameters, total = parameters, sum(p.numel() for p in parameters)
@@ -52,11 +52,11 @@ class SentBucket:
         self.work: Any = None
 
     def receive(self) -> None:
-        """Write the means into the gradients. A weight that no process has a gradient for keeps none."""
+        """Write the means into the gradients. A parameter without a gradient in any process keeps None."""
         self.work.wait()
         pairs = [(p.grad, view) for p, view in zip(self.parameters, self.views, strict=True) if p.grad is not None]
         copy_all(pairs)
-        if len(pairs) < len(self.parameters):  # only who lacks some has to wait for the device
+        if len(pairs) < len(self.parameters):  # only a process that lacks some has to wait for the device
             for p, view, given in zip(self.parameters, self.views, self.flags.tolist(), strict=True):
                 if p.grad is None and given:
                     p.grad = view.clone()
@@ -64,21 +64,21 @@ class SentBucket:
 
 # Why: docs/decisions/2026-11-22-gradients-without-ddp.md
 class GradientAverager:
-    """Averages the gradients of what learns. The collectives are the same, in the same order, in every process."""
+    """Averages the gradients of trained parameters by the same collectives in the same order in every process."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], ranks: int) -> None:
         """`parameters` in about the order in which their gradients come, the same in all processes."""
         self._ranks, self._last, self._due = ranks, False, 0
         self._sent: deque[SentBucket] = deque()
         self.buckets = [Bucket(some) for some in cut(parameters)]
-        if len(self.buckets) > 1:  # the first ones can go while the others are computed
+        if len(self.buckets) > 1:  # the first ones can be sent while the others are computed
             for bucket in self.buckets:
                 for p in bucket.parameters:
                     p.register_post_accumulate_grad_hook(self._hook(bucket))
 
     @property
     def begun(self) -> bool:
-        """Whether gradients of this step have been sent, so that it cannot be computed again."""
+        """Whether gradients of this step have been sent, so that the step cannot be repeated."""
         return self._due > 0
 
     def expect(self, last: bool) -> None:
@@ -97,7 +97,7 @@ class GradientAverager:
 
     @torch.no_grad()
     def _send(self, end: int) -> None:
-        """Send the buckets up to this number that have not been."""
+        """Send the buckets up to this number that are not sent yet."""
         for bucket in self.buckets[self._due : end]:
             if len(self._sent) == IN_FLIGHT:
                 self._sent.popleft().receive()
@@ -115,7 +115,8 @@ class GradientAverager:
 
 
 def by_arrival(method: TrainingMethod) -> list[nn.Parameter]:
-    """What learns, about as gradients come: the last layers first, and the denoiser before the text encoders."""
+    """Trained parameters about in the order of their gradients: last layers first, the denoiser before text
+    encoders."""
     whole = method.denoiser or nn.Module()
     inside = {id(p) for p in whole.parameters()}
     return sorted(reversed(method.parameters()), key=lambda p: id(p) not in inside)
@@ -134,12 +135,12 @@ def broadcast(tensors: Iterable[Tensor]) -> None:
 
 def copy_all(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
     """Copy the second tensor of each pair into the first."""
-    if pairs:  # which PyTorch insists on
+    if pairs:  # PyTorch refuses empty lists
         foreach_copy_([to for to, _ in pairs], [new for _, new in pairs])
 
 
 def cut(tensors: Sequence[Any]) -> Iterator[list[Any]]:
-    """Tensors in the order in which the last one of each group comes: groups of one dtype, of BUCKET_BYTES each."""
+    """Cut tensors into groups of one dtype and about BUCKET_BYTES, in the order in which each group is complete."""
     open_groups: dict[torch.dtype, list[Any]] = {}
     for tensor in tensors:
         group = open_groups.setdefault(tensor.dtype, [])
@@ -155,7 +156,7 @@ def shapes_of(tensors: Iterable[Tensor]) -> list[Shape]:
 
 
 def views_of(flat: Tensor, shapes: Iterable[Shape]) -> list[Tensor]:
-    """Parts of a row of numbers, one after the other, in these shapes."""
+    """Consecutive parts of a flat tensor as views in these shapes."""
     found, begin = [], 0
     for shape, stride in shapes:
         found.append(flat.as_strided(shape, stride, begin))

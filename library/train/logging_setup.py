@@ -1,4 +1,4 @@
-"""What a training prints besides its own lines: the messages of the libraries it uses."""
+"""Log messages of the libraries that a training uses."""
 
 import logging
 import sys
@@ -22,7 +22,7 @@ def listen(log: Any) -> None:
     handler.setFormatter(logging.Formatter(plain if log.console_log_simple else "%(asctime)s %(levelname)s " + plain))
     root = logging.getLogger()
     root.setLevel(log.console_log_level or "INFO")
-    for earlier in _OURS:  # of another training in this process: every line would come twice
+    for earlier in _OURS:  # of an earlier training in this process: every line would be printed twice
         root.removeHandler(earlier)
         earlier.close()
     _OURS[:] = [handler]

@@ -38,9 +38,9 @@ from library.train.world import World
 
 
 def run_training(config: RunConfig, remarks: Sequence[Text] = (), notes: Sequence[Text] = (), began: float = 0) -> Path:
-    """Train what `config` describes and return the file that came of it.
+    """Run the training that `config` describes; returns the path of the final file.
 
-    `remarks` and `notes` go into the run's record; the notes have been said before. `began` is when the process did.
+    `remarks` and `notes` go into the run's record; the notes are printed already. `began` is when the process started.
     """
     world = World(config)
     seed = rng.seed_everything(config.steps.seed, world.ranks)
@@ -54,7 +54,7 @@ def run_training(config: RunConfig, remarks: Sequence[Text] = (), notes: Sequenc
         journal.begin(remarks, notes)
         family = families.family_for(config)
 
-        # What to learn from. Encoded once, then what encodes it leaves.
+        # The data set. It is encoded once; networks that are only needed for that are freed.
         journal.phase(Text("reading the data set"))
         images = data.scan(config)
         components = open_model(family, images, world, journal)
@@ -68,7 +68,7 @@ def run_training(config: RunConfig, remarks: Sequence[Text] = (), notes: Sequenc
         batches.go_to(clock.epoch, clock.in_epoch * config.steps.gradient_accumulation_steps)
         journal.plan(clock, data.summary(images), batches)
 
-        # What learns: the whole model, or adapters inside it.
+        # The trained weights: the whole model, or adapters inside it.
         read_weights(components, family, config, world, journal)
         method = methods.attach(components, family, config)
         world.place(components, method.trained_parts, config.cache, keep_vae=samples.wanted)
@@ -80,7 +80,7 @@ def run_training(config: RunConfig, remarks: Sequence[Text] = (), notes: Sequenc
         compute_loss = replace(compute_loss, config=config)
         journal.mark("attaching what learns")
 
-        # Make it fit and fast: storage, swapping, checkpointing and compilation. Then what steps it.
+        # Storage, swapping, checkpointing and compilation of the denoiser; then the optimizer.
         prepare_encoders(components.encoders, method.trained_parts, config)
         text_learns, sizes = any(map(method.trained_parts.get, components.encoders)), batches.kinds()
         prepared = prepare_denoiser(components.denoiser, family, config, world.device, sizes, text_learns, compile_log)
@@ -98,7 +98,7 @@ def run_training(config: RunConfig, remarks: Sequence[Text] = (), notes: Sequenc
 
 
 def open_model(family: Family, images: ImageSet, world: World, journal: Journal) -> ModelComponents:
-    """The networks, which are read where they are needed; what their tokenizers leave of captions is told."""
+    """The networks, whose weights are read when they are needed; warns of captions that are too long for them."""
     journal.phase(Text("loading the model"))
     with without_collecting():
         components = family.load(world.storage_dtype, world.compute_dtype, deferring=True)
@@ -122,7 +122,7 @@ def read_networks(components: ModelComponents, config: RunConfig, previews: bool
 def read_weights(
     components: ModelComponents, family: Family, config: RunConfig, world: World, journal: Journal
 ) -> None:
-    """Read the denoiser's weights to where the steps want them, once nothing has to be encoded beside them."""
+    """Read the denoiser's weights to where training needs them, after encoding has freed its networks."""
     journal.phase(Text("loading the model"))
     with prewarm.prewarm_before_steps(config, world.device), without_collecting():
         components.read_denoiser(placement.placement(family, config, world.device))
@@ -130,7 +130,7 @@ def read_weights(
 
 
 def take_steps(training: Training, precompiler: Precompiler, images: ImageSet, samples: SampleRunner) -> Path:
-    """All steps of a training that is set up, with what is done once in a while; returns the file that came of it."""
+    """Take all steps, and validate, sample and save when that is due; returns the path of the final file."""
     config, clock, journal = training.config, training.clock, training.journal
     compute_loss, updates = training.compute_loss, training.updates
     checkpointer, validation = Checkpointer(training, images), ValidationRunner(training, images)

@@ -74,9 +74,10 @@ class LossFunction:
         return objective.reduce(losses, noised.weight, batch.weights, batch.mask)
 
     def add_noise(self, latents: Tensor) -> NoisedBatch:
-        """This process' share of the noise for the batches of all processes.
+        """Noised latents: this process' rows of the noise that is drawn for the batches of all processes.
 
-        All draw the same numbers and take their own, so that two processes learn what one would from twice the batch.
+        All processes draw the same numbers and take their own rows, so that two of them compute what one computes with
+        twice the batch size.
         """
         rank, ranks, generator = self.machine.rank, self.machine.ranks, self.generators.noise
         if ranks == 1:
@@ -93,7 +94,7 @@ class LossFunction:
         return found if batch.paint is None else [*found, batch.paint]
 
     def text(self, batch: Batch) -> dict[str, Tensor]:
-        """Text outputs: the cached ones, and those of the encoders that learn or were never cached."""
+        """Text outputs by name: cached ones, and those of encoders that are trained or not cached."""
         text = dict(batch.text or {})
         live = live_encoders(self.components, self.method, cached=batch.text is not None)
         if live:

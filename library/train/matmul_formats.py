@@ -52,7 +52,7 @@ FORMATS: Mapping[str, JsonObject] = {
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of a product: [tokens, inputs] times the transposed [outputs, inputs]."""
+    """The size of a product: [tokens, inputs] times the transposed [outputs, inputs]."""
 
     tokens: int
     inputs: int
@@ -64,14 +64,14 @@ class Size:
         return self.tokens * self.inputs * self.outputs
 
 
-Sizes = Counter[Size]  # and how many matrices of a model have each
+Sizes = Counter[Size]  # how many matrices of a model have each size
 
 
 # Why: docs/decisions/2026-11-22-products-are-timed.md
 def best_config(batches: Batches, compute_loss: LossFunction, world: World, journal: Journal) -> RunConfig:
-    """The config to train with: as asked for, or with `auto_compute` that of the fastest products on this GPU.
+    """The config to train with: as given, or with `auto_compute` that of the fastest products on this GPU.
 
-    What is resumed goes on as it was. Where there are several processes, one measures for all.
+    A resumed training keeps its format. Of several processes one measures for all.
     """
     config = compute_loss.config
     if not (config.adapters and config.precision.auto_compute):
@@ -89,7 +89,7 @@ def best_config(batches: Batches, compute_loss: LossFunction, world: World, jour
 
 
 def _resumed(config: RunConfig) -> str:
-    """The format of the training whose state is resumed; nothing without one."""
+    """The format of the training that is resumed, "" if there is none."""
     if not config.steps.resume:
         return ""
     known = resume_state.read_progress(Path(config.steps.resume)).get("settings", {})
@@ -97,7 +97,7 @@ def _resumed(config: RunConfig) -> str:
 
 
 def _decide(batches: Batches, compute_loss: LossFunction, device: torch.device, journal: Journal) -> str:
-    """The format to multiply in, measured or remembered; says it with the numbers."""
+    """The format to multiply in, measured or read from stored results; logs it with the times."""
     config, began = compute_loss.config, time.perf_counter()
     formats = possible(config, device)
     if not formats:
@@ -237,7 +237,7 @@ def fastest(found: Mapping[str, float]) -> str:
 
 
 def sentence(found: Mapping[str, float], chosen: str, how: str) -> str:
-    """What was measured and what comes of it, in one line."""
+    """Times by format and the choice, as one line of the log."""
     if not found:
         return f"Matrix products: {WIDE}, for there was too little memory to time others."
     shares = ", ".join(f"{name} {found[name] / found[WIDE]:.2f}" for name in found if name != WIDE)
@@ -245,7 +245,7 @@ def sentence(found: Mapping[str, float], chosen: str, how: str) -> str:
     return f"Matrix products, as a share of the time in {WIDE}: {shares or failed}; {chosen} is used ({how})."
 
 
-# ---- what was measured, for the next start
+# ---- stored results, for the next start
 
 
 def fingerprint(device: torch.device, sizes: Sizes, formats: Iterable[str], how: str) -> str:
@@ -256,7 +256,7 @@ def fingerprint(device: torch.device, sizes: Sizes, formats: Iterable[str], how:
 
 
 def read(name: str) -> dict[str, float]:
-    """Seconds by format; nothing where that is not known."""
+    """Stored seconds by format; empty if there are none."""
     with contextlib.suppress(OSError, ValueError, TypeError):
         known = json.loads((autotune_cache.folder() / name).read_text(encoding="utf-8"))
         if known[WIDE] > 0:
@@ -265,7 +265,7 @@ def read(name: str) -> dict[str, float]:
 
 
 def write(name: str, found: Mapping[str, float]) -> None:
-    """Keep it. A folder that cannot be written only means that it will be measured again."""
+    """Store the times. If the folder cannot be written, the next start measures again."""
     if found:
         with contextlib.suppress(OSError):
             write_atomic(autotune_cache.folder() / name, json.dumps(found))

@@ -1,7 +1,7 @@
-"""What the processes of a training tell each other: before a step whether each can read its batch, and why one fails.
+"""Messages between the processes of a training: whether each could read its batch, and why one fails.
 
-They use the key-value store of `torch.distributed` at which they found each other. So no GPU is synchronized, and a
-process whose GPU has failed can still report it.
+They use the key-value store of `torch.distributed`'s rendezvous. So no GPU is synchronized, and a process whose GPU has
+failed can still report it.
 """
 
 import contextlib
@@ -13,26 +13,26 @@ from torch.distributed import DistStoreError
 
 from library.compiler import torch_private
 
-POLL, LONGEST_POLL = 0.0005, 0.05  # seconds between two looks for a process that is late, more the longer it takes
+POLL, LONGEST_POLL = 0.0005, 0.05  # seconds between two polls of a late process, growing from the first to the second
 ANSWER = 2.0  # seconds in which the store has to answer about a failure
 FAILURE = "the first process that failed"  # a key
 
 
 class Messages:
-    """The store, as one process of several sees it."""
+    """The store as seen by one process."""
 
     def __init__(self, rank: int, ranks: int, timeout: float) -> None:
-        """Every process has to make one. `timeout`: the seconds in which all have to come to a step."""
+        """Every process has to create one. `timeout`: seconds in which all processes have to reach a step."""
         self._rank, self._timeout, self._step = rank, timeout, 0
         self._store = torch_private.process_store()
-        self._own_store = torch_private.process_store_of_thread()  # by now: later nobody may be there to connect to
+        self._own_store = torch_private.process_store_of_thread()  # connected now: later its owner may be gone
         self._keys = [f"process {other}" for other in range(ranks)]
         self._write("")
 
     def first_problem(self, own: str) -> str:
-        """A barrier before a step -> what keeps one of the processes from it, "" where nothing does.
+        """A barrier before a step; returns the first problem that any process has with its batch, "" if there is none.
 
-        `own` is what keeps this one. Raises DistStoreError when one does not come in time.
+        `own` is the problem of this process. Raises DistStoreError after the timeout.
         """
         self._step += 1
         self._write(own)
@@ -44,16 +44,16 @@ class Messages:
                 raise DistStoreError(f"wait timeout after {self._timeout:.0f} s")
             time.sleep(min(POLL + waited / 10, LONGEST_POLL))
             every = self._read()
-        # A process that is at a later step had no problem with this one.
+        # A process that has reached a later step had no problem with this one.
         return next((problem for step, problem in every if step == self._step and problem), "")
 
     def report_failure(self, why: str) -> None:
-        """Tell the others why this process ends; only the first report is kept. Any thread may, and none waits long."""
+        """Tell the others why this process ends; only the first report is kept. Thread-safe, returns within seconds."""
         said = f"process {self._rank} of this training has ended: {why}"
         self._briefly(lambda: self._own_store.compare_set(FAILURE, "", said))
 
     def reported_failure(self) -> str:
-        """The first report, "" where there is none. Any thread may ask, and none waits long."""
+        """The first report, "" where there is none. Thread-safe, returns within seconds."""
         found: list[str] = []
 
         def ask() -> None:
@@ -76,7 +76,7 @@ class Messages:
         self._store.set(self._keys[self._rank], f"{self._step} {problem}")
 
     def _read(self) -> Sequence[tuple[int, str]]:
-        if not self._store.check(self._keys):  # to get what is not there would wait for it
+        if not self._store.check(self._keys):  # `get` would wait for keys that are not there
             return [(-1, "")] * len(self._keys)
         found = (value.decode().partition(" ") for value in self._store.multi_get(self._keys))
         return [(int(step), problem) for step, _, problem in found]

@@ -1,4 +1,4 @@
-"""Compiling, as a training sees it: all of it before the first step, proof that it happened, and what if it fails."""
+"""Compiling in a training: before the first step or beside it, proof that it happened, and the fallback if it fails."""
 
 import contextlib
 import dataclasses
@@ -27,7 +27,7 @@ PASSES_A_SIZE = 8  # recording one takes as long as four passes
 
 
 class Listener(Reporter, Protocol):
-    """Who is told what the compiler does."""
+    """Receives log lines, warnings, events and progress."""
 
     def warn(self, text: Text) -> None:
         """A line that should not be overlooked."""
@@ -40,7 +40,7 @@ class Listener(Reporter, Protocol):
 
 # Why: docs/decisions/2026-11-20-compile-before-the-first-step.md
 class Precompiler:
-    """Makes the graphs of a training, and keeps account of those that come later."""
+    """Makes the graphs of a training, and records those that are compiled later."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Precompiler:
     def prepare(self, batches: Batches, compute_loss: LossFunction, pause: Callable[[], None]) -> None:
         """Before the first step: record it and compile its blocks, or begin to compile them beside the first steps.
 
-        `pause` stops the clock of the steps.
+        `pause` leaves the time of this out of the speed of steps.
         """
         self.record_ahead(batches, compute_loss, pause)
         if self.log.active and not self._clock.done and self._beside.begin(batches, compute_loss):
@@ -107,9 +107,9 @@ class Precompiler:
         return min(steps.get(kind, steps.get("", 0)) for kind in later) > self._clock.step + 1
 
     def run_ahead(self, batches: Batches, compute_loss: LossFunction, pause: Callable[[], None]) -> None:
-        """Make every graph that the training needs before its first step, with its own images.
+        """Make every graph that the training needs before its first step, with images of its own.
 
-        Nothing that the training learns or draws by chance changes. Where eager steps come first, to be compared with
+        Weights and random numbers do not change. Where eager steps come first, to be compared with
         (`compile_compare_steps`), it happens right after them. Of several processes on a machine, one goes first and
         compiles; the others find its graphs in the cache.
         """
@@ -130,9 +130,9 @@ class Precompiler:
             self._run(batches, compute_loss, pause)
 
     def agree_on_recording(self, denoiser: nn.Module) -> None:
-        """Of several processes all record or none does: they wait for the slowest, and would hold memory for nothing.
+        """Of several processes either all record or none: otherwise the others wait for one without, and gain nothing.
 
-        What fails later is let go by one process alone, as nothing that they exchange depends on it.
+        A process whose recording fails later gives up alone, as no collective depends on it.
         """
         recorder = cudagraph.recorder_of(denoiser)
         reasons = enumerate(self._world.gather(recorder.why_not if recorder else ""))
@@ -158,7 +158,7 @@ class Precompiler:
             self._run(batches, compute_loss, pause)
 
     def _switch(self, batches: Batches, compute_loss: LossFunction) -> None:
-        """Let all blocks run compiled. What was recorded makes room, and the largest size is recorded first."""
+        """Let all blocks run compiled: free the recordings of eager blocks, and record the largest size first."""
         began = time.perf_counter()
         self._begin_due(self._clock.step, compute_loss)
         if cudagraph.recorder_of(compute_loss.components.denoiser):
@@ -169,16 +169,16 @@ class Precompiler:
         self._beside.took_over(time.perf_counter() - began)
 
     def _begin_due(self, step: int, compute_loss: LossFunction) -> bool:
-        """Whether blocks begin to be compiled. Recordings of those before make room for those that come."""
+        """Begin to compile blocks that are due, and free recordings of eager ones; returns whether any were due."""
         begun = bool(self.log.later) and blocks.begin_due(self.log, self._options.first_steps(), step)
         if begun and (recorder := cudagraph.recorder_of(compute_loss.components.denoiser)):
             recorder.forget()
         return begun
 
     def _warn(self) -> None:
-        """Say where no step will be compiled although that was asked for."""
+        """Warn if no step will be compiled although `compile` is set."""
         first, steps = self._options.compile_compare_steps, self._clock.total - self._clock.step
-        if 0 < steps <= first and self._clock.step:  # of whole trainings the check has said it
+        if 0 < steps <= first and self._clock.step:  # for a training from step 0 the check before it has warned already
             self._journal.warn(
                 Text("compile_compare_steps = {first}: nothing is compiled, as only {steps} are to be done; use fewer",
                      first=first, steps=steps)
@@ -215,14 +215,14 @@ class Precompiler:
         pause()
 
     def note(self) -> bool:
-        """Write down what was compiled since the last time, and say whether that was anything."""
+        """Record what was compiled since the last call; returns whether that was anything."""
         events = self.log.drain()
         for event in events:
             self._journal.event("compile", step=self._clock.step, **dataclasses.asdict(event))
         return bool(events)
 
     def prove(self) -> None:
-        """Compiling that silently does not happen is the oldest trap: by now every kind of block has its graph."""
+        """Raise or warn if a class of blocks has no graph by now: torch.compile can silently do nothing."""
         log = self.log
         if not log.active or log.waiting:
             return
@@ -250,14 +250,14 @@ class Precompiler:
             return not self._config.optim.stepped_early
         if isinstance(error, torch.OutOfMemoryError) and recorder and recorder.made:
             recorder.give_up("the GPU's memory is too small for the steps beside them")
-            return not self._config.optim.stepped_early  # where weights may have been stepped, it cannot be undone
+            return not self._config.optim.stepped_early  # a step in the backward pass cannot be undone
         if self.log.active and blocks.is_compile_error(error):
             self.give_up(error)
             return True
         return False
 
     def give_up(self, error: BaseException) -> None:
-        """From now on without compiling, or, where that is not wanted, a ConfigError that says what is wrong."""
+        """Go on without compiling, or without compile_fallback raise a ConfigError with the reason."""
         reason = blocks.why(error)
         if not self._options.compile_fallback:
             raise ConfigError(Problem("compile", ": PyTorch could not compile a block ({reason}); "
@@ -269,7 +269,7 @@ class Precompiler:
 
 
 def graphs_sentence(options: Any, number: int, single: bool = False) -> str:
-    """What `compile_dynamic` came to, and why; `single` where one graph could not serve several sizes."""
+    """A sentence about the sizes that graphs are made for; `single` where one graph cannot serve several sizes."""
     if number == 1 and not options.dynamic:
         return "All images have one size, which the graphs are made for."
     if single:

@@ -1,7 +1,7 @@
-"""What becomes of a process of a training when another one of it is gone.
+"""Ends a process of a training after another process of it has ended.
 
 Some backends answer with an error, as gloo does; others let the rest wait for the lost one without an end, as NCCL
-does, in code that no exception reaches. So a thread looks, whatever the backend is.
+does, in code that no exception reaches. So a thread watches the other processes, whatever the backend is.
 """
 
 import contextlib
@@ -17,27 +17,27 @@ from library.runs import layout, process, reader, resume
 from library.runs.record import Record
 from library.train.world import World
 
-PERIOD = 0.5  # seconds between two looks
+PERIOD = 0.5  # seconds between two checks
 GRACE = 10.0  # seconds in which a process may end by itself; torchrun kills it after 30
-CLOSING = 2.0  # seconds that a killed process may still be seen after its connections have closed
+CLOSING = 2.0  # seconds that a killed process may still be listed after its connections have closed
 
 
 class ProcessWatch:
-    """The other processes of a training on this machine, and the end of this one where one of them is gone."""
+    """Watches the other processes of a training on this machine, and ends this one when one of them is gone."""
 
     def __init__(self, world: World, record: Record | None) -> None:
-        """Every process has to make one. `record` is the run's record, in the process that writes one."""
+        """Every process has to create one. `record` is the run's record, in the process that writes it."""
         folder = str(record.folder.absolute()) if record else ""
         known = world.gather({**process.identity(), "run": folder})
         self._record, self._rank, self._run = record, world.rank, Path(known[0]["run"])
-        # Who is not seen although it has just answered is elsewhere, whatever its machine calls itself.
+        # A process that has just answered but is not listed runs on another machine, whatever its host name is.
         self._known = {rank: one for rank, one in enumerate(known) if rank != world.rank and process.alive(one)}
         self._left = threading.Event()
         self._busy = False
 
     @property
     def gone(self) -> bool:
-        """Whether one of them has ended while this process still had to do with it."""
+        """Whether one of them has ended before `leave`."""
         return not self._left.is_set() and not all(map(process.alive, self._known.values()))
 
     @property
@@ -49,19 +49,19 @@ class ProcessWatch:
     def watch(self, why: Callable[[], ConfigError], stopped: Callable[[], bool]) -> None:
         """Until `leave`: end this process where another is gone and this one does not end by itself.
 
-        `why` makes the sentence about it; `stopped` says whether it is only a stop before the first step.
+        `why` returns the error to report; `stopped` whether it is only a stop before the first step.
         """
         if self._known:
             given = why, stopped
             threading.Thread(target=self._watch, args=given, name="other processes", daemon=True).start()
 
     def leave(self) -> None:
-        """Nothing more is done together: the others may end before this one."""
+        """No collective follows: the others may end before this process."""
         self._left.set()
 
     @contextlib.contextmanager
     def not_needed(self) -> Iterator[None]:
-        """Within the context nobody is waited for, so it is let come to its end."""
+        """Inside, this process needs no other: it finishes the body even if another is gone."""
         self._busy = True
         try:
             yield
@@ -69,7 +69,7 @@ class ProcessWatch:
             self._busy = False
 
     def tell(self, error: ConfigError) -> None:
-        """Say that a process is gone, where that is the one that says everything: once, and in the run's record."""
+        """If the first process is gone, the lowest rank that is left reports it in its place: log and run's record."""
         if self._record or not self._is_first_gone():
             return
         before = [one for rank, one in self._known.items() if rank < self._rank]
@@ -83,7 +83,7 @@ class ProcessWatch:
         _say(error)
 
     def _is_first_gone(self) -> bool:
-        """Whether the first process does not live on this machine, or ends within a moment."""
+        """Whether the first process runs on another machine, or ends within seconds."""
         end = time.monotonic() + CLOSING
         while process.alive(self._known.get(0, {})):
             if time.monotonic() > end:
@@ -100,7 +100,7 @@ class ProcessWatch:
                 self._end(why(), stopped())
 
     def _end(self, error: ConfigError, stopped: bool) -> None:
-        """Without waiting for the main thread, which hangs. What is saved is whole, as files get their names last."""
+        """End without waiting for the main thread, which hangs. Saved files are complete, as they are renamed last."""
         last = threading.Thread(target=self._last_words, args=(error, stopped), daemon=True)
         last.start()
         last.join(CLOSING)

@@ -1,4 +1,4 @@
-"""Random numbers of a training: agreed on by all processes, and the same again after a resume."""
+"""Random numbers of a training: the same in all processes, and after a resume."""
 
 import hashlib
 import random
@@ -12,7 +12,7 @@ def seed_everything(seed: int | None, ranks: int) -> int:
     """Seed Python, NumPy and PyTorch; returns the seed, which is drawn where none is given."""
     if seed is None:
         box = [random.SystemRandom().randint(0, 2**31 - 1)]
-        if ranks > 1:  # all processes must agree on the order of the data
+        if ranks > 1:  # all processes need the same order of the data
             torch.distributed.broadcast_object_list(box)
         seed = box[0]
     random.seed(seed)
@@ -30,7 +30,7 @@ def derive_seed(text: str) -> int:
 class StepGenerators:
     """Generators that depend on the seed, the step and the batch's number in it, and on nothing drawn before.
 
-    So a resumed step draws what it would have drawn, and no validation or sample shifts the noise that follows.
+    So a resumed step draws the same numbers, and no validation or sample changes the noise of later steps.
     """
 
     def __init__(self, seed: int, device: torch.device, rank: int) -> None:

@@ -1,4 +1,4 @@
-"""Sample images during training: the same prompts and seeds again and again, so that progress can be seen."""
+"""Sample images during training, from the same prompts and seeds each time, so that they can be compared."""
 
 import time
 from collections.abc import Sequence
@@ -26,16 +26,16 @@ from library.train.world import World
 
 # Why: docs/decisions/2026-11-20-previews-run-eagerly.md
 class SampleRunner:
-    """Samples the prompt file when it is due, as it is then: it may be changed while the training works.
+    """Generates the images of the prompt file when due. The file is read again if it was changed during the training.
 
-    Neither the random numbers nor the compiled graphs of training notice: every image has a generator of its own, and
-    the blocks run eagerly while sampling.
+    Random numbers and compiled graphs of the training stay as they are: every image has its own generator, and the
+    blocks run eagerly while sampling.
     """
 
     def __init__(self, family: Family, components: ModelComponents, config: RunConfig) -> None:
         self._components, self._config = components, config
         sample = config.sample
-        self.wanted = bool(sample.sample_prompts)  # they can be asked for at any time, whatever the plan
+        self.wanted = bool(sample.sample_prompts)  # the user may request samples at any time
         self._prompts: list[Prompt] = []
         if not self.wanted:
             return
@@ -57,7 +57,8 @@ class SampleRunner:
         return [prompts.with_defaults(prompt, self._defaults, self._multiple) for prompt in found]
 
     def encode_prompts(self, world: World, journal: Journal) -> None:
-        """Encode the prompts while the text encoders are there: with cached text they leave before the first step."""
+        """Encode the prompts while the text encoders are loaded: with cached text they are freed before the first
+        step."""
         if self.wanted and self._config.cache.text:
             journal.phase(Text("encoding the sample prompts"))
             for encoder in self._components.encoders.values():
@@ -104,7 +105,7 @@ class SampleRunner:
                     if training.method.shards or number % world.ranks == world.rank:
                         try:
                             self._sample_one(number, prompt, training, made)
-                        except ConfigError as error:  # a full disk, a control image that is gone: no step needs it
+                        except ConfigError as error:  # a full disk or a missing control image
                             problem = error.said
                     journal.phase(Text("generating samples"), number + 1, len(self._prompts))
         except WorkCancelled:
@@ -114,7 +115,7 @@ class SampleRunner:
         self._tell(world.gather((made, problem)), training)
 
     def _tell(self, found: Sequence[tuple[dict[int, Path], str]], training: Training) -> None:
-        """Tell in the first process what the others have generated, and what any could not."""
+        """Report in the first process what the others have generated, and which samples failed."""
         world, journal = training.world, training.journal
         if not world.main:
             return
@@ -127,7 +128,7 @@ class SampleRunner:
                         journal.sampled(training.clock.step, number, path, image, self._prompts[number])
 
     def _read_again(self, world: World, journal: Journal) -> None:
-        """Sample what the prompt file holds now, if it was changed since it was read; one process reads it for all."""
+        """Read the prompt file again if it has changed; the first process reads it for all."""
         stamp, changed = self._stamp(), None
         if world.main and stamp is not None and stamp != self._seen:
             self._seen = stamp
@@ -142,7 +143,7 @@ class SampleRunner:
         journal.say(f"{self._file.name} was changed: {len(changed)} sample prompts from here on")
         if not (self._config.cache.text and self._sampler.unknown(self._requests())):
             return
-        # The text encoders have left the GPU for good; a few prompts are encoded on the processor.
+        # The text encoders were freed; they are loaded to the CPU for these few prompts.
         journal.phase(Text("encoding the sample prompts"))
         read = {name: waiting.read() for name, waiting in self._components.read_again.items()}
         self._components.encoders |= read
@@ -180,7 +181,7 @@ class SampleRunner:
 
 
 def request_of(prompt: Prompt) -> SampleRequest:
-    """What a sampler is asked for by a prompt with its defaults filled in; its images are read."""
+    """The request to a sampler for a prompt whose defaults are filled in; reads its images."""
     filled: dict[str, Any] = {"width": prompt.width, "height": prompt.height, "steps": prompt.sample_steps}
     filled |= {"scale": prompt.scale, "guidance": prompt.guidance_scale, "seed": prompt.seed}
     filled["shift"] = prompt.flow_shift or None  # 0 would end the sampling at its first step

@@ -1,4 +1,4 @@
-"""The log of the steps: each one's numbers, written down once they have arrived, and watched for NaN."""
+"""The log of the steps: each step's numbers, logged once they are on the host, and checked for NaN."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +19,7 @@ from library.train.world import World
 
 # Why: docs/decisions/2026-11-22-losses-read-without-waiting.md
 class StepLog:
-    """Takes the numbers of each step and hands them to the journal. As a context manager it hands on the last ones."""
+    """Takes the numbers of each step and hands them to the journal; on leaving the context, also the last ones."""
 
     def __init__(
         self, config: RunConfig, clock: Clock, world: World, journal: Journal, precompiler: Precompiler
@@ -60,12 +60,13 @@ class StepLog:
         self._read(self.meter.lines() if self._world.ranks == 1 else self.meter.lines_until(step - 1))
 
     def settle(self) -> None:
-        """What comes next is no step, and relies on all before it: read their numbers, raise where one is NaN."""
+        """Call before work between two steps: read the numbers of all steps so far, raise where one is NaN."""
         self.meter.pause()
         self._read(self.meter.lines(wait=True))
 
     def _read(self, lines: Sequence[Line]) -> None:
-        """Write down what has arrived. Several processes read the lines of a step at the same time, and all stop."""
+        """Log the numbers that have arrived. Several processes read the lines of the same step together, and all stop
+        together."""
         for line, images in lines:
             self._journal.requests.agree({name for name in ASKED if line.pop(name, 0.0) > 0})
             self._journal.step(line, self.meter.total)

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 WARM_UP = 3  # steps left out of the speed: they load kernels and compile
 RECENT = 50  # steps that the remaining time is judged by
-SPACING = 2.0  # seconds between two looks at the memory: each costs as much as the rest of a line in the log
+SPACING = 2.0  # seconds between two reads of the memory in use: one costs as much as the rest of a log line
 GIB = 2**30
 
 BatchLoss = tuple[Tensor, list[str]]  # its loss, a scalar on the device, and the files of its images
@@ -61,7 +61,8 @@ class Meter:
         compiled: bool = False,
         timestamps: Sequence[Any] = (),
     ) -> None:
-        """Note a step. `values` are scalars on the device; `compiled` marks a step that is not typical of the speed.
+        """Note a step. `values` are scalars on the device; with `compiled` (something was compiled in it) it is left
+        out of the average speed.
 
         `timestamps` are those that StepTimer took of it.
         """
@@ -85,7 +86,7 @@ class Meter:
         self._pending.append(_Pending(line, stacked, tuple(values), images, arrived, list(timestamps)))
 
     def pause(self) -> None:
-        """What comes next is no step (a save, samples): leave it out of the speed."""
+        """Call before work between two steps (saving, sampling), which is left out of the speed."""
         self._last = 0.0
 
     def lines(self, wait: bool = False) -> list[Line]:
@@ -135,10 +136,10 @@ class Meter:
 # Why: docs/decisions/2026-11-20-step-time-by-gpu-events.md
 @dataclass
 class StepTimer:
-    """Takes the timestamps by which the seconds of a step are told apart: waiting for data, copying, computing.
+    """Takes the timestamps that split the time of a step into waiting for data, copying to the device, and computing.
 
-    On a GPU they are events in its own stream, so the answer is the GPU's and not that of the host, which runs ahead;
-    they are read when the numbers of the step have arrived anyway, and nothing waits for them.
+    On a GPU they are events of its stream, since the host runs ahead of it. They are read when the numbers of the step
+    have arrived anyway, so nothing waits for them.
     """
 
     device: torch.device
@@ -163,7 +164,7 @@ class StepTimer:
         return there
 
     def ended(self) -> list[Any]:
-        """The timestamps of the step that ends here, for `seconds`; empty where a part of it was not watched."""
+        """The timestamps of the step that ends here, for `seconds`; empty if its beginning was not recorded."""
         complete = len(self._timestamps) >= 2
         timestamps, self._timestamps = self._timestamps, []
         return [*timestamps, self._now()] if complete else []
@@ -198,7 +199,8 @@ class MemoryWatch:
         self._device, self._process, self._next = device, psutil.Process(), 0.0
 
     def now(self) -> dict[str, float]:
-        """GiB held now, for a line in the log: of the GPU, or without one of the computer; now and then only."""
+        """{"memory_gb": GiB in use on the GPU, or without one in RAM}; empty within SPACING seconds of the last
+        read."""
         if time.monotonic() < self._next:
             return {}
         self._next = time.monotonic() + SPACING
@@ -207,7 +209,7 @@ class MemoryWatch:
         return {"memory_gb": round(held / GIB, 2)}
 
     def peaks(self) -> dict[str, float | None]:
-        """The most that was held, in GiB: by tensors on the GPU (None without one), and of the computer's memory."""
+        """Peak memory in GiB: of tensors on the GPU (None without one), and of RAM."""
         gpu = cudagraph.peak(self._device) if self._device.type == "cuda" else None
         if sys.platform == "win32":
             ram = self._process.memory_info().peak_wset

@@ -35,7 +35,7 @@ class Stepper:
         self.timer = StepTimer(world.device)
         # A step can be dropped between its batches, and by one process alone.
         self._droppable = size > 1 and world.ranks == 1
-        self._before: dict[str, Any] = {}  # where everything stood before this step
+        self._before: dict[str, Any] = {}  # clock, data and random state before this step
         self.read_error: ConfigError | None = None  # why the next step could not be read; no step follows
 
     def __iter__(self) -> Iterator[list[Batch]]:
@@ -54,7 +54,7 @@ class Stepper:
                 self._remember()
 
     def _windows(self) -> Iterator[list[Batch]]:
-        """The batches of the steps of this epoch, up to those that a process cannot read: none begins that step."""
+        """Windows of this epoch; ends before the first one that any process fails to read, and sets `read_error`."""
         rest, window = windows(self.batches, self._size), list[Batch]()
         while not self.read_error:
             try:
@@ -94,7 +94,7 @@ class Stepper:
             self._before["random"] = rng.get_rng_state(self.world.device)
 
     def drop_step(self) -> None:
-        """Restore clock, place in the data and random state of before this step. Weights have not changed within it."""
+        """Restore clock, data position and random state from before this step; weights have not changed in it."""
         clock, known = self.clock, self._before["clock"]
         clock.step, clock.epoch, clock.in_epoch = (
             known[name] for name in ("current_step", "current_epoch", "step_in_epoch")

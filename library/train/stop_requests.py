@@ -1,8 +1,8 @@
-"""How a training is asked to stop: by Ctrl+C, by a polite kill, by the page, or because its launcher is gone.
+"""Requests to stop a training: Ctrl+C, SIGTERM, a button of the page, or a launcher that has ended.
 
-The first request ends it after its step, with a file and a state saved. A second signal, or "Stop now" in the page,
-ends the step early: what has been learned is saved all the same. Before the first step there is nothing to save, and it
-ends at once. Only a third signal ends it without saving, and the line about the second one says so.
+The first request ends it after the current step and saves a file and a state. A second signal, or "Stop now", ends the
+step early: what has been learned is saved all the same. Before the first step there is nothing to save, and it ends at
+once. Only a third signal ends it without saving, and the line about the second one says so.
 """
 
 import _thread
@@ -21,13 +21,13 @@ from library.config import environment
 from library.runs import layout
 from library.train.process_watch import ProcessWatch
 
-ASKED = ("stop", *layout.REQUESTS, "backup")  # all that a run can be asked for while it works; the last by its clock
+ASKED = ("stop", *layout.REQUESTS, "backup")  # all requests to a running training; the last is timed
 
 SIGNALS = ("SIGINT", "SIGTERM", "SIGBREAK", "SIGHUP")  # Windows has the third, others the fourth
-WAYS = ("", "after_step", "now")  # to end, the more urgent the later
-WATCH = 0.5  # seconds between two looks for "now" before the first step, which may be minutes of loading and compiling
+WAYS = ("", "after_step", "now")  # how a stop was requested, in order of urgency
+WATCH = 0.5  # seconds between two checks for "now" before the first step
 ONE_REQUEST = 1.0  # seconds in which signals are the same request: a terminal and torchrun both hand Ctrl+C on
-SHARE = 0.01  # of the time may go into looking at the disk; the folder may be on a slow network
+SHARE = 0.01  # of the time may be spent on reading requests from the disk, which may be a slow network share
 FIRST = "Stopping after this step, then saving a file and a state. Ctrl+C once more ends the step early, and saves."
 SECOND = "Ending this step early, then saving. Ctrl+C once more kills the training: what is not saved by then is lost."
 TORCHRUN = " If Ctrl+C has reached torchrun as well, it kills the training in 30 s, saved or not."
@@ -36,17 +36,17 @@ LAUNCHERS = ("accelerate", "accelerate-launch", "torchrun", "accelerate.commands
 
 # Why: docs/decisions/2026-11-20-requests-are-files.md
 class Stopped(KeyboardInterrupt):
-    """The training was stopped before its first step: nothing has been learned that could be saved."""
+    """The training was stopped before its first step: there is nothing to save."""
 
 
 class WorkCancelled(Exception):
-    """Somebody cannot wait for the end of this piece of work; what was learned before it is to be saved."""
+    """An immediate stop was requested: drop the current work, then save what was trained before it."""
 
 
 class ControlRequests:
     """Listens for the request to stop. `record` is the run's record, in the process that writes one.
 
-    There, every so many `minutes` after the last state was saved, another one ("backup") is a request, too.
+    There, `minutes` after the last state was saved, "backup" counts as requested.
     """
 
     def __init__(
@@ -55,19 +55,19 @@ class ControlRequests:
         self._record, self._process_watch = record, process_watch
         self._every = minutes * 60 if minutes and record else math.inf
         self._next_state = math.inf
-        self._signals, self._last = 0, 0.0  # how many have come, and when the newest did
+        self._signals, self._last = 0, 0.0  # number of signals, and time of the newest
         self._how = ""  # of WAYS
-        self._told = ""  # what the record knows of it
+        self._told = ""  # what is written in the record
         self._patient = self._learned = self._raised = self._ending = self._own = False
         self._next_look = 0.0
-        self._requested: set[str] = set()  # what to do after this step, and then go on
-        self._agreed: set[str] = set()  # of ASKED, what all processes know of
+        self._requested: set[str] = set()  # of ASKED but "stop", since `flags` was called last
+        self._agreed: set[str] = set()  # of ASKED, what all processes know
         self._launcher = _launcher()
         self._before: dict[int, Any] = {}
         self._wakeup_read: socket.socket | None = None
 
     def listen(self) -> None:
-        """Take signals over, until `forget`. Only a main thread can; elsewhere signals are not ours."""
+        """Install signal handlers, until `forget`. Only possible in the main thread; does nothing elsewhere."""
         if threading.current_thread() is not threading.main_thread():
             return
         # The system writes the signal's number into this pair at once, whatever the main thread is busy with.
@@ -77,17 +77,17 @@ class ControlRequests:
         for name in SIGNALS:
             number = getattr(signal, name, None)
             if number is None or (name == "SIGHUP" and signal.getsignal(number) == signal.SIG_IGN):
-                continue  # nohup has said that a closed terminal shall not matter
+                continue  # under nohup SIGHUP stays ignored
             self._before[number] = signal.signal(number, self._interrupt)
         threading.Thread(target=self._read_signals, args=(self._wakeup_read,), name="signals", daemon=True).start()
         if self._record:
             threading.Thread(target=self._watch, name="stop file", daemon=True).start()
 
     def forget(self) -> None:
-        """Give signals back to whom they belonged."""
+        """Restore the signal handlers from before."""
         if self._wakeup_read is None:
             return
-        self.end()  # nobody interrupts who would not know why any more
+        self.end()  # no interruption any more, which nothing would handle
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         signal.set_wakeup_fd(self._other)
@@ -96,18 +96,18 @@ class ControlRequests:
         self._wakeup_read = None
 
     def defer_signals(self) -> None:
-        """From now on there is something to save: a signal is noted, and interrupts nothing."""
+        """From now on there is something to save: a signal sets a flag instead of interrupting."""
         self.check()
         self._patient = True
         self.state_saved()
 
     @property
     def interrupted(self) -> bool:
-        """Whether Stopped was raised wherever the main thread was."""
+        """Whether Stopped was raised in the main thread by a signal."""
         return self._raised
 
     def stopped_early(self) -> bool:
-        """Whether somebody asked for the end before the first step was done."""
+        """Whether a stop was requested before the first step was done."""
         return bool(self._how) and not self._learned
 
     def step_done(self) -> None:
@@ -115,12 +115,12 @@ class ControlRequests:
         self._learned = True
 
     def state_saved(self) -> None:
-        """From now on counts the time to the next, and none that was asked for by the clock is due."""
+        """A state was saved: restart the timer of backups, and drop a backup that was due."""
         self._agreed.discard("backup")
         self._next_state = time.monotonic() + self._every
 
     def asked(self) -> bool:
-        """Whether somebody wants the training to stop. Cheap enough for every step."""
+        """Whether a stop was requested. Cheap enough for every step."""
         begin = time.monotonic()
         if begin >= self._next_state:
             self._requested.add("backup")
@@ -136,9 +136,9 @@ class ControlRequests:
         return bool(self._how)
 
     def raise_if_cancelled(self) -> None:
-        """Within a piece of work that can be dropped: raise WorkCancelled when somebody cannot wait for its end.
+        """Within work that can be dropped: raise WorkCancelled if an immediate stop was requested.
 
-        Before the first step is done, it is Stopped, as nothing is there to be saved.
+        Before the first step is done it raises Stopped, as there is nothing to save.
         """
         if self.cancelled():
             if self._learned:
@@ -147,17 +147,17 @@ class ControlRequests:
             raise Stopped
 
     def cancelled(self) -> bool:
-        """Whether somebody cannot wait for the end of what is being done."""
+        """Whether an immediate stop was requested."""
         return self.asked() and self._how == "now"
 
     def flags(self) -> set[str]:
-        """Which of ASKED this process was asked for: "stop" from then on, the others once."""
+        """Which of ASKED were requested of this process: "stop" is repeated, the others are returned once."""
         found = {"stop"} if self.asked() else set()
         found, self._requested = found | self._requested, set()
         return found
 
     def agree(self, names: set[str]) -> None:
-        """All processes know of these: they are due after this step."""
+        """Set what is due after this step; every process has to pass the same."""
         self._agreed |= names
 
     @property
@@ -166,19 +166,19 @@ class ControlRequests:
         return "stop" in self._agreed
 
     def granted(self, name: str) -> bool:
-        """Whether "sample", "save" or "backup" is due after this step; asked once, it is forgotten."""
+        """Whether "sample", "save" or "backup" is due after this step; True once per request."""
         found = name in self._agreed
         self._agreed.discard(name)
         return found
 
     def check(self) -> None:
-        """Between two pieces of work before the first step: raise Stopped when somebody wants that."""
+        """Between two pieces of work before the first step: raise Stopped if a stop was requested."""
         if self.asked() and not self._patient:
             self.end()
             raise Stopped
 
     def end(self) -> None:
-        """The training ends: nothing interrupts what is written down of it, as an earlier request already counts."""
+        """The training ends: later signals interrupt nothing."""
         self._ending = True
 
     def _note(self, how: str) -> None:
@@ -189,7 +189,7 @@ class ControlRequests:
         return "now" if asked == "kill" else asked
 
     def _watch(self) -> None:
-        """Loading and compiling look for no requests; who wants an end now, need not wait for the first step."""
+        """A thread: before the first step, where loading and compiling check no requests, raise Stopped for "now"."""
         while self._wakeup_read is not None and not self._learned:
             if self._on_disk() == "now":
                 self._note("now")
@@ -198,19 +198,19 @@ class ControlRequests:
             time.sleep(WATCH)
 
     def _break_off(self) -> None:
-        """Raise Stopped in the main thread, as long as no step is done and it does not end already."""
+        """Raise Stopped in the main thread, unless a step is done or the training ends already."""
         if not self._learned and not self._ending:
             self._own = True
             _thread.interrupt_main(signal.SIGINT)
 
     def _alone(self) -> bool:
-        """Whether the launcher ended: a kill that was meant for the training has reached only it."""
+        """Whether the launcher has ended: a signal that was meant for the training has reached only the launcher."""
         if self._launcher is None:
             return environment.LAUNCHED and not _is_parent_there()
         return os.getppid() != self._launcher.pid if os.name == "posix" else not self._launcher.is_running()
 
     def _interrupt(self, number: int, frame: Any) -> None:
-        """In the main thread, once it gets there."""
+        """The signal handler, in the main thread: raise Stopped, unless there is something to save first."""
         if self._is_launchers(number):
             return
         now = self._how == "now" and not self._learned
@@ -227,7 +227,7 @@ class ControlRequests:
                     self._handle_signal(received[0])
 
     def _is_launchers(self, number: int) -> bool:
-        """Whether a signal is that of a launcher which has lost another process: nobody asked for a stop."""
+        """Whether the launcher sent the signal because another process has ended: no user requested a stop."""
         return number == signal.SIGTERM and self._process_watch is not None and self._process_watch.gone
 
     def _handle_signal(self, number: int) -> None:
@@ -245,7 +245,7 @@ class ControlRequests:
             self._break_off()
 
     def _end(self, number: int) -> None:
-        """Without waiting for anything, even if the main thread hangs."""
+        """End the process at once, even if the main thread hangs."""
         if self._record:
             last = threading.Thread(target=self._record.finish, args=("stopped",), daemon=True)
             last.start()
@@ -254,7 +254,7 @@ class ControlRequests:
 
 
 def _launcher() -> psutil.Process | None:
-    """The process that started this one, if that is all it is for."""
+    """The process that started this one, if it is a launcher."""
     try:
         parent = psutil.Process(environment.PARENT)
         words = parent.cmdline()[:4]
@@ -265,5 +265,6 @@ def _launcher() -> psutil.Process | None:
 
 
 def _is_parent_there() -> bool:
-    """Whether what has started this process still runs. On POSIX systems its number may belong to another by now."""
+    """Whether the process that started this one still runs. On POSIX its number may belong to another process by
+    now."""
     return os.getppid() == environment.PARENT if os.name == "posix" else psutil.pid_exists(environment.PARENT)

@@ -1,4 +1,4 @@
-"""The values that the occasional parts of a training share: validating, generating samples, saving, resuming."""
+"""Values that validation, samples, saving and resuming share."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,8 @@ from library.train.world import World
 # Why: docs/decisions/2026-11-22-values-instead-of-a-run-object.md
 @dataclass(frozen=True, slots=True)
 class Training:
-    """A training that is ready to take steps. Nothing here is replaced; clock, weights and generators go on."""
+    """A training that is ready to take steps. Fields are never replaced; clock, weights and generators change in
+    place."""
 
     world: World
     journal: Journal
@@ -47,10 +48,10 @@ class Training:
 
     @property
     def method(self) -> TrainingMethod:
-        """What learns."""
+        """The training method, which holds the trained parameters."""
         return self.compute_loss.method
 
     @property
     def generators(self) -> StepGenerators:
-        """What the steps draw from."""
+        """The generators of noise and timesteps."""
         return self.compute_loss.generators

@@ -37,8 +37,8 @@ class NonFiniteGuard:
     """
 
     def __init__(self, optimizer: Any, device: torch.device, scaled: bool, on_host: bool = False) -> None:
-        self._scaled = scaled  # a gradient scaler looks by itself
-        self.waits = on_host or device.type == "cpu"  # where reading a number costs nothing
+        self._scaled = scaled  # a gradient scaler checks gradients itself
+        self.waits = on_host or device.type == "cpu"  # whether reading a number needs no device sync
         inner = [part.optimizer for part in optimizer.bundles] if hasattr(optimizer, "bundles") else [optimizer]
         if on_host:
             # torch 2.11 to 2.13 copy the flag to the host without waiting for it (torch/optim/adam.py, _fused_adam):
@@ -48,7 +48,7 @@ class NonFiniteGuard:
         self._flagged = [one for one in inner if getattr(one, "_step_supports_amp_scaling", False)]
 
     def should_step(self, *numbers: Tensor) -> bool:
-        """Whether to step, as far as the host can know; the optimizer is told the rest."""
+        """Whether to step, as far as the host knows; on a GPU the optimizer gets a flag for the rest."""
         if self._scaled or not (self.waits or self._flagged):
             return True
         finite = torch.stack([number.detach().float() for number in numbers]).isfinite().all()
@@ -70,7 +70,7 @@ class Updates:
         self._norm_limit = config.network.scale_weight_norms if isinstance(config, AdapterRun) else None
         self._early = bool(config.optim.stepped_early)
         self._shards, self._averager = method.shards, None
-        if world.ranks > 1 and not self._early:  # optimizers that step early average by themselves
+        if world.ranks > 1 and not self._early:  # an optimizer that steps early averages its gradients itself
             gradients.broadcast(p.detach() for p in self._parameters if not rows_of(p))
             whole = [p for p in gradients.by_arrival(method) if not rows_of(p)]
             self._averager = gradients.GradientAverager(whole, world.ranks)
@@ -78,12 +78,12 @@ class Updates:
         self.raw_optimizer = optimizers.optimizer(method, config, seed)
         if self._early:
             self.raw_optimizer.step_early(self._limit, world.average if world.ranks > 1 else None)
-        # Blocks that wait in host memory, if they learn; adapters never leave the device.
+        # Swapped blocks, if they are trained; adapters never leave the device.
         self._swap = swapping.find_trainable_swap(method.denoiser) if method.denoiser else None
         on_host = self._swap is not None and self._swap.learn == "host"
         if world.scaler is not None and ((half := config.precision.full_fp16) or on_host):
             world.accelerator.scaler = torch_private.GradScaler(world.device.type, half, on_host)
-        # As accelerate has it, the schedule advances once for every process: warm-up steps are counted in its steps.
+        # As in accelerate, the schedule advances once per process in each step: warm-up steps are counted like that.
         self.schedule = schedule(self.raw_optimizer, config, total_steps * world.ranks)
         self.optimizer = world.accelerator.prepare_optimizer(self.raw_optimizer, device_placement=False)
         self.average = ExponentialMovingAverage.wanted(method, config, world.device, world.main)
@@ -99,7 +99,7 @@ class Updates:
 
     @property
     def gradients_sent(self) -> bool:
-        """Whether gradients of this step were sent to other processes already, so that it cannot be computed again."""
+        """Whether gradients of this step were sent to other processes already, so that the step cannot be repeated."""
         return bool(self._averager and self._averager.begun)
 
     def average_gradients(self) -> None:
@@ -113,7 +113,7 @@ class Updates:
         """Clip the gradients to max_grad_norm; returns their norm before, {} where it is not known."""
         if self._swap:
             self._swap.sync_to_host()
-        if self._early:  # each was clipped alone, when it came
+        if self._early:  # each gradient was clipped by itself within the backward pass
             return {} if (norm := self.raw_optimizer.norm()) is None else {"grad_norm": norm}
         if not self._limit:
             return {}
@@ -123,7 +123,7 @@ class Updates:
         return {"grad_norm": norm.to(self._world.device)}
 
     def should_step(self, *numbers: Tensor) -> bool:
-        """Whether to step: not where the loss or the norm is NaN or infinite, as far as that is known by now."""
+        """Whether to step: not if loss or norm are NaN or infinite, as far as the host knows."""
         return self._guard.should_step(*numbers)
 
     def step(self, watched: bool = False) -> dict[str, Tensor]:
@@ -139,29 +139,30 @@ class Updates:
         return norms
 
     def limit_norms(self) -> dict[str, Tensor]:
-        """`scale_weight_norms`: shrink adapters that have become too large; returns how many and how large they are."""
+        """`scale_weight_norms`: shrink adapters above the limit; returns how many, and their average and maximum
+        norm."""
         if not self._norm_limit:
             return {}
         return {NORMS[name]: value for name, value in self._method.limit_norms(self._norm_limit).items()}
 
     def zero_grad(self) -> None:
         """Release all gradients."""
-        self.raw_optimizer.zero_grad(set_to_none=True)  # accelerate's wrapper looks up its signature every time
+        self.raw_optimizer.zero_grad(set_to_none=True)  # accelerate's wrapper inspects the signature in each call
         if self._swap:
             self._swap.forget_gradients()
 
     def average_weights(self, step: int) -> None:
-        """Take the weights after a step into their moving average, where one is kept."""
+        """Update the moving average of the weights, if there is one."""
         if self.average:
             self.average.update(step)
 
     def state_dict(self) -> State:
-        """What the optimizer keeps, as of one that steps whole weights; all processes have to ask."""
+        """The optimizer's state as for whole weights; a collective: every process has to call it."""
         state = self.raw_optimizer.state_dict()
         return self._by_part(state, self._shards.offered_state) if self._shards else state
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from there, with this process' part of it. Raises what optimizers do for a state of another kind."""
+        """Load this process' part of a state. Raises what optimizers raise for a state that does not fit."""
         self.raw_optimizer.load_state_dict(self._by_part(state, own_state) if self._shards else state)
 
     def _by_part(self, state: State, change: Callable[[State, Sequence[nn.Parameter]], State]) -> State:
@@ -172,7 +173,7 @@ class Updates:
         return {**state, "bundles": [change(known, [p for _, p in bundle.weights]) for known, bundle in pairs]}
 
     def rates(self) -> dict[str, float]:
-        """Learning rates by the group's name; of an optimizer that finds its own step, also times that."""
+        """Learning rates by the group's name; for an optimizer with its own step size also their product."""
         found = {}
         for i, group in enumerate(self.raw_optimizer.param_groups):
             name, rate = group.get("name") or f"group{i}", float(group["lr"])

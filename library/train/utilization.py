@@ -1,4 +1,4 @@
-"""Which share of what a GPU can multiply the steps of a training made use of (MFU, model FLOPs utilisation)."""
+"""Model FLOPs utilization (MFU): the share of a GPU's peak that the steps of a training reach."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""The loss on images that are held back: whether the training still learns, or only remembers."""
+"""The loss on images that are held back for validation, which shows overfitting."""
 
 import contextlib
 from collections.abc import Iterable, Iterator
@@ -23,7 +23,7 @@ from library.train.training import Training
 class ValidationRunner:
     """Measures the same batches with the same noise again and again, at the noise levels of the family.
 
-    Neither the random numbers nor the compiled graphs of training notice.
+    Random numbers and compiled graphs of the training stay as they are.
     """
 
     def __init__(self, training: Training, images: ImageSet) -> None:
@@ -49,9 +49,9 @@ class ValidationRunner:
                     training.journal.validated(when, training.clock, losses, training.step_log.meter.average)
 
     def _measure(self, batches: Batches) -> dict[str, float]:
-        """The mean loss at each noise level, over all processes; nothing where one of them could not get to the end.
+        """The mean loss at each noise level, over all processes; empty if one of them was interrupted or failed.
 
-        What cannot be read is said, and ends no training, as nothing is learned here.
+        An image that cannot be read causes a warning and does not end the training.
         """
         training = self._training
         levels, world, components = training.family.validation_timesteps, training.world, training.components
@@ -84,7 +84,8 @@ class ValidationRunner:
     def _own_batches(self, batches: Batches) -> Iterator[tuple[int, Batch, bool]]:
         """The batches of this process with their numbers, on the device and as latents, and whether they count.
 
-        Processes with parts of one model have to compute equally often: who lacks a batch takes the last one again.
+        Processes with shards of one model must run equally many passes: one that lacks a batch takes the last one
+        again.
         """
         training, world = self._training, self._training.world
         numbered = list(enumerate(batches.draws(epoch=1)))[: getattr(self._options, "max_validation_steps", None)]
@@ -118,7 +119,7 @@ class ValidationRunner:
 
 @contextlib.contextmanager
 def evaluation_mode(networks: Iterable[nn.Module], training: Training) -> Iterator[None]:
-    """Networks in evaluation mode and without compiled blocks, nothing learns; afterwards all is as before.
+    """Inside, networks are in evaluation mode, run eagerly and without gradients; afterwards all is as before.
 
     A compiled block would need other graphs here, and compiling them would cost more than running eagerly. Raises
     WorkCancelled out of the first network when somebody wants the training to end now.
@@ -132,7 +133,7 @@ def evaluation_mode(networks: Iterable[nn.Module], training: Training) -> Iterat
             raise WorkCancelled
 
     hook = networks[0].register_forward_pre_hook(check, prepend=True)
-    # One by one: adapters are in training mode inside of a denoiser that is not.
+    # Mode by module: inside a denoiser in evaluation mode its adapters are in training mode.
     modes = [(module, module.training) for network in networks for module in network.modules()]
     for module, _ in modes:
         module.training = False

@@ -21,7 +21,7 @@ from library.train.step_metrics import MemoryWatch
 
 T = TypeVar("T")
 CLOSING = 15  # seconds after a failure in which a process of several has to end
-TIMEOUT, TIMEOUT_OF_GPUS = 30, 10  # minutes that PyTorch lets processes wait for each other
+TIMEOUT, TIMEOUT_OF_GPUS = 30, 10  # minutes: PyTorch's default timeouts of collectives
 
 
 class World:
@@ -37,19 +37,19 @@ class World:
             handlers.append(InitProcessGroupKwargs(timeout=datetime.timedelta(minutes=options.ddp_timeout)))
         os.environ.pop("ACCELERATE_USE_FSDP", None)  # `fsdp` says so, and accelerate would shard in its own way
         self._sharded = options.fsdp
-        no_gpu = not torch.cuda.is_available()  # unless told so, several processes on a CPU do not find each other
+        no_gpu = not torch.cuda.is_available()  # without cpu=True several processes on a CPU form no group
         self.accelerator = Accelerator(
             mixed_precision=config.precision.mixed_precision, cpu=no_gpu, kwargs_handlers=handlers
         )
         self.device: torch.device = self.accelerator.device
-        if self.device.type == "cpu":  # of several processes it has a number, which torch.load does not understand
+        if self.device.type == "cpu":  # with several processes it is "cpu:0", which torch.load does not accept
             self.device = torch.device("cpu")
         self.main: bool = self.accelerator.is_main_process
         self.rank: int = self.accelerator.process_index
         self.ranks: int = self.accelerator.num_processes
         self.storage_dtype, self.compute_dtype = fp8_storage.storage_type(config), fp8_storage.compute_type(config)
         self.memory = MemoryWatch(self.device)
-        # Before the collectives of GPUs give up, which end the process without a word.
+        # Shorter than the timeout of NCCL, which ends the process without a message.
         timeout = 0.9 * 60 * (options.ddp_timeout or (TIMEOUT if no_gpu else TIMEOUT_OF_GPUS))
         self.messages = Messages(self.rank, self.ranks, timeout) if self.ranks > 1 else None
 
@@ -58,7 +58,7 @@ class World:
 
     def __exit__(self, *error: object) -> None:
         if self.ranks > 1 and torch.distributed.is_initialized():
-            if error[0]:  # what was sent may never be answered, and to end waits for it, as the others do for this end
+            if error[0]:  # destroying the group waits for pending collectives, which other processes may never answer
                 faulthandler.dump_traceback_later(CLOSING, exit=True)
             torch.distributed.destroy_process_group()
 
@@ -68,16 +68,16 @@ class World:
         return self.accelerator.scaler
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
-        """Mixed precision, as asked for. It stays around compiled blocks, never inside of them."""
-        if self._sharded and self.ranks > 1:  # kept copies of weights would be those of all blocks at once
+        """The context of mixed precision. It surrounds compiled blocks and is never entered inside of one."""
+        if self._sharded and self.ranks > 1:  # the cache would keep cast weights of all blocks at once
             return self.accelerator.autocast(AutocastKwargs(cache_enabled=False))
         return self.accelerator.autocast()
 
     def place(self, components: ModelComponents, trained: Mapping[str, bool], cached: Any, keep_vae: bool) -> None:
-        """Move the VAE and the text encoders to the device, and let those go whose outputs are cached.
+        """Move the VAE and the text encoders to the device, and free those whose outputs are cached.
 
-        `cached` is the config's cache section. What is still deferred is not needed. The denoiser is placed in
-        `prepare_denoiser`.
+        `cached` is the config's cache section. Networks that are still deferred are not needed. The denoiser is placed
+        by `prepare_denoiser`.
         """
         components.deferred.clear()
         held = components.vae, *components.encoders.values()
@@ -87,7 +87,7 @@ class World:
             components.vae = None
         for name in list(components.encoders):
             if cached.text and not trained.get(name):
-                components.encoders.pop(name).to("cpu")  # a model that learns keeps them for its file
+                components.encoders.pop(name).to("cpu")  # a full fine-tune keeps them for its file
             else:
                 components.encoders[name].to(self.device)
         if any(network not in (components.vae, *components.encoders.values()) for network in held):
@@ -109,5 +109,5 @@ class World:
         return found
 
     def wait_for_everyone(self) -> None:
-        """Let every process come to this line."""
+        """Barrier: return when all processes have called it."""
         self.accelerator.wait_for_everyone()
