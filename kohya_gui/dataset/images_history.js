@@ -30,7 +30,7 @@ export function showHistory(past) {
   undo.disabled = !past.length;
   undo.title = past.length ? say("Undo: {change}", { change: past[0].title }) : "Nothing to undo";
   part("[data-panel=past] summary small").textContent = past.length ? say("{count} can be undone, last: {change}", { count: past.length, change: past[0].title }) : "nothing to undo";
-  part(".past").replaceChildren(...past.map((entry) => make("li", {}, make("span", {}, entry.title), make("small", {}, new Date(entry.when * 1000).toLocaleString()),
+  part(".past").replaceChildren(...past.map((entry) => make("li", {}, make("span", {}, entry.title), make("small", {}, new Date(entry.when * 1000).toLocaleString(document.documentElement.lang || [])),
     /caption/i.test(entry.title) && makeButton("Compare", () => compare(entry.id), { className: "plain", "aria-label": say("Compare the captions before and after: {change}", { change: entry.title }) }))));
   if (shown && !past.some(({ id }) => id === shown)) close();
 }

@@ -208,11 +208,11 @@ class FormApi:
 
 def menu(tab: str, families: Mapping[str, str]) -> str:
     """The button that opens the list of presets, each with its sentence; a profile is in the section that it is for."""
-    groups = ""
+    groups, gpu = "", start_preset.training_gpu()
     for family, members in groupby(presets.of_kind(tab, families), key=lambda preset: preset.family):
         made = "".join(
             f'<button type="button" class="preset" data-preset="{preset.id}"><b>{escape(preset.title)}</b>'
-            f"{_lines(compile_summary.about(preset))}</button>"
+            f"{_lines(start_preset.about(preset, gpu))}</button>"
             for preset in members
         )
         groups += f'<section data-family="{family}"><h4>{escape(families[family])}</h4>{made}</section>'

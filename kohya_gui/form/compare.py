@@ -1,16 +1,16 @@
 """What differs between two of: the form, a run, a preset, a file of settings of any trainer."""
 
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from kohya_gui.form import presets
+from kohya_gui.i18n import dates
 from kohya_gui.server import paths
 from library import importers
 from library.config.building import build, draft
 from library.config.formats import read_toml
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, Text
 from library.config.schema import flat, options
 from library.families import RUNS, config_class, facts
 from library.runs import layout, reader
@@ -21,14 +21,14 @@ RUNS_SHOWN = 30
 
 def choices(trains: str) -> list[tuple[str, str]]:
     """What can be compared: its name for people, and its key."""
-    runs = [(f"{_named(run)}", f"run:{run.id}") for run in reader.runs()[:RUNS_SHOWN]]
+    runs = [(_named(run), f"run:{run.id}") for run in reader.runs()[:RUNS_SHOWN]]
     ready = [(p.title, f"preset:{p.id}") for p in presets.presets(trains) if not p.is_profile]
     return [("This form", FORM), *runs, *ready]
 
 
 def _named(run: reader.RecordedRun) -> str:
-    when = time.strftime("%d %b %H:%M", time.localtime(run.facts.get("started", 0)))
-    return f"{run.facts.get('output_name') or run.id} · {when}"
+    when = dates.moment(run.facts.get("started", 0))
+    return Text("{name} · {when}", name=run.facts.get("output_name") or run.id, when=when)
 
 
 def config_of(key: str, form: Callable[[], Any], roots: Sequence[Path]) -> tuple[str, Any]:

@@ -19,6 +19,7 @@ PRODUCTS = ("fp8_compute", "int8_compute", "auto_compute")
 FP8 = (8, 9)  # the capability from which a GPU multiplies in fp8: RTX 40
 BF16 = (8, 0)  # and from which in bf16: A100, RTX 30
 ALONE = "nothing else on the GPU"  # what a preset's sentence says where there is no memory to spare
+SPARE = 2  # GB that a GPU has more than a preset is for, from which on other programs fit beside it
 OF_A_GPU = ("compiled", "CUDA graphs", ALONE)  # what it says that needs a GPU
 
 
@@ -106,6 +107,13 @@ def _in_fp16(made: Any, changes: JsonObject) -> Any:
         return None
 
 
+def about(preset: presets.Preset, gpu: Gpu | None) -> str:
+    """A preset's sentence, less what does not hold for this GPU: one with more memory has room for other programs."""
+    text = compile_summary.about(preset)
+    needs_all = gpu is not None and not machine.has_memory(gpu.memory, preset.gigabytes + SPARE)
+    return text if needs_all else text.replace(f", {ALONE}", "")
+
+
 def start(kind: str, preset: presets.Preset, config: type, folder: str, why: str = "") -> JsonObject:
     """A preset as the page's scripts take it: what it is, and what it makes other than the defaults, as fields show
     it; with a name for the result and a `folder` for results, which presets leave open."""
@@ -113,7 +121,7 @@ def start(kind: str, preset: presets.Preset, config: type, folder: str, why: str
     made, known = applied(preset, config, {}, notes), options(config)
     given = {name: shown_value(known[name], value) for name, value in flat(changed(made)).items()}
     given |= {"output_name": f"{preset.family}-{kind}"} | ({"output_dir": folder} if folder else {})
-    text = compile_summary.about(preset)
+    text = about(preset, training_gpu())
     if not made.compile.compile:  # which the preset's figures rest on, and which only a GPU does
         sets = text.partition("; ")[0].removesuffix(".").split(", ")
         text = ", ".join(piece for piece in sets if piece not in OF_A_GPU)

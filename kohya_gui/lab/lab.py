@@ -13,6 +13,7 @@ import gradio as gr
 
 from kohya_gui.form import compile_summary
 from kohya_gui.form.form import SettingsForm, shown_value
+from kohya_gui.i18n import dates
 from kohya_gui.i18n.sentences import data
 from kohya_gui.panel.html import STATES
 from kohya_gui.server import paths
@@ -153,9 +154,9 @@ def begun(kind: str, arguments: Sequence[str]) -> str:
 
 def title(job: jobs.BackgroundJob) -> str:
     """Kind, moment and subject, for the list."""
-    when = time.strftime("%d %b %H:%M", time.localtime(job.started))
+    when = dates.moment(job.started)
     subject = job.result.get("subject", {}).get("title", "")
-    return " · ".join(filter(None, (KINDS.get(job.kind, job.kind), when, subject)))
+    return listed([piece for piece in (KINDS.get(job.kind, job.kind), when, subject) if piece], " · ")
 
 
 def view(job: jobs.BackgroundJob) -> JsonObject:
@@ -250,7 +251,7 @@ def cache(result: JsonMapping) -> JsonObject:
         sizes["removed"] = f"{result['removed'] / 1e9:.2f}"
     return {
         "verdict": Text(template, **sizes),
-        "rows": [[f["name"], f"{f['bytes'] / 1e9:.2f} GB", time.strftime("%d %b %Y", time.localtime(f["used"]))]
+        "rows": [[f["name"], f"{f['bytes'] / 1e9:.2f} GB", dates.date(f["used"])]
                  for f in result["kept"]],
     }  # fmt: skip
 

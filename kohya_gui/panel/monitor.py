@@ -7,6 +7,7 @@ from typing import Any
 
 import gradio as gr
 
+from kohya_gui.i18n import dates
 from kohya_gui.panel import actions, charts, html, samples
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.json_types import JsonObject
@@ -118,7 +119,7 @@ def _chosen(picked: str, runs: list[reader.RecordedRun]) -> reader.RecordedRun |
 
 
 def _label(run: reader.RecordedRun) -> str:
-    when = time.strftime("%d %b %H:%M", time.localtime(run.facts.get("started", 0)))
+    when = dates.moment(run.facts.get("started", 0))
     state = Text(html.STATES.get(run.state, (run.state,))[0].lower())
     return Text("{name} · {when} · {state}", name=run.facts.get("output_name") or run.id, when=when, state=state)
 

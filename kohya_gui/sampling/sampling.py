@@ -1,7 +1,6 @@
 """The tab Try it: pictures with LoRAs, embeddings and LLLite side by side; samples of runs in the same way."""
 
 import mimetypes
-import time
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -12,6 +11,7 @@ from starlette.responses import Response
 
 from kohya_gui.form.form import SettingsForm
 from kohya_gui.form.prompts import NUMBERS
+from kohya_gui.i18n import dates
 from kohya_gui.panel import samples
 from kohya_gui.server import paths, picker
 from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler
@@ -61,7 +61,7 @@ class SamplingTab:
         runs = sorted(reader.runs(), key=lambda run: float(run.facts.get("started") or 0), reverse=True)[:LISTED]
         forms = [[TAB + tab, Text("The form of {name}", name=title)] for tab, title in self.titles.items()]
         done = [job for job in jobs.every(KIND) if job.result.get("files")]
-        when = [time.strftime("%d %b %H:%M:%S", time.localtime(job.started)) for job in done]
+        when = [dates.moment(job.started, "%H:%M:%S") for job in done]
         generated = [[JOB + job.id, Text("Images of {time}", time=at)] for job, at in zip(done, when, strict=True)]
         listed = [[RUN + run.id, Text("Run {run}", run=run.id)] for run in runs]
         sampled = [entry for run, entry in zip(runs, listed, strict=True) if _samples(run)]

@@ -1,5 +1,5 @@
 // Commands as forms: collect what is filled in, start it, and show the processes until they have ended.
-import { progressOf } from "../i18n/sentences.js";
+import { progressOf, say } from "../i18n/sentences.js";
 import { all, around, fieldValue, hit, isField, make, one, setValue, showMessage, sizeOf } from "../server/elements.js";
 import { ask, messageOf, wait } from "../server/http.js";
 
@@ -52,7 +52,7 @@ function card(job, at) {
   const last = job.error ? job.error.split("\n") : [];
   const kind = KINDS[job.state] ?? "";
   return make("div", { className: `card job ${kind}`, "data-job": job.id, "data-state": job.state },
-    make("div", { className: "line" }, make("b", {}, job.title), make("small", {}, [job.about, job.when].filter(Boolean).join(" · ")), make("span", { className: "state" }, STATES[job.state] ?? job.state),
+    make("div", { className: "line" }, make("b", {}, job.title), make("small", {}, job.about ? say("{name} · {when}", { name: job.about, when: job.when }) : job.when), make("span", { className: "state" }, STATES[job.state] ?? job.state),
       busy(job) && make("button", { type: "button", "data-stop": job.id }, job.state === "stopping" ? "End now" : "Stop")),
     busy(job) && make("p", { className: "quiet" }, job.total ? progressOf(job.text, shown(job.done), shown(job.total)) : job.text || "Starting"),
     busy(job) && make("div", { className: `track ${job.total ? "" : "waiting"}` }, make("i", { style: `width:${share * 100}%` })),

@@ -1,10 +1,10 @@
 """Commands of the shell as forms of the page: filled in, started as processes, watched, stopped."""
 
-import time
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from kohya_gui.i18n import dates
 from kohya_gui.server import paths, picker
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.captioning.forms import FORMS as CAPTION
@@ -96,7 +96,7 @@ def job_status(job: jobs.BackgroundJob) -> JsonObject:
         "text": "", "done": 0, "total": 0, **job.doing, "out": out,
         "bytes": job.kind == "models" or "." in job.doing.get("text", ""),  # it names a file that is downloaded
         "problems": result.get("problems", []), "warnings": result.get("warnings", []),
-        "about": Path(about).name, "when": time.strftime("%d %b %H:%M", time.localtime(job.started)),
+        "about": Path(about).name, "when": dates.moment(job.started),
     }  # fmt: skip
 
 

@@ -45,10 +45,18 @@ def mask_of(result: "Survey", subset: SubsetConfig, image: Image) -> str:
     return here.path(name)
 
 
-def without_mask(result: "Survey") -> Iterator[Problem]:
-    """That images have no mask or control image, in a sentence for each folder in which these should be."""
+def without_pictures(result: "Survey") -> Iterator[Problem]:
+    """That images lack what belongs to them, in a sentence for each folder in which that should be."""
+    for folder, images in result.unreferenced.items():
+        yield Problem("control_directory",
+            ": {path} has no reference image of {count}: {images}; add files of the same names, or take these images "
+            "out", path=folder, **_few(images))  # fmt: skip
+    if result.unmasked:
+        yield about_images(
+            "there is no mask of what is to be painted for {count}: {images}; name conditioning_data_dir in the "
+            "dataset_config, set alpha_mask, or let random_masks draw some", **_few(result.unmasked))  # fmt: skip
     for (named, folder), images in result.unpaired.items():
-        facts = {"path": folder, "count": counted(len(images), "image"), "images": some(images), "topic": "images"}
+        facts = {"path": folder, **_few(images)}
         if not os.path.isdir(named):
             yield Problem("conditioning_data_dir",
                 ": {path} does not exist: name the folder of masks or control images", path=named,
@@ -61,6 +69,11 @@ def without_mask(result: "Survey") -> Iterator[Problem]:
             yield Problem("conditioning_data_dir",
                 ": {path} has no mask of {count}: {images}; add files of the same names, or take these images out",
                 **facts)  # fmt: skip
+
+
+def _few(images: list[str]) -> dict[str, str]:
+    """How many images a sentence is about, and which the first are."""
+    return {"count": counted(len(images), "image"), "images": some(images), "topic": "images"}
 
 
 def controls_of(
@@ -76,9 +89,7 @@ def controls_of(
             one = ControlImage(image.path, image.size, image.fit)
             return tuple(replace(one, drawn=number) for number in range(use.random_masks))
         if not mask:
-            result.problems.append(about_images(
-                "{path} has no mask of what is to be painted: name conditioning_data_dir in the dataset_config, "
-                "set alpha_mask, or let random_masks draw some", path=image.path))  # fmt: skip
+            result.unmasked.append(image.path)
         return (ControlImage(image.path, image.size, image.fit, mask),)
     if not use.most:
         if named:
@@ -89,7 +100,10 @@ def controls_of(
     found = named or _beside(result, subset, image)
     least = max(use.least, bool(subset.control_directory))  # where a folder is named, none is left out
     lost = not named and not all(os.path.isdir(folder) for folder in subset.more_control_directories)
-    if lost or len(found) > use.most or (len(found) < least and not (subset.is_reg and not found)):
+    few = len(found) < least and not (subset.is_reg and not found)
+    if few and not lost and subset.control_directory and os.path.isdir(subset.control_directory):
+        result.unreferenced.setdefault(subset.control_directory, []).append(image.path)
+    elif lost or few or len(found) > use.most:
         result.problems.append(_wrong_number(subset, image, len(found), use))
     made = []
     for path in found:
@@ -144,16 +158,12 @@ def _like_the_images(result: "Survey", directory: str, image: Image) -> Listing:
 
 
 def _wrong_number(subset: SubsetConfig, image: Image, number: int, use: ControlUse) -> Problem:
-    stem = os.path.splitext(os.path.basename(image.path))[0]
     if number > use.most:
         template = "{path} has {number} reference images, and this model takes {most} at most: remove the others"
         return about_images(template, path=image.path, number=number, most=use.most)
     if gone := next((folder for folder in subset.control_directories if not os.path.isdir(folder)), None):
         return Problem("control_directory", ": {path} does not exist: name the folder of reference images",
             path=gone, topic="images")  # fmt: skip
-    if subset.control_directory:
-        template = "{path} has no reference image: there is no {stem}.png in {folder}"
-        return about_images(template, path=image.path, stem=stem, folder=subset.control_directory)
     return Problem("control_directory",
         "is not set for {folder}: name the folder of reference images, which this model is trained with",
         folder=subset.metadata_file or subset.image_dir, topic="images")  # fmt: skip

@@ -13,7 +13,7 @@ from library.config.run_config import ControlUse, RunConfig
 from library.config.text_files import decoded
 from library.data import captions, folders, metadata
 from library.data.buckets import Buckets, Size
-from library.data.controls import controls_of, mask_of, without_mask
+from library.data.controls import controls_of, mask_of, without_pictures
 from library.data.folders import SHOWN, Listing, about_images, capped, some
 from library.data.images import Image, ImageSet, balance, bucket_rules, split
 from library.data.pixels import header_size
@@ -42,6 +42,8 @@ class Survey:
     control_names: dict[str, dict[str, list[tuple[int, str]]]] = field(default_factory=dict)
     # conditioning_data_dir, and where in it the mask or control image of these images should be
     unpaired: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    unreferenced: dict[str, list[str]] = field(default_factory=dict)  # the same of a folder of reference images
+    unmasked: list[str] = field(default_factory=list)  # images of which nothing says what is to be painted
 
     def files(self, folder: str | Path) -> Listing:
         """The files of a folder, looked up once; an empty list when there is no such folder."""
@@ -90,7 +92,7 @@ def survey(config: RunConfig, report: Report | None = None, keep: bool = True) -
         learned, held_back = _images_of(result, position, _sized(dataset), config.steps.seed or 0)
         train.items += learned
         validation.items += held_back
-    result.problems += without_mask(result)
+    result.problems += without_pictures(result)
     if not train.items and not result.problems:
         result.problems.append(about_images("there are no images to train on"))
     train.validation = validation if validation.items else None

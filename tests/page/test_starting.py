@@ -138,6 +138,10 @@ def test_a_start_that_leaves_no_memory_to_spare_says_so_in_a_note(monkeypatch, m
     start = start_preset.starts("lora", {"flux": TABS[0].configs["flux"]})["flux"]
     assert any("close other programs" in note for note in start["notes"]) is alone
     assert "compiled; " in start["text"] and start_preset.ALONE not in start["text"]
+    least = next(preset for preset in presets.every() if preset.id == "flux/lora-6gb")
+    other = start_preset.start("lora", least, TABS[0].configs["flux"], "")
+    assert any("close other programs" in note for note in other["notes"]) is alone
+    assert (start_preset.ALONE in start_preset.about(least, Gpu("Gpu", memory))) is alone
 
 
 def test_what_a_preset_sets_is_no_remark_once_its_switch_is_off_and_what_was_typed_is_one(monkeypatch):

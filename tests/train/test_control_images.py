@@ -169,13 +169,13 @@ def test_mistakes_are_one_sentence_before_anything_is_loaded(demo, pairs, fill_m
     (tmp_path / "second" / "1.png").unlink()
     Pillow.new("L", (48, 48)).save(tmp_path / "masks" / "1.png")
     said_of = sentences(demo, pairs, model_type="kontext", dataset_config=tmp_path / "kontext.toml")
-    assert said_of.count(" / ") == 0 and "1.png has no reference image: there is no 1.png in" in said_of
+    assert said_of.count(" / ") == 0 and "has no reference image of 1 image: " in said_of
     fill = {"model_type": "fill", "pretrained_model_name_or_path": fill_model}
     said_of = sentences(demo, pairs, **fill, dataset_config=tmp_path / "fill.toml")
     assert said_of.count(" / ") == 0 and "1.png is 48x48, but its image is 64x64" in said_of
     bare = sentences(demo, pairs, model_type="fill", dataset_config=pairs / "bare.toml",
                      pretrained_model_name_or_path=fill_model)  # fmt: skip
-    assert "has no mask of what is to be painted: name conditioning_data_dir" in bare and "random_masks" in bare
+    assert "there is no mask of what is to be painted for 5 images: " in bare and "random_masks" in bare
     assert said.count("sample_prompts") == 1 and "names an image that does not exist: nowhere.png" in said
 
 

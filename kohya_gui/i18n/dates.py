@@ -1,0 +1,20 @@
+"""Moments as the page says them: what comes first, and what months are called, is up to a language's catalogue."""
+
+import time
+
+from library.config.problems import Text
+
+MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+
+
+def moment(at: float, clock: str = "%H:%M") -> Text:
+    """Day and time: 23 Nov 21:40. `clock` is how the time of day is written."""
+    then = time.localtime(at)
+    month = Text(MONTHS[then.tm_mon - 1])
+    return Text("{day} {month} {clock}", day=then.tm_mday, month=month, clock=time.strftime(clock, then))
+
+
+def date(at: float) -> Text:
+    """A day with its year: 23 Nov 2026."""
+    then = time.localtime(at)
+    return Text("{day} {month} {year}", day=then.tm_mday, month=Text(MONTHS[then.tm_mon - 1]), year=then.tm_year)
