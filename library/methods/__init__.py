@@ -1,4 +1,4 @@
-"""What learns: the whole model, adapters inside it, new words beside it, or what follows a control image."""
+"""Training methods: full fine-tuning, adapters, textual inversion, and ControlNet-LLLite."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,10 +20,10 @@ __all__ = ["FullFinetune", "TrainingMethod", "attach", "base_weights", "notes", 
 
 
 class TrainingMethod(Protocol):
-    """What the trainer needs to know about what learns. Adapters can also load a file: `load_state_dict`."""
+    """What the trainer needs of a training method. Adapters can also load a file: `load_state_dict`."""
 
-    trained_parts: dict[str, bool]  # part name ("denoiser", "clip_l", ...) -> has learning parameters
-    denoiser: nn.Module | None  # where its own weights learn, which may be swapped and stepped block by block
+    trained_parts: dict[str, bool]  # part name ("denoiser", "clip_l", ...) -> has trained parameters
+    denoiser: nn.Module | None  # if its own weights are trained, which may be swapped and stepped block by block
     block_classes: tuple[str, ...]  # of its blocks
     shards: ShardedModel | None  # where several processes hold parts of the denoiser
 
@@ -32,7 +32,7 @@ class TrainingMethod(Protocol):
         ...
 
     def parameters(self) -> list[nn.Parameter]:
-        """All that learns."""
+        """All trained parameters."""
         ...
 
     def state_dict(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
@@ -40,7 +40,7 @@ class TrainingMethod(Protocol):
         ...
 
     def snapshot(self) -> dict[str, Tensor]:
-        """All that learns, as it is, for a saved state; not copied."""
+        """Trained values by name, for a saved state; not copied."""
         ...
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
@@ -48,7 +48,7 @@ class TrainingMethod(Protocol):
         ...
 
     def train(self, mode: bool = True) -> "TrainingMethod":
-        """Training or evaluation mode of what learns."""
+        """Training or evaluation mode of trained modules."""
         ...
 
     def note_gradients(self) -> None:
@@ -60,12 +60,14 @@ class TrainingMethod(Protocol):
         ...
 
     def limit_norms(self, maximum: float) -> dict[str, Tensor]:
-        """`scale_weight_norms`: shrink what is larger; how many were, and their norms, 0-dim tensors on the device."""
+        """`scale_weight_norms`: shrink what is larger; returns how many, and their norms, as 0-dim tensors on the
+        device."""
         ...
 
 
 def attach(components: ModelComponents, family: Family, config: RunConfig) -> TrainingMethod:
-    """Freeze the model, make what shall learn, and return it. Call it once, before dtypes, devices and compiling."""
+    """Freeze the model, create the trained parameters, and return the method. Call once, before dtypes, devices,
+    compiling."""
     for network in (components.denoiser, components.vae, *components.encoders.values()):
         if network is not None:
             network.requires_grad_(False)
@@ -84,8 +86,8 @@ def attach(components: ModelComponents, family: Family, config: RunConfig) -> Tr
 
 
 def reads_encoders(config: RunConfig) -> bool:
-    """Whether `attach` looks at text encoders: they or their words learn, files of adapters may be for them, LyCORIS
-    counts them."""
+    """Whether `attach` needs the text encoders: they or their words are trained, adapter files may change them, or
+    LyCORIS counts them."""
     if isinstance(config, EmbeddingRun):
         return True
     if not isinstance(config, AdapterRun):
@@ -96,13 +98,13 @@ def reads_encoders(config: RunConfig) -> bool:
 
 
 def base_weights(config: AdapterRun) -> list[tuple[str, float]]:
-    """LoRA files to merge into the base before training, each with its multiplier; one that is not given is 1."""
+    """LoRA files to merge into the base before training, each with its multiplier, by default 1."""
     files, multipliers = config.network.base_weights or (), config.network.base_weights_multiplier or ()
     return list(zip(files, (*multipliers, *[1.0] * len(files)), strict=False))
 
 
 def problems(config: RunConfig) -> Iterator[Problem]:
-    """What only files and installed packages can tell about what learns, a sentence each."""
+    """Problems of the training method that depend on files and installed packages."""
     if isinstance(config, EmbeddingRun):
         yield from embedding.problems(config)
     if isinstance(config, ControlRun):
@@ -120,6 +122,6 @@ def problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def notes(config: RunConfig) -> Iterator[Problem]:
-    """What the user set that has no effect in this run, a sentence each."""
+    """Options that are set and have no effect in this run."""
     if isinstance(config, AdapterRun):
         yield from network_args.notes(config)

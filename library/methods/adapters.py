@@ -28,7 +28,7 @@ class AdapterSpec:
     rank: int
     alpha: float | int  # the delta is scaled by alpha / rank
     dropout: float = 0.0  # single values of down(x)
-    rank_dropout: float = 0.0  # whole ranks, drawn for each image
+    rank_dropout: float = 0.0  # rows of rank, drawn for each image
     module_dropout: float = 0.0  # the whole adapter, drawn for each forward
     noise: ggpo.Noise | None = None  # noise added to the output of a linear layer, see ggpo.py
     frozen_down: bool = False  # lora_down stays as it was drawn (LoRA-FA)
@@ -36,7 +36,7 @@ class AdapterSpec:
 
     @property
     def drops(self) -> bool:
-        """Whether anything is left out at random."""
+        """Whether any kind of dropout is used."""
         return bool(self.dropout or self.rank_dropout or self.module_dropout)
 
 
@@ -52,11 +52,11 @@ class Adapter(nn.Module):
     scale: Tensor
     ggpo_base: Tensor
     ggpo_rows: Tensor
-    cached_factors: tuple[Tensor, ...] | None = None  # factors as this pass uses them, see factor_cache.py
+    cached_factors: tuple[Tensor, ...] | None = None  # cast and scaled factors of this pass, see factor_cache.py
 
     @classmethod
     def around(cls, layer: nn.Linear | nn.Conv2d, spec: AdapterSpec, dtype: torch.dtype = torch.float32) -> "Adapter":
-        """An adapted layer that shares `layer`'s parameters. It changes nothing until lora_up has learned something."""
+        """An adapted layer that shares `layer`'s parameters. Its output is the same as long as lora_up is zero."""
         new = cls.__new__(cls)
         # The registries are copied, or the adapter would appear inside the original layer too.
         new.__dict__.update({k: v.copy() if isinstance(v, dict | set) else v for k, v in layer.__dict__.items()})
@@ -82,15 +82,15 @@ class Adapter(nn.Module):
 
     @property
     def strength(self) -> float:
-        """What the product of both factors is multiplied with, at multiplier 1."""
+        """The scale of the product of both factors at multiplier 1: alpha / rank."""
         return float(self.alpha) / self.spec.rank
 
     def factors(self) -> list[Tensor]:
-        """What is learned: lora_down, and lora_up or its parts."""
+        """The trained parameters: lora_down, and lora_up or its parts."""
         return [self.lora_down.weight, *(up.weight for up in self.ups)]
 
     def with_strength(self, factors: Sequence[Tensor]) -> list[tuple[Tensor, float | None]]:
-        """Each with the strength that is to be in it: lora_up has all of it."""
+        """Factors with the scale to fold into each: lora_up gets all of it."""
         return [(factor, self.strength if n else None) for n, factor in enumerate(factors)]
 
     def delta(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
@@ -106,19 +106,19 @@ class Adapter(nn.Module):
 
     @torch.no_grad()
     def note_gradients(self) -> None:
-        """Before a step: from what was learned and is about to be, how strong the noise of the next one is."""
+        """Before a step: compute the strength of the next pass' noise from factors and gradients (GGPO)."""
         if (noise := self.spec.noise) and (found := ggpo.gradients_of(self.lora_down, self.ups)):
             up, down, base = self._merged_up(), self.lora_down.weight, self.ggpo_base
             self.ggpo_rows.copy_(ggpo.scales(up, down, found, self.strength, base, noise))
 
     def _own_factors(self, x: Tensor) -> list[Tensor]:
-        """The factors of a layer that is called by itself, and not as a part of its network."""
+        """The factors of a layer that is called by itself instead of by its network."""
         down, *ups = self.factors()
         dtype = wanted_type(x)
         return [down.to(dtype), *((up * self.scale if scaled_in(dtype) else up).to(dtype) for up in ups)]
 
     def set_multiplier(self, multiplier: float) -> None:
-        """Make the adapter stronger or weaker; 0 switches it off. Needs no new graph: only a tensor's value changes."""
+        """Set the adapter's multiplier; 0 switches it off. Needs no new graph: only a tensor's value changes."""
         self.multiplier = multiplier
         self.scale.fill_(self.strength * multiplier)
 
@@ -131,7 +131,7 @@ class Adapter(nn.Module):
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over a file's adapter. Its alpha counts, for the weights were learned under it. ValueError if unfit."""
+        """Load an adapter from a file, with the alpha that it was trained with. ValueError if it does not fit."""
         down, up = tensors["lora_down.weight"], tensors["lora_up.weight"]
         if (got := down.shape[0]) != self.rank:
             raise ValueError(f"has rank {got} in the file and {self.rank} here")
@@ -151,7 +151,7 @@ class Adapter(nn.Module):
         return square.sqrt() * self.strength
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy takes over: what was made for a pass is no part of it."""
+        """The state for a copy: without the cached factors of a pass."""
         return {**self.__dict__, "cached_factors": None}
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Adapter":
@@ -316,7 +316,7 @@ def cast_like(weight: Tensor, x: Tensor) -> Tensor:
 
 
 def scaled_in(dtype: torch.dtype) -> bool:
-    """Whether the strength may be in a factor: float16 has too few small numbers, so there it is beside them."""
+    """Whether the scale may be folded into a factor: not in float16, whose smallest numbers are too large."""
     return dtype != torch.float16
 
 

@@ -1,4 +1,4 @@
-"""What training methods have in common: parameter groups, and snapshots of what learns."""
+"""What training methods have in common: parameter groups, and snapshots of trained values."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -13,31 +13,31 @@ from library.methods.sharding import ShardedModel
 
 
 class BaseMethod(ABC):
-    """Keeps what learns in parameter groups, each with its learning rate; subclasses say what it is by name."""
+    """Keeps trained parameters in groups, each with its learning rate; subclasses name them (`named`)."""
 
-    denoiser: nn.Module | None = None  # where its own weights learn
+    denoiser: nn.Module | None = None  # if its own weights are trained
     block_classes: tuple[str, ...] = ()
     shards: ShardedModel | None = None
     _groups: list[dict[str, Any]]
 
     @abstractmethod
     def named(self) -> Mapping[str, Tensor]:
-        """What a saved state holds, by its name there: all that learns, and buffers that change with it."""
+        """Tensors of a saved state by name: trained parameters, and buffers that change with them."""
 
     def groups(self) -> list[dict[str, Any]]:
         """Parameter groups: {"params", "lr", "name"}. A group with rate 0 is left out."""
         return [dict(group) for group in self._groups]
 
     def parameters(self) -> list[nn.Parameter]:
-        """All that learns, in the order of the groups."""
+        """All trained parameters, in the order of the groups."""
         return [p for group in self._groups for p in group["params"]]
 
     def snapshot(self) -> dict[str, Tensor]:
-        """What a saved state holds, as it is; not copied."""
+        """The values of `named`; not copied."""
         return snapshot.take(self.named())
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put a snapshot back, bit for bit. ConfigError when it is of another network."""
+        """Restore a snapshot, bit for bit. ConfigError when it is of another network."""
         snapshot.put_back(self.named(), tensors)
 
     def note_gradients(self) -> None:  # noqa: B027 - most methods take nothing from the gradients
@@ -53,7 +53,7 @@ class BaseMethod(ABC):
 
 
 def dtype_of(config: RunConfig) -> torch.dtype:
-    """What is trained beside a frozen model is in float32, unless everything shall be in half precision."""
+    """The dtype of parameters beside a frozen model: float32, unless full_fp16 or full_bf16 asks for half precision."""
     if config.precision.full_bf16:
         return torch.bfloat16
     return torch.float16 if config.precision.full_fp16 else torch.float32

@@ -1,4 +1,4 @@
-"""New words of the text encoders learn (textual inversion); all that the model knew stays as it is."""
+"""Textual inversion: trains embeddings of new words of the text encoders; the model stays frozen."""
 
 import itertools
 import logging
@@ -24,7 +24,7 @@ NOTHING = "nothing is trained: learning_rate is 0; 5e-4 is usual"
 
 
 class WordVectors(nn.Module):
-    """The embedding of a text encoder, with vectors for tokens from `first` on that learn."""
+    """The embedding layer of a text encoder, with trained vectors for tokens from `first` on."""
 
     def __init__(self, known: nn.Embedding, first: int, vectors: Tensor) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class WordVectors(nn.Module):
         self.vectors = nn.Parameter(vectors)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Tokens [B, L] -> vectors [B, L, C] in the type of those that are known."""
+        """Tokens [B, L] -> vectors [B, L, C] in the dtype of the frozen ones."""
         known = self.known(tokens.clamp(max=self.first - 1))
         own = functional.embedding((tokens - self.first).clamp(min=0), self.vectors).to(known.dtype)
         return torch.where((tokens >= self.first)[..., None], own, known)
@@ -46,7 +46,7 @@ class LearnedWords(FrozenBaseMethod):
         self.layers = dict(layers)
 
     def named(self) -> dict[str, nn.Parameter]:
-        """All that learns."""
+        """All trained parameters."""
         return {f"{STATE}{name}": layer.vectors for name, layer in self.layers.items()}
 
     def state_dict(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
@@ -74,7 +74,7 @@ def attach(components: ModelComponents, family: Family, config: EmbeddingRun) ->
 
 
 def problems(config: EmbeddingRun) -> Iterator[Problem]:
-    """What of the options only files can tell."""
+    """Problems of options that only files show."""
     if (path := config.embedding.weights) and not Path(path).is_file():
         yield Problem("weights", ": {path} does not exist", path=path)
 

@@ -1,4 +1,4 @@
-"""What the adapters of a network multiply with, made once for a whole pass: cast, and with the strength in it.
+"""Cast and scale the factors of all adapters of a network once per pass.
 
 Otherwise every layer casts both of its factors and scales what lies between them, in each pass and once more where
 blocks recompute, which is thousands of small kernels in a step of SDXL. A pass now begins with a few that do it for all
@@ -17,18 +17,18 @@ from library.methods.adapters import Adapter, scaled_in
 
 # Why: docs/decisions/2026-11-22-lora-factors-cast-once-a-pass.md
 class FactorCache:
-    """Prepares the factors of all adapters of a network whenever that is called.
+    """Prepares the factors of all adapters of a network whenever the network is called.
 
-    A layer that is called by itself afterwards goes on with the factors of the network's last pass.
+    A layer that is called by itself afterwards uses the factors of the network's last pass.
     """
 
     def __init__(self, network: nn.Module, adapters: Iterable[Adapter]) -> None:
         self.adapters = list(adapters)
-        self.multiplier = torch.ones(())  # a tensor, so that a pass that was recorded sees it change as well
+        self.multiplier = torch.ones(())  # a tensor, so that a CUDA graph sees its changes
         network.register_forward_pre_hook(self.prepare)
 
     def set_multiplier(self, multiplier: float) -> None:
-        """Make all adapters stronger or weaker from the next pass on; 0 switches them off."""
+        """Set the multiplier of all adapters from the next pass on; 0 switches them off."""
         self.multiplier.fill_(multiplier)
 
     def prepare(self, *_: Any) -> None:
@@ -40,7 +40,7 @@ class FactorCache:
         jobs: dict[Any, list[tuple[Tensor, float | None]]] = {_CastAndScale.apply: [], _cast_and_scale: []}
         learned = [adapter.factors() for adapter in self.adapters]
         for adapter, factors in zip(self.adapters, learned, strict=True):
-            # What has no learning rate, or is frozen, needs no gradient, whatever the others beside it need.
+            # Factors without a learning rate, or frozen, need no gradient, whatever the others need.
             for factor, strength in adapter.with_strength(factors):
                 jobs[_CastAndScale.apply if factor.requires_grad else _cast_and_scale].append((factor, strength))
         made: dict[int, Tensor] = {}
@@ -54,7 +54,7 @@ class FactorCache:
 
 
 class _CastAndScale(torch.autograd.Function):
-    """Factors as they are learned -> as they are multiplied with, all at once."""
+    """Trained factors -> cast and scaled factors, all at once."""
 
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, strengths: Sequence[float | None], multiplier: Tensor, *factors: Tensor):
@@ -75,7 +75,7 @@ class _CastAndScale(torch.autograd.Function):
 def _cast_and_scale(
     dtype: torch.dtype, strengths: Sequence[float | None], multiplier: Tensor, *factors: Tensor
 ) -> Sequence[Tensor]:
-    """Multiplied first, then rounded once."""
+    """Scale first, then cast: rounded once."""
     with torch.no_grad():
         if not scaled_in(dtype):
             strengths = [None] * len(factors)
@@ -83,7 +83,7 @@ def _cast_and_scale(
 
 
 def _scaled(tensors: Sequence[Tensor], strengths: Sequence[float | None], multiplier: Tensor) -> Sequence[Tensor]:
-    """Those that have a strength, times that and the multiplier; the others as they are."""
+    """Factors that have a scale, times it and the multiplier; the others unchanged."""
     known = [s for s in strengths if s is not None]
     if not known:
         return tensors
@@ -94,7 +94,7 @@ def _scaled(tensors: Sequence[Tensor], strengths: Sequence[float | None], multip
 
 
 def _cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> Sequence[Tensor]:
-    """New tensors of this type, each with memory of its own."""
+    """Copies in this dtype, each with memory of its own."""
     made = [torch.empty_like(t, dtype=dtype) for t in tensors]
     torch_private.foreach_copy_(made, list(tensors))
     return made

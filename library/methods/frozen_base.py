@@ -1,4 +1,4 @@
-"""What learns beside a model that stays as it is: what all such trainings answer alike."""
+"""Common parts of methods that train new parameters beside a frozen model."""
 
 from abc import abstractmethod
 from typing import Any
@@ -24,14 +24,14 @@ class FrozenBaseMethod(BaseMethod):
 
     @abstractmethod
     def named(self) -> dict[str, nn.Parameter]:
-        """All that learns."""
+        """All trained parameters."""
 
     def groups(self) -> list[dict[str, Any]]:
         """One group, as upstream: {"params", "lr", "name"}."""
         return [{"params": self.parameters(), "lr": self._rate, "name": self._label}]
 
     def parameters(self) -> list[nn.Parameter]:
-        """All that learns."""
+        """All trained parameters."""
         return list(self.named().values())
 
     def state_dict(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
@@ -39,5 +39,5 @@ class FrozenBaseMethod(BaseMethod):
         return {name: p.detach().to("cpu", dtype or p.dtype).contiguous() for name, p in self.named().items()}
 
     def train(self, mode: bool = True) -> "FrozenBaseMethod":
-        """What learns is the same in both modes."""
+        """Nothing to do: both modes compute the same."""
         return self

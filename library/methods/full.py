@@ -1,4 +1,4 @@
-"""The model itself learns: the denoiser and, where it is asked for, the text encoders."""
+"""Full fine-tuning: of the denoiser and, with train_text_encoder, the text encoders."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +14,7 @@ from library.families.base import Family, HasBlockRates, HasFrozenParts, ModelCo
 from library.methods.base import BaseMethod
 from library.methods.sharding import ShardedModel, rows_of
 
-# Where text encoders learn, CLIP-L's last layer but one is read and never its pooled vector: these get no gradient.
+# Of CLIP-L the last layer but one is read and never its pooled vector: these parameters get no gradient.
 UNREAD = ("encoder.layers.{last}.", "final_layer_norm.")
 RATES = {"clip_l": "learning_rate_te1", "clip_g": "learning_rate_te2"}
 LABELS = {"clip_l": "text_encoder1", "clip_g": "text_encoder2"}
@@ -25,7 +25,7 @@ class FullFinetune(BaseMethod):
 
     def __init__(self, components: ModelComponents, family: Family, groups: list[dict[str, Any]]) -> None:
         """`groups` as for the optimizer, the denoiser's first; what is in none of them stays frozen."""
-        # The networks as they are now, whatever `components` loses later.
+        # A reference to the networks, as `components` may drop some later.
         self.components, self.family, self._groups = copy.copy(components), family, groups
         self.components.encoders, self.components.deferred = dict(components.encoders), dict(components.deferred)
         self.denoiser: nn.Module | None = components.denoiser
@@ -70,18 +70,18 @@ class FullFinetune(BaseMethod):
     def train(self, mode: bool = True) -> "FullFinetune":
         """Training or evaluation mode of the networks that learn."""
         for name, network in _networks(self.components).items():
-            network.train(mode and self.trained_parts.get(name, False))  # what is read for saving only does not learn
+            network.train(mode and self.trained_parts.get(name, False))  # those kept for saving stay in evaluation mode
         return self
 
     def named(self) -> dict[str, nn.Parameter]:
-        """All that learns, by network and path; of a model in shards this process' rows."""
+        """Trained parameters by network and path; of a sharded model this process' rows."""
         every = {f"{n}.{key}": p for n, net in _networks(self.components).items() for key, p in net.named_parameters()}
         every |= {f"denoiser.{name}": p for name, p in self.shards.parameters.items()} if self.shards else {}
         return {name: p for name, p in every.items() if p.requires_grad}
 
 
 def attach(components: ModelComponents, family: Family, config: RunConfig) -> FullFinetune:
-    """Make the model learn, in the groups that the learning rates ask for. The model must be frozen already."""
+    """Unfreeze the trained parameters, in groups by learning rate. The model must be frozen already."""
     groups = [*_denoiser_groups(components, family, config), *_encoder_groups(components, config)]
     return FullFinetune(components, family, [g for g in groups if g["lr"] and g["params"]])
 

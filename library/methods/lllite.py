@@ -1,4 +1,4 @@
-"""ControlNet-LLLite: small networks beside layers of the denoiser learn to follow a control image."""
+"""ControlNet-LLLite: trains small networks beside layers of the denoiser to follow a control image."""
 
 import functools
 from collections.abc import Iterator, Mapping
@@ -66,13 +66,13 @@ class LLLite(FrozenBaseMethod):
         self.layers = dict(layers)
 
     def named(self) -> dict[str, nn.Parameter]:
-        """All that learns, by its name in files."""
+        """Trained parameters by their names in files."""
         every = ((f"{name}.{part}.{rest}", p) for name, layer in self.layers.items()
                  for part in PARTS for rest, p in getattr(layer, part).named_parameters())  # fmt: skip
         return dict(every)
 
     def load(self, path: str) -> None:
-        """Take over a file. ConfigError where it is of other layers or sizes."""
+        """Load a file. ConfigError if its layers or sizes differ."""
         given, here = tensors_of(path, "a LLLite file"), self.named()
         odd = sorted(name for name in given.keys() | here.keys()
                      if name not in given or name not in here or given[name].shape != here[name].shape)  # fmt: skip

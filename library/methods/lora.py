@@ -32,10 +32,10 @@ NOTHING = ("nothing is trained: every learning rate is 0, or network_args chose 
 
 @dataclass
 class Unmatched:
-    """What a file and a network do not have in common, as names of adapters."""
+    """Names of adapters that only the network or only the file has."""
 
-    missing: list[str] = field(default_factory=list)  # here, but not in the file: they stay as they are
-    unexpected: list[str] = field(default_factory=list)  # in the file, but not here: they are not used
+    missing: list[str] = field(default_factory=list)  # in the network, but not in the file: they keep their values
+    unexpected: list[str] = field(default_factory=list)  # in the file, but not in the network: not used
 
     def __bool__(self) -> bool:
         return bool(self.missing or self.unexpected)
@@ -47,7 +47,7 @@ class Unmatched:
 
 @dataclass(frozen=True)
 class AdapterLocation:
-    """Where an adapter is. No reference to the layer: what replaces its weights later would not be let go."""
+    """Where an adapter is. Holds no reference to the layer, which would keep replaced weights alive."""
 
     part: str
     path: str
@@ -76,7 +76,7 @@ class LoraAdapters(BaseMethod):
         self.trained_parts: dict[str, bool] = {}
         for name, place in places.items():
             for parameter in own_parameters(adapters[name]):
-                # What has no learning rate stays as it is, and costs no gradient.
+                # Parameters without a learning rate need no gradient.
                 parameter.requires_grad_(id(parameter) in learning)
                 self.trained_parts[place.part] = self.trained_parts.get(place.part, False) or parameter.requires_grad
 
@@ -89,7 +89,7 @@ class LoraAdapters(BaseMethod):
         return out
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> Unmatched:
-        """Take over adapters from a file. Adapters that only one side knows are reported, not an error.
+        """Load adapters from a file. Returns adapters that only one side has; they are no error.
 
         Raises ConfigError when an adapter of the same name has another rank or shape.
         """
@@ -116,17 +116,17 @@ class LoraAdapters(BaseMethod):
         return self
 
     def set_multiplier(self, multiplier: float) -> None:
-        """Strength of all adapters; 0 shows the base model. Compiled graphs stay valid."""
+        """Set the multiplier of all adapters; 0 gives the base model. Compiled graphs stay valid."""
         for adapters in (*self.adapters.values(), *self.factor_caches):
             adapters.set_multiplier(multiplier)
 
     def note_gradients(self) -> None:
-        """Before a step: how strong the noise of the next one is, where adapters learn with noise (GGPO)."""
+        """Before a step: compute the strength of the next pass' noise, where adapters use it (GGPO)."""
         for adapter in self._noisy:
             adapter.note_gradients()
 
     def mean_gradient(self) -> Tensor | None:
-        """Before a step: how large it is about to be, as sd-scripts shows it where there is GGPO."""
+        """Before a step: the mean gradient as sd-scripts logs it with GGPO, else None."""
         return ggpo.mean_gradient(self.adapters.values()) if self.args.ggpo else None
 
     @torch.no_grad()
@@ -148,7 +148,7 @@ class LoraAdapters(BaseMethod):
         return {"keys_scaled": scaled, "average": after.mean(), "maximum": after.max()}
 
     def named(self) -> dict[str, Tensor]:
-        """All that learns, and what GGPO remembers from step to step."""
+        """Trained parameters, and GGPO's buffers."""
         own = ("lora_down.", "lora_up.")
         every = ((f"{n}.{key}", p) for n, a in self.adapters.items() for key, p in a.named_parameters())
         remembered = {f"{n}.ggpo_rows": a.ggpo_rows for n, a in self.adapters.items() if "ggpo_rows" in a._buffers}
@@ -178,7 +178,7 @@ def attach(components: ModelComponents, family: Family, config: AdapterRun) -> L
 
 
 def report_unmatched(option: str, path: Any, unmatched: Unmatched, num_adapters: int) -> None:
-    """Warn about what a file of adapters and this model do not have in common. ConfigError when that is everything."""
+    """Warn of adapters that only the file or only the model has. ConfigError if they have none in common."""
     if len(unmatched.unexpected) >= num_adapters:
         names = f" ({_some(unmatched.unexpected)})" if unmatched.unexpected else ""
         template = ": nothing in {path} fits this model{names}; choose a file made for it"
@@ -211,7 +211,7 @@ def networks(components: ModelComponents) -> dict[str, nn.Module]:
 
 
 def learned(adapter: Adapter) -> list[nn.Parameter]:
-    """Those of the adapter's own parameters that learn."""
+    """The trained ones of the adapter's own parameters."""
     return [*adapter.lora_up.parameters()] if adapter.spec.frozen_down else own_parameters(adapter)
 
 
@@ -261,7 +261,7 @@ def _factor_caches(method: LoraAdapters, components: ModelComponents, config: Ad
     """What casts and scales all factors of a network once per pass, for each network with adapters."""
     for part, network in networks(components).items():
         adapters = [adapter for name, adapter in method.adapters.items() if method.places[name].part == part]
-        # Where the whole denoiser is one graph, that would take the preparation in, and make it anew for each layer.
+        # Where the whole denoiser is one graph, the preparation would be traced into it, once for each layer.
         whole = part == "denoiser" and config.compile.compile and config.compile.compile_scope == "model"
         if adapters and not whole:
             yield FactorCache(network, adapters)

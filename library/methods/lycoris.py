@@ -53,7 +53,7 @@ class FilteredDenoiser:
 
 
 class LycorisAdapters(BaseMethod):
-    """Adapters that another package made, behind our protocol."""
+    """Adapters of another package as a TrainingMethod."""
 
     def __init__(self, network: Any, places: dict[str, AdapterLocation], config: AdapterRun) -> None:
         """`places` of adapters by their names."""
@@ -81,7 +81,7 @@ class LycorisAdapters(BaseMethod):
         return out
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> Unmatched:
-        """Take over a file of the same kind of network, with its strength; what does not match is reported."""
+        """Load a file of the same kind of network, with its alpha; returns what does not match."""
         before = {id(adapter): _alpha(adapter) for adapter in self.network.loras}
         unused = unused_alphas(tensors)
         useful = {name: tensor for name, tensor in tensors.items() if name not in unused}
@@ -94,7 +94,7 @@ class LycorisAdapters(BaseMethod):
             taken = [name for adapter in self.network.loras for name in _put_blocks(adapter, tensors)]
         except RuntimeError as e:
             raise ConfigError("the file does not fit this network: {why}", why=str(e).splitlines()[-1].strip()) from e
-        # The package keeps the strength that it has computed from the config's alpha.
+        # The package keeps the scale that it has computed from the config's alpha.
         for adapter in self.network.loras:
             known = before[id(adapter)]
             if known and isinstance(getattr(adapter, "scale", None), float):
@@ -125,7 +125,7 @@ class LycorisAdapters(BaseMethod):
         return {name: torch.as_tensor(value) for name, value in values.items()}
 
     def named(self) -> dict[str, nn.Parameter]:
-        """All that learns."""
+        """All trained parameters."""
         return {f"{a.lora_name}.{key}": p for a in self.network.loras for key, p in a.named_parameters()}
 
     def _make_groups(self) -> list[dict[str, Any]]:
@@ -254,7 +254,8 @@ def _known_attention(name: str, denoiser: nn.Module) -> Iterator[None]:
 
 
 def _as_it_is(layer: Any, *args: Any, **kwargs: Any) -> Any:
-    """A layer's own answer as its class gives it by now: the package keeps the one of before the weights got 8 bits."""
+    """Call the layer's current `forward`: the package keeps the one from before its weights were quantized to 8
+    bits."""
     return type(layer).forward(layer, *args, **kwargs)
 
 

@@ -20,7 +20,7 @@ from library.compiler.torch_private import LazyTensor
 
 State = dict[str, Any]  # of an optimizer, as its state_dict
 
-DONE = -1  # what the first process announces when it needs no further tensor
+DONE = -1  # the first process sends it when it needs no further tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Rows:
 
     shape: torch.Size  # of the whole weight
     first: int
-    last: int  # behind the last one
+    last: int  # exclusive
 
     def own(self, whole: Tensor) -> Tensor:
         """This process' rows of a tensor that is as large as the weight."""
@@ -48,13 +48,13 @@ def whole_shape(p: Tensor) -> torch.Size:
 
 
 def own_part(whole: Tensor, p: Tensor) -> Tensor:
-    """What a process has of a tensor that belongs to the weight of a parameter."""
+    """This process' rows of a tensor that belongs to a parameter, such as an optimizer state."""
     rows = rows_of(p)
     return rows.own(whole) if rows else whole
 
 
 def collected(tensor: Tensor) -> bool:
-    """Whether a tensor's numbers are sent by all processes each time that they are asked for."""
+    """Whether a tensor is collected from all processes each time it is read."""
     return isinstance(tensor, LazyTensor)
 
 
@@ -63,7 +63,7 @@ class ShardedModel:
     """A denoiser in shards, and the parameters that are this process' rows of it, by their names in the denoiser."""
 
     def __init__(self, denoiser: nn.Module, block_classes: Sequence[str], device: torch.device) -> None:
-        """Shards the denoiser, block by block, onto the device. Who holds one of its weights keeps it whole."""
+        """Shard the denoiser, block by block, onto the device. References to its whole weights keep these alive."""
         # Loaded late: it takes as long as half of PyTorch.
         from torch.distributed.fsdp import fully_shard
 
@@ -71,7 +71,7 @@ class ShardedModel:
         warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)
         self._rank, self._ranks, self._device = distributed.get_rank(), distributed.get_world_size(), device
         mesh = distributed.init_device_mesh(device.type, (self._ranks,))
-        for module in reversed([*denoiser.modules()]):  # what is inside of a block before the block
+        for module in reversed([*denoiser.modules()]):  # children before their block
             if module is not denoiser and type(module).__name__ not in block_classes:
                 continue
             for p in module.parameters():
@@ -118,13 +118,13 @@ class ShardedModel:
                 p.grad = None
 
     def forget_gradients(self) -> None:
-        """Let the gradients of a backward pass go that was no step."""
+        """Drop the gradients of a backward pass outside of a step."""
         for p in self._weights.values():
             p.grad = None
 
     def clip(self, parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
         """Clip gradients to a norm over all of them, in all processes; returns the norm they had, float32."""
-        squares = torch.zeros(2, device=self._device)  # of what is in parts, and of what every process has whole
+        squares = torch.zeros(2, device=self._device)  # of sharded parameters, and of whole ones
         learning = [p for p in parameters if p.grad is not None]
         for whole in (False, True):
             some = [p.grad for p in learning if p.grad is not None and (rows_of(p) is None) == whole]
@@ -143,7 +143,7 @@ class ShardedModel:
         return self._lazy(self._numbers[name])
 
     def offer(self, own: Tensor, rows: Rows) -> Tensor:
-        """The whole tensor, collected like a weight, of which each process offers its rows, in the same order."""
+        """A whole tensor, collected when read. Every process calls this with its rows, in the same order."""
         self._offered.append((own, rows))
         return self._lazy(len(self._offered) - 1)
 
@@ -162,7 +162,7 @@ class ShardedModel:
             self._forget_offers()
 
     def serve(self) -> None:
-        """In all other processes: send the first one what it asks for, until it has done."""
+        """In all other processes: send the first one the rows it asks for, until it sends DONE."""
         while (number := self._announce(DONE)) != DONE:
             self._gather(number)
         self._forget_offers()
@@ -201,7 +201,7 @@ class ShardedModel:
     # ---- what an optimizer keeps
 
     def offered_state(self, state: State, weights: Sequence[nn.Parameter]) -> State:
-        """An optimizer's state_dict with whole tensors in the place of what belongs to rows of its `weights`."""
+        """An optimizer's state_dict with whole tensors in place of rows; `weights` are its parameters."""
 
         def offered(value: Tensor, p: nn.Parameter, rows: Rows) -> Tensor:
             return self.offer(value, rows) if value.shape == p.shape else value

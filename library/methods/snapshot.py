@@ -1,4 +1,4 @@
-"""What learns, as it is: taken for a saved state, and put back bit for bit."""
+"""Values of trained parameters: taken for a saved state, and restored bit for bit."""
 
 from collections.abc import Mapping
 
@@ -15,7 +15,7 @@ def take(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def differing(here: Mapping[str, tuple[int, ...]], saved: Mapping[str, tuple[int, ...]]) -> Problem | None:
-    """The problem where what learns here and what was saved, as shapes by name, are not the same."""
+    """The problem if names or shapes of trained and saved tensors differ."""
     odd = sorted(here.keys() ^ saved.keys()) or sorted(n for n in here if here[n] != saved[n])
     if not odd:
         return None

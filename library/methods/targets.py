@@ -39,7 +39,7 @@ class TargetLayer:
 
 @dataclass(frozen=True)
 class AdapterPlan:
-    """What the config says about adapters, ready to be asked layer by layer."""
+    """The config's choice of adapters; `spec` answers for a layer."""
 
     args: NetworkArgs
     rank: int
