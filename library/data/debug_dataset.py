@@ -1,7 +1,6 @@
 """What a training would see, told line by line (`debug_dataset`). No model is needed, and nothing is written."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from library import data
 from library.config.building import replace
@@ -47,7 +46,7 @@ def _sets(images: ImageSet) -> Iterator[str]:
             yield f"  bucket {width}x{height}: {row['images']} images, {row['batches']} batches"
 
 
-def _batches(batches: Any, config: RunConfig) -> Iterator[str]:
+def _batches(batches: Batches, config: RunConfig) -> Iterator[str]:
     for draw in batches.draws(1):
         parts = list(batches.choices(draw))
         width, height = parts[0].image.fit.bucket

@@ -4,7 +4,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from library.data.encoding_job import (
 )
 from library.data.folders import some
 from library.data.threads import ahead, num_workers, spread
-from library.families.base import Family, ModelComponents, TakesControls
+from library.families.base import Family, LatentCache, ModelComponents, TakesControls
 from library.files import need_space
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _latents(every: Sequence["Image"], work: EncodingJob) -> Latents:
     return store
 
 
-def wanted_latents(every: Iterable["Image"], cache: Any) -> dict[tuple[str, tuple[int, int]], Wanted]:
+def wanted_latents(every: Iterable["Image"], cache: LatentCache) -> dict[tuple[str, tuple[int, int]], Wanted]:
     """What must be cached, by path and bucket: one entry for all data sets that use an image at the same size."""
     found: dict[tuple[str, tuple[int, int]], Wanted] = {}
     seen: set[str] = set()

@@ -1,7 +1,9 @@
 """How long a training over its batches is, counted in one place for the trainer and for the page."""
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from library.config.sections import Steps
 
 
 class Length(NamedTuple):
@@ -12,7 +14,7 @@ class Length(NamedTuple):
     epochs: int
 
 
-def length(steps: Any, num_batches: int) -> Length:
+def length(steps: Steps, num_batches: int) -> Length:
     """The length over so many batches per epoch and process; each epoch ends with a step, as accelerate has it."""
     per_epoch = math.ceil(num_batches / steps.gradient_accumulation_steps)
     total = steps.max_train_epochs * per_epoch if steps.max_train_epochs else steps.max_train_steps

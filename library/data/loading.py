@@ -87,9 +87,9 @@ class Batch:
         """The same in memory from which the GPU can copy by itself."""
         return self._each(Tensor.pin_memory)
 
-    def _each(self, change: Any) -> "Batch":
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        moved = {name: change(value) for name, value in values.items() if isinstance(value, Tensor)}
+        moved: dict[str, Any] = {name: change(v) for name, v in values.items() if isinstance(v, Tensor)}
         if self.text is not None:
             moved["text"] = {name: change(value) for name, value in self.text.items()}
         return replace(self, **moved, controls=tuple(map(change, self.controls)))

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
+from library.config.sections import Optim
 from library.config.values import did_you_mean
 from library.optim.classes import (
     OptimizerSpec,
@@ -36,7 +38,7 @@ FUNCTIONS = {
 }
 
 
-def schedule(optimizer: Any, config: RunConfig, total_steps: int) -> Any:
+def schedule(optimizer: Optimizer, config: RunConfig, total_steps: int) -> LRScheduler:
     """The learning rate over `total_steps` steps of the scheduler (optimizer steps times processes).
 
     Warm-up and decay that are shares are taken of that total. Raises ConfigError in the words of `problems`.
@@ -135,7 +137,7 @@ def steps_of(value: int | float, total: int) -> int:
     return int(value * total) if isinstance(value, float) else value
 
 
-def _settings(name: str, optim: Any, total: int) -> JsonObject:
+def _settings(name: str, optim: Optim, total: int) -> JsonObject:
     warmup, decay = steps_of(optim.lr_warmup_steps, total), steps_of(optim.lr_decay_steps, total)
     # More of them than there are steps is no mistake to any schedule, nor to sd-scripts: the rate stops on its way.
     plain: JsonObject = {"num_warmup_steps": warmup}

@@ -13,7 +13,7 @@ from torch import Tensor
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem, Text
 from library.config.run_config import RunConfig
-from library.config.sections import AdapterRun
+from library.config.sections import AdapterRun, Save
 from library.config.values import quoted
 from library.files import clean_up, need_space, remove_folder, write_atomic, write_folder_atomic
 from library.methods import TrainingMethod
@@ -251,7 +251,7 @@ def outdated_step(config: RunConfig, step: int, state: bool = False) -> Path | N
     return names(config).state(step=old) if state else names(config).step(old)
 
 
-def _last(save: Any, unit: str, state: bool) -> int | None:
+def _last(save: Save, unit: str, state: bool) -> int | None:
     own = getattr(save, f"save_last_n_{unit}_state") if state else None
     return own or getattr(save, f"save_last_n_{unit}")
 

@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
 import torch
 
@@ -20,6 +19,7 @@ from library.compiler import blocks, cudagraph, torch_private
 from library.compiler.log import CompileLog
 from library.config import building, schema
 from library.config.problems import ConfigError, Text
+from library.config.run_config import RunConfig
 from library.data.loading import Batches, Kind
 from library.measuring.candidates import NAMED, Overrides, checkpointing_less, shown, swapping_less
 from library.measuring.result import MEMORY_MARGIN, Measured
@@ -65,7 +65,7 @@ class Tuner:
         return int(self.clock.total * self.config.steps.gradient_accumulation_steps)
 
     @property
-    def config(self) -> Any:
+    def config(self) -> RunConfig:
         """The config as it was given."""
         return self.compute_loss.config
 
@@ -216,7 +216,7 @@ class Tuner:
 
 def best_config(  # noqa: PLR0913 - a training that is about to begin, and what it chooses
     batches: Batches, compute_loss: LossFunction, clock: Clock, world: World, journal: Journal, choices: Choices
-) -> Any:
+) -> RunConfig:
     """The config to train with: the one asked for, or with `compile_autotune` the fastest of it on this machine.
 
     Of several processes one measures for all. A resumed run keeps the choice of the run before, and measures again only

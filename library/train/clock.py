@@ -1,12 +1,15 @@
 """The length of a training, its current step and epoch, and what is due."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
+from library.config.sections import AdapterSteps
 from library.data.length import length
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -25,11 +28,11 @@ class Clock:
         """Length of a run over `num_batches` batches per epoch and process."""
         per_epoch, total, epochs = length(config.steps, num_batches)
         clock = cls(total=total, per_epoch=per_epoch, epochs=epochs)
-        if config.steps.moved:
+        if isinstance(config.steps, AdapterSteps) and config.steps.moved:
             clock._begin(config.steps)
         return clock
 
-    def _begin(self, steps: Any) -> None:
+    def _begin(self, steps: AdapterSteps) -> None:
         """Go to the first step that the config names.
 
         Without `skip_until_initial_step` only epochs count from there: step 0 is the first of that epoch, and the
@@ -80,9 +83,9 @@ class Clock:
 
 
 # Why: docs/decisions/2026-11-22-step-is-a-window-of-batches.md
-def windows(batches: Any, size: int) -> Iterator[list[Any]]:
+def windows(batches: Iterable[T], size: int) -> Iterator[list[T]]:
     """The batches of each optimizer step: `size` at a time; the last of an epoch may be fewer."""
-    window: list[Any] = []
+    window: list[T] = []
     for batch in batches:
         window.append(batch)
         if len(window) == size:

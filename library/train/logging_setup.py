@@ -3,13 +3,14 @@
 import logging
 import sys
 import warnings
-from typing import Any
+
+from library.config.sections import Log
 
 CHATTY = ("httpx", "urllib3", "filelock", "PIL", "matplotlib", "fsspec", "asyncio")
 _OURS: list[logging.Handler] = []
 
 
-def listen(log: Any) -> None:
+def listen(log: Log) -> None:
     """Send log messages to the shell, or to `console_log_file`, from `console_log_level` on.
 
     With `console_log_simple` the bare message goes to standard output, as older tools expect it.

@@ -5,7 +5,7 @@ import dataclasses
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from library.compiler import blocks, cudagraph
 from library.compiler.log import CompileLog
 from library.config.problems import ConfigError, Problem, Text
 from library.config.run_config import RunConfig
+from library.config.sections import Compile
 from library.data.loading import Batches, Kind, latent_area
 from library.memory.prepare import compiles_size_by_size, is_sharded
 from library.train import rng
@@ -268,7 +269,7 @@ class Precompiler:
         self._journal.warn(Text("Compiling failed ({reason}); the run goes on without it.", reason=reason))
 
 
-def graphs_sentence(options: Any, number: int, single: bool = False) -> str:
+def graphs_sentence(options: Compile, number: int, single: bool = False) -> str:
     """A sentence about the sizes that graphs are made for; `single` where one graph cannot serve several sizes."""
     if number == 1 and not options.dynamic:
         return "All images have one size, which the graphs are made for."

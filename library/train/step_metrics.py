@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from library.compiler import cudagraph
+from library.data.loading import Batch
 
 T = TypeVar("T")
 
@@ -156,7 +157,7 @@ class StepTimer:
             self._timestamps.append(self._now())
             yield window
 
-    def moved(self, batch: Any) -> Any:
+    def moved(self, batch: Batch) -> Batch:
         """The batch on the device."""
         self._timestamps.append(self._now())
         there = batch.to(self.device)

@@ -14,6 +14,7 @@ from accelerate.utils import AutocastKwargs, InitProcessGroupKwargs
 from torch import Tensor
 
 from library.config.run_config import RunConfig
+from library.config.sections import Cache
 from library.families.base import ModelComponents
 from library.memory.quantization import fp8_storage
 from library.train.messages import Messages
@@ -73,7 +74,7 @@ class World:
             return self.accelerator.autocast(AutocastKwargs(cache_enabled=False))
         return self.accelerator.autocast()
 
-    def place(self, components: ModelComponents, trained: Mapping[str, bool], cached: Any, keep_vae: bool) -> None:
+    def place(self, components: ModelComponents, trained: Mapping[str, bool], cached: Cache, keep_vae: bool) -> None:
         """Move the VAE and the text encoders to the device, and free those whose outputs are cached.
 
         `cached` is the config's cache section. Networks that are still deferred are not needed. The denoiser is placed
