@@ -10,7 +10,7 @@ style:  ## put every file into shape
 check:  ## what can be said without running the code: style, types, JavaScript, layers, budgets
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
-	$(PYTHON) -m pyright
+	$(PYTHON) -m pyrefly check
 	$(NODE) node_modules/typescript/bin/tsc
 	$(NODE) node_modules/eslint/bin/eslint.js --max-warnings 0 kohya_gui
 	$(PYTHON) -m pytest tests/test_layers.py tests/test_budgets.py

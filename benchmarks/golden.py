@@ -184,7 +184,7 @@ def cases() -> list[GoldenCase]:
         return {**tables["all"], **tables["family"][family], **tables["script"].get(script, {}), **stage}
 
     found = [
-        GoldenCase(name, **{**case, "stages": [whole(case["script"], stage) for stage in case["stages"]]})
+        GoldenCase(name, **case | {"stages": [whole(case["script"], stage) for stage in case["stages"]]})
         for name, case in tables["case"].items()
     ]
     scripts = dict.fromkeys(case.script for case in found)

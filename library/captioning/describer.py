@@ -148,7 +148,7 @@ def _loaded(folder: Path, dtype: Any) -> tuple[Any, Any, Any]:
             processor = AutoImageProcessor.from_pretrained(place, **here)
         if not hasattr(processor, "image_processor"):  # a processor for one of the two only
             processor = AutoImageProcessor.from_pretrained(place, **here)
-        tokenizer = getattr(processor, "tokenizer", None) or AutoTokenizer.from_pretrained(place, **here)
+        tokenizer: Any = getattr(processor, "tokenizer", None) or AutoTokenizer.from_pretrained(place, **here)
     except Exception as error:  # whatever is wrong with a stranger's folder
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError("{folder} cannot be used as a captioner: {first}", folder=folder, first=first) from error

@@ -14,7 +14,7 @@ from library.check import graph_limit, meta_model
 from library.compiler import checks
 from library.config import building, fixes, ineffective, schema
 from library.config.environment import SWITCHED_ON, first_process, processes, shards_asked
-from library.config.json_types import JsonMapping
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Problem, Report, Text, counted, problems_of, together
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
@@ -37,7 +37,8 @@ from library.train.journal import Progress
 
 # What rules of the options have spoken of already, where a look at the files says the same in other words.
 RULED = {"resolution", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps", "model_type", "initial_step"}
-RATES = {"learning_rate": 1e-4, "unet_lr": None, "text_encoder_lr": (), "block_lr": None}  # with which all learns
+# With these all learns.
+RATES: JsonObject = {"learning_rate": 1e-4, "unet_lr": None, "text_encoder_lr": (), "block_lr": None}
 PATIENCE = 2.0  # seconds after which a look at the images says how far it is
 FITTED = ("model", "network", "other adapters")  # stages to be passed before parts are fitted together
 COUNTED = ("model", "images", "machine")  # the same before graphs are counted

@@ -5,8 +5,6 @@ the two differ, or a part is known to be younger or older, the function says so.
 (TID251) see that no other file reaches for such parts.
 """
 
-# pyright: reportPrivateImportUsage=false, reportAttributeAccessIssue=false
-
 import contextlib
 import copyreg
 import logging
@@ -121,7 +119,8 @@ def keep_graphs_in_order(on: bool) -> None:
     """
     import torch._dynamo  # noqa: F401 - which brings `torch._C._dynamo`
 
-    torch._C._dynamo.eval_frame._set_lru_cache(not on)
+    frames: Any = torch._C._dynamo.eval_frame
+    frames._set_lru_cache(not on)
 
 
 def same_cache_keys() -> None:
@@ -242,7 +241,8 @@ def eager_backend(graph: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[...
 
 
 def _checkpoint(function: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
-    how, own = torch.ops.higher_order.tag_activation_checkpoint.divide_kwargs(kwargs)
+    operator: Any = torch.ops.higher_order.tag_activation_checkpoint
+    how, own = operator.divide_kwargs(kwargs)
     if "_checkpoint_context_fn" in function.meta:
         how["context_fn"] = function.meta["_checkpoint_context_fn"]
     how |= {"use_reentrant": False, "preserve_rng_state": True}
@@ -304,7 +304,8 @@ def process_store() -> "torch.distributed.Store":
 
 def process_store_of_thread() -> "torch.distributed.Store":
     """The same by a connection of its own: a thread that waits at the store keeps all others from that connection."""
-    return process_store().clone()
+    store: Any = process_store()
+    return store.clone()
 
 
 class LazyTensor(Tensor):
@@ -325,7 +326,8 @@ class LazyTensor(Tensor):
         with torch._C.DisableTorchFunctionSubclass():  # answers are ordinary tensors
             return func(*args, **(kwargs or {}))
 
-    @classmethod
+    @classmethod  # which PyTorch declares as a function that passes all by
+    # pyrefly: ignore[bad-override]
     def __torch_dispatch__(cls, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None):
         given, named = pytree.tree_map_only(cls, lambda lazy: lazy.make(), (args, kwargs or {}))
         return func(*given, **named)

@@ -104,7 +104,8 @@ class Problem(Text):
     def replaced(self, **changes: Any) -> "Problem":
         """The same with another option, place or fix."""
         facts = {name: getattr(self, name) for name in FACTS}
-        return Problem(**{"option": self.option, "template": self.template, **facts, **self.arguments, **changes})
+        given: dict[str, Any] = {"option": self.option, "template": self.template, **facts, **self.arguments}
+        return Problem(**given | changes)
 
     def as_json(self) -> JsonObject:
         """All of it, for another process; `read` makes a problem of it again."""

@@ -11,7 +11,7 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -243,7 +243,14 @@ def to_table(value: Any) -> JsonObject:
     return dict(value)
 
 
-CONVERT = {bool: to_bool, int: to_int, float: to_float, str: to_str, Path: to_path, dict: to_table}
+CONVERT: dict[type, Callable[[Any], Any]] = {
+    bool: to_bool,
+    int: to_int,
+    float: to_float,
+    str: to_str,
+    Path: to_path,
+    dict: to_table,
+}
 
 
 def quoted(value: Any) -> str:

@@ -148,7 +148,8 @@ def _take(collection: ImageCollection, listing: Listing, place: ImageFolder) -> 
     if place.images:
         collection.places.append(place)
     stems = {os.path.splitext(name)[0] for name in listing.images}
-    endings = Counter(end for stem, end in map(os.path.splitext, listing.names) if stem in stems)
+    parts = (os.path.splitext(name) for name in listing.names)
+    endings = Counter(end for stem, end in parts if stem in stems)
     for other in OTHER_ENDINGS:
         if other != ending and endings[other] and not endings[ending]:
             many = counted(endings[other], f"{other} file")

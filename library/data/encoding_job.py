@@ -27,7 +27,11 @@ SHOWN_TWICE = (
 class EncodingProcess(Protocol):
     """Where encoding happens: on which device, as which of how many processes."""
 
-    device: torch.device
+    @property
+    def device(self) -> torch.device:
+        """Where networks compute."""
+        ...
+
     rank: int
     ranks: int
 

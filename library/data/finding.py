@@ -351,7 +351,7 @@ class _Remembered:
 def _facts(result: Survey, subset: SubsetConfig, known: _Remembered, one: FoundImage) -> tuple[Size, str | Exception]:
     folder, name = os.path.split(one.path)
     file = result.files(folder).images.get(name)
-    size = one.size or (file and (known.size(one.path, file.changed)))
+    size = one.size or (known.size(one.path, file.changed) if file else None)
     if size is None:
         size = header_size(one.path, file.modified, file.num_bytes) if file else (0, 0)
     if one.caption is not None:

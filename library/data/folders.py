@@ -225,7 +225,8 @@ def some(names: Sequence[Any], most: int = 5) -> str:
 
 def about_images(template: str, **facts: Any) -> Problem:
     """A problem of images or captions, and of no option."""
-    return Problem("", template, **{"topic": "images", **facts})
+    given: dict[str, Any] = {"topic": "images", **facts}
+    return Problem("", template, **given)
 
 
 def capped(problems: list[Problem]) -> Iterator[Problem]:

@@ -50,7 +50,7 @@ def text(script: str, models: Mapping[str, Path], images: Path, output: Path, mo
     """The TOML of one script, for a family or a relative of it."""
     config = families.config_class(script)
     family = families.facts(config.family)
-    tables = {
+    tables: Tables = {
         "data": [
             ("train_data_dir", str(images), "contains folders named <repeats>_<words>"),
             ("resolution", "192,192", 'real: "1024,1024"'),

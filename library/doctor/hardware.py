@@ -13,6 +13,7 @@ from torch.cuda.nccl import version as nccl_version
 from library.compiler import cache, torch_private
 from library.compiler.blocks import why
 from library.compiler.checks import problems
+from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Text, listed
 from library.doctor import kernels
 from library.doctor.finding import MachineFinding, bad, hint, ok
@@ -147,13 +148,13 @@ def attention() -> MachineFinding:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     found = kernels.attention(device)
     extras = kernels.packages()
-    data = {"device": device, "works": list(found), "packages": extras}
+    data: JsonObject = {"device": device, "works": list(found), "packages": extras}
     if device == "cpu":
         return ok("attention", "", **data)
-    data["ms"] = {name: round(ms, 3) for name, ms in found.items() if ms != float("inf")}
-    if not data["ms"]:
+    data["ms"] = milliseconds = {name: round(ms, 3) for name, ms in found.items() if ms != float("inf")}
+    if not milliseconds:
         return hint("attention", Text("only the plain kernel works, which is slow and takes much memory"), **data)
-    times = ", ".join(f"{name} {ms} ms" for name, ms in data["ms"].items())
+    times = ", ".join(f"{name} {ms} ms" for name, ms in milliseconds.items())
     times += f"; {', '.join(extras)}" if extras else ""
     return ok("attention", Text("{times} (1 image of 4096 tokens, forward and backward)", times=times), **data)
 

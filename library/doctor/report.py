@@ -17,7 +17,7 @@ from dataclasses import asdict
 import psutil
 
 from library.config import environment as surroundings
-from library.config.json_types import JsonObject
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Text, listed
 from library.doctor import advice, installation
 from library.doctor.finding import MachineFinding, bad, hint, ok
@@ -165,7 +165,7 @@ def environment() -> MachineFinding:
 def settings(found: list[MachineFinding]) -> MachineFinding:
     """Which settings suit this machine, judged by the other findings."""
     said = {finding.topic: finding.data for finding in found}
-    first = next(iter(said.get("gpu", {}).get("devices") or ()), {})
+    first: JsonMapping = next(iter(said.get("gpu", {}).get("devices") or ()), {})
     compiles = {f.data.get("device"): bool(f.data.get("works")) for f in found if f.topic == "compile"}
     major, minor = map(int, first.get("capability", "0.0").split("."))
     known = advice.MachineFacts(

@@ -101,7 +101,7 @@ class HostInputs:
         one.device = None
         if not call.is_wanted:
             call.is_wanted = True
-            before = call.before and call.before()
+            before = call.before() if call.before else None
             for other in before.parked if before and not before.is_wanted else ():
                 self._fetch(other)
         return tensor

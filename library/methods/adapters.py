@@ -281,10 +281,10 @@ class LoraConv2d(Adapter, nn.Conv2d):
         return self._conv_forward(x, cast_like(self.weight, x), None if self.bias is None else cast_like(self.bias, x))
 
     def _add_factors(self, spec: AdapterSpec, where: dict) -> None:
-        shape = {"stride": self.stride, "padding": self.padding, "dilation": self.dilation, "bias": False}
+        shape: dict[str, Any] = {"stride": self.stride, "padding": self.padding, "dilation": self.dilation}
         kernel: Any = self.kernel_size  # which Conv2d declares as two numbers where it takes them
         with empty_weights.without_random_init():
-            self.lora_down = nn.Conv2d(self.in_channels, spec.rank, kernel, **shape, **where)
+            self.lora_down = nn.Conv2d(self.in_channels, spec.rank, kernel, bias=False, **shape, **where)
             self.lora_up = nn.Conv2d(spec.rank, self.out_channels, 1, bias=False, **where)
         _init_factors(self.lora_down, [self.lora_up], spec.frozen_down)
 

@@ -143,7 +143,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
             bundle.wait()
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def step(self, closure: Any = None) -> None:  # pyrefly: ignore[bad-override]
         """Step what has not been stepped within the backward pass."""
         for bundle in self.bundles:
             if any(p.grad is not None for _, p in bundle.weights):

@@ -35,9 +35,9 @@ class Uploads:
 
         Raises ConfigError when it can be neither found nor made.
         """
-        if not self._wanted:
-            return
         options = self._options
+        if not options.huggingface_repo_id:
+            return
         self._api = huggingface_hub.HfApi(token=options.huggingface_token)
         private = (options.huggingface_repo_visibility or "").lower() != "public"
         try:

@@ -301,5 +301,6 @@ def with_defaults(prompt: Prompt, defaults: JsonMapping, multiple: int) -> Promp
     if prompt.sample_sampler and prompt.sample_sampler not in SAMPLERS:
         prompt = replace(prompt, sample_sampler=SAMPLERS[0])
     filled = replace(prompt, **{k: v for k, v in defaults.items() if getattr(prompt, k) is None})
-    sides = {side: max(getattr(filled, side) // multiple * multiple, multiple) for side in ("width", "height")}
-    return replace(filled, **sides)
+    sides = (max(side // multiple * multiple, multiple) for side in (filled.width or 0, filled.height or 0))
+    width, height = sides
+    return replace(filled, width=width, height=height)

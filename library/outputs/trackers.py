@@ -25,7 +25,8 @@ class Trackers:
     def __init__(self, config: RunConfig, folder: Path) -> None:
         log = config.log
         wanted = {"all": ("tensorboard", "wandb"), None: ("tensorboard",)}.get(log.log_with, (log.log_with,))
-        self._network, self._last = config.adapters, {}
+        self._network = config.adapters
+        self._last: JsonMapping = {}
         self._board = self._open_board(config) if "tensorboard" in wanted and log.logging_dir else None
         self._wandb = self._open_wandb(config, folder) if "wandb" in wanted else None
 
@@ -105,8 +106,9 @@ class Trackers:
         project = log.log_tracker_name or ("network_train" if self._network else "finetuning")
         board = SummaryWriter(str(Path(log.logging_dir or "") / run / project))
         if log.log_config:  # into this run, and not into one beside it as `add_hparams` would
+            writer: Any = board._get_file_writer()
             for part in summary.hparams(settings(config), {}):
-                board._get_file_writer().add_summary(part)
+                writer.add_summary(part)
         return board
 
     def _open_wandb(self, config: RunConfig, folder: Path) -> Any:

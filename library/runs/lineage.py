@@ -4,7 +4,7 @@ import json
 import tomllib
 from pathlib import Path
 
-from library.config.json_types import JsonMapping, JsonObject, JsonValue
+from library.config.json_types import JsonMapping, JsonObject
 from library.runs import layout, registry
 
 PROGRESS = "train_state.json"  # in a state's folder, written with it
@@ -83,5 +83,5 @@ def _began(facts: JsonMapping) -> float:
     return _number(facts.get("started"))
 
 
-def _number(value: JsonValue) -> float:
+def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else 0.0

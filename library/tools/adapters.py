@@ -179,7 +179,8 @@ def assembled(found: Mapping[str, Mapping[str, Tensor]], family: str) -> dict[Mo
         if found_as.is_swapped:
             adapter = swapped(adapter)
         if found_as.pieces > 1:
-            apart.setdefault(found_as.module, [None] * found_as.pieces)[found_as.piece] = adapter
+            missing: list[AdapterFactors | None] = [None] * found_as.pieces
+            apart.setdefault(found_as.module, missing)[found_as.piece] = adapter
             continue
         paths = names.names_of(family).apart(found_as.module.path)
         for path, piece in zip(paths, taken_apart(adapter, len(paths)) if len(paths) > 1 else [adapter], strict=True):

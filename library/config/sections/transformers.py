@@ -65,7 +65,8 @@ def compile_of(**kinds: str) -> type[Compile]:
 
 def network_of(network: type[N], *modules: str) -> type[N]:
     """The section of adapters that these network modules make; the first is what an empty one means."""
-    words, choices = "The network module, that is the adapter type. Empty: LoRA.", Literal[*modules, "lycoris.kohya"]
+    words, literal = "The network module, that is the adapter type. Empty: LoRA.", cast(Any, Literal)
+    choices = literal[*modules, "lycoris.kohya"]
     module = opt(None, words, label="Network module")
     return _extended(network, {"network_module": (choices | str | None, module)}, usual=modules[0])
 

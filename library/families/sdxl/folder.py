@@ -35,7 +35,7 @@ def write(components: ModelComponents, folder: Path, put: Put, v_prediction: boo
     """
     import diffusers
 
-    networks = {"denoiser": components.denoiser, "vae": components.vae, **components.encoders}
+    networks: dict[str, Any] = {"denoiser": components.denoiser, "vae": components.vae, **components.encoders}
     for part, network in networks.items():
         place = folder / model.FOLDERS[part]
         place.mkdir()

@@ -113,7 +113,8 @@ def write_diffusers(folder: Path, seed: int = 0, dtype: torch.dtype = torch.floa
     folder = Path(folder)
     parts = _tensors(folder, seed, dtype, sizes)
     for part, tensors in parts.items():
-        model.PARTS[part](tensors).save_pretrained(folder / model.FOLDERS[part])
+        network: Any = model.PARTS[part](tensors)
+        network.save_pretrained(folder / model.FOLDERS[part])
     library = {"unet": "UNet2DConditionModel", "vae": "AutoencoderKL", "scheduler": "EulerDiscreteScheduler"}
     index = {name: ["diffusers", cls] for name, cls in library.items()}
     index |= {"text_encoder": ["transformers", "CLIPTextModel"], "tokenizer": ["transformers", "CLIPTokenizer"]}

@@ -46,7 +46,7 @@ class Checkpoint:
 class OneEncoderFamily(TransformerFamily):
     """Captions may have any length: each batch is padded, with a mask."""
 
-    name: ClassVar[str]
+    name: str
     checkpoint: Checkpoint  # of the class, or of each family object where its models differ
     swapped_class: ClassVar[str]  # of the blocks that blocks_to_swap counts
     text_cache: TextCache  # its keys are those of the states and of their mask

@@ -2,7 +2,6 @@
 backward pass would cost a transposed copy of every weight, and writes int32, which another kernel would have to scale.
 """
 
-# pyright: reportInvalidTypeForm=false
 # Triton tells arguments that are known when it compiles by their annotation, which is no type.
 
 from dataclasses import dataclass
