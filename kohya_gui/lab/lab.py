@@ -102,7 +102,8 @@ class LabTab:
         extent, ways = sent.text("extent", "step"), sent.text("ways", "usual")
         if extent not in EXTENTS or ways not in WAYS or not (model in MODELS or model in self.forms):
             raise ConfigError("There is no such choice: load the page again.")
-        if sizes and not (SIZES.fullmatch(sizes) and all(map(_measurable, sizes.split(",")))):
+        sides = [int(side) for side in sizes.split(",")] if SIZES.fullmatch(sizes) else []
+        if sizes and not (sides and all(64 <= side <= 8192 and side % 64 == 0 for side in sides)):
             raise ConfigError(
                 "Image sizes: write multiples of 64 from 64 to 8192 with commas between, such as 512, 1024."
             )
@@ -269,10 +270,6 @@ def advised(job: jobs.BackgroundJob, number: int) -> JsonObject:
     if result.get("kind") == "doctor":
         return next((dict(f["data"]["options"]) for f in result["findings"] if f["topic"] == "settings"), {})
     return {}
-
-
-def _measurable(side: str) -> bool:
-    return 64 <= int(side) <= 8192 and int(side) % 64 == 0
 
 
 def _flags(given: JsonMapping) -> str:

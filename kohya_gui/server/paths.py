@@ -65,7 +65,8 @@ def inside(text: Any, allowed: Sequence[Path], what: str = "path") -> Path:
     except (OSError, RuntimeError, ValueError):
         raise ConfigError(Problem(what, ": this is not a path on this computer")) from None
     # Of several the innermost: a root that was named may lie in a hidden folder of another.
-    below = min((path.relative_to(root) for root in allowed if path.is_relative_to(root)), key=_depth, default=None)
+    below = [path.relative_to(root) for root in allowed if path.is_relative_to(root)]
+    below = min(below, key=lambda path: len(path.parts), default=None)
     if below is None:
         raise ConfigError(outside_roots(what, path, allowed))
     if any(len(os.fsencode(part)) > 255 for part in below.parts):
@@ -188,10 +189,6 @@ def web_address(text: str, what: str = "") -> Problem | None:
         ": {address} is a web address, not a path; download it and give the path of the file or folder on this computer"
     )
     return Problem(what, template, address=shown)
-
-
-def _depth(path: Path) -> int:
-    return len(path.parts)
 
 
 def _is_network(text: str) -> bool:

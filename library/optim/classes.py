@@ -1,4 +1,4 @@
-"""What `optimizer_type`, `lr_scheduler_type` and their arguments name: classes of other packages."""
+"""Load the classes that `optimizer_type` and `lr_scheduler_type` name, and read their arguments."""
 
 import ast
 import contextlib
@@ -23,12 +23,12 @@ ALONE = ("came", "adammini", "muon")
 
 
 def spec_of(config: RunConfig) -> OptimizerSpec:
-    """Who makes the optimizer of a config."""
+    """The package and class of a config's optimizer."""
     return spec_named(config.optim.optimizer)
 
 
 def arguments(config: RunConfig) -> JsonObject:
-    """optimizer_args read, over the defaults of the table. Raises ConfigError naming all that cannot be read."""
+    """optimizer_args over the defaults of the table. Raises ConfigError naming every argument that cannot be read."""
     own = {**spec_of(config).defaults, **read_arguments(config.optim.optimizer_args, "optimizer_args")}
     if spec_of(config) is SPECS["adafactor"]:
         own.setdefault("relative_step", True)
@@ -51,9 +51,9 @@ def is_schedule_free(config: RunConfig) -> bool:
 
 
 def steps_alone(config: RunConfig) -> bool:
-    """Whether the optimizer remembers nothing but what belongs to one weight, and steps in the type that it is given.
+    """Whether all of the optimizer's state belongs to single weights, and it steps in the dtype of its parameters.
 
-    The 8-bit and paged ones of bitsandbytes have kernels of their own; those that find their rate look at all weights.
+    Not the 8-bit and paged ones of bitsandbytes, nor those that adapt the learning rate, which read all weights.
     """
     cls = spec_of(config)
     if cls in [SPECS[name] for name in ALONE]:
@@ -62,9 +62,9 @@ def steps_alone(config: RunConfig) -> bool:
 
 
 def steps_rows(config: RunConfig) -> bool:
-    """Whether the optimizer does the same to every number, so that rows of a weight can be stepped by themselves.
+    """Whether the optimizer is elementwise, so that rows of a weight can be stepped separately.
 
-    The 8-bit ones scale their states by blocks of numbers, which are not those of the rows.
+    Not the 8-bit ones: the blocks by which they scale their states differ between a row and the whole weight.
     """
     cls = spec_of(config)
     others = ("LBFGS", "Adafactor", "Muon", "SparseAdam")
@@ -93,19 +93,21 @@ def read_arguments(pairs: Iterable[str], option: str) -> JsonObject:
 
 
 def missing_package(module: str) -> str:
-    """What to install when the module's package is not there; else nothing."""
+    """What to install if the module's package is missing, "" if it is there."""
     package = module.split(".")[0]
     return "" if packages.installed(package) else packages.absent(package)
 
 
 def import_class(cls: OptimizerSpec) -> type:
     """Import a class. Raises ConfigError when the module has none of that name, or cannot be imported here."""
-    if made := getattr(sys.modules.get(cls.module), cls.name, None):  # as it is for each but the first of many bundles
+    if made := getattr(
+        sys.modules.get(cls.module), cls.name, None
+    ):  # each bundle loads it again
         return made
     try:
         with _without_warnings(cls.module), without_collecting(), without_optional(cls.module):
             module = importlib.import_module(cls.module)
-    except Exception as e:  # a package that does not fit this machine raises what it likes
+    except Exception as e:  # a package that does not fit this machine may raise anything
         raise ConfigError("{module} cannot be loaded: {why}", module=cls.module, why=e) from e
     known = {name.lower(): made for name, made in vars(module).items() if isinstance(made, type)}
     if (made := getattr(module, cls.name, None) or known.get(cls.name.lower())) is None:
@@ -118,7 +120,7 @@ def import_class(cls: OptimizerSpec) -> type:
 
 @contextlib.contextmanager
 def _without_warnings(module: str) -> Iterator[None]:
-    """What packages say of themselves as they are loaded, such as kernels for inference that are not there."""
+    """Suppress warnings of packages while they are imported, such as about missing kernels for inference."""
     log = logging.getLogger(module.split(".")[0])
     level = log.level
     log.setLevel(logging.ERROR)
@@ -135,7 +137,7 @@ def unknown_arguments(function: Any, own: Iterable[str], option: str, title: str
         known = inspect.signature(function).parameters
     except (TypeError, ValueError):
         return
-    # Those of pytorch_optimizer take whatever is given, and leave out what they do not know.
+    # Classes of pytorch_optimizer accept any argument and ignore unknown ones.
     passes_on = not getattr(function, "__module__", "").startswith("pytorch_optimizer.")
     if passes_on and any(p.kind is p.VAR_KEYWORD for p in known.values()):
         return
@@ -147,5 +149,5 @@ def unknown_arguments(function: Any, own: Iterable[str], option: str, title: str
 
 
 def theirs(cls: Any) -> Any:
-    """The class of a package behind one of ours that sorts weights for it; any other as it is."""
+    """The package's class behind one of our subclasses (sorted_groups); any other class unchanged."""
     return cls.__mro__[1] if getattr(cls, "__module__", "") == "library.optim.sorted_groups" else cls

@@ -1,4 +1,4 @@
-"""A moving average of the weights (EMA): it forgets the noise of single steps, and is saved beside what was trained."""
+"""Exponential moving average (EMA) of the weights: averages out the noise of single steps; saved beside each file."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ from library.methods.sharding import ShardedModel, own_part, rows_of, whole_shap
 
 # Why: docs/decisions/2026-11-22-ema-is-float32.md
 class ExponentialMovingAverage:
-    """The average of all that learns, in float32: a step moves it by a share that half precision could not hold."""
+    """The average of all trained parameters, in float32: the change per step is too small for half precision."""
 
     def __init__(
         self,
@@ -36,18 +36,18 @@ class ExponentialMovingAverage:
     def wanted(
         cls, method: TrainingMethod, config: RunConfig, device: torch.device, main: bool
     ) -> "ExponentialMovingAverage | None":
-        """The average of a run, if it is to keep one. The process that saves is the only one that needs it, but of a
-        model in shards each process keeps the average of its own."""
+        """The average of a run with ema_decay, else None. Only the process that saves keeps it, but with a sharded
+        model each process keeps the average of its rows."""
         on = config.optim.ema_decay and (main or method.shards)
         return cls(method.parameters(), config, device, method.shards) if on else None
 
     def start(self) -> None:
-        """Begin with the weights as they are."""
+        """Start from the current weights."""
         self.values = [p.detach().to(self._device, torch.float32, copy=True) for p in self._parameters]
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Take in the weights after a step, if it is one of those that count.
+        """Update the average after a step, if it is one of those that count.
 
         A weight's share fades by `ema_decay` with every step. It fades faster at first, so that the model which the
         training started from is soon forgotten: the n-th update keeps at most (1 + n) / (10 + n).
@@ -66,7 +66,7 @@ class ExponentialMovingAverage:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Inside, the networks hold the average; the weights wait in host memory and come back bit for bit."""
+        """Inside, the networks hold the average; the weights are kept in CPU memory and restored bit for bit."""
         kept = [p.detach().to("cpu", copy=True) for p in self._parameters]
         try:
             self._put(self.values)
@@ -80,7 +80,7 @@ class ExponentialMovingAverage:
             p.copy_(value)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The average by the number of each weight."""
+        """The average by index of each parameter."""
         found = {f"{i:05d}": value.contiguous() for i, value in enumerate(self.values)}
         for name, p in zip(found, self._parameters, strict=True):
             if self._shards and (rows := rows_of(p)):
@@ -88,7 +88,7 @@ class ExponentialMovingAverage:
         return found
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on with a saved average. ConfigError when it is of other weights."""
+        """Load a saved average. ConfigError when it is of other weights."""
         if [tensors[name].shape for name in sorted(tensors)] != [whole_shape(p) for p in self._parameters]:
             raise ConfigError("resume: the state's average is of another model; resume with its own config")
         for name, value, p in zip(sorted(tensors), self.values, self._parameters, strict=True):

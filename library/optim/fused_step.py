@@ -1,8 +1,8 @@
-"""Many small optimizers that look like one: each steps a bundle of weights, alone.
+"""Many small optimizers with the interface of one: each steps a bundle of weights by itself.
 
-Two things need it. Weights in half precision are stepped in float32 and rounded by chance, and only one bundle of them
-is widened at a time. And an optimizer that steps within the backward pass, as soon as a bundle has its gradients, lets
-these go before the next ones come.
+It serves two purposes. Weights in half precision are stepped in float32 with stochastic rounding, one bundle at a time,
+so that only its copies are in float32. And an optimizer that steps within the backward pass, as soon as a bundle has
+its gradients, frees these before the next ones are computed.
 """
 
 import functools
@@ -18,7 +18,7 @@ from library.methods.sharding import rows_of, whole_shape
 from library.optim.stochastic_rounding import StepRNG, write
 
 Group = dict[str, Any]
-WIDENED = 2**24  # weights that are in float32 at once, if that is more than one tensor
+WIDENED = 2**24  # weights in float32 at a time; a larger tensor is a bundle of its own
 HALF = (torch.bfloat16, torch.float16)
 
 
@@ -26,16 +26,17 @@ HALF = (torch.bfloat16, torch.float16)
 class PartialOptimizer:
     """Weights that are stepped together, by an optimizer of their own.
 
-    It steps master parameters: for the moment of the step they are the weights, or their copies in float32. So the
-    weights' memory, dtype and place in the autograd graph never change.
+    It steps master parameters, which during the step are the weights, or copies of them in float32. So the weights'
+    memory, dtype and place in the autograd graph never change.
     """
 
     def __init__(
         self, group: Group, weights: Sequence[tuple[int, nn.Parameter]], make: Callable, step_rng: StepRNG
     ) -> None:
-        """`group` is the whole optimizer's, whose learning rate counts; weights come with their number in it."""
+        """`group` is the group of the whole optimizer, whose learning rate applies; weights come with their index in
+        it."""
         self.group, self.weights, self._step_rng = group, weights, step_rng
-        self.waiting: set[int] = set()  # weights whose gradient has not come yet, by id
+        self.waiting: set[int] = set()  # ids of weights that have no gradient yet
         self.stepped = -1  # the last step that was taken
         own = {key: value for key, value in group.items() if key != "params"}
         # Of as many dimensions as the weights, by which an optimizer may sort them.
@@ -48,9 +49,9 @@ class PartialOptimizer:
 
     @torch.no_grad()
     def step(self, step: int) -> None:
-        """Update the weights that have a gradient, and let the gradients go."""
+        """Update the weights that have a gradient, and free the gradients."""
         self.stepped = step
-        for group in self.optimizer.param_groups:  # several where it has sorted the weights
+        for group in self.optimizer.param_groups:  # several if the optimizer has sorted the weights
             group["lr"] = self.group["lr"]
         lent = []
         for (number, p), master_param in zip(self.weights, self._master_params, strict=True):
@@ -68,7 +69,7 @@ class PartialOptimizer:
         master_param.grad = gradient.to(wide)
         state = self.optimizer.state[master_param]
         for key, value in state.items():
-            if _follows(value, p):  # a resumed state may still be where the weight was then
+            if _follows(value, p):  # a resumed state may still be on the weight's former device
                 state[key] = value.to(p.device, wide if value.dtype in HALF else value.dtype)
 
     def _write_back(self, p: nn.Parameter, master_param: nn.Parameter, generator: torch.Generator) -> None:
@@ -80,7 +81,7 @@ class PartialOptimizer:
         master_param.data = master_param.new_empty(0)
 
     def _narrow(self, master_param: nn.Parameter, p: nn.Parameter, put: Callable[[Tensor, Tensor], Any]) -> None:
-        """Keep the optimizer's memory of matrices in bfloat16 too; float16 cannot hold the squares of gradients."""
+        """Keep the optimizer's state of matrices in bfloat16 too; float16 cannot hold the squares of gradients."""
         if p.dtype != torch.bfloat16 or p.dim() < 2:
             return
         state = self.optimizer.state[master_param]
@@ -90,7 +91,7 @@ class PartialOptimizer:
                 put(state[key], value)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what the optimizer remembered; what was kept in bfloat16 is so again, without loss."""
+        """Load the optimizer's state; tensors that were kept in bfloat16 become bfloat16 again, without loss."""
         self.optimizer.load_state_dict(state)
         for (_, p), master_param in zip(self.weights, self._master_params, strict=True):
             self._narrow(master_param, p, Tensor.copy_)
@@ -129,8 +130,8 @@ class PartitionedOptimizer(torch.optim.Optimizer):
                 p.register_post_accumulate_grad_hook(functools.partial(self._arrived, bundle))
 
     def _arrived(self, bundle: PartialOptimizer, p: nn.Parameter) -> None:
-        """A gradient is there."""
-        if bundle.stepped == self.steps:  # the step is done again, as compiling has failed halfway
+        """A gradient has arrived: step the bundle when it is the last one."""
+        if bundle.stepped == self.steps:  # the step is repeated after a failed compilation
             p.grad = None
             return
         if self._share and p.grad is not None:
@@ -151,7 +152,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         self.steps += 1
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients that are there, and which ones have come."""
+        """Free all gradients, and expect every one again."""
         super().zero_grad(set_to_none)
         for bundle in self.bundles:
             bundle.wait()
@@ -162,12 +163,12 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         return torch.stack(norms).square().sum().sqrt() if norms else None
 
     def state_dict(self) -> dict[str, Any]:
-        """All that has to be known to go on."""
+        """The states of all bundles."""
         groups = [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
         return {"steps": self.steps, "groups": groups, "bundles": [b.optimizer.state_dict() for b in self.bundles]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there. ConfigError when the weights are not bundled as they were."""
+        """Load the states of all bundles. ConfigError when the weights are bundled in another way."""
         if len(state_dict.get("bundles", ())) != len(self.bundles):
             raise ConfigError("resume: the state is of a run with another optimizer; resume with its own config")
         self.steps = state_dict["steps"]
@@ -189,7 +190,9 @@ def by_size(group: Group) -> Iterator[list[nn.Parameter]]:
     """As many tensors as may be widened at once."""
     bundle: list[nn.Parameter] = []
     for p in group["params"]:
-        if bundle and sum(whole_shape(b).numel() for b in (*bundle, p)) > WIDENED:  # however many processes there are
+        if (
+            bundle and sum(whole_shape(b).numel() for b in (*bundle, p)) > WIDENED
+        ):  # for any number of ranks
             yield bundle
             bundle = []
         bundle.append(p)
@@ -221,5 +224,5 @@ def by_block(blocks: Iterable[nn.Module]) -> Callable[[Group], Iterator[list[nn.
 
 
 def _follows(value: Any, p: nn.Parameter) -> bool:
-    """Whether a part of an optimizer's memory is as large as its weight."""
+    """Whether an entry of an optimizer's state has the size of its weight."""
     return isinstance(value, Tensor) and value.shape == p.shape and value.dim() > 0

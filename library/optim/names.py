@@ -1,6 +1,6 @@
 """Optimizers by name: whose class each is, and what is nearest to it where its package cannot be used.
 
-Nothing is loaded here, so that the page may ask. `library.optim.classes` loads what is chosen.
+No package is imported here, so that the page can use it. `library.optim.classes` imports the chosen one.
 """
 
 from dataclasses import dataclass, field
@@ -18,11 +18,11 @@ class OptimizerSpec:
 
     module: str
     name: str
-    needs: str = ""  # the package whose it is, where the module is not in it
+    needs: str = ""  # the package behind the module, if the module is not part of it
     always: JsonObject = field(default_factory=dict)  # arguments the name stands for
     defaults: JsonObject = field(default_factory=dict)  # arguments optimizer_args may change
     instead: tuple[str, ...] = ("AdamW",)  # what to use where the package does not work, the nearest first
-    finds_rate: bool = False  # learning_rate is a factor on a rate that it finds itself: 1
+    finds_rate: bool = False  # it adapts the learning rate: learning_rate is a factor, usually 1
     one_rate: bool = False  # that factor is the same for all weights
 
     @property
@@ -71,7 +71,7 @@ SPECS = {
 
 
 def spec_of(name: str) -> OptimizerSpec:
-    """Who makes an optimizer: a line of the table, torch.optim.<Name>, or module.Class."""
+    """The spec of an optimizer: a line of the table, torch.optim.<Name>, or module.Class."""
     module, _, cls = name.rpartition(".")
     known = SPECS.get(cls.lower())
     if known and (not module or known.package == module.split(".")[0]):
@@ -80,7 +80,7 @@ def spec_of(name: str) -> OptimizerSpec:
 
 
 def package_problem(name: str) -> str:
-    """Why the package of an optimizer cannot be used, as far as that is known without loading it; '' where it can."""
+    """Why the package of an optimizer cannot be used, without importing it; '' if it can."""
     package = spec_of(name).package
     if not packages.installed(package):
         return packages.absent(package)

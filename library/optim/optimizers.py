@@ -34,13 +34,13 @@ __all__ = ["averaged", "describe", "eval_mode", "notes", "optimizer", "problems"
 
 log = logging.getLogger(__name__)
 
-HIGH_FOR_ADAPTERS, HIGH_FOR_MODELS, HIGH_FOR_ANY = 2e-2, 2e-3, 100.0  # learning rates that nobody means
+HIGH_FOR_ADAPTERS, HIGH_FOR_MODELS, HIGH_FOR_ANY = 2e-2, 2e-3, 100.0  # learning rates above these can only be mistakes
 USUAL_RATES = ("AdamW", "AdamW8bit", "PagedAdamW", "PagedAdamW8bit", "PagedAdamW32bit", "Lion", "Lion8bit",
                "PagedLion8bit", "CAME", "AdamMini", "Muon")  # fmt: skip
 
 
 def optimizer(method: TrainingMethod, config: RunConfig, seed: int = 0) -> Any:
-    """The optimizer over what learns, one group per learning rate. Call it when parameters are where they will stay.
+    """The optimizer of all trained parameters, one group per learning rate. Call when they are at their final place.
 
     AdamW is fused on CUDA, unless optimizer_args say otherwise. Weights in half precision, and those that are stepped
     within the backward pass, are stepped in bundles, rounded by what `seed` decides. Raises ConfigError in the words of
@@ -51,7 +51,7 @@ def optimizer(method: TrainingMethod, config: RunConfig, seed: int = 0) -> Any:
     groups = method.groups()
     if wrong := _rates(config, {group["name"]: group["lr"] for group in groups}):
         raise ConfigError(wrong)
-    if relative_step(config):  # Adafactor finds its own rate; one that is given would be refused
+    if relative_step(config):  # Adafactor sets its own rate, and refuses one that is given
         groups = [{key: value for key, value in group.items() if key != "lr"} for group in groups]
     log.info("optimizer %s, %s", describe(config), ", ".join(f"{g['name']} {g.get('lr')}" for g in groups))
     cut = bundled(method, groups, config)
@@ -94,7 +94,7 @@ def _construct(config: RunConfig, groups: list[dict[str, Any]]) -> Any:
 
 
 def problems(config: RunConfig) -> Iterator[Problem]:
-    """What is wrong with the choice of optimizer and its arguments, a sentence each."""
+    """Problems of the choice of optimizer and its arguments."""
     cls, own = spec_of(config), {}
     try:
         own = arguments(config)
@@ -126,7 +126,7 @@ def problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def _rates(config: RunConfig, rates: Mapping[str, float | None]) -> Problem | None:
-    """The problem where rates differ and the optimizer has one for all: it would stop at its first step."""
+    """The problem that rates differ although the optimizer has one for all, and would raise at its first step."""
     if not spec_of(config).one_rate or len({rate for rate in rates.values() if rate}) < 2:
         return None
     given = together([f"{name} {rate}" for name, rate in rates.items()])
@@ -141,7 +141,7 @@ def _rates(config: RunConfig, rates: Mapping[str, float | None]) -> Problem | No
 
 
 def still(config: RunConfig) -> Iterator[Problem]:
-    """Nothing would learn, whatever the model is: every rate that counts here is 0."""
+    """The problem that every learning rate of this training is 0."""
     if spec_of(config) is names.SPECS["adafactor"]:
         return
     rates = _rates_of_adapters(config) if isinstance(config, AdapterRun) else _rates_of_models(config)
@@ -153,7 +153,7 @@ def still(config: RunConfig) -> Iterator[Problem]:
 
 
 def _rates_of_adapters(config: AdapterRun) -> dict[str, float]:
-    """The options that say how fast each part learns, of those that carry adapters; {} where patterns say so."""
+    """Options and values of the learning rates of all parts with adapters; {} where patterns set them."""
     optim, network, given = config.optim, config.network, tuple(config.optim.text_encoder_lr)
     if any("_reg_lrs" in pair for pair in network.network_args):
         return {}
@@ -182,7 +182,7 @@ def _rates_of_models(config: RunConfig) -> dict[str, float]:
 
 
 def notes(config: RunConfig) -> Iterator[Problem]:
-    """What is allowed but seldom meant, or has no effect, a sentence each."""
+    """Options that are probably not intended, or have no effect."""
     name = spec_of(config).name
     if spec_of(config).finds_rate and config.optim.learning_rate <= 0.1:
         yield Problem("learning_rate", "{rate} is small for {name}, which adapts its own: use about 1.0",
@@ -205,7 +205,7 @@ def notes(config: RunConfig) -> Iterator[Problem]:
             "{warm} is not below max_train_steps: the learning rate never reaches its value", warm=warm)  # fmt: skip
     precision = config.precision
     half = "full_bf16" if precision.full_bf16 else "full_fp16" if precision.full_fp16 else ""
-    by_chance = name == "ProdigyPlusScheduleFree" and precision.full_bf16  # it rounds as we do
+    by_chance = name == "ProdigyPlusScheduleFree" and precision.full_bf16  # it has stochastic rounding itself
     if half and not steps_alone(config) and not by_chance:
         yield Problem(half,
             ": {name} rounds to the nearest number, which loses small updates; AdamW and Adafactor do not",
@@ -251,7 +251,7 @@ def averaged(made: Any) -> Iterator[None]:
 
 
 def _unusable(cls: OptimizerSpec) -> str:
-    """Why the package of an optimizer cannot be used, and how to get it; it is really tried."""
+    """Why the package of an optimizer cannot be used, and how to install it; tries a step with it."""
     if absent := missing_package(cls.package):
         return absent
     error = tried(cls) if cls in names.SPECS.values() and cls.package in packages.PACKAGES else ""

@@ -1,7 +1,7 @@
-"""Weights in half precision that still learn from small updates.
+"""Stochastic rounding: weights in half precision that keep small updates.
 
 A bfloat16 number has 8 significant bits. An update below 1/512 of a weight would be lost if the sum were rounded to the
-nearest number, so it is rounded up or down by chance: right on average, however small the update.
+nearest number, so it is rounded up or down at random: right on average, however small the update.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ LOW = 1 << 16  # what bfloat16 cuts off a float32
 
 
 class StepRNG:
-    """Random numbers that depend on the seed, the step and the weight alone: a resumed run throws the same ones."""
+    """Random numbers that depend on the seed, the step and the weight alone: a resumed run draws the same ones."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -33,7 +33,7 @@ class StepRNG:
 # Why: docs/decisions/2026-11-22-stochastic-rounding.md
 @torch.no_grad()
 def write(into: Tensor, exact: Tensor, generator: torch.Generator, rows: Rows | None = None) -> None:
-    """Write float32 numbers into a tensor of equal shape: by chance where that is bfloat16, else to the nearest.
+    """Write float32 numbers into a tensor of equal shape, with stochastic rounding to bfloat16, else to the nearest.
 
     float16 has three bits more and its own answer to small numbers, the scaled loss; it is rounded to the nearest.
     `rows` says which part of a weight the tensor is: each is rounded as it would be in the whole.

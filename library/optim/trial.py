@@ -1,4 +1,4 @@
-"""Does an optimizer's package really work here? It is loaded, and steps a small weight on the device of a training.
+"""Test whether an optimizer's package works here: import it, and step a small weight on the training's device.
 
     python -m library.optim.trial MODULE...
 
@@ -25,7 +25,7 @@ SIZE = (64, 128)  # large enough for 8-bit kernels, which leave small tensors to
 
 
 def package(module: str) -> str:
-    """Why a package does not work, '' if it does. That is remembered."""
+    """Why a package does not work, '' if it does; cached."""
     cls = next((spec for spec in SPECS.values() if spec.package == module), None)
     error = optimizer(cls) if cls else _loaded(module)
     packages.remember(module, error)
@@ -85,7 +85,7 @@ def _loaded(module: str) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Any:
-    """What packages print while they are loaded is for their developers."""
+    """Suppress what packages print while they are imported."""
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         yield

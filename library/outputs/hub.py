@@ -1,4 +1,4 @@
-"""Hugging Face: what a training saves is sent there, and a state that lies there is fetched to go on with."""
+"""Hugging Face Hub: upload what a training saves, and download a state to resume from."""
 
 import os
 import re
@@ -20,10 +20,10 @@ KINDS = {"dataset": "datasets/", "space": "spaces/"}  # of repositories, and whe
 
 # Why: docs/decisions/2026-11-22-uploads-end-no-training.md
 class Uploads:
-    """Sends files to a repository of the user's. What cannot be sent is said, and ends no training."""
+    """Uploads files to a repository of the user. A failed upload causes a warning and does not end the training."""
 
     def __init__(self, config: RunConfig, run: Any) -> None:
-        """`run` is told what happens (say, warn, event, phase)."""
+        """`run` receives lines, warnings, events and phases (say, warn, event, phase)."""
         self._options, self._run = config.hub, run
         self._wanted = bool(config.hub.huggingface_repo_id)
         self._threads = ThreadPoolExecutor(1, "upload") if self._wanted and config.hub.async_upload else None
@@ -47,10 +47,11 @@ class Uploads:
                 ": {repo} can be neither found nor made ({reason}); check the name, "
                 "the token's right to write and the network, or leave it out",
                 repo=options.huggingface_repo_id, reason=_reason(e))) from e  # fmt: skip
-        self._run.say(f"What is saved is uploaded to {self._address}")
+        address = f"https://huggingface.co/{KINDS.get(self._kind or '', '')}{options.huggingface_repo_id}"
+        self._run.say(f"What is saved is uploaded to {address}")
 
     def add(self, path: Path) -> None:
-        """Send a file or a folder under its own name; states only where that is asked for."""
+        """Upload a file or a folder under its own name; states only with save_state_to_huggingface."""
         if not self._wanted or (saved_kind(path) == "state" and not self._options.save_state_to_huggingface):
             return
         if self._threads:
@@ -60,12 +61,12 @@ class Uploads:
             self._send(path)
 
     def wait_for(self, path: Path | None) -> None:
-        """Let a file's upload end, before the file is removed."""
+        """Wait for the upload of a file, before it is removed."""
         if path in self._waiting:
             self._waiting.pop(path).result()
 
     def finish(self) -> None:
-        """Let all uploads end."""
+        """Wait for all uploads."""
         if self._waiting:
             self._run.say("waiting for uploads")
         for path in list(self._waiting):
@@ -92,10 +93,6 @@ class Uploads:
     def _kind(self) -> str | None:
         return self._options.huggingface_repo_type or None
 
-    @property
-    def _address(self) -> str:
-        return f"https://huggingface.co/{KINDS.get(self._kind or '', '')}{self._options.huggingface_repo_id}"
-
 
 def problems(config: RunConfig) -> Iterator[Problem]:
     """Why nothing could be uploaded, as far as that is known without the network."""
@@ -110,7 +107,7 @@ def problems(config: RunConfig) -> Iterator[Problem]:
 def fetched(config: RunConfig) -> Any:
     """The config with a state on this machine: one that `resume` names on the hub is downloaded.
 
-    Raises ConfigError when it cannot be had.
+    Raises ConfigError when it cannot be downloaded.
     """
     if not config.steps.resume_from_huggingface or not config.steps.resume:
         return config

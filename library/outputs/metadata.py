@@ -1,4 +1,4 @@
-"""What a file says about itself: kohya's `ss_*` keys and the `modelspec.*` keys of Stability AI.
+"""Metadata of a saved file: kohya's `ss_*` keys and the `modelspec.*` keys of Stability AI.
 
 All values are text. Local paths never get in: a path becomes the name of its file.
 """
@@ -54,12 +54,13 @@ class MetadataBuilder:
         self._config, self._family = config, family
         self._started = time.time()
         self._session = random.SystemRandom().randint(0, 2**32)  # not the run's generator: that one is part of the seed
-        self._facts = (
-            {**_options(config), **dataset_stats, "optimizer": optimizer} if isinstance(config, AdapterRun) else {}
-        )
-        self._hashes = (
-            Hashes(_bases(config)) if isinstance(config, AdapterRun) and not config.network.no_metadata else None
-        )
+        self._facts: JsonObject = {}
+        self._hashes: Hashes | None = None
+        if isinstance(config, AdapterRun):
+            self._facts = {**_options(config), **dataset_stats, "optimizer": optimizer}
+            bases = {"sd_model": config.model.pretrained_model_name_or_path, "vae": config.model.vae}
+            if not config.network.no_metadata:
+                self._hashes = Hashes({key: str(place) for key, place in bases.items() if place})
 
     def of_file(self, epoch: int, step: int, seed: int | None) -> dict[str, str]:
         """The metadata of a file that is saved now. The first call may wait for the hashes.
@@ -177,12 +178,6 @@ def _network_args(config: AdapterRun) -> JsonObject:
     pairs = (pair.partition("=") for pair in config.network.network_args)
     own = {key: Path(value).name if Path(value).is_file() else value for key, _, value in pairs}
     return {"network_args": {**own, "dropout": own.get("dropout", config.network.network_dropout)}}
-
-
-def _bases(config: RunConfig) -> dict[str, str]:
-    """What the training starts from, by the name its keys have."""
-    files = {"sd_model": config.model.pretrained_model_name_or_path, "vae": config.model.vae}
-    return {key: str(place) for key, place in files.items() if place}
 
 
 def _thumbnail(value: str | None) -> str | None:
