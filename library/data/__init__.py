@@ -1,4 +1,4 @@
-"""What a training learns from: images found, captioned, sorted into buckets, encoded once, and given out in batches."""
+"""The data of a training: images are found, captioned, sorted into buckets, encoded once, and put into batches."""
 
 from library.data.finding import scan
 from library.data.images import Image, ImageSet, summary

@@ -1,6 +1,6 @@
-"""What chance may change in a picture when it is fetched: where it is cut, whether it is mirrored, its colours.
+"""Random changes of an image when it is loaded: crop, flip and colours.
 
-Pure functions of a random source, so that a picture looks the same in every process and after a resume.
+Pure functions of a random source, so that an image is the same in every process and after a resume.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ Face = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What is seen of a picture: it is scaled to `resized`, then a window of `size` at (left, top) is cut out."""
+    """The visible part of an image: it is scaled to `resized`, then a window of `size` at (left, top) is cut out."""
 
     resized: tuple[int, int]
     left: int

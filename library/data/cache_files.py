@@ -20,7 +20,7 @@ from library.files import write_atomic
 
 BROKEN = (OSError, ValueError, KeyError, EOFError, MemoryError, OverflowError, NotImplementedError, zlib.error,
           zipfile.BadZipFile, SafetensorError)  # fmt: skip
-LARGEST = 2**30  # bytes of a cache when unpacked; the latents of 100 sizes of an image have a hundredth of it
+LARGEST = 2**30  # bytes of an unpacked cache, 100 times the latents of an image in 100 sizes
 TYPE = re.compile(r"_(bfloat16|float\d+\w*|u?int\d+|bool)$")
 
 
@@ -35,7 +35,8 @@ class CacheFile(Protocol):
         ...
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """An array's shape without reading it, as checking 100,000 files must not; () for what is not there."""
+        """An array's shape without reading its values, as 100,000 files may have to be checked; () if it is not
+        there."""
         ...
 
     def fact(self, name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""What a caption becomes when it is fetched: pure functions of the text, the options, the moment and a random source.
+"""Changes of a caption when it is loaded: pure functions of text, options, moment and a random source.
 
 The order of the steps, and of the draws from the random source, is kohya's: a seeded run of both gives the same words.
 """
@@ -17,7 +17,7 @@ _OPEN, _CLOSE = "\ue000", "\ue001"  # private characters that stand for {{ and }
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When a caption is fetched: optimizer step from 0, epoch from 1, and how many steps the training has."""
+    """When a caption is loaded: optimizer step from 0, epoch from 1, and the total steps of the training."""
 
     step: int = 0
     epoch: int = 1

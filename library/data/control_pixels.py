@@ -1,4 +1,4 @@
-"""What a model is shown beside noise and words, as pixels."""
+"""Control images, reference images and inpainting masks as pixels."""
 
 import os
 from random import Random

@@ -1,4 +1,4 @@
-"""Pictures that belong to an image: its mask, and the reference images that a model is shown beside it."""
+"""Files that belong to an image: its mask, its control image, and its reference images."""
 
 import os
 import re
@@ -131,12 +131,12 @@ def control_fit(subset: SubsetConfig, size: Size, bucket: Size) -> BucketFit | N
 
 
 def _beside(result: "Survey", subset: SubsetConfig, image: Image) -> tuple[str, ...]:
-    """The files in the subset's folders of references that are called like the image, folder by folder."""
+    """Files named like the image in each of the subset's folders of reference images."""
     return tuple(path for folder in subset.control_directories for path in _named_like(result, folder, image))
 
 
 def _named_like(result: "Survey", folder: str, image: Image) -> Iterator[str]:
-    """The files in a folder that are called like an image: <name>.png, or <name>_0.png, <name>_1.png."""
+    """Files in a folder that are named like an image: <name>.png, or <name>_0.png, <name>_1.png."""
     here = _like_the_images(result, folder, image)
     stem = os.path.splitext(os.path.basename(image.path))[0]
     known = result.control_names.get(here.folder)

@@ -1,4 +1,4 @@
-"""What a training would see, told line by line (`debug_dataset`). No model is needed, and nothing is written."""
+"""`debug_dataset`: print what a training would see. No model is needed, and nothing is written."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ def lines(config: RunConfig, seed: int) -> Iterator[str]:
 
     Raises ConfigError with everything that is wrong with the data.
     """
-    config = replace(config, cache_info=False)  # which would write what it finds
+    config = replace(config, cache_info=False)  # cache_info would write files
     checked = data.check(config, config.grid)
     if checked.problems:
         raise ConfigError(*checked.problems)

@@ -1,4 +1,4 @@
-"""What encoding images and captions before training has in common: what it knows, and how its work is shared."""
+"""Common parts of encoding images and captions before training: its inputs, and the share of each process."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +25,7 @@ SHOWN_TWICE = (
 
 
 class EncodingProcess(Protocol):
-    """Where encoding happens: on which device, as which of how many processes."""
+    """The device and the ranks that encode."""
 
     @property
     def device(self) -> torch.device:
@@ -73,6 +73,6 @@ def refuse_other_references(every: Iterable["Image"]) -> None:
 
 
 def share(items: list, name: Callable[[Any], str], world: EncodingProcess) -> list:
-    """The part of this process: every n-th file, and all that goes into one file together."""
+    """This process' share of the items: every n-th file, with all items of that file."""
     order = {key: i for i, key in enumerate(dict.fromkeys(map(name, items)))}
     return [item for item in items if order[name(item)] % world.ranks == world.rank]

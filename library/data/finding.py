@@ -24,7 +24,7 @@ STANDS_IN = (1024, 1024)  # for a resolution that is not set
 
 @dataclass(slots=True)
 class Survey:
-    """What a look at the data found: images, what stops the training, and what the user should know."""
+    """The result of scanning the data: images, problems that stop the training, and warnings."""
 
     images: ImageSet
     report: Report | None = None
@@ -76,7 +76,7 @@ def scan(config: RunConfig, report: Report | None = None) -> ImageSet:
 
 
 def survey(config: RunConfig, report: Report | None = None, keep: bool = True) -> Survey:
-    """Look at all data that a config names, and collect problems instead of stopping at the first.
+    """Scan all data that a config names, and collect problems instead of stopping at the first.
 
     With `keep` false nothing is written, whatever cache_info says.
     """
@@ -178,7 +178,7 @@ def _images_of(result: Survey, position: int, dataset: DatasetConfig, seed: int)
 
 
 def _plain(subset: SubsetConfig) -> SubsetConfig:
-    """How images are shown that are held back: always the same, neither varied nor without their captions."""
+    """The subset's options for validation images: no augmentation and no dropout of captions."""
     return replace(
         subset,
         flip_aug=False,
@@ -293,7 +293,7 @@ def _from_metadata(result: Survey, subset: SubsetConfig) -> list[FoundImage]:
 
 
 def _read_sizes(result: Survey, subset: SubsetConfig, found: list[FoundImage]) -> list[tuple[FoundImage, Size, str]]:
-    """Look into image headers and caption files where that is still needed."""
+    """Read image headers and caption files that are not known yet."""
     known = _Remembered(result, subset)
     phase = Text("reading image sizes" if any(one.size is None for one in found) else "reading captions")
     facts = spread(partial(_facts, result, subset, known), found, result.report, phase)

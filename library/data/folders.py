@@ -1,4 +1,4 @@
-"""What lies in the folders of a data set, found in one pass over each; nothing is opened."""
+"""List the folders of a data set in one pass over each; no file is opened."""
 
 import os
 import re

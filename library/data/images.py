@@ -1,4 +1,4 @@
-"""The pictures of a training: what is known of each, and how often each is seen. Pure; no file is touched."""
+"""The images of a training: the facts of each, and how often it is repeated. Pure; no file is read."""
 
 import math
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class ControlImage:
 
 @dataclass(slots=True)
 class Image:
-    """One picture of the data set: where it is, what it shows, how often it is seen, and how it is cut."""
+    """One image of the data set: path, caption, repeats and crop."""
 
     path: str
     size: Size  # width, height as stored in the file
@@ -69,7 +69,7 @@ class Image:
 
     @property
     def is_reg(self) -> bool:
-        """Whether it shows what the model should not forget, rather than what it should learn."""
+        """Whether it is a regularisation image."""
         return self.subset.is_reg
 
     @property
@@ -80,7 +80,7 @@ class Image:
 
 @dataclass(slots=True)
 class ImageSet:
-    """All pictures of a training, and once they are encoded, where to find that."""
+    """All images of a training, and after encoding, their latents and text encoder outputs."""
 
     items: list[Image]
     datasets: tuple[DatasetConfig, ...]
@@ -124,7 +124,7 @@ def split(images: list[Image], share: float, seed: int | None, fallback: int) ->
 
 
 def balance(regular: Sequence[Image], needed: int) -> list[Image]:
-    """Take regularisation images, then repeat them one by one, until they are seen as often as the others."""
+    """Take regularisation images, then repeat them one by one, until they have as many repeats as the others."""
     used: list[Image] = []
     seen = 0
     for image in regular:

@@ -1,4 +1,4 @@
-"""How long a training over its batches is, counted in one place for the trainer and for the page."""
+"""The length of a training in steps and epochs, counted in one place for the trainer and for the page."""
 
 import math
 from typing import NamedTuple

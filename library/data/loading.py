@@ -42,7 +42,7 @@ Kind = tuple[int, ...]
 
 @dataclass(slots=True)
 class Batch:
-    """What one step learns from. All images have one size; latents or pixels are there, not both."""
+    """One batch of a step. All images have one size; it has latents or pixels, not both."""
 
     captions: list[str]
     sizes: Tensor  # float32 [B,6]: original height, width; crop top, left; target height, width
@@ -58,7 +58,7 @@ class Batch:
     paint: Tensor | None = None  # float32 [B,1,H,W], 1 where a model that inpaints has to paint
     keep_base: Tensor | None = None  # bool [B]: diff_output_preservation, the target is the base model's own answer
     text_length: int | None = None  # tokens of its captions that a step reads; None: all
-    full: int = 0  # how many images a batch of this data set has, where it is not the last of its bucket
+    full: int = 0  # images of a full batch of this data set; the last of a bucket may have fewer
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -199,7 +199,7 @@ class Batches:
 
     # Why: docs/decisions/2026-11-20-debug-dataset-makes-the-same-draws.md
     def choices(self, draw: Draw) -> "Iterator[ImageChoices]":
-        """What chance makes of each image of a batch, before a file is opened."""
+        """The random choices for each image of a batch, before a file is opened."""
         moment, change = self._moment(draw), self.config.caption_change
         for i, position in enumerate(draw.images):
             image = self.images.items[position]
@@ -272,19 +272,19 @@ class Batches:
 
 
 class ImageChoices(NamedTuple):
-    """One image of a batch as chance has it: its words, whether it is mirrored, its weight, and further chance."""
+    """One image of a batch with its random choices: caption, flip, weight, and a random source for the rest."""
 
     image: "Image"
     caption: str
     flip: bool
     weight: float
     random: Random
-    mask: int | None = None  # the number of its mask, where they are drawn at random
+    mask: int | None = None  # the index of its mask, if it has several to draw from
 
 
 @dataclass(slots=True)
 class BatchSample:
-    """What a batch has of one image."""
+    """The tensors of one image of a batch."""
 
     caption: str
     size: list[int]
@@ -389,7 +389,7 @@ def _padded(texts: list[dict[str, np.ndarray]]) -> dict[str, Tensor] | None:
 
 
 def _masks(masks: list[Tensor | None], shape: tuple[int, int]) -> Tensor | None:
-    """Masks at the size of the latents; an image without one counts fully."""
+    """Masks at the size of the latents; all ones for an image without one."""
     if all(mask is None for mask in masks):
         return None
     full = torch.ones(shape)

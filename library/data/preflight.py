@@ -1,4 +1,4 @@
-"""What is wrong with the data, all of it at once, before anything heavy is loaded. No torch."""
+"""All problems of the data at once, before anything heavy is loaded. No torch."""
 
 import os
 from collections.abc import Iterator
@@ -20,11 +20,11 @@ from library.data.threads import spread
 
 
 class Check(NamedTuple):
-    """What stops a training, and what its user should know."""
+    """Problems that stop a training, and warnings."""
 
     problems: list[Problem]
     warnings: list[Problem]
-    images: ImageSet | None = None  # what was found, however much is wrong with it
+    images: ImageSet | None = None  # the images that were found, even if there are problems
 
 
 def problems(config: RunConfig, grid: int, report: Report | None = None) -> Iterator[Problem]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Phrase(NamedTuple):
-    """A caption, and the reference images that the text encoder is shown with it."""
+    """A caption, and the reference images that the text encoder reads with it."""
 
     words: str
     shown: "tuple[ControlImage, ...]" = ()
@@ -51,7 +51,7 @@ def lengths(
 
 
 def cut_captions(images: Sequence["Image"], family: Family, components: ModelComponents) -> Text | None:
-    """A sentence about captions that are longer than the text encoder reads; None where there are none."""
+    """A warning of captions that are longer than the text encoder's limit; None if there are none."""
     limit = family.caption_limit if isinstance(family, LimitsCaptions) else None
     if limit is None or limit.encoder not in components.tokenizers:
         return None
@@ -76,7 +76,7 @@ class Texts:
     memory: dict[Phrase, Arrays] | None = None
 
     def load(self, image: "Image") -> Arrays:
-        """What the text encoders made of the caption of an image, by the names of the cache's keys."""
+        """The text encoders' outputs for the caption of an image, by the names of the cache's keys."""
         if self.memory is not None:
             return self.memory[phrase_of(image, self.template)]
         file = caches.text_file(image.path, self.cache.suffix)
@@ -190,7 +190,7 @@ def _encoded_phrases(
             raise ConfigError("encoding the caption {caption} of {some} gave NaN: use bf16 or fp32",
                 caption=repr(phrase.words), some=some(where))  # fmt: skip
     made = [{key: value[i] for key, value in arrays.items()} for i in range(len(batch))]
-    if mask := work.family.text_cache.mask:  # padding is made anew for each batch
+    if mask := work.family.text_cache.mask:  # padding is added in each batch
         made = [{key: value[: int(one[mask].sum())] for key, value in one.items()} for one in made]
     return [(names, one) for (_, names), one in zip(batch, made, strict=True)]
 

@@ -21,7 +21,7 @@ NAMELESS = Text("")
 
 
 def spread(work: Callable[[T], R], items: Sequence[T], report: Report | None = None, phase: Text = NAMELESS) -> list[R]:
-    """Do the same with every item, several at a time, and return the results in order."""
+    """Apply a function to every item, several at a time, and return the results in order."""
 
     def several(start: int) -> list[R]:
         return [work(item) for item in items[start : start + SLICE]]

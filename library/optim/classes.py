@@ -100,9 +100,7 @@ def missing_package(module: str) -> str:
 
 def import_class(cls: OptimizerSpec) -> type:
     """Import a class. Raises ConfigError when the module has none of that name, or cannot be imported here."""
-    if made := getattr(
-        sys.modules.get(cls.module), cls.name, None
-    ):  # each bundle loads it again
+    if made := getattr(sys.modules.get(cls.module), cls.name, None):  # each bundle loads it again
         return made
     try:
         with _without_warnings(cls.module), without_collecting(), without_optional(cls.module):

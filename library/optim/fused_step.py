@@ -190,9 +190,7 @@ def by_size(group: Group) -> Iterator[list[nn.Parameter]]:
     """As many tensors as may be widened at once."""
     bundle: list[nn.Parameter] = []
     for p in group["params"]:
-        if (
-            bundle and sum(whole_shape(b).numel() for b in (*bundle, p)) > WIDENED
-        ):  # for any number of ranks
+        if bundle and sum(whole_shape(b).numel() for b in (*bundle, p)) > WIDENED:  # for any number of ranks
             yield bundle
             bundle = []
         bundle.append(p)
