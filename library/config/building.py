@@ -40,14 +40,14 @@ class Reading(Generic[C]):
     problems: list[Problem]
     notes: list[Problem]
     wrong: frozenset[str] = frozenset()
-    known: bool = True  # false when a file could not be read at all: nothing can be said of what it may have set
+    known: bool = True  # false if a file could not be read at all, so that its options are unknown
 
 
 def build(config: type[C], values: JsonMapping, source: str = "", notes: list[str] | None = None) -> C:
     """Values by option name -> a checked config.
 
-    Raises ConfigError with every problem, a line each. What the user should know though nothing is wrong (a key that
-    is ignored, an option without effect) is appended to `notes`; without such a list it is logged as warnings.
+    Raises ConfigError with every problem, a line each. Remarks (a key that is ignored, an option without effect) are
+    appended to `notes`; without such a list they are logged as warnings.
     """
     return build_layers(config, [Layer(values, source)], notes)
 
@@ -66,7 +66,7 @@ def build_layers(config: type[C], layers: Iterable[Layer], notes: list[str] | No
 
 
 def read_layers(config: type[C], layers: Iterable[Layer], unreadable: Collection[str] = ()) -> Reading[C]:
-    """Like `build_layers`, but what is wrong is told in the answer and never raised.
+    """Like `build_layers`, but problems are returned and never raised.
 
     `unreadable` are options that somebody tried to set in a way that could not be understood.
     """
@@ -103,7 +103,7 @@ def read_layers(config: type[C], layers: Iterable[Layer], unreadable: Collection
 
 
 def draft(config: type[C], read: JsonMapping) -> C:
-    """A config of values that are right each for itself, whether or not they go together."""
+    """A config of valid values, without checking rules across options."""
     return _assemble(config, read)
 
 
@@ -118,7 +118,7 @@ def missing(config: RunConfig) -> list[Problem]:
 
 
 def notes(config: RunConfig) -> list[Problem]:
-    """What the user should know of this config though nothing is wrong."""
+    """Remarks on a valid config."""
     return list(_ask(config, "notes"))
 
 
@@ -205,7 +205,7 @@ def _resolve(config: type[RunConfig], layer: Layer, name: str, value: Any, probl
 
 
 def understood(config: type[RunConfig]) -> list[str]:
-    """Names that a config knows what to say of: its options, and those of old files and other programs."""
+    """Names that a config has an answer to: its options, and names of old files and other programs."""
     tables = (getattr(config, table, {}) for table in ("aliases", "retired", "foreign", "old"))
     return [*options(config), *(name for table in tables for name in table)]
 

@@ -1,4 +1,4 @@
-"""What the environment says that Python or PyTorch would end at. No torch."""
+"""Checks of environment variables and output encodings at which Python or PyTorch would fail. No torch."""
 
 import io
 import os
@@ -18,7 +18,7 @@ LAUNCHED = DIRECT not in os.environ and any(name.startswith(("ACCELERATE_", "TOR
 
 
 def print_any_text() -> None:
-    """Print what the code page of a file, a pipe or a console lacks as escapes, where Python would end at it."""
+    """Print characters that the encoding of a file, pipe or console lacks as escapes, where Python would raise."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -61,7 +61,7 @@ def shards_asked() -> int:
 
 
 def first_process() -> bool:
-    """Whether this is the process of a multi-process launch that talks."""
+    """Whether this is the process of a multi-process launch that prints."""
     return os.environ.get("RANK", "0") == "0"
 
 

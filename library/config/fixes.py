@@ -1,4 +1,4 @@
-"""Values of options that mend what several rules find, and the problems that go with them."""
+"""Fixes that several rules share: values of options that mend a problem."""
 
 from collections.abc import Iterable
 from typing import Any

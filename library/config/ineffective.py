@@ -1,4 +1,4 @@
-"""Which options do nothing as the others are set, and why. A form greys them; the trainer ignores them anyway.
+"""Options that have no effect because of other options, and why. A form greys them; the trainer ignores them.
 
 A rule is about one or several options and names the option that would wake them, so that a reader knows what to change.
 """
@@ -14,7 +14,7 @@ from library.config.sections.run import INEFFECTIVE_EVERYWHERE
 
 
 def remark(name: str, reason: str, **arguments: Any) -> Problem:
-    """What to say of an option that is set and does nothing."""
+    """The remark on an option that is set and has no effect."""
     return Problem(name, "has no effect here: {reason}", reason=Text(reason, **arguments), code="ineffective")
 
 
@@ -62,7 +62,7 @@ def _is_logged(config: RunConfig) -> bool:
 def _gets_to_compiling(config: RunConfig) -> bool:
     try:
         begins = config.compile.first_steps().values()
-    except ConfigError:  # which is said by itself
+    except ConfigError:  # reported by its own check
         return True
     return bool(config.steps.max_train_epochs) or min(begins, default=0) <= config.steps.max_train_steps
 

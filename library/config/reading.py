@@ -1,4 +1,4 @@
-"""Values that are more than a number or a word: each function turns what a user may write into what is stored."""
+"""Parsers of values that are more than a number or a word: each turns what a user may write into what is stored."""
 
 import re
 from collections.abc import Callable

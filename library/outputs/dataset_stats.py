@@ -1,4 +1,4 @@
-"""What a file tells about the data it was trained on: counts, tags, buckets. Folder names only, never paths."""
+"""Metadata of a file about its training data: counts, tags, buckets. Folder names only, never paths."""
 
 import os
 from collections import Counter

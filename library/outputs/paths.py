@@ -1,4 +1,4 @@
-"""Files that a training leaves: their names, how they are written, and which are removed again."""
+"""Files of a training: their names, how they are written, and which outdated ones are removed."""
 
 import logging
 import re
@@ -65,7 +65,7 @@ class Names:
         return self.folder / f"{self.name or 'at'}-backup-step{step:08d}-state"
 
     def backups(self) -> list[Path]:
-        """Such folders that are there, by step."""
+        """Existing backup folders, by step."""
         stem = re.escape(self.name or "at")
         wanted = re.compile(rf"{stem}-backup-step\d{{8}}-state")
         found = self.folder.iterdir() if self.folder.is_dir() else ()
@@ -83,7 +83,7 @@ class Names:
         return re.fullmatch(f"(?:{'|'.join(stems)}){number}{ending}", name) is not None
 
     def existing(self) -> list[Path]:
-        """Files of an earlier training that one of this name would write over."""
+        """Files of an earlier training that one of this name would overwrite."""
         return sorted(path for path in self.folder.iterdir() if self.owns(path.name)) if self.folder.is_dir() else []
 
 
@@ -98,7 +98,7 @@ def saved_kind(path: Path) -> str:
 
 
 def tidy(config: RunConfig) -> None:
-    """Remove what an earlier training of this name has left unfinished, when it was killed while it saved."""
+    """Remove unfinished files of an earlier training of this name that was killed while it saved."""
     if config.save.output_dir:
         clean_up(config.save.output_dir, names(config).owns)
 
@@ -129,7 +129,7 @@ def free_name(config: RunConfig) -> JsonObject:
 
 
 def problems(config: RunConfig) -> Iterator[Problem]:
-    """What stands in the way of saving; nothing is written or overwritten to find out."""
+    """Problems that prevent saving, found without writing anything."""
     if not config.save.output_dir:
         yield Problem("output_dir", "is not set: choose a folder for the results")
         return
@@ -279,7 +279,7 @@ def _warn_of_nan(path: Path, tensors: Mapping[str, Tensor], refuse: bool = False
 
 
 def _types(config: RunConfig) -> Callable[[str, Tensor], torch.dtype]:
-    """In which type each tensor is stored."""
+    """The dtype in which each tensor is stored."""
     wanted = config.save.save_precision
     dtype = getattr(torch, DTYPES[wanted]) if wanted else None
 

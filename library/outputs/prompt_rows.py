@@ -44,7 +44,7 @@ def _row_of_line(line: str) -> dict[str, str]:
 
 
 def line(row: Row) -> str:
-    """The line of a .txt file that says what a row says: "a cat --n blurry --w 640 --d 1"."""
+    """The line of a .txt file for a row: "a cat --n blurry --w 640 --d 1"."""
     made = row["prompt"].strip()
     for name, letter in LETTER.items():
         made += "".join(f" --{letter} {value}" for value in _parts(name, row.get(name, "")))
@@ -54,7 +54,7 @@ def line(row: Row) -> str:
 def text(rows: Sequence[Row], before: str = "") -> str:
     """A .txt file with these rows; comments and blank lines of the file `before` stay where they are.
 
-    Rows without a prompt are left out. Raises ConfigError for each row that a line cannot say.
+    Rows without a prompt are left out. Raises ConfigError for each row that cannot be written as a line.
     """
     wanted = [(number, row) for number, row in enumerate(rows, start=1) if row.get("prompt", "").strip()]
     problems = [Problem("sample_prompts", ": row {number}: {why}", number=number, why=why)

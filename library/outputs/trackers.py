@@ -1,4 +1,4 @@
-"""TensorBoard and Weights & Biases, fed with the numbers of the run's own record under upstream's names."""
+"""TensorBoard and Weights & Biases: the numbers of the run's record under upstream's names."""
 
 import contextlib
 import importlib.util
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class Trackers:
-    """Wherever the curves go besides the run's folder. Without `logging_dir` and W&B: nowhere."""
+    """Where curves are written besides the run's folder; none without `logging_dir` and W&B."""
 
     def __init__(self, config: RunConfig, folder: Path) -> None:
         log = config.log
@@ -146,7 +146,7 @@ def _rates(found: Mapping[str, float], network: bool) -> dict[str, float]:
 
 
 def problems(config: RunConfig) -> Iterator[Problem]:
-    """Why the curves could not be written, a sentence each."""
+    """Problems that prevent writing the curves."""
     log = config.log
     if log.log_with in ("wandb", "all") and importlib.util.find_spec("wandb") is None:
         yield Problem("log_with", ": wandb is not installed; run: pip install wandb")

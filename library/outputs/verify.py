@@ -1,4 +1,4 @@
-"""Does the file that was just written load into its model? Asked of the file on the disk, right after each save."""
+"""Check on the disk, right after each save, that the file loads into its model."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -29,14 +29,14 @@ def check(path: Path, shapes_of: Callable[[], Shapes], config: RunConfig) -> Jso
     """Compare a file's names and shapes with the model's, and look at a LoRA as `kohya tools verify` does.
 
     Returns {"ok", "text"} for the run's record: `text` is a sentence. Nothing where only PyTorch could read the file.
-    It never ends a training: what goes wrong in here is the answer.
+    It never ends a training: an error in here becomes the answer.
     """
     if path.suffix != ".safetensors":
         return {}
     shapes = shapes_of()
     try:
         wrong = differences(path, shapes) or (_verified(path, config) if isinstance(config, AdapterRun) else "")
-    except Exception as error:  # of a file that is broken, or a disk that is gone
+    except Exception as error:  # such as a damaged file or an unmounted disk
         log.warning("%s could not be checked", path, exc_info=True)
         wrong = Text("it cannot be read back: {why}", why=error)
     loads = "it loads: all {count} tensors match what the model holds"
