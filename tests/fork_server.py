@@ -22,6 +22,7 @@ import tempfile
 import time
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 
 from filelock import FileLock
 
@@ -48,11 +49,11 @@ class Signalled:
 class Forked(Signalled):
     """A process, with what tests use of `subprocess.Popen`."""
 
-    def __init__(self, arguments, environment, given=""):
+    def __init__(self, arguments, environment, given="", out=None):
         """`arguments` are those of Python: a script or `-m` with a module, and its own arguments. `given` is what it
-        reads from its standard input."""
+        reads from its standard input; what it says is added to `out`, or to a file of its own."""
         folder = tempfile.mkdtemp(prefix="kohya-forked-")
-        self._out, self._code = Path(folder, "out"), Path(folder, "code")
+        self._out, self._code = Path(out or Path(folder, "out")), Path(folder, "code")
         job = {"arguments": arguments, "environment": environment, "out": str(self._out), "code": str(self._code)}
         if given:
             job["in"] = str(Path(folder, "in"))
@@ -73,6 +74,11 @@ class Forked(Signalled):
                 raise subprocess.TimeoutExpired(str(self.pid), timeout)
             time.sleep(0.02)
         return self.said(), None
+
+    def wait(self):
+        while self.poll() is None:
+            time.sleep(0.05)
+        return self.returncode
 
     def said(self):
         """Its output so far; none where it has yet to begin."""
@@ -95,6 +101,16 @@ def run(command, input, env, timeout, **how):
     process = Forked(command[1:], env, input)
     said, _ = process.communicate(timeout)
     return subprocess.CompletedProcess(command, process.returncode, said, said)
+
+
+def detached(command, stdout, env, **how):
+    """As `subprocess.Popen` with what `library.runs.start.detached` gives it, forked where that is possible."""
+    if not hasattr(os, "fork") or command[0] != sys.executable:
+        return subprocess.Popen(command, stdout=stdout, env=env, **how)
+    return Forked(command[1:], dict(env), out=stdout.name)
+
+
+DETACHED = SimpleNamespace(**{**vars(subprocess), "Popen": detached})  # in place of `library.runs.start.subprocess`
 
 
 @functools.cache
@@ -252,7 +268,8 @@ class Started(subprocess.Popen):
 
     def __new__(cls, args, *more, **how):
         files = (how.get("stdout"), how.get("stderr"))
-        piped = how.get("stdin") == subprocess.PIPE or any(isinstance(file, int) and file < 0 for file in files)
+        apart = {subprocess.PIPE, subprocess.DEVNULL}
+        piped = how.get("stdin") == subprocess.PIPE or any(isinstance(file, int) and file in apart for file in files)
         return Child(args, **how) if args[0] == sys.executable and not more and not piped else super().__new__(cls)
 
 
@@ -269,7 +286,9 @@ class Child(Signalled):
         if process_group is not None:
             os.setpgid(0, process_group)
         for number, file in ((1, stdout), (2, stderr)):
-            if file is not None:
+            if file == subprocess.STDOUT:
+                os.dup2(1, number)
+            elif file is not None:
                 os.dup2(file if isinstance(file, int) else file.fileno(), number)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # no handler of the launcher's

@@ -55,7 +55,8 @@ def main(config: type, argv: list[str] | None = None) -> int:
     environment.print_any_text()
     reading = read(config, argv)
     if reading.problems:
-        fail(ConfigError(*reading.problems, *beyond(reading)))
+        # The processes that say nothing do not load torch to find more of it.
+        fail(ConfigError(*reading.problems, *(beyond(reading) if environment.first_process() else ())))
     _tell(reading.notes)
     try:
         environment.check()

@@ -1,9 +1,11 @@
 """The four scripts as a person runs them: --help, mistakes, files, and no torch before training."""
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -27,13 +29,28 @@ def run(script, *argv, **env):
     return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", env=os.environ | env)
 
 
+@pytest.fixture
+def called(capsys, monkeypatch):
+    """A function: what a script says and how it ends, run in this process, which has loaded what takes seconds."""
+
+    def call(script, *argv):
+        path = str(SCRIPTS / f"{script}.py")
+        monkeypatch.setattr(sys, "argv", [path, *map(str, argv)])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(path, run_name="__main__")
+        said = capsys.readouterr()
+        return SimpleNamespace(returncode=ended.value.code, stdout=said.out, stderr=said.err)
+
+    return call
+
+
 def problems(*argv, config=FluxLora):
     return train_script.read(config, list(argv)).problems
 
 
 @pytest.mark.parametrize("script", families.RUNS)
-def test_help_lists_every_option(script):
-    done = run(script, "--help")
+def test_help_lists_every_option(script, called):
+    done = called(script, "--help")
     assert done.returncode == 0
     assert not done.stderr
     for name in options(families.config_class(script)):
@@ -54,8 +71,8 @@ def test_reading_a_command_line_loads_nothing_heavy():
     assert done.returncode == 0, done.stderr
 
 
-def test_mistakes_are_told_at_once_in_sentences_and_end_with_2():
-    done = run("flux_train_network", "--lerning_rate", 1, "--learning_rate", "abc", "--max_train_epochs", -5)
+def test_mistakes_are_told_at_once_in_sentences_and_end_with_2(called):
+    done = called("flux_train_network", "--lerning_rate", 1, "--learning_rate", "abc", "--max_train_epochs", -5)
     assert done.returncode == 2
     assert not done.stdout
     said = done.stderr.splitlines()
@@ -69,9 +86,14 @@ def test_mistakes_are_told_at_once_in_sentences_and_end_with_2():
     assert {line.split()[1] for line in said[3:]} == empty
 
 
-def test_only_the_first_of_several_processes_talks():
-    done = run("flux_train", "--foo", RANK="1")
-    assert (done.returncode, done.stderr) == (2, "")
+def test_only_the_first_of_several_processes_talks(called, monkeypatch):
+    """The others end after it, and look for nothing that they would not say."""
+    waited = []
+    monkeypatch.setattr(train_script, "time", SimpleNamespace(sleep=waited.append))
+    monkeypatch.setattr(train_script, "beyond", lambda reading: pytest.fail("torch would be loaded"))
+    monkeypatch.setenv("RANK", "1")
+    done = called("flux_train", "--foo")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "") and waited == [train_script.PATIENCE]
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ from safetensors.torch import load_file, save_file
 from kohya_gui.tools.commands import job_status
 from library.config.problems import ConfigError, Text, how_made
 from library.runs import job as jobs
-from library.runs import layout
+from library.runs import layout, start
 from library.runs.job_work import JobRecord, begin, joined
 from library.tools.forms import FORMS
+from tests import fork_server
 
 pytestmark = pytest.mark.slow  # processes are started
 MODULE = "lora_unet_input_blocks_4_1_proj_in"
@@ -22,6 +23,7 @@ MODULE = "lora_unet_input_blocks_4_1_proj_in"
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(start, "subprocess", fork_server.DETACHED)
 
 
 def lora(path, seed=0, rank=2):

@@ -227,8 +227,8 @@ def test_from_nothing_to_a_trained_lora(visit, demo, monkeypatch, tmp_path):
         monkeypatch.setattr(isolated, name, real)
     forked = SimpleNamespace(run=fork_server.run, TimeoutExpired=subprocess.TimeoutExpired)
     monkeypatch.setattr(isolated, "subprocess", forked)  # four processes, of which none has to load torch
+    monkeypatch.setattr(start, "subprocess", fork_server.DETACHED)
     monkeypatch.setattr(start, "starting", lambda path, script, **how: REAL[2](path, script, **{**how, "cpu": True}))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     visitor, out = visit(), tmp_path / "out"
     visitor.page.set_default_timeout(60_000)  # the check loads torch
     leaf = next(demo.images.iterdir())

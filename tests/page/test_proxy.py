@@ -68,7 +68,7 @@ def board(proxy):
 
 
 @pytest.fixture
-def visitor(chromium, proxy, monkeypatch, tmp_path):
+def visitor(chromium, proxy, monkeypatch, tmp_path, stand_ins):  # whose check starts no process that loads torch
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
     visit = Visit(chromium, proxy.address, http_credentials={"username": NAME, "password": PASSWORD})
     yield visit

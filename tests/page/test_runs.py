@@ -19,6 +19,7 @@ from library.config.problems import ConfigError
 from library.families import config_class
 from library.runs import queue, reader, start
 from library.runs.record import Record
+from tests import fork_server
 from tests.page.conftest import STAND_IN, WORKER
 from tests.page.test_browser import FAINT, SMALL
 from tests.training import config_of, demo, squares, wait_for  # noqa: F401 - fixtures
@@ -248,6 +249,7 @@ def test_closed_browsers_a_killed_page_and_a_power_cut(chromium, visit, page, tm
 
 def test_a_real_training_of_the_demo_from_the_queue(visit, demo, squares, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setattr(queue, "RUNNER", [sys.executable, "-m", "library.runs.worker"])
+    monkeypatch.setattr(start, "subprocess", fork_server.DETACHED)  # the worker, which forks the training
     (tmp_path / "prompts.txt").write_text("zorb toy --w 64 --h 64 --s 1 --d 1\n", encoding="utf-8")
     values = {"train_data_dir": squares, "output_dir": tmp_path / "out", "max_train_steps": 6,
               "sample_prompts": tmp_path / "prompts.txt", "sample_every_n_steps": 3}  # fmt: skip
