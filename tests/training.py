@@ -33,6 +33,10 @@ from tests.source import ROOT, SCRATCH
 # What adapters and whole models have in common; words that learn have tests of their own.
 SCRIPTS = [script for script in families.RUNS if families.config_class(script).kind in ("lora", "finetune")]
 LORAS = [script for script in SCRIPTS if script.endswith("_network")]
+# A family of each kind, diffusion of a U-Net and flow matching of a transformer: for what asks the family for nothing
+# of its own. What each family owes the trainer is tested with all of them in tests/contract.
+OF_EACH_KIND = [f"{family}_train{kind}" for family in ("sdxl", "flux") for kind in ("", "_network")]
+LORA_OF_EACH_KIND, FULL_OF_EACH_KIND = OF_EACH_KIND[1::2], OF_EACH_KIND[::2]
 # Blocks to compile: of the U-Net's graphs, which differ in channels alone, one of each kind; else the quicker kind.
 FEW = {
     script: "transformer:0,resnet:0" if script.startswith("sdxl") else f"{[*config.compile.kinds][-1]}:all"

@@ -118,7 +118,7 @@ def test_encoders_learn_at_rates_of_their_own(demo, full):
 # ---- early steps
 
 
-@pytest.mark.parametrize("script", FULL)
+@pytest.mark.parametrize("script", training.FULL_OF_EACH_KIND)
 def test_early_steps_change_no_number(full, script):
     """Without clipping, which is per tensor there, every way of stepping gives the same file bit for bit."""
     unclipped = {"script": script, "max_grad_norm": 0}

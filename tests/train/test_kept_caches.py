@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.training import LORAS, config_of, pictures, train, untouched
+from tests.training import LORA_OF_EACH_KIND, config_of, pictures, train, untouched
 
 DISK = {"cache_latents": True, "cache_latents_to_disk": True, "cache_text_encoder_outputs": True,
         "cache_text_encoder_outputs_to_disk": True, "max_train_steps": 1}  # fmt: skip
@@ -27,7 +27,7 @@ def as_upstream(folder):
         np.savez(file, **arrays)
 
 
-@pytest.mark.parametrize("script", LORAS)
+@pytest.mark.parametrize("script", LORA_OF_EACH_KIND)
 def test_another_precision_encodes_nothing_anew(cached, script):
     folder, once = cached
     once(script, 0, mixed_precision="bf16")

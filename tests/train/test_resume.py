@@ -178,7 +178,7 @@ CHANGES = [
         ["learning_rate was 0.005 and is 1e-05", "is cosine"],
     ),
     (
-        {"seed": 7, "compile": True, "compile_from_step": "100"},
+        {"seed": 7, "compile": True, "compile_from_step": "100", "compile_backend": "eager"},
         ["the seed stays 42, 7 is not used", "compile was false and is true; compile_from_step was not set and is 100"],
     ),
     ({"optimizer_args": ["weight_decay=0.1"]}, ["optimizer_args was not set and is weight_decay=0.1"]),

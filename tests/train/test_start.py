@@ -13,7 +13,7 @@ from library.families.flux_2 import vae as flux_2_vae
 from library.families.qwen_image import text_encoder
 from library.families.shared import autoencoder, clip, language_model, qwen_vae, t5, weights
 from tests.source import ROOT
-from tests.training import LORAS, SCRIPTS, config_of, copied, pictures, train
+from tests.training import FULL_OF_EACH_KIND, LORAS, config_of, copied, pictures, train
 
 # Adapters, optimizers, tables, statistics and exports that no plain training asks for, each seconds or hundreds of MB.
 UNUSED = {"peft", "bitsandbytes", "pandas", "sklearn", "scipy", "onnx", "onnxruntime", "torchvision", "torchao", "cv2",
@@ -90,7 +90,7 @@ def read(monkeypatch):
 TO_DISK = {"cache_latents_to_disk": True, "cache_text_encoder_outputs_to_disk": True, "sample_prompts": None}
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", [*LORAS, *FULL_OF_EACH_KIND])
 def test_what_is_cached_is_not_read_again(demo, tmp_path, read, script):
     """Neither the VAE's nor the text encoders' files are opened; losses and the file are the same to the last bit."""
     values = {"train_data_dir": pictures(tmp_path / "pictures"), "max_train_steps": 2, **TO_DISK}

@@ -15,8 +15,8 @@ from tests.training import LORAS, config_of, train, untouched
 
 SCRIPT = "flux_train_network"
 DISK = {"cache_latents_to_disk": True, "cache_text_encoder_outputs_to_disk": True}
-SIDES = [(64, 64), (64, 80), (80, 64), (48, 96), (64, 96), (48, 80), (80, 80), (48, 112)]
-WORDS = (5, 70, 12, 9, 130, 8, 220, 62)  # of their captions
+SIDES = [(64, 64), (64, 80), (80, 64), (48, 96), (64, 96), (48, 80)]
+WORDS = (5, 70, 12, 9, 130, 8)  # of their captions
 BUCKETS = {"resolution": "80", "min_bucket_reso": 16, "bucket_reso_steps": 16, "bucket_no_upscale": True}
 
 
@@ -87,9 +87,9 @@ def test_validation_and_previews_read_all(run, read, tmp_path):
     assert {(length, learns) for _, length, learns in read} == {(64, True), (256, False)}
 
 
-def test_eight_sizes_and_lengths_need_the_graphs_of_one_length(run, read, tmp_path):
+def test_six_sizes_and_lengths_need_the_graphs_of_one_length(run, read, tmp_path):
     folder = described(tmp_path / "set", SIDES, WORDS)
-    eager = {"script": "flux_train", "max_train_steps": 8, "t5xxl_train_length": "longest", **BUCKETS}
+    eager = {"script": "flux_train", "max_train_steps": 6, "t5xxl_train_length": "longest", **BUCKETS}
     losses = run(folder, **eager).losses
     for blocks, dynamic in (("double:all", "auto"), ("single:all", "false")):  # which is a graph for each size
         read.clear()

@@ -16,7 +16,7 @@ from library.families.sdxl.family import SdxlFamily
 from library.train import stop_requests
 from library.train.rng import StepGenerators
 from library.train.step_log import StepLog
-from tests.training import LORAS, SCRIPTS, config_of, pictures, train
+from tests.training import LORA_OF_EACH_KIND, LORAS, SCRIPTS, config_of, pictures, train
 
 CLASSES = {"sdxl": SdxlFamily, "flux": FluxFamily}
 FULL = [script for script in SCRIPTS if script not in LORAS]
@@ -315,7 +315,7 @@ def test_curves_that_cannot_be_written_end_no_training(run, tmp_path, monkeypatc
 # ---- previews
 
 
-@pytest.mark.parametrize("script", LORAS)
+@pytest.mark.parametrize("script", LORA_OF_EACH_KIND)
 def test_previews_do_not_disturb_and_are_named_as_before(run, tmp_path, script):
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("# two\nzorb toy --w 64 --h 96 --s 2 --d 7 --l 2\n\nred zorb --w 64 --h 64 --s 2 --n blurry\n")

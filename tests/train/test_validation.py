@@ -7,7 +7,7 @@ from library import data
 from library.config.problems import ConfigError
 from library.data.loading import Batches
 from library.train import validation as module
-from tests.training import LORAS, SCRIPTS, cached, config_of, pictures, train
+from tests.training import FULL_OF_EACH_KIND, LORA_OF_EACH_KIND, cached, config_of, pictures, train
 
 TAGS = {"loss/validation/epoch_average", "loss/validation/epoch_divergence"}
 
@@ -39,7 +39,7 @@ def without(demo, eight, tmp_path, script, **values):
     return gone
 
 
-@pytest.mark.parametrize("script", LORAS)
+@pytest.mark.parametrize("script", LORA_OF_EACH_KIND)
 def test_training_does_not_notice(run, monkeypatch, script):
     """Dropout, captions and noise draw the same numbers, whether or not something is measured in between."""
     options = {"network_dropout": 0.3, "shuffle_caption": True, "cache_text_encoder_outputs": False}
@@ -131,7 +131,7 @@ def test_held_back_images_are_not_varied_and_not_learned(demo, eight, tmp_path):
     assert all(torch.equal(one.pixels, made[0].pixels) for one in made if one.paths == made[0].paths)
 
 
-@pytest.mark.parametrize("script", [script for script in SCRIPTS if script not in LORAS])
+@pytest.mark.parametrize("script", FULL_OF_EACH_KIND)
 def test_a_dataset_file_holds_back_in_full_trainings_too(demo, eight, tmp_path, script):
     (tmp_path / "data.toml").write_text(
         "[[datasets]]\nresolution = 64\nbatch_size = 2\nvalidation_split = 0.25\n"
