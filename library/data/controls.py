@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from library.config.dataset import SubsetConfig
 from library.config.problems import Problem, counted
@@ -71,7 +71,7 @@ def without_pictures(result: "Survey") -> Iterator[Problem]:
                 **facts)  # fmt: skip
 
 
-def _few(images: list[str]) -> dict[str, str]:
+def _few(images: list[str]) -> dict[str, Any]:
     """How many images a sentence is about, and which the first are."""
     return {"count": counted(len(images), "image"), "images": some(images), "topic": "images"}
 

@@ -51,6 +51,18 @@ def test_the_folder_of_a_data_set_is_typed(visit):
     assert visitor.page.locator("#images-folder").input_value() == "~/cats"
 
 
+def test_what_is_chosen_is_seen_where_the_system_chooses_the_colours(visit):
+    page = visit().page
+    page.emulate_media(forced_colors="active")
+    painted = "e => getComputedStyle(e).backgroundColor"
+    families = page.locator("form.settings:visible .family span").evaluate_all(f"all => all.map({painted})")
+    assert len(set(families)) == 2
+    icon = page.locator("button.pick:visible").first
+    below = icon.evaluate(painted)
+    assert icon.evaluate("e => getComputedStyle(e, '::before').backgroundColor") != below
+    page.emulate_media(forced_colors="none")
+
+
 HIDDEN = """() => {
   const e = document.activeElement, r = e.getBoundingClientRect();
   const top = document.elementFromPoint(r.x + r.width / 2, r.y + r.height / 2);
