@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from library import families
-from library.compiler import block_calls, cudagraph, torch_private
+from library.compiler import block_calls, cudagraph, prewarm, torch_private
 from library.compiler.block_calls import BlockCall, NotDescribed
 from library.config.building import build
 from library.config.problems import ConfigError
@@ -62,6 +62,7 @@ def test_another_process_compiles_and_the_training_finds_all_of_it(demo, squares
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(compile_process, "WORKER", "as_important")
+    monkeypatch.setattr(prewarm, "_compile_small_graph", lambda kind: None)  # code for nothing but a quicker start
     values = {"compile_blocks": "single:0", "network_dropout": 0.1, "mixed_precision": "bf16", **GIVEN}
     values["network_args"] = ["single_dim=0"]  # an adapter less is several pieces of code less
     values["max_train_steps"] = READY

@@ -1,7 +1,5 @@
 """Trainings in processes of their own: what the page starts, what a shell starts, and several processes at once."""
 
-import subprocess
-
 import pytest
 import torch
 
@@ -11,6 +9,7 @@ from library.config.command import command
 from library.config.formats import read_toml, to_toml
 from library.families import config_class
 from library.runs import reader, start
+from tests import fork_server
 from tests.source import ROOT
 from tests.training import PLAIN_CODE, Outcome, config_of, free_port, ranks, runs_in, train, wait_for
 
@@ -45,7 +44,7 @@ def test_pressing_train_gives_the_losses_of_this_process(pressed, tmp_path):
 
 
 def test_compiled_with_inductor_it_gives_the_same_losses(pressed, monkeypatch):
-    """As a shell starts it, through `accelerate launch`."""
+    """As a shell starts it, through `accelerate launch`; that Python itself starts it is shown by the page's run."""
     page, output = pressed[1], pressed[1].file.parent
     # A single block has a third of the pieces of code; what a double block computes is traced in compile/test_pairs.py.
     flags = ["--compile", "--compile_blocks", "single:all", "--output_name", "compiled"]
@@ -53,8 +52,9 @@ def test_compiled_with_inductor_it_gives_the_same_losses(pressed, monkeypatch):
         monkeypatch.setenv(name, value)
     launched = [*command(page.folder / "run.toml", SCRIPT), *flags]
     before = runs_in(output)
-    ended = subprocess.run(launched, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    assert ended.returncode == 0, ended.stdout.decode(errors="replace")
+    ended = fork_server.start(launched[1:])
+    said = ended.communicate()[0]
+    assert ended.returncode == 0, said
     (folder,) = runs_in(output) - before
     compiled = Outcome(output / "compiled.safetensors", folder)
     told = compiled.facts["compile"]
