@@ -3,6 +3,9 @@
 import ast
 import re
 import tomllib
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
 
 from tests import source
 
@@ -18,6 +21,29 @@ ANY_PER_100 = 6.6  # annotations that say nothing, of 100: values of other packa
 EXCEPTIONS: dict[str, str] = {}
 
 
+class Found(NamedTuple):
+    """What a file defines, kept without its syntax tree: all tests of this file read every source."""
+
+    functions: list[tuple[str, int]]  # with their lines
+    outer: list[str]  # functions of the module
+    classes: list[tuple[str, int]]  # with the line
+    annotations: list[str]
+
+
+@cache
+def looked_at(path: Path) -> Found:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found = Found([], [node.name for node in tree.body if isinstance(node, ast.FunctionDef)], [], [])
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found.functions.append((node.name, (node.end_lineno or node.lineno) - node.lineno + 1))
+        elif isinstance(node, ast.ClassDef):
+            found.classes.append((node.name, node.lineno))
+        said = [getattr(node, name, None) for name in ("annotation", "returns")]
+        found.annotations.extend(ast.unparse(one) for one in said if isinstance(one, ast.AST))
+    return found
+
+
 def test_files_are_short():
     files = [*source.files(), *(source.ROOT / "kohya_gui").rglob("*.js")]
     lengths = {str(p.relative_to(source.ROOT)): len(p.read_text(encoding="utf-8").splitlines()) for p in files}
@@ -28,12 +54,10 @@ def test_files_are_short():
 def test_functions_are_short():
     long = {}
     for path in source.files():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                lines = (node.end_lineno or node.lineno) - node.lineno + 1
-                name = f"{source.module(path)}.{node.name}"
-                if lines > FUNCTION_LINES and name not in EXCEPTIONS:
-                    long[name] = lines
+        for name, lines in looked_at(path).functions:
+            name = f"{source.module(path)}.{name}"
+            if lines > FUNCTION_LINES and name not in EXCEPTIONS:
+                long[name] = lines
     assert not long, f"over {FUNCTION_LINES} lines: {long}"
 
 
@@ -44,15 +68,9 @@ def test_imports_inside_functions_are_few():
 
 
 def test_few_annotations_are_any():
-    every = [text for path in source.files() for text in annotations(ast.parse(path.read_text(encoding="utf-8")))]
+    every = [text for path in source.files() for text in looked_at(path).annotations]
     unsaid = [text for text in every if re.search(r"\bAny\b", text)]
     assert len(unsaid) / len(every) * 100 <= ANY_PER_100, f"{len(unsaid)} of {len(every)} annotations say Any"
-
-
-def annotations(tree):
-    for node in ast.walk(tree):
-        found = [getattr(node, name, None) for name in ("annotation", "returns")]
-        yield from (ast.unparse(one) for one in found if isinstance(one, ast.AST))
 
 
 def test_the_types_of_all_rooms_are_checked():
@@ -66,9 +84,8 @@ def test_a_class_name_exists_once():
     name of another model's layer is that layer, shared."""
     found: dict[str, list[str]] = {}
     for path in [*source.files(), *sorted((source.ROOT / "benchmarks").rglob("*.py"))]:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                found.setdefault(node.name, []).append(f"{source.module(path)}:{node.lineno}")
+        for name, line in looked_at(path).classes:
+            found.setdefault(name, []).append(f"{source.module(path)}:{line}")
     twice = {name: places for name, places in found.items() if len(places) > 1}
     assert not twice, f"name them after what they are, or share the class: {twice}"
 
@@ -76,9 +93,9 @@ def test_a_class_name_exists_once():
 def test_functions_are_named_after_what_they_do():
     """A verb or a noun that can be searched for, and no word that fits anything."""
     vague = [
-        f"{source.module(path)}.{node.name}"
+        f"{source.module(path)}.{name}"
         for path in [*source.files(), *sorted((source.ROOT / "benchmarks").rglob("*.py"))]
-        for node in ast.parse(path.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.FunctionDef) and node.name.strip("_") in ("of", "told", "made", "odd")
+        for name in looked_at(path).outer
+        if name.strip("_") in ("of", "told", "made", "odd")
     ]
     assert not vague
