@@ -5,7 +5,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from library import families
@@ -290,6 +290,7 @@ anything = st.recursive(
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
+@settings(max_examples=30)  # of each script: most of its options are those of all
 @given(data=st.data())
 def test_no_value_is_too_strange_for_a_sentence(script, data):
     names = data.draw(st.lists(st.sampled_from(sorted(options(config_class(script)))), unique=True, max_size=6))

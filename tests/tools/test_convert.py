@@ -36,8 +36,7 @@ def adapted(bases):
 
 
 @pytest.mark.parametrize("through", ["comfy", "diffusers"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("alpha", [1, 2.0, 4.0])
+@pytest.mark.parametrize(("alpha", "dtype"), [(1, torch.float32), (2.0, torch.bfloat16), (4.0, torch.bfloat16)])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_there_and_back_is_the_same_to_the_bit(name, alpha, dtype, through, adapted, tmp_path):
     file = saved(adapted(name, alpha), tmp_path / "a.safetensors", {"ss_network_dim": "4"}, dtype)
