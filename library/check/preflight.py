@@ -19,9 +19,10 @@ from library.config.problems import ConfigError, Problem, Report, Text, counted,
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.config.sections.learning import LONGEST
-from library.data import debug_dataset
+from library.data import debug_dataset, text_encoding
 from library.data.length import Length, length
 from library.families import recognition
+from library.families.base import Family
 from library.families.shared.weights import entries
 from library.files import free_space
 from library.memory.quantization import fp8_matmul, int8_matmul
@@ -141,7 +142,7 @@ def judged(
     remarks: list[str] = [*images.warnings, *_late(config, images)]
     with _tolerant(bool(problems), []):  # notes about what cannot be read would only be errors
         family = families.family_for(config)
-        remarks += [] if failed["model"] else family.notes()
+        remarks += [] if failed["model"] else [*family.notes(), *_cut_captions(family, images)]
         remarks += [] if failed["network"] else methods.notes(config)
         remarks += [] if config.compile.compile_fullgraph else _graphs(config, images, failed)
         remarks += [] if failed["optimizer"] else optimizers.notes(config)
@@ -297,6 +298,12 @@ def _length(config: RunConfig, images: data.Check) -> Iterator[Problem]:
     Clock.of(config, data.summary(images.images)["batches_per_epoch"])
     if config.steps.resume and not config.steps.resume_from_huggingface and config.steps.max_train_epochs:
         yield from resume_state.problems(Path(config.steps.resume), config, steps.total)
+
+
+def _cut_captions(family: Family, images: data.Check) -> Iterator[Problem]:
+    """Captions that are longer than the text encoder reads; nothing where its tokenizer cannot be had."""
+    with contextlib.suppress(ConfigError):
+        yield from text_encoding.cut_captions(images.images.items if images.images else (), family)
 
 
 def _late(config: RunConfig, images: data.Check) -> Iterator[Problem]:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Text, counted
+from library.config.problems import ConfigError, Problem, Text, counted
 from library.data import caches, control_pixels, identity
 from library.data.buckets import Size
 from library.data.encoding_job import Arrays, EncodingJob, clean_up_after, finish, refuse_other_references, share
@@ -50,21 +50,25 @@ def lengths(
     return length, lambda sizes: 0
 
 
-def cut_captions(images: Sequence["Image"], family: Family, components: ModelComponents) -> Text | None:
-    """A warning of captions that are longer than the text encoder's limit; None if there are none."""
-    limit = family.caption_limit if isinstance(family, LimitsCaptions) else None
-    if limit is None or limit.encoder not in components.tokenizers:
-        return None
+def cut_captions(images: Sequence["Image"], family: Family) -> Iterator[Problem]:
+    """A warning of captions that are longer than the text encoder's limit. ConfigError without its tokenizer."""
+    if not isinstance(family, LimitsCaptions):
+        return
+    limit = family.caption_limit
     long = [image for image in images if len(image.caption.encode()) > limit.tokens]  # a token has a byte or more
-    counts = {words: limit.count(components.tokenizers[limit.encoder], words) for words in {i.caption for i in long}}
+    tokenizers = family.tokenizers_of_captions() if long else {}
+    if limit.encoder not in tokenizers:
+        return
+    counts = {words: limit.count(tokenizers[limit.encoder], words) for words in {i.caption for i in long}}
     cut = [image for image in long if counts[image.caption] > limit.tokens]
     if not cut:
-        return None
-    facts = {"count": counted(len(cut), "caption"), "tokens": limit.tokens, "path": cut[0].path}
+        return
+    facts = {"count": counted(len(cut), "caption"), "tokens": limit.tokens, "path": cut[0].path, "topic": "captions"}
     if limit.more:
         template = "{count} cut after {tokens} tokens, the first is that of {path}: {more} reads more"
-        return Text(template, **facts, more=limit.more)
-    return Text("{count} cut after {tokens} tokens, the first is that of {path}: nothing reads more", **facts)
+        yield Problem("", template, more=limit.more, **facts)
+    else:
+        yield Problem("", "{count} cut after {tokens} tokens, the first is that of {path}: nothing reads more", **facts)
 
 
 @dataclass(slots=True)

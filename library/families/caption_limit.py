@@ -1,6 +1,6 @@
 """How much of a caption a family's text encoder reads, so that what it cuts is told."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -27,4 +27,8 @@ class LimitsCaptions(Protocol):
     @property
     def caption_limit(self) -> CaptionLimit:
         """With the options of this run."""
+        ...
+
+    def tokenizers_of_captions(self) -> Mapping[str, Any]:
+        """The tokenizers by encoder, without a network. Raises ConfigError where one cannot be had."""
         ...

@@ -14,7 +14,7 @@ TRAINER = "musubi-tuner"
 TABLES = load_tables("musubi")
 OURS = {"pretrained_model_name_or_path", "train_data_dir", "resolution", "train_batch_size", "cache_latents",
         "cache_latents_to_disk"}  # options that it does not have  # fmt: skip
-STEP, KONTEXT_STEP = 16, 64  # pixels that sides of images are multiples of; a LoRA of FLUX.1 needs the latter here
+STEP = 16  # pixels that sides of images are multiples of
 MODULATION = ".*(img_mod|txt_mod|modulation).*"  # layers of FLUX.1
 
 
@@ -51,7 +51,7 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
     kind = "flux" if family == "flux" else "others"
     take(builder, TABLES["renamed"] | TABLES[f"renamed_{kind}"])
     if isinstance(data, Mapping) and is_dataset(data):
-        builder.texts["dataset_config"], notes = dataset(data, KONTEXT_STEP if family == "flux" else STEP)
+        builder.texts["dataset_config"], notes = dataset(data)
         builder.notes += notes
         builder.change("dataset_config", "the dataset format of musubi-tuner; converted to a file beside the config")
     for key, version in TABLES["old_versions"].items():  # the older switches for one of Qwen-Image-Edit
@@ -147,17 +147,9 @@ def is_dataset(found: JsonMapping) -> bool:
     return isinstance(sets, list) and any(isinstance(s, Mapping) and any(k in s for k in kinds) for s in sets)
 
 
-def dataset(found: JsonMapping, step: int = 0) -> tuple[str, list[str]]:
-    """A dataset file in that dialect -> ours, and what was left out, a sentence each.
-
-    Sides of images are multiples of `step` pixels; 0: the model is not known, and what suits all of them is taken."""
+def dataset(found: JsonMapping) -> tuple[str, list[str]]:
+    """A dataset file in that dialect -> ours, and what was left out, a sentence each."""
     notes: list[str] = []
-    if not step:
-        template = (
-            "bucket_reso_steps = {step} in each dataset keeps {trainer}'s sizes of images and its caches, for all but "
-            "a LoRA of FLUX.1"
-        )
-        notes.append(Text(template, step=STEP, trainer=TRAINER))
     known: list[str] = TABLES["dataset_keys"]
     general = _known(found.get("general", {}), known, "[general]", notes)
     general = {"resolution": [960, 544], "caption_extension": ".txt"} | general
@@ -175,13 +167,13 @@ def dataset(found: JsonMapping, step: int = 0) -> tuple[str, list[str]]:
         subset |= {"num_repeats": own.pop("num_repeats", repeats)}
         if references := own.pop("control_directory", None):
             subset["control_directory"] = references
-        sets.append((_buckets(general | own, step or KONTEXT_STEP) | own, [subset]))
+        sets.append((_buckets(general | own) | own, [subset]))
     if not sets:
         raise ConfigError("no dataset in this file is of images (image_directory or image_jsonl_file)")
     return dataset_toml(general, sets), notes
 
 
-def _buckets(table: JsonMapping, step: int) -> JsonObject:
+def _buckets(table: JsonMapping) -> JsonObject:
     """The sizes that it cuts images to, so that they and its caches stay as they are: an area in steps of 16 pixels, no
     side shorter than half of a square's."""
     size = table.get("resolution")
@@ -189,8 +181,8 @@ def _buckets(table: JsonMapping, step: int) -> JsonObject:
     if min(sides, default=0) < 1:
         return {}
     area = sides[0] * sides[-1]
-    least = max(step, math.isqrt(area) // 2 // step * step)
-    limits = {"bucket_reso_steps": step, "min_bucket_reso": least, "max_bucket_reso": area // least // step * step}
+    least = max(STEP, math.isqrt(area) // 2 // STEP * STEP)
+    limits = {"bucket_reso_steps": STEP, "min_bucket_reso": least, "max_bucket_reso": area // least // STEP * STEP}
     return {name: value for name, value in limits.items() if name not in table}
 
 

@@ -57,7 +57,7 @@ def run_training(config: RunConfig, remarks: Sequence[Text] = (), notes: Sequenc
         # The data set. It is encoded once; networks that are only needed for that are freed.
         journal.phase(Text("reading the data set"))
         images = data.scan(config)
-        components = open_model(family, images, world, journal)
+        components = open_model(family, world, journal)
         samples = SampleRunner(family, components, config)
         read_networks(components, config, samples.wanted)
         samples.encode_prompts(world, journal)
@@ -97,14 +97,11 @@ def run_training(config: RunConfig, remarks: Sequence[Text] = (), notes: Sequenc
             return take_steps(training, precompiler, images, samples)
 
 
-def open_model(family: Family, images: ImageSet, world: World, journal: Journal) -> ModelComponents:
-    """The networks, whose weights are read when they are needed; warns of captions that are too long for them."""
+def open_model(family: Family, world: World, journal: Journal) -> ModelComponents:
+    """The networks, whose weights are read when they are needed."""
     journal.phase(Text("loading the model"))
     with without_collecting():
-        components = family.load(world.storage_dtype, world.compute_dtype, deferring=True)
-    if cut := text_encoding.cut_captions(images.items, family, components):
-        journal.warn(cut)
-    return components
+        return family.load(world.storage_dtype, world.compute_dtype, deferring=True)
 
 
 def read_networks(components: ModelComponents, config: RunConfig, previews: bool) -> None:

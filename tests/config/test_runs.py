@@ -131,7 +131,7 @@ def noted(script, **given):
         (FLUX, {"fp8_base_unet": True}, "fp8_base_unet needs mixed_precision"),
         (FLUX, {"loss_type": "huber"}, "huber_schedule = snr is not possible"),
         (FLUX, {"model_type": "chroma"}, "apply_t5_attn_mask must be on"),
-        (FLUX, {"enable_bucket": True, "bucket_reso_steps": 32}, "multiple of 64"),
+        (FLUX, {"enable_bucket": True, "bucket_reso_steps": 24}, "multiple of 16"),
         ("flux_train", {"enable_bucket": True, "bucket_reso_steps": 8}, "multiple of 16"),
         ("flux_train", {"fused_optimizer_groups": 4, "blockwise_fused_optimizers": True}, "exclude each other"),
         (SDXL, {"enable_bucket": True, "bucket_reso_steps": 48}, "multiple of 32"),

@@ -24,7 +24,7 @@ def test_the_protocol_is_answered(dev):
     from library.families.base import Family
 
     assert all(hasattr(dev, name) for name in Family.__annotations__)
-    assert dev.grid == 64 and type(dev).block_classes == ("DoubleStreamBlock", "SingleStreamBlock")
+    assert dev.grid == 16 and type(dev).block_classes == ("DoubleStreamBlock", "SingleStreamBlock")
 
 
 def test_dev_and_schnell_are_told_apart_by_their_tensors(files, schnell):

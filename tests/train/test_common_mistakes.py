@@ -102,7 +102,7 @@ REFUSED = {
     "the leaf of regularisation": (FLUX, {"reg_data_dir": f"WRONG/txt/{LEAF}"}, ["reg_data_dir", "folder above it"]),
     "an image that is cut off": (SDXL, {DATA: "WRONG/torn"}, ["0.png", "truncated"]),
     "a web page called .png": (SDXL, {DATA: "WRONG/fake"}, ["0.png", "cannot be read"]),
-    "sides that no bucket has": (FLUX, {"enable_bucket": False, "resolution": "100"}, ["100", "multiple of 64"]),
+    "sides that no bucket has": (FLUX, {"enable_bucket": False, "resolution": "100"}, ["100", "multiple of 16"]),
     # Settings
     "a name that would climb": (FLUX, {"output_name": ".."}, ["output_name", "plain name"]),
     "a name that Windows refuses": (FLUX, {"output_name": "cat "}, ["output_name", "every system"]),

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from library import families
+from library.check import preflight
 from library.config.problems import ConfigError
 from library.data import text_encoding
 from library.train.loss import LossFunction
@@ -118,14 +119,20 @@ def test_what_cannot_be_known_ahead_is_refused_and_what_changes_nothing_is_said(
 @pytest.mark.parametrize("script", LORAS)
 def test_captions_that_are_longer_than_what_is_read_are_told_once_with_what_reads_more(demo, script):
     family = families.family_for(config_of(demo, script))
-    parts, limit = family.load(torch.float32, deferring=True), family.caption_limit
-    word = limit.count(parts.tokenizers[limit.encoder], "red red") - limit.count(parts.tokenizers[limit.encoder], "red")
+    words, limit = family.tokenizers_of_captions(), family.caption_limit
+    word = limit.count(words[limit.encoder], "red red") - limit.count(words[limit.encoder], "red")
     most = limit.tokens // word
     images = [SimpleNamespace(path=f"{count}.png", caption=" ".join(["red"] * count)) for count in (1, most)]
-    assert text_encoding.cut_captions(images, family, parts) is None
+    assert not [*text_encoding.cut_captions(images, family)]
     images += [SimpleNamespace(path=f"long{number}.png", caption="red " * (most + 1 + number)) for number in (0, 1)]
-    told = str(text_encoding.cut_captions(images, family, parts))
+    (told,) = map(str, text_encoding.cut_captions(images, family))
     assert told.startswith(f"2 captions cut after {limit.tokens} tokens, the first is that of long0.png: ")
     assert told.endswith(f"{limit.more or 'nothing'} reads more")
-    parts.tokenizers = {}  # of a model whose text encoder is not read
-    assert text_encoding.cut_captions(images, family, parts) is None
+
+
+def test_the_check_tells_of_captions_that_are_cut(demo, tmp_path):
+    Image.new("RGB", (64, 64)).save(tmp_path / "a.png")
+    (tmp_path / "a.txt").write_text("red " * 99)
+    said = preflight.findings(config_of(demo, SCRIPT, train_data_dir=tmp_path))[1]
+    (told,) = [str(one) for one in said if "cut after" in one]
+    assert told.startswith("1 caption cut after 31 tokens") and told.endswith("t5xxl_max_token_length = 512 reads more")

@@ -118,12 +118,19 @@ class FluxFamily(TransformerFamily):
 
     @property
     def caption_limit(self) -> CaptionLimit:
-        """Tokens of T5 in a step without the end mark; CLIP-L sees the beginning alone."""
-        options = self.config.model
-        if options.t5xxl_train_length == "256" and self.text_length > 256:
+        """Tokens of T5 in a step without the end mark; CLIP-L sees the beginning alone. What has to be fetched to be
+        known counts as a model that is not schnell."""
+        options, most = self.config.model, T5_LENGTH[False]
+        here = options.t5xxl_max_token_length or self.files.present(self.config, "denoiser")
+        length = self.text_length if here else most
+        if options.t5xxl_train_length == "256" and length > 256:
             return CaptionLimit("t5xxl", 255, "t5xxl_train_length = max")
-        more = "" if self.text_length >= T5_LENGTH[False] else f"t5xxl_max_token_length = {T5_LENGTH[False]}"
-        return CaptionLimit("t5xxl", self.text_length - 1, more)
+        return CaptionLimit("t5xxl", length - 1, "" if length >= most else f"t5xxl_max_token_length = {most}")
+
+    def tokenizers_of_captions(self) -> tokenizers.Tokenizers:
+        """Those of the text encoders that there are. Raises ConfigError where one cannot be had."""
+        found = {part: (self._tokenizer_folder(part), name) for part, (name, _) in self.tokenizers.items()}
+        return tokenizers.Tokenizers(found)
 
     def train_text_length(self, components: ModelComponents, captions: Collection[str]) -> int | None:
         """Tokens of T5 that a step reads of these captions, as t5xxl_train_length says; None for all."""
@@ -217,13 +224,11 @@ class FluxFamily(TransformerFamily):
             part: DeferredNetwork(read, files[part], f"flux {part} {kind if part == 'vae' else frozen}")
             for part, read in readers.items()
         }
-        found = {part: (self._tokenizer_folder(part), name) for part, (name, _) in self.tokenizers.items()}
         self.is_schnell = denoiser.sizes.is_schnell
         self.depth = (denoiser.sizes.double_blocks, denoiser.sizes.single_blocks)
         source = {part: str(path) for part, path in paths.items()}
-        components = ModelComponents(
-            denoiser, None, {}, tokenizers.Tokenizers(found), source, deferred, fill_denoiser=fill
-        )
+        words = self.tokenizers_of_captions()
+        components = ModelComponents(denoiser, None, {}, words, source, deferred, fill_denoiser=fill)
         if not deferring:
             components.read_denoiser()
             components.read_vae()

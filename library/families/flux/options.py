@@ -222,6 +222,7 @@ class FluxRun:
 
     family: ClassVar[str] = "flux"
     script_with = staticmethod(families.script_with)
+    grid: ClassVar[int] = 16
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
     ineffective_rules: ClassVar[tuple[Rule, ...]] = (*INEFFECTIVE_RULES, *sections.flow_rules(SIGMOID))
     old: ClassVar[Mapping[str, Option]] = OLD_BLOCKS
@@ -239,7 +240,6 @@ class FluxLora(FluxRun, sections.AdapterRun):
 
     script: ClassVar[str] = "flux_train_network"
     title: ClassVar[str] = "FLUX.1 LoRA"
-    grid: ClassVar[int] = 64
     # Written by the kohya_ss page into the configs of this script, too.
     foreign: ClassVar[Mapping[str, str]] = {"mem_eff_save": "adapter files are small"}
 
@@ -260,7 +260,6 @@ class FluxTrain(FluxRun, sections.FullRun):
 
     script: ClassVar[str] = "flux_train"
     title: ClassVar[str] = "FLUX.1 fine-tune"
-    grid: ClassVar[int] = 16
     foreign: ClassVar[Mapping[str, str]] = {
         "train_text_encoder": "the text encoders of FLUX.1 are not trained",
         "block_lr": "it is for the blocks of SDXL",

@@ -92,7 +92,7 @@ class SdxlFamily:
         if Path(name).exists():
             yield from self.config.compile.beyond(_blocks(Path(name)))
         try:
-            found = self._tokenizers(self.config.model.pretrained_model_name_or_path)
+            found = self.tokenizers_of_captions()
             if isinstance(self.config, SdxlTextualInversion):
                 yield from added_words.problems(found, self.config.embedding.words)
         except ConfigError as e:
@@ -190,6 +190,10 @@ class SdxlFamily:
         tokens, more = 75 * clip.chunks_of(options.max_token_length), "max_token_length = 225"
         count = emphasis.length if options.weighted_captions else tokens_of
         return CaptionLimit("clip_l", tokens, more if tokens < 225 else "", count)
+
+    def tokenizers_of_captions(self) -> tokenizers.Tokenizers:
+        """Those of the model's two text encoders. Raises ConfigError where one cannot be had."""
+        return self._tokenizers(self.config.model.pretrained_model_name_or_path)
 
     def train_text_length(self, components: ModelComponents, captions: Collection[str]) -> int | None:
         """All of it."""

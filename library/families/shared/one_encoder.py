@@ -116,7 +116,7 @@ class OneEncoderFamily(TransformerFamily):
             files = tuple(weights.files(paths[part]))
             reader = functools.partial(read, paths[part], kind, mmap)
             deferred[part] = DeferredNetwork(reader, files, f"{self.name} {part} {kind}")
-        words = tokenizers.Tokenizers(self.tokenizer_folders())
+        words = self.tokenizers_of_captions()
         source = {part: str(path) for part, path in paths.items()}
         components = ModelComponents(denoiser, None, {}, words, source, deferred, fill_denoiser=fill)
         if not deferring:
@@ -143,6 +143,10 @@ class OneEncoderFamily(TransformerFamily):
     def caption_limit(self) -> CaptionLimit:
         """What the template leaves of the tokens that are read."""
         return CaptionLimit(ENCODER, self.checkpoint.most - self.checkpoint.around)
+
+    def tokenizers_of_captions(self) -> tokenizers.Tokenizers:
+        """Those of the text encoder and of whatever else reads captions. Raises ConfigError where one cannot be had."""
+        return tokenizers.Tokenizers(self.tokenizer_folders())
 
     def train_text_length(self, components: ModelComponents, captions: Collection[str]) -> int | None:
         """As long as the longest of these captions. Captions that change with each step have a length of their own."""
