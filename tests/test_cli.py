@@ -56,6 +56,17 @@ def test_an_unknown_command_is_answered_with_a_suggestion(capsys):
     assert "Did you mean doctor?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("tools meerge", "merge"), ("demo --famly flux", "--family"), ("sample x --promt=x", "--prompt"),
+     ("caption wd13 --thresold 1", "wd14"), ("demo --family fux", "flux"), ("cache lattents x.toml", "latents")],
+)  # fmt: skip
+def test_an_unknown_word_of_a_command_is_answered_with_a_suggestion(typed, meant, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main.main(typed.split())
+    assert f"(did you mean {meant}?)" in capsys.readouterr().err
+
+
 def test_check_says_everything_that_is_wrong(tmp_path, capsys):
     run = tmp_path / "flux_train_network.toml"
     run.write_text('lerning_rate = 1e-4\nmax_train_steps = "many"\n')

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import uvicorn
 
 from kohya_gui.server.auth import SHORTEST, is_loopback, new_token
+from library.config.arguments import Arguments
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
 
@@ -40,7 +41,7 @@ class _Refusing(argparse.Action):
 
 def parser() -> argparse.ArgumentParser:
     """The options of the page's own command."""
-    made = argparse.ArgumentParser(prog="kohya gui", description="Show the training page in your browser.")
+    made = Arguments(prog="kohya gui", description="Show the training page in your browser.")
     made.add_argument("--host", "--listen", default="127.0.0.1",
                       help="address to listen at; any but this computer's own asks visitors for a token")  # fmt: skip
     made.add_argument(

@@ -4,7 +4,6 @@ Each try is a training in a process of its own, on pictures of one colour in a t
 user's is touched and a try that runs out of memory takes nothing with it. What is measured is what is proposed.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import os
@@ -22,6 +21,7 @@ from library import data
 from library.check import estimate as fitting
 from library.check import preflight
 from library.check.report import graphics, largest
+from library.config.arguments import Arguments
 from library.config.building import build, replace
 from library.config.formats import read_toml, to_toml
 from library.config.json_types import JsonMapping, JsonObject
@@ -221,7 +221,7 @@ def _pace(folder: Path, facts: JsonMapping) -> float | None:
 
 def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
     """`kohya probe RUN.toml`. 0 when something fits, else 1. `script_of` guesses what a file is for."""
-    parser = argparse.ArgumentParser(
+    parser = Arguments(
         "kohya probe", description="Run some steps of a training, and propose settings that fit into memory."
     )
     parser.add_argument("file", type=Path, help="the TOML of a training")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from library import families
 from library.bench import chart, report
 from library.config import environment
+from library.config.arguments import Arguments
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Text
 from library.config.schema import options
@@ -69,7 +70,7 @@ def main(argv: Sequence[str], script_of: Callable[[Path], str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The options."""
-    made = argparse.ArgumentParser(
+    made = Arguments(
         "kohya bench", description="Measure this machine with a model.", epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip

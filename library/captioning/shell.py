@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from library.config.arguments import Arguments
 from library.config.problems import ConfigError, Report, Text
 from library.downloads import model_folder
 from library.downloads.shell import default_folder
@@ -35,7 +36,7 @@ def _captioned(asked: argparse.Namespace, report: Report) -> int:
     return DONE
 
 
-def parser(kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> argparse.ArgumentParser:
+def parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.ArgumentParser:
     """The options; the page makes its form of these."""
     made = kind(
         "kohya caption",

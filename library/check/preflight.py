@@ -10,20 +10,17 @@ from typing import Any
 import torch
 
 from library import data, families, methods
-from library.check import graph_limit, meta_model
+from library.check import adapter_files, graph_limit, meta_model
 from library.compiler import checks
 from library.config import building, fixes, ineffective, schema
 from library.config.environment import SWITCHED_ON, first_process, processes, shards_asked
-from library.config.json_types import JsonMapping, JsonObject
+from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem, Report, Text, counted, problems_of, together
 from library.config.run_config import RunConfig
-from library.config.sections import AdapterRun
 from library.config.sections.learning import LONGEST
 from library.data import debug_dataset, text_encoding
 from library.data.length import Length, length
-from library.families import recognition
 from library.families.base import Family
-from library.families.shared.weights import entries
 from library.files import free_space
 from library.memory.quantization import fp8_matmul, int8_matmul
 from library.optim import optimizers
@@ -31,7 +28,6 @@ from library.outputs import hub, prompts, trackers
 from library.outputs import paths as save
 from library.runs import reader
 from library.runs.record import Record
-from library.tools import names
 from library.train import resume_state
 from library.train.clock import Clock
 from library.train.journal import Progress
@@ -125,7 +121,7 @@ def judged(
         "hub": lambda: hub.problems(config),
         "trackers": lambda: trackers.problems(config),
         "resume": lambda: _resumed(config),
-        "other adapters": lambda: _other_adapters(config),
+        "other adapters": lambda: adapter_files.problems(config),
         "rates": lambda: optimizers.still(config),
         "graphs": lambda: _graphs(config, images, failed) if config.compile.compile_fullgraph else [],
         "fit": lambda: [] if any(map(failed.get, FITTED)) else _fitted(config, failed),
@@ -168,55 +164,6 @@ def _tolerant(unsound: bool, said: list[Problem]) -> Iterator[None]:
             raise
 
 
-def _other_adapters(config: RunConfig) -> Iterator[Problem]:
-    """Files of adapters that were made for the other family, seen by their names."""
-    if not isinstance(config, AdapterRun):
-        return
-    given = {"network_weights": [config.network.network_weights or ""], "base_weights": config.network.base_weights}
-    for option, path in ((option, Path(path)) for option, paths in given.items() for path in paths):
-        if path.suffix != ".safetensors" or not path.is_file():
-            continue
-        try:
-            stored = entries(path)
-        except ConfigError as e:
-            yield Problem(option, ": {problem}", problem=e.problems[0])
-            continue
-        shapes = {key: tuple(about["shape"]) for key, about in stored.items()}
-        base, words = recognition.described(shapes)
-        if base:
-            yield Problem(option, ": {path} is {found}, not a LoRA file; choose a LoRA file", path=path, found=words)
-            continue
-        with contextlib.suppress(ConfigError):  # of neither family, as far as names tell
-            found = names.possible_families(map(_layer, stored), {}, names.sizes_of(shapes))
-            if config.family not in found:
-                template = ": {path} was made for {other}, and this is {title}; choose a file made for it"
-                other = families.facts(found[0]).title
-                yield Problem(option, template, path=path, other=other, title=config.title)
-            elif option == "network_weights":
-                yield from _other_ranks(stored, config)
-
-
-def _other_ranks(stored: JsonMapping, config: AdapterRun) -> Iterator[Problem]:
-    """A LoRA file of another rank, where one rank is that of all layers."""
-    network = config.network
-    own = any("_dim" in pair or "split_qkv" in pair for pair in network.network_args)
-    if own or network.dim_from_weights or not network.module.startswith("networks."):
-        return
-    rank, down = network.network_dim or resume_state.RANK, "lora_down.weight"
-    # A fused layer of another tree has the ranks of its parts, or one for all of them.
-    own_tree = (
-        item for item in stored.items() if item[0].endswith(down) and not names.of_other_tree(item[:1], config.family)
-    )
-    ranks = {name: about["shape"][0] for name, about in own_tree}
-    if odd := sorted(name for name in ranks if ranks[name] != rank):
-        yield Problem(
-            "network_weights",
-            ": {layer} has rank {theirs} in the file and {ours} here (network_dim); "
-            "set network_dim to the file's rank, or use dim_from_weights",
-            also="network_dim", layer=_layer(odd[0]), theirs=ranks[odd[0]], ours=rank,
-        )  # fmt: skip
-
-
 def _fitted(config: RunConfig, failed: Mapping[str, bool]) -> Iterator[Problem]:
     """What does not go together, of what is in order by itself."""
     if failed["resume"]:
@@ -225,10 +172,6 @@ def _fitted(config: RunConfig, failed: Mapping[str, bool]) -> Iterator[Problem]:
         rates = {name: rate for name, rate in RATES.items() if hasattr(config.optim, name)}
         config = replace(config, optim=replace(config.optim, **rates))
     yield from meta_model.problems(config)
-
-
-def _layer(key: str) -> str:
-    return key.partition(".")[0] if key.startswith("lora_") else key
 
 
 def _graphs(config: RunConfig, images: data.Check, failed: Mapping[str, bool]) -> Iterator[Problem]:

@@ -1,6 +1,5 @@
 """`kohya cache`: how much compiled code is kept between trainings, and making less of it; caches of data sets."""
 
-import argparse
 import json
 import math
 import sys
@@ -9,6 +8,7 @@ from collections.abc import Sequence
 
 from library.bench import report
 from library.cli import cache_data
+from library.config.arguments import Arguments
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
 from library.runs import reader
@@ -23,11 +23,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv and argv[0] in cache_data.SCRIPTS:
         return cache_data.start(argv[0], [*argv[1:]])
     about = "Show or clean the cache of compiled code. kohya cache latents and kohya cache text cache a data set."
-    parser = argparse.ArgumentParser("kohya cache", description=about)
+    parser = Arguments("kohya cache", description=about)
+    parser.add_argument("what", nargs="?", choices=sorted(cache_data.SCRIPTS), help="cache a data set: its own --help")
     parser.add_argument("--clean", action="store_true", help="remove all of it; the next training compiles again")
     parser.add_argument("--limit", type=float, metavar="GB", help="keep at most so much, now and from now on")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     asked = parser.parse_args(argv)
+    if asked.what:
+        parser.error(f"{asked.what} comes first: kohya cache {asked.what} --help")
     if asked.limit is not None and not 0 <= asked.limit < math.inf:
         raise ConfigError("--limit must be at least 0, got {limit}", limit=f"{asked.limit:g}")
     with joined("cache") as work:

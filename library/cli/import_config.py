@@ -1,11 +1,11 @@
 """`kohya import` and `kohya diff`: settings of other trainers as ours, and what differs between two files."""
 
-import argparse
 import json
 import sys
 from pathlib import Path
 
 from library import importers
+from library.config.arguments import Arguments
 from library.config.building import missing
 from library.config.command import printable
 from library.config.formats import to_toml
@@ -27,7 +27,7 @@ def configs() -> dict[str, type]:
 
 def main(argv: list[str]) -> int:
     """Read a file of settings of another trainer. 0 done, 1 it did not work or something in it has to be fixed."""
-    parser = argparse.ArgumentParser(
+    parser = Arguments(
         "kohya import",
         description="Turn the settings of kohya_ss or OneTrainer (JSON), of sd-scripts or musubi-tuner (TOML), or of "
         "ai-toolkit (YAML) into a TOML for this trainer, and say what became of every key. Without -o the TOML is "
@@ -93,7 +93,7 @@ def _in_json(file: Path, script: str, path: Path | None) -> int:
 
 def diff(argv: list[str]) -> int:
     """Say what differs between two files of settings, of any trainer. 0 nothing, 1 something, 2 it did not work."""
-    parser = argparse.ArgumentParser("kohya diff", description="Options that differ between two files of settings.")
+    parser = Arguments("kohya diff", description="Options that differ between two files of settings.")
     parser.add_argument("first", type=Path, help="a file, or the folder of a run")
     parser.add_argument("second", type=Path, help="the other one")
     parser.add_argument(

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from library import families
+from library.config.arguments import Arguments
 from library.config.building import build
 from library.config.command import printable
 from library.config.formats import read_toml
@@ -40,9 +41,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "kohya demo", description="Make a tiny model and images, and train a LoRA on them."
-    )
+    parser = Arguments("kohya demo", description="Make a tiny model and images, and train a LoRA on them.")
     names, default = (*families.FAMILIES, *VARIANTS, "all"), families.SHOWN_BY_DEMO
     parser.add_argument("--family", choices=names, default=default, help=f"which model (default: {default})")
     parser.add_argument("--out", default="demo", metavar="DIR", help="the folder for all files (default: demo)")

@@ -5,7 +5,6 @@ makes it slower, or a tool less, is a hint. The last one says which settings sui
 same to a program.
 """
 
-import argparse
 import importlib.metadata
 import json
 import os
@@ -17,6 +16,7 @@ from dataclasses import asdict
 import psutil
 
 from library.config import environment as surroundings
+from library.config.arguments import Arguments
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Text, listed
 from library.doctor import advice, installation
@@ -31,9 +31,7 @@ EXTRAS = ("triton", *OPTIONAL.values(), "torchao")
 
 def main(argv: list[str] | None = None) -> int:
     """Print the report; 0 when a training can run here, else 1."""
-    parser = argparse.ArgumentParser(
-        "kohya doctor", description="Check this machine: GPU, PyTorch, packages, compiling."
-    )
+    parser = Arguments("kohya doctor", description="Check this machine: GPU, PyTorch, packages, compiling.")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.add_argument("--quick", action="store_true", help="leave out the compile check, which takes a few seconds")
     asked = parser.parse_args(argv)

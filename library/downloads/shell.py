@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 from library import families
+from library.config.arguments import Arguments
 from library.config.problems import ConfigError, Text
 from library.downloads import finding, hub
 from library.families.facts import HubModel
@@ -29,7 +30,7 @@ def main(argv: list[str]) -> int:
     return DONE
 
 
-def parser(kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> argparse.ArgumentParser:
+def parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.ArgumentParser:
     """The options; the page makes its requests of these."""
     made = kind("kohya models", description="Find models on this computer, or download them from Hugging Face.")
     ways = made.add_subparsers(dest="way", metavar="WAY", required=True)

@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from library.config.arguments import Arguments
 from library.config.problems import ConfigError, Report, Text, counted
 from library.data.folders import some
 from library.downloads import model_folder
@@ -42,7 +43,7 @@ def _make_masks(asked: argparse.Namespace, report: Report) -> int:
     return DONE
 
 
-def parser(kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> argparse.ArgumentParser:
+def parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.ArgumentParser:
     """The options; the page makes its form of these."""
     made = kind(
         "kohya mask",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from library import families
+from library.config.arguments import Arguments
 from library.config.building import build
 from library.config.formats import read_toml
 from library.config.json_types import JsonMapping
@@ -54,7 +55,7 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The options."""
-    made = argparse.ArgumentParser(
+    made = Arguments(
         "kohya sample",
         description="Generate images with a base model and LoRA, embedding or LLLite files, side by side. Waits while "
         "a training uses the GPU.",

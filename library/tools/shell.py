@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from library.config.arguments import Arguments
 from library.config.problems import ConfigError, Report, Text
 from library.runs.job_work import joined
 
@@ -153,7 +154,7 @@ def metadata(asked: argparse.Namespace) -> int:
 # ---- their arguments
 
 
-def parser(kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> argparse.ArgumentParser:
+def parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.ArgumentParser:
     """The options of all tools; the page makes its forms of these (forms.py)."""
     made = kind("kohya tools", description="Tools for LoRA files. Nothing that exists is ever overwritten.")
     tools = made.add_subparsers(metavar="NAME", required=True)

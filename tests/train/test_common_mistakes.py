@@ -141,6 +141,11 @@ REFUSED = {
     "the VAE of FLUX.1 for SDXL": (SDXL, {"vae": "AE"}, ["--vae", "16 channels"]),
     "networks.lora for FLUX.1": (FLUX, {"network_module": "networks.lora"}, ["networks.lora_flux"]),
     "a LoRA of FLUX.1 for SDXL": (SDXL, {"network_weights": "WRONG/lora.safetensors"}, ["made for FLUX.1"]),
+    "a text file for a LoRA": (
+        SDXL,
+        {"network_weights": f"WRONG/txt/{LEAF}/0.txt"},
+        ["network_weights: ", "not a safetensors file"],
+    ),
     "the switch for SD 2": (SDXL, {"v2": True}, ["v2 must be off"]),
 }
 # The same for what is said and does not stop the training.

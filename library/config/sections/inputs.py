@@ -42,7 +42,7 @@ class Model:
     )
     tokenizer_cache_dir: str | None = opt(
         None,
-        "A folder with saved tokenizers, so that nothing has to be downloaded.",
+        "A folder to read tokenizers from, or keep them in. Those beside the model come first.",
         label="Tokenizer folder",
         kind="folder",
         advanced=True,
