@@ -31,6 +31,8 @@ os.environ.update(
     # The processor's own word for what it can do. Else each process that generates code starts others to try it, and
     # each new cache has the trials compiled first: some 15 s of CPU time.
     TORCHINDUCTOR_VEC_ISA_OK="1",
+    # PyTorch collects garbage after every graph, a hundredth of the time of compiling; so does each file of tests.
+    TORCH_DYNAMO_RUN_GC_AFTER_COMPILE="0",
 )
 for name in ("KOHYA_RUN_DIR", "HF_TOKEN", "WANDB_API_KEY"):
     os.environ.pop(name, None)
@@ -93,6 +95,9 @@ def light():
     packages above all, is not looked through again by every collection of garbage, which trainings do on purpose."""
     if "torch._dynamo" in sys.modules:
         sys.modules["torch._dynamo"].reset()
+    # PyTorch empties the processor's caches to time the guards of every graph, which it writes to a log alone.
+    if guards := sys.modules.get("torch._dynamo.guards"):
+        guards.profile_guard_manager = lambda *_: 0.0
     if settings := sys.modules.get("library.compiler.torch_settings"):
         settings.SETTINGS.want([])  # which blocks that were compiled outside of a training have left
     gc.collect()
