@@ -8,6 +8,7 @@ import torch
 from library import families
 from library.config.building import build
 from library.config.problems import ConfigError
+from tests.training import ONE_ADAPTER
 
 LORA = ("flux_train_network", "sdxl_train_network")
 QUICK = {"compile": True, "compile_fullgraph": True}
@@ -16,6 +17,7 @@ ONLY = {
     "flux_train_network": {"compile_blocks": "single:all"},
     "sdxl_train_network": {"compile_blocks": "transformer:all"},
 }
+LEARNS = {"flux_train_network": {"network_args": ONE_ADAPTER}, "sdxl_train_network": {}}
 LARGE = (16, 16)
 SIZES = (LARGE,)  # a graph of any size takes longer to make than one of a single size
 
@@ -49,7 +51,7 @@ def plain(made, known):
 
     def find(script):
         if script not in known:
-            expected = made(script, SIZES).gradients(SIZES)
+            expected = made(script, SIZES, **LEARNS[script]).gradients(SIZES)
             known[script] = *expected, compiled_keeps(made, script, expected)
         return known[script]
 
@@ -59,7 +61,7 @@ def plain(made, known):
 def compiled_keeps(made, script, expected, **how):
     """Bytes kept when compiled like this, which gives the expected losses and gradients."""
     torch._dynamo.reset()
-    model = made(script, SIZES, **QUICK, **ONLY[script], **how)
+    model = made(script, SIZES, **QUICK, **ONLY[script], **LEARNS[script], **how)
     for found, value in zip(model.gradients(SIZES), expected, strict=True):
         torch.testing.assert_close(found, value)
     return kept(model)
@@ -70,7 +72,7 @@ def test_attention_is_kept_at_a_small_price_and_gradients_stay(made, plain, scri
     *expected, everything = plain(script)
     how = {"gradient_checkpointing": True}
     keeps = how | {"checkpoint_keep_attention": True}
-    torch.testing.assert_close(made(script, SIZES, **keeps).gradients(SIZES)[1], expected[1])
+    torch.testing.assert_close(made(script, SIZES, **LEARNS[script], **keeps).gradients(SIZES)[1], expected[1])
     attention = compiled_keeps(made, script, expected, **keeps)
     assert attention < everything
     if script == "flux_train_network":  # what nothing but the inputs takes is the same elsewhere, and takes long

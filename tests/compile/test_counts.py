@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from benchmarks import graphs as benchmark
-from tests.training import several_blocks
+from tests.training import ONE_ADAPTER, several_blocks
 
 SDXL, FLUX = "sdxl_train_network", "flux_train_network"
 ONE, MANY, BATCHES = ((2, 8, 8),), ((2, 8, 8), (2, 8, 16)), ((1, 8, 8), (3, 8, 16), (3, 8, 8))
+QUICK = {"compile_blocks": "single:all", "network_args": ONE_ADAPTER}
 CASES = {
     # The tiny U-Net's last two levels are equally wide.
     "one size": (SDXL, ONE, {}, {"ResnetBlock2D": 9, "BasicTransformerBlock": 2}),
@@ -24,8 +25,8 @@ CASES = {
          "compile_blocks": "transformer:all"},
         {"BasicTransformerBlock": 3},
     ),
-    "batches": (FLUX, BATCHES, {"compile_blocks": "single:all"}, {"SingleStreamBlock": 2}),
-    "any batch": (FLUX, BATCHES, {"compile_dynamic": "true", "compile_blocks": "single:all"}, {"SingleStreamBlock": 2}),
+    "batches": (FLUX, BATCHES, QUICK, {"SingleStreamBlock": 2}),
+    "any batch": (FLUX, BATCHES, {"compile_dynamic": "true", **QUICK}, {"SingleStreamBlock": 2}),
 }  # fmt: skip
 
 

@@ -113,9 +113,11 @@ def test_compiled_gradients_are_the_same_for_few_blocks_some_and_all(demo, scrip
     `test_integers.py`, in whole trainings.
     """
     chance, start = torch.Generator().manual_seed(0), []
+    learns = {"network_args": training.ONE_ADAPTER} if script == "flux_train_network" else {}
 
     def gradients(**values):
-        model = Model(demo, script, sizes=((8, 8),), **values)  # graphs of any size take several times as long
+        # Graphs of any size take several times as long.
+        model = Model(demo, script, sizes=((8, 8),), **learns, **values)
         for number, p in enumerate(model.method.parameters()):
             if number == len(start):  # adapters begin with zeros, and would hide what gradients are worth
                 start.append(torch.randn(p.shape, generator=chance) * 0.02 if model.config.adapters else p.data.clone())
