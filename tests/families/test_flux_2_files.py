@@ -187,26 +187,6 @@ def test_caches_have_the_names_and_keys_of_musubi_tuner(learnt):
     assert made("without", control_directory=None).losses != done.losses
 
 
-def test_dev_trains_from_captions_that_are_cached_and_samples_none(files, demo, tmp_path):
-    guided = random.write(tmp_path / "dev", sizes=random.replace(random.TINY, guidance=True))
-    data = pictures(tmp_path / "data", ((64, 64),), repeats=1)
-    caption = next((data / "1_zorb toy").glob("*.txt")).with_suffix("")
-    given = {"pretrained_model_name_or_path": str(guided["flux_2"]), "model_version": "dev", "train_data_dir": data,
-             "text_encoder": None, "max_train_steps": 2, "resolution": "64", "output_dir": tmp_path / "out",
-             "sample_prompts": None}  # fmt: skip
-    with pytest.raises(ConfigError, match="must be on with model_version = dev: its text encoder is not read here"):
-        train(config_of(demo, SCRIPT, **given, cache_text_encoder_outputs_to_disk=False))
-    given |= {"cache_text_encoder_outputs_to_disk": True}
-    with pytest.raises(ConfigError, match="not cached yet, and there is no text encoder"):
-        train(config_of(demo, SCRIPT, **given))
-    states = {"ctx_vec_bfloat16": torch.randn(512, 144).to(torch.bfloat16)}
-    save_file(states, f"{caption}_f2d_te.safetensors", {"architecture": "flux_2_dev", "format_version": "1.0.1"})
-    done = train(config_of(demo, SCRIPT, **given))
-    assert len(done.losses) == 2
-    with safe_open(done.file, "pt") as file:
-        assert file.metadata()["ss_base_model_version"] == "flux_2_dev"
-
-
 def test_an_image_without_its_reference_is_named(learnt, demo, tmp_path):
     _, _, made = learnt
     pictures(tmp_path, ((64, 64),), repeats=1)

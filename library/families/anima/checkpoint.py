@@ -118,17 +118,12 @@ def open_denoiser(
     return DENOISER.open(path, dtype, keep_8_bits, mmap, beside)
 
 
-def load_text_encoder(path: Path, dtype: torch.dtype, mmap: bool = True) -> Any:
-    """Read Qwen3."""
-    return language_model.load_qwen3(path, dtype, 0, mmap)
-
-
 CHECKPOINT = Checkpoint(
     FILES[False],
     functools.partial(problems, FILES[False]),
     plain_shapes,
     DENOISER.open,
-    {"vae": qwen_vae.load, "text_encoder": load_text_encoder},
+    {"vae": qwen_vae.load, "text_encoder": language_model.load_qwen3},
     tokenizers.QWEN3_SMALL,
     text_encoder.encode,
     lambda _tokenizer, _captions: text_encoder.LONGEST,

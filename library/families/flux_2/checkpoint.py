@@ -1,22 +1,24 @@
 """FLUX.2's files: where each of the three parts is, whether it is what it should be, and how it is read."""
 
+import contextlib
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from library.config.problems import Problem
+from library.config.problems import ConfigError, Problem, Text
 from library.families.facts import Shapes
 from library.families.flux_2 import keys, text_encoder, vae
-from library.families.flux_2.facts import FACTS, TRANSFORMER, VAE
+from library.families.flux_2.facts import FACTS, TRANSFORMER, VAE, recognise
 from library.families.flux_2.model import DOUBLE, SINGLE, Flux2, Flux2Shape
-from library.families.flux_2.options import OTHERS
+from library.families.flux_2.options import DEV_ENCODER, OTHERS
 from library.families.flux_2.versions import VERSIONS, fits, recognised
 from library.families.shared import autoencoder, expected_tensors, language_model, tokenizers, weights
 from library.families.shared.double_stream_file import DoubleStreamFile
 from library.families.shared.one_encoder import Checkpoint
-from library.families.shared.part_files import Entries, Part, PartFiles, complete, whole_model
+from library.families.shared.part_files import Entries, Part, PartFiles, complete, read_entries, whole_model
 
 PARTS = {
     "denoiser": Part(
@@ -40,10 +42,20 @@ PARTS = {
         expected_tensors.autoencoder_with_statistics,
     ),
 }
+MISTRAL = Part(
+    "text_encoder",
+    DEV_ENCODER,
+    ("text_encoder", "mistral_3_small_flux2_*.safetensors"),
+    (language_model.EMBEDDING,),
+    expected_tensors.mistral,
+)
 WORDS = {"denoiser": TRANSFORMER, "text_encoder": language_model.QWEN3, "vae": VAE}
 FILES = PartFiles(PARTS, FACTS, WORDS, "FLUX.2 klein or dev")
-# The text encoder of dev is not read: its captions come from caches that another program wrote.
-DEV_FILES = replace(FILES, parts={part: about for part, about in PARTS.items() if part != "text_encoder"})
+DEV_FILES = replace(
+    FILES, parts=PARTS | {"text_encoder": MISTRAL}, words=WORDS | {"text_encoder": language_model.MISTRAL}
+)
+# Captions of dev may come from caches alone: its text encoder is larger than most models.
+CACHED_FILES = replace(FILES, parts={part: about for part, about in PARTS.items() if part != "text_encoder"})
 DENOISER = DoubleStreamFile(
     lambda _shapes: TRANSFORMER, keys.TREES, keys.sources, lambda shapes: Flux2(Flux2Shape.of(shapes))
 )
@@ -58,8 +70,22 @@ def problems(config: Any) -> Iterator[Problem]:
         yield from another(path, sizes, config)
         yield from config.compile.beyond({DOUBLE: sizes.double_blocks, SINGLE: sizes.single_blocks})
 
-    files = DEV_FILES if config.model.model_version == "dev" else FILES
+    files = checkpoint_of(config, sizes_of(config)).files
+    if "text_encoder" not in files.parts:
+        yield from without_encoder(config)
     yield from files.fitting(config, plain_shapes, of_denoiser, widths)
+
+
+def without_encoder(config: Any) -> Iterator[Problem]:
+    """What dev cannot do where its text encoder is not given."""
+    if not config.cache.cache_text_encoder_outputs_to_disk:
+        yield Problem("text_encoder",
+            "is needed: give {what}; only with cache_text_encoder_outputs_to_disk, and all captions cached beside the "
+            "images, may it be empty", what=Text(DEV_ENCODER), also="cache_text_encoder_outputs_to_disk")  # fmt: skip
+    if config.sample.sample_prompts:
+        yield Problem("sample_prompts",
+            "cannot be sampled without the text encoder: set text_encoder, or leave it empty",
+            also="text_encoder", fix={"sample_prompts": None})  # fmt: skip
 
 
 def widths(own: Shapes) -> dict[str, tuple[str, int]]:
@@ -78,8 +104,8 @@ def another(path: Path, sizes: Flux2Shape, config: Any) -> Iterator[Problem]:
     version, found = config.model.model_version, recognised(sizes.hidden, sizes.guidance)
     if found == "dev" and not version:
         yield Problem("model_version",
-            ": {path} is FLUX.2 dev: set model_version = dev, and train from captions that are cached already",
-            path=path, also="pretrained_model_name_or_path", fix={"model_version": "dev"})  # fmt: skip
+            ": {path} is FLUX.2 dev: set model_version = dev", path=path,
+            also="pretrained_model_name_or_path", fix={"model_version": "dev"})  # fmt: skip
     elif version and not fits(version, sizes.hidden, sizes.guidance):
         yield Problem("model_version", "= {version}, but {path} is {found}: use model_version = {fitting}",
             version=version, path=path, found=VERSIONS[found].title, fitting=found,
@@ -119,11 +145,35 @@ CHECKPOINT = Checkpoint(
     problems,
     plain_shapes,
     DENOISER.open,
-    {"vae": vae.load, "text_encoder": text_encoder.load},
+    {"vae": vae.load, "text_encoder": text_encoder.load_qwen3},
     tokenizers.QWEN3,
     text_encoder.encode,
     None,
     most=text_encoder.LENGTH,
-    around=12,
+    around=text_encoder.QWEN3.tokens,
 )
-DEV_CHECKPOINT = replace(CHECKPOINT, files=DEV_FILES, readers={"vae": vae.load})
+DEV_CHECKPOINT = replace(
+    CHECKPOINT,
+    files=DEV_FILES,
+    readers={"vae": vae.load, "text_encoder": text_encoder.load_mistral},
+    tokenizer=tokenizers.MISTRAL,
+    encode=partial(text_encoder.encode, template=text_encoder.MISTRAL),
+    around=text_encoder.MISTRAL.tokens,
+)
+CACHED_CHECKPOINT = replace(DEV_CHECKPOINT, files=CACHED_FILES, readers={"vae": vae.load})
+
+
+def sizes_of(config: Any) -> Flux2Shape | None:
+    """The sizes of the transformer, from its header; None where its file is not here."""
+    with contextlib.suppress(ConfigError, KeyError):
+        if path := FILES.present(config, "denoiser"):
+            shapes = plain_shapes(read_entries(path), "denoiser")
+            return Flux2Shape.of(shapes) if recognise(shapes) else None  # FLUX.1 has most of its names, too
+    return None
+
+
+def checkpoint_of(config: Any, sizes: Flux2Shape | None) -> Checkpoint:
+    """The files of a model, told by its transformer, or by the options where that is not here."""
+    if not (sizes.guidance if sizes else config.model.model_version == "dev"):
+        return CHECKPOINT
+    return DEV_CHECKPOINT if DEV_FILES.named(config, "text_encoder") else CACHED_CHECKPOINT

@@ -7,6 +7,7 @@ VAE = "a FLUX.2 VAE"
 MARKS = ("double_stream_modulation_img.lin.weight", "double_stream_modulation_img.linear.weight")
 GATED = ("_mlp.0.weight", ".ff.linear_in.weight", ".ff_context.linear_in.weight")
 MODEL = "pretrained_model_name_or_path"
+DEV_PARTS = "Comfy-Org/flux2-dev"
 
 
 def recognise(shapes: Shapes) -> str:
@@ -21,6 +22,9 @@ def recognise_part(shapes: Shapes) -> str:
     """Its VAE keeps the statistics of its latents; that of FLUX.1 has none."""
     marks = ("bn.running_mean", "decoder.conv_in.weight")
     return VAE if all(any(name.endswith(mark) for name in shapes) for mark in marks) else ""
+
+
+ENCODERS = ((151936, 2560), (151936, 4096), (131072, 5120))  # Qwen3 4B and 8B, Mistral
 
 
 def hub_model(size: str, length: int, encoder: tuple[str, int]) -> HubModel:
@@ -68,10 +72,15 @@ FACTS = FamilyFacts(
     hub_models=(
         hub_model("4B", 7_752_000_000, ("qwen_3_4b", 8_044_982_048)),
         hub_model("9B", 18_158_000_000, ("qwen_3_8b_fp8mixed", 8_660_000_000)),
+        HubModel("FLUX.2 dev", (
+            HubFile(MODEL, "black-forest-labs/FLUX.2-dev", "flux2-dev.safetensors", 64_446_000_000),
+            HubFile("text_encoder", DEV_PARTS, "split_files/text_encoders/mistral_3_small_flux2_fp8.safetensors",
+                18_030_000_000),
+            HubFile("vae", DEV_PARTS, "split_files/vae/flux2-vae.safetensors", 336_000_000),
+        ), {"model_version": "dev", "cache_text_encoder_outputs_to_disk": True}),
     ),
     part_options={
-        "text_encoder": lambda shapes: tuple(shapes.get("model.embed_tokens.weight", ())) in (
-            (151936, 2560), (151936, 4096)),
+        "text_encoder": lambda shapes: tuple(shapes.get("model.embed_tokens.weight", ())) in ENCODERS,
         "vae": lambda shapes: recognise_part(shapes) == VAE and holds("decoder.conv_in.weight", 512, 32, 3, 3)(shapes),
     },
 )  # fmt: skip

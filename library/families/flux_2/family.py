@@ -1,6 +1,5 @@
 """FLUX.2 as a family: how its files become networks, captions become conditions, latents become a training step."""
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
@@ -9,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from library.config.problems import ConfigError, Problem
+from library.config.problems import Problem
 from library.families.base import BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
 from library.families.flux_2 import text_encoder
-from library.families.flux_2.checkpoint import CHECKPOINT, DEV_CHECKPOINT, plain_shapes
+from library.families.flux_2.checkpoint import checkpoint_of, sizes_of
 from library.families.flux_2.model import DOUBLE, SINGLE, Flux2Shape
 from library.families.flux_2.options import Flux2Lora, Flux2Train
 from library.families.flux_2.sampler import Flux2Sampler
 from library.families.flux_2.tokens import Flux2Positions, shown
 from library.families.flux_2.vae import normalised
 from library.families.flux_2.versions import VERSIONS, Flux2Version, recognised
-from library.families.shared import packing, part_files
+from library.families.shared import packing
 from library.families.shared.one_encoder import OneEncoderFamily
 from library.objectives.base import NoisedBatch
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Flux2Family(OneEncoderFamily):
-    """FLUX.2: a transformer, Qwen3 and an autoencoder of its own."""
+    """FLUX.2: a transformer, Qwen3 or Mistral, and an autoencoder of its own."""
 
     config: Flux2Lora | Flux2Train
     name = "flux_2"
@@ -50,7 +49,7 @@ class Flux2Family(OneEncoderFamily):
 
     def __init__(self, config: Flux2Lora | Flux2Train):
         super().__init__(config)
-        self.checkpoint = DEV_CHECKPOINT if config.model.model_version == "dev" else CHECKPOINT
+        self.checkpoint = checkpoint_of(config, self.sizes)
         self.positions = Flux2Positions()
         # Images are kept as the squares that the denoiser reads.
         name, ending = self.version.base_model_version, f"_{self.version.short}"
@@ -62,10 +61,7 @@ class Flux2Family(OneEncoderFamily):
     @cached_property
     def sizes(self) -> Flux2Shape | None:
         """The sizes of the transformer, from its header; None where its file is not here."""
-        with contextlib.suppress(ConfigError, KeyError):
-            if path := self.checkpoint.files.present(self.config, "denoiser"):
-                return Flux2Shape.of(plain_shapes(part_files.read_entries(path), "denoiser"))
-        return None
+        return sizes_of(self.config)
 
     @property
     def version(self) -> Flux2Version:

@@ -1,13 +1,12 @@
 """What can be set when FLUX.2 is trained."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from library import families
 from library.config import sections
-from library.config.problems import Problem
-from library.config.run_config import ControlUse, Rule, RunConfig
+from library.config.run_config import ControlUse, Rule
 from library.config.schema import opt, section
 
 REFERENCES = 8  # reference images of an item; more would be longer than any training has been
@@ -17,7 +16,6 @@ INEFFECTIVE = {"max_token_length": "captions of FLUX.2 are as long as 512 tokens
 
 INEFFECTIVE_RULES: tuple[Rule, ...] = (
     ("guidance_scale", lambda c: c.model.model_version in (None, "dev"), "there is no guidance in klein"),
-    ("text_encoder", lambda c: c.model.model_version != "dev", "the text encoder of dev is not read here"),
 )
 
 # Flags of musubi-tuner that nothing here needs.
@@ -29,6 +27,7 @@ OTHERS = {
     "text_encoder": "the Qwen3-4B (klein 4B) or Qwen3-8B (klein 9B) text encoder",
     "vae": "the FLUX.2 VAE (flux2-vae.safetensors)",
 }
+DEV_ENCODER = "the Mistral text encoder of FLUX.2 dev (mistral_3_small_flux2_bf16.safetensors)"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +36,7 @@ class Flux2Model(sections.Model):
 
     vae: str | None = opt(None, "The FLUX.2 VAE (flux2-vae.safetensors).", kind="file", label="VAE")
     text_encoder: str | None = opt(
-        None, "The Qwen3 text encoder: 4B for klein 4B, 8B for klein 9B (bf16 or fp8).", kind="file",
+        None, "Qwen3 4B for klein 4B, Qwen3 8B for klein 9B, Mistral Small for dev (bf16 or fp8).", kind="file",
         label="Text encoder",
     )  # fmt: skip
     model_version: Literal["klein-base-4b", "klein-base-9b", "klein-4b", "klein-9b", "dev"] | None = opt(
@@ -50,23 +49,8 @@ class Flux2Model(sections.Model):
 
     @property
     def needed(self) -> Mapping[str, str]:
-        """The VAE, and the text encoder where it is read."""
+        """The VAE, and the text encoder; captions of dev may be cached already."""
         return {name: what for name, what in OTHERS.items() if name == "vae" or self.model_version != "dev"}
-
-    def check(self, run: RunConfig) -> Iterator[Problem]:
-        """The text encoder of dev, Mistral, is not read, so that nothing can be asked of it."""
-        yield from sections.Model.check(self, run)
-        if self.model_version != "dev":
-            return
-        if not run.cache.cache_text_encoder_outputs_to_disk:
-            yield Problem("cache_text_encoder_outputs_to_disk",
-                "must be on with model_version = dev: its text encoder is not read here, and captions come from the "
-                "caches that musubi-tuner writes beside the images", also="model_version",
-                fix={"cache_text_encoder_outputs_to_disk": True})  # fmt: skip
-        if run.sample.sample_prompts:
-            yield Problem("sample_prompts",
-                "cannot be sampled with model_version = dev, whose text encoder is not read here: leave it empty",
-                also="model_version", fix={"sample_prompts": None})  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

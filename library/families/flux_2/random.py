@@ -18,7 +18,7 @@ from library.families.shared.random_networks import (
     prefixed,
 )
 
-WORDS = 151936  # of the published vocabulary, with room
+WORDS, DEV_WORDS = 151936, 131072  # of the published vocabularies, with room
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,16 @@ def shape(sizes: Flux2Sizes) -> Flux2Shape:
     )
 
 
-def random(sizes: Flux2Sizes = TINY, words: int = WORDS, whole: bool = False) -> RandomNetworks:
-    """The networks of these sizes, for a tokenizer with so many words; the text encoder is `whole`, or without the
-    layers that are not read."""
+def random(sizes: Flux2Sizes = TINY, words: int = 0, whole: bool = False) -> RandomNetworks:
+    """The networks of these sizes, for a tokenizer with so many words, or the published one; the text encoder is
+    `whole`, or without the layers that are not read."""
     skipped = 0 if whole else text_encoder.skipped(sizes.text_layers)
+    empty_encoder = language_model.empty_mistral if sizes.guidance else language_model.empty_qwen3
+    words = words or (DEV_WORDS if sizes.guidance else WORDS)
     return RandomNetworks(
         lambda: random_networks.empty(lambda: Flux2(shape(sizes))),
         {
-            "text_encoder": lambda: language_model.empty_qwen3(
+            "text_encoder": lambda: empty_encoder(
                 skipped, vocab_size=words, hidden_size=sizes.text, intermediate_size=sizes.text_mlp,
                 num_hidden_layers=sizes.text_layers, num_attention_heads=sizes.text_heads,
                 num_key_value_heads=sizes.text_groups,
@@ -112,13 +114,15 @@ def write(
     """
     folder = Path(folder)
     places = {"tokenizer": folder / "tokenizer"}
-    words = random_tokenizers.qwen_tokenizer(places["tokenizer"])
-    made = random(sizes, WORDS if sizes in (FULL, LARGE) else words, whole=True)
+    make_tokenizer = random_tokenizers.mistral_tokenizer if sizes.guidance else random_tokenizers.qwen_tokenizer
+    words = make_tokenizer(places["tokenizer"])
+    # By as many words as it was published with Mistral is told from other language models.
+    made = random(sizes, 0 if sizes.guidance or sizes in (FULL, LARGE) else words, whole=True)
     text = made.encoders["text_encoder"]().state_dict()
     image = {name: tensor for name, tensor in made.vae().state_dict().items() if not name.startswith("bn.")}
     parts = {
         "flux_2": ("flux-2-tiny", made.denoiser().state_dict(), prefixed("")),
-        "text_encoder": ("qwen_3_tiny", text, prefixed("model.")),
+        "text_encoder": ("mistral_3_tiny" if sizes.guidance else "qwen_3_tiny", text, prefixed("model.")),
         "vae": (
             "flux2-vae",
             image,

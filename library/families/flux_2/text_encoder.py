@@ -1,44 +1,71 @@
-"""Qwen3 as the text encoder of the kleins: its template, its tokens, and the layers that the denoiser reads."""
+"""The text encoders, Qwen3 for the kleins and Mistral for dev: their templates, and the layers that are read."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from library.families.shared import language_model, weights
-from library.families.shared.part_files import complete
+from library.families.shared import language_model
 
 LENGTH = 512  # tokens that every caption is cut or padded to; the denoiser sees the padding
 TAPS = 3  # layers that are read: at one, two and three quarters of the model's depth
-PAD = "<|endoftext|>"
-BEFORE = "<|im_start|>user\n"
-BEHIND = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+
+
+@dataclass(frozen=True)
+class Template:
+    """What stands around a caption, and the padding on its left or right."""
+
+    before: str
+    behind: str
+    pad: str
+    left: bool = False
+    removed: str = ""  # from captions: a token that stands for something else
+    tokens: int = 0  # of the template
+
+
+QWEN3 = Template(
+    "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n", "<|endoftext|>", tokens=12
+)
+# Published with the model; the line break is part of it.
+SYSTEM = (
+    "You are an AI that reasons about image descriptions. You give structured responses focusing on object "
+    "relationships, object\nattribution and actions without speculation."
+)
+MISTRAL = Template(
+    f"<s>[SYSTEM_PROMPT]{SYSTEM}[/SYSTEM_PROMPT][INST]", "[/INST]", "<pad>", left=True, removed="[IMG]", tokens=33
+)
 
 
 def skipped(layers: int) -> int:
-    """Of so many layers, how many at the end the denoiser does not read: of 36 it reads 9, 18 and 27."""
+    """Of so many layers, how many at the end the denoiser does not read: of 36 it reads 9, 18 and 27, of 40 it reads
+    10, 20 and 30."""
     return layers - TAPS * (layers // (TAPS + 1))
 
 
-def load(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
+def load_qwen3(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
     """Read Qwen3 without the layers that are not needed."""
-    with complete(path, language_model.QWEN3):
-        stored = weights.read(path, mmap).shapes()
-        shapes = {plain: stored[name] for plain, name in language_model.plain_names(stored).items()}
-        layers = language_model.qwen3_settings(shapes)["num_hidden_layers"]
-    return language_model.load_qwen3(path, dtype, skipped(layers), mmap)
+    return language_model.load_qwen3(path, dtype, mmap, skipped)
 
 
-def encode(model: Any, tokenizer: Any, captions: Sequence[str]) -> tuple[Tensor]:
+def load_mistral(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
+    """Read Mistral without the layers that are not needed, and without what sees pictures."""
+    return language_model.load_mistral(path, dtype, mmap, skipped)
+
+
+def encode(model: Any, tokenizer: Any, captions: Sequence[str], template: Template = QWEN3) -> tuple[Tensor]:
     """Captions -> what three layers say of each token, side by side [B, 512, 3 C], that of the padding as well."""
-    ids = torch.full((len(captions), LENGTH), tokenizer.convert_tokens_to_ids(PAD))
+    ids = torch.full((len(captions), LENGTH), tokenizer.convert_tokens_to_ids(template.pad))
     mask = torch.zeros_like(ids)
     for row, caption in enumerate(captions):
-        own = tokenizer(f"{BEFORE}{caption}{BEHIND}", max_length=LENGTH, truncation=True).input_ids
-        ids[row, : len(own)] = torch.tensor(own)
-        mask[row, : len(own)] = 1
+        text = caption.replace(template.removed, "") if template.removed else caption
+        text = f"{template.before}{text}{template.behind}"
+        own = tokenizer(text, add_special_tokens=False, max_length=LENGTH, truncation=True).input_ids
+        place = slice(LENGTH - len(own), None) if template.left else slice(len(own))
+        ids[row, place] = torch.tensor(own)
+        mask[row, place] = 1
     device = next(model.parameters()).device
     ids, mask = ids.to(device, non_blocking=True), mask.to(device, non_blocking=True)
     states = model(input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states

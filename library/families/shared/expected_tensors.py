@@ -88,6 +88,17 @@ def language_model(names: Collection[str]) -> list[str]:
     return expanded("embed_tokens.weight", "norm.weight", *(f"layers.{n}.{one}" for n in layers for one in inside))
 
 
+def mistral(names: Collection[str]) -> list[str]:
+    """Of a Mistral, as far as it is read: the norm behind the last layer may be missing."""
+    inside = (
+        "self_attn.{q,k,v,o}_proj.weight",
+        "mlp.{gate,up,down}_proj.weight",
+        "{input,post_attention}_layernorm.weight",
+    )
+    layers = range(count(names, "layers."))
+    return expanded("embed_tokens.weight", *(f"layers.{n}.{one}" for n in layers for one in inside))
+
+
 def vision_language_model(names: Collection[str]) -> list[str]:
     """Of a Qwen2.5-VL, with its vision encoder where the file has any of it."""
     words = language_model([name for name in names if not name.startswith("visual.")])

@@ -1,21 +1,23 @@
-"""Language models as text encoders: their names in files, captions of any length in one batch, and Qwen3."""
+"""Language models as text encoders: their names in files, captions of any length in one batch, Qwen3 and Mistral."""
 
 import importlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from library.families.facts import Shapes
 from library.families.shared import random_networks, weights
 from library.families.shared.part_files import complete
 from library.families.shared.weights import assign
 
 EMBEDDING = "embed_tokens.weight"
-HEAD = 128  # width of one head, in every size of Qwen2.5-VL and Qwen3
+HEAD = 128  # width of one head, in every size of Qwen2.5-VL, Qwen3 and Mistral Small
 THETA = 1e6
 QWEN3 = "a Qwen3 text encoder"  # as `recognise` calls its files
+MISTRAL = "a Mistral text encoder"
 QWEN3_LAYERS = ("Qwen3Attention", "Qwen3MLP")  # classes whose linear layers carry adapters
 QWEN3_MARK = "layers.0.self_attn.q_norm.weight"  # a tensor of it that Qwen2.5-VL has not
 
@@ -52,32 +54,31 @@ def encode(model: Any, ids: Sequence[Sequence[int]], step: int, dropped: int = 0
     return states * mask[..., None].to(states.dtype), mask
 
 
-def empty(kind: str, skipped: int = 0, **settings: int) -> nn.Module:
-    """A model of transformers ("Qwen2", "Qwen3") without memory for its weights.
+def empty(
+    kind: str, skipped: int = 0, norm: bool = True, eps: float = 1e-6, theta: float = THETA, **settings: Any
+) -> nn.Module:
+    """A model of transformers ("Qwen2", "Qwen3", "Mistral") without memory for its weights.
 
     Without its last `skipped` layers it has no norm behind the others either: it then answers with hidden_states[-1 -
-    skipped] of the whole one.
+    skipped] of the whole one. `norm` says whether it has one otherwise.
     """
     # Its own module: of transformers as a whole, the type checker would read every file.
     module = importlib.import_module(f"transformers.models.{kind.lower()}")
     settings["num_hidden_layers"] -= skipped
-    rope = {"rope_type": "default", "rope_theta": THETA}
+    rope = {"rope_type": "default", "rope_theta": theta}
     config_class, model_class = (getattr(module, f"{kind}{part}") for part in ("Config", "Model"))
-    config = config_class(rms_norm_eps=1e-6, use_cache=False, rope_parameters=rope, **settings)
+    config = config_class(rms_norm_eps=eps, use_cache=False, rope_parameters=rope, **settings)
 
     def make() -> nn.Module:
         model: Any = model_class(config)
-        if skipped:
+        if skipped or not norm:
             model.norm = nn.Identity()
         return model
 
     return random_networks.empty(make)
 
 
-# ---- Qwen3
-
-
-def qwen3_settings(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+def settings_of(shapes: Shapes) -> dict[str, int]:
     """The settings of a model, from shapes by plain name. KeyError names the first that is missing."""
     words, hidden = shapes[EMBEDDING]
     return {
@@ -90,15 +91,46 @@ def qwen3_settings(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
     }
 
 
-def empty_qwen3(skipped: int = 0, **settings: int) -> nn.Module:
+# ---- Qwen3 and Mistral
+
+
+def empty_qwen3(skipped: int = 0, **settings: Any) -> nn.Module:
     """A Qwen3 without its last `skipped` layers, and without memory for its weights."""
     return empty("Qwen3", skipped, head_dim=HEAD, max_position_embeddings=40960, **settings)
 
 
-def load_qwen3(path: Path, dtype: torch.dtype, skipped: int = 0, mmap: bool = True) -> nn.Module:
-    """Read a Qwen3 without its last `skipped` layers: a single file, or a folder. Raises ConfigError."""
+def empty_mistral(skipped: int = 0, norm: bool = True, **settings: Any) -> nn.Module:
+    """A Mistral Small 3 without its last `skipped` layers, and without memory for its weights."""
+    limits: dict[str, Any] = {"head_dim": HEAD, "max_position_embeddings": 131072, "sliding_window": None}
+    return empty("Mistral", skipped, norm, 1e-5, 1e9, **limits, **settings)
+
+
+def load_qwen3(
+    path: Path, dtype: torch.dtype, mmap: bool = True, skipped: Callable[[int], int] = lambda layers: 0
+) -> nn.Module:
+    """Read a Qwen3, a single file or a folder, without the last of its layers, of which `skipped` says how many. Raises
+    ConfigError."""
+
+    def empty_one(shapes: Shapes) -> nn.Module:
+        settings = settings_of(shapes)
+        return empty_qwen3(skipped(settings["num_hidden_layers"]), **settings)
+
+    return _load(path, QWEN3, empty_one, dtype, mmap)
+
+
+def load_mistral(path: Path, dtype: torch.dtype, mmap: bool, skipped: Callable[[int], int]) -> nn.Module:
+    """The same of a Mistral. A file without the norm behind all layers has only those that are needed."""
+
+    def empty_one(shapes: Shapes) -> nn.Module:
+        settings, whole = settings_of(shapes), "norm.weight" in shapes
+        return empty_mistral(skipped(settings["num_hidden_layers"]) if whole else 0, norm=whole, **settings)
+
+    return _load(path, MISTRAL, empty_one, dtype, mmap)
+
+
+def _load(path: Path, what: str, empty_one: Callable[[Shapes], nn.Module], dtype: torch.dtype, mmap: bool) -> nn.Module:
     file = weights.read(path, mmap)
-    with complete(path, QWEN3):
+    with complete(path, what):
         named, stored = plain_names(file), file.shapes()
-        model = empty_qwen3(skipped, **qwen3_settings({plain: stored[name] for plain, name in named.items()}))
+        model = empty_one({plain: stored[name] for plain, name in named.items()})
         return assign(model, {plain: weights.cast(file[named[plain]], dtype) for plain in model.state_dict()})

@@ -68,6 +68,29 @@ def qwen_tokenizer(folder: Path, seeing: bool = False, merges: int = 120) -> int
     return len(plain) + len(special)
 
 
+def mistral_tokenizer(folder: Path, merges: int = 120) -> int:
+    """Train a byte-level tokenizer whose special tokens come first, write tokenizer.json and its configuration; returns
+    the size of its vocabulary."""
+    words = Counter(tuple(f"\u0120{word}") for word in _words(SENTENCES))  # a blank, as bytes are written
+    pairs = [_merge_best(words) for _ in range(merges)]
+    special = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[IMG]", "<pad>", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"]
+    plain = list(dict.fromkeys([*special, *byte_letters(), *(a + b for a, b in pairs)]))
+    flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+    stored = {
+        "version": "1.0",
+        "added_tokens": [{"id": i, "content": token, **flags} for i, token in enumerate(special)],
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {"type": "BPE", "vocab": {word: i for i, word in enumerate(plain)}, "merges": pairs},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_json(folder / "tokenizer.json", stored)
+    about = {"tokenizer_class": "LlamaTokenizerFast", "model_max_length": 131072, "padding_side": "left"}
+    about |= {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    _write_json(folder / "tokenizer_config.json", about)
+    return len(plain)
+
+
 def t5_tokenizer(folder: Path) -> int:
     """Build a T5 unigram tokenizer from word frequencies, write tokenizer.json; returns the size of its vocabulary."""
     from transformers.models.t5 import T5Tokenizer

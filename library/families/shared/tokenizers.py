@@ -19,6 +19,7 @@ T5_XXL = "google/t5-v1_1-xxl"
 QWEN_VL = "Qwen/Qwen2.5-VL-7B-Instruct"
 QWEN3 = "Qwen/Qwen3-4B"
 QWEN3_SMALL = "Qwen/Qwen3-0.6B"
+MISTRAL = "mistralai/Mistral-Small-3.1-24B-Instruct-2503"
 
 LONGEST = 1_000_000  # tokens; captions are cut by us, so the tokenizer need not warn
 
@@ -26,9 +27,11 @@ LONGEST = 1_000_000  # tokens; captions are cut by us, so the tokenizer need not
 STORED = {
     "BPE": (("vocab.json", "merges.txt"),),
     "chat BPE": (("vocab.json", "merges.txt"),),
+    "instruct BPE": (("tokenizer.json",),),
     "Unigram": (("spiece.model",),),
 }
-CHAT = "<|im_start|>"  # a token that vocabularies made for conversations have
+# A token that the vocabulary of each kind made for conversations has.
+MARKS = {"chat BPE": "<|im_start|>", "instruct BPE": "[SYSTEM_PROMPT]"}
 FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "spiece.model"),
@@ -36,15 +39,18 @@ FILES = (
 
 
 def kind(name: str) -> str:
-    """The algorithm behind a tokenizer id: "Unigram" for T5, "chat BPE" for Qwen, "BPE" for CLIP."""
+    """The algorithm behind a tokenizer id: "Unigram" for T5, "chat BPE" for Qwen, "instruct BPE" for Mistral, "BPE" for
+    CLIP."""
     if "qwen" in name.lower():
         return "chat BPE"
+    if "mistral" in name.lower():
+        return "instruct BPE"
     return "Unigram" if "t5" in name.lower() else "BPE"
 
 
 def holds(folder: Path, wanted: str) -> bool:
     """Whether a folder has a tokenizer of the wanted kind, so that CLIP is never read from a folder made for T5."""
-    if wanted != "Unigram" and _is_for_chat(folder) != (wanted == "chat BPE"):
+    if wanted != "Unigram" and _marked(folder) != (wanted if wanted in MARKS else ""):
         return False
     for files in STORED[wanted]:
         if all((folder / file).is_file() for file in files):
@@ -53,16 +59,17 @@ def holds(folder: Path, wanted: str) -> bool:
         stored = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return stored.get("model", {}).get("type") == wanted.removeprefix("chat ")
+    return stored.get("model", {}).get("type") == wanted.split()[-1]
 
 
-def _is_for_chat(folder: Path) -> bool:
-    """Whether one of the files that name special tokens has those of conversations."""
+def _marked(folder: Path) -> str:
+    """The kind whose special tokens for conversations one of the files names, "" for none."""
     for file in ("tokenizer_config.json", "added_tokens.json", "tokenizer.json"):
         with contextlib.suppress(OSError, UnicodeDecodeError):
-            if CHAT in (folder / file).read_text(encoding="utf-8"):
-                return True
-    return False
+            text = (folder / file).read_text(encoding="utf-8")
+            if found := next((kind for kind, mark in MARKS.items() if mark in text), ""):
+                return found
+    return ""
 
 
 def places(name: str, model: str | Path | None, subfolder: str, cache_dir: str | Path | None) -> Iterator[Path]:

@@ -29,6 +29,7 @@ BITS = {"F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16":
         "F8_E4M3": 8, "F8_E5M2": 8, "I8": 8, "U8": 8, "BOOL": 8}  # fmt: skip
 SCALES = ("scale_weight", "weight_scale")  # what a weight in 8 bits is multiplied by, as ComfyUI's files call it
 SCALED = (*SCALES, "scaled_fp8", "scale_input", "input_scale", "comfy_quant")
+TOKENIZERS = ("tekken_model", "spiece_model")  # the bytes of a tokenizer, in text encoders of ComfyUI
 LARGEST_HEADER = 100_000_000  # bytes, the format's own limit
 # In the order in which the safetensors package lays them out.
 TYPES = {"I64": "int64", "F64": "float64", "F32": "float32", "I32": "int32", "BF16": "bfloat16", "F16": "float16",
@@ -321,7 +322,7 @@ def stored_oddly(path: Path, entries: Mapping[str, JsonMapping], scaled: bool = 
     """Why the way the numbers are stored cannot be read: 8 bits with scales (but for `scaled`), other kinds of 8 bits,
     4 bits."""
     marks = {name for name in entries if name.rpartition(".")[2] in SCALED}
-    types = {about["dtype"] for name, about in entries.items() if name not in marks}
+    types = {about["dtype"] for name, about in entries.items() if name not in marks and name not in TOKENIZERS}
     if types & {"U8", "I8"} or any(name.endswith((".absmax", ".quant_map")) for name in entries):
         return Text(
             "{path} is quantised to integers or 4 bits, which is not trained: use the bf16 file, or fp8 e4m3fn",

@@ -96,7 +96,7 @@ def load_vae(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
 
 def load_text_encoder(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
     """Read Qwen3 without the layer that is not needed."""
-    return language_model.load_qwen3(path, dtype, text_encoder.SKIPPED, mmap)
+    return language_model.load_qwen3(path, dtype, mmap, lambda _layers: text_encoder.SKIPPED)
 
 
 CHECKPOINT = Checkpoint(
