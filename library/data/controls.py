@@ -56,7 +56,7 @@ def without_pictures(result: "Survey") -> Iterator[Problem]:
             "there is no mask of what is to be painted for {count}: {images}; name conditioning_data_dir in the "
             "dataset_config, set alpha_mask, or let random_masks draw some", **_few(result.unmasked))  # fmt: skip
     for (named, folder), images in result.unpaired.items():
-        facts = {"path": folder, **_few(images)}
+        facts: dict[str, Any] = {"path": folder, **_few(images)}
         if not os.path.isdir(named):
             yield Problem("conditioning_data_dir",
                 ": {path} does not exist: name the folder of masks or control images", path=named,
