@@ -29,6 +29,7 @@ BYTES = {"no": 4, "fp16": 2, "bf16": 2}
 COMPILED = 0.725  # of the activations that autograd keeps, with the graphs of a compiler
 ATTENTION = 2.1  # what stays at the door of a block, its input and the outputs of attention, in inputs
 SWAP = 1 / 110e9  # seconds that a swapped byte costs in each step, beside what is hidden behind computing
+LINK = 45e9  # bytes that travel between host and device in a second, while blocks compute
 PARKED = 4  # inputs of blocks that are on their way to the host or back at a time
 # States of the optimizer, in bytes for each number that learns.
 STATES = {"adamw8bit": 2, "pagedadamw8bit": 0, "pagedadamw": 0, "pagedadamw32bit": 0, "lion": 4, "lion8bit": 1,
@@ -91,7 +92,9 @@ def estimate(config: RunConfig, size: tuple[int, int], gpu: str = "", memory: fl
     launches = len(model.blocks) * passes * LAUNCH[config.compile.compile]  # of kernels by the host
     step = max(operations(config, model, size) / rate, launches) if rate else None
     if step and config.memory.blocks_to_swap:
-        step += (_weights(replace(config, blocks_to_swap=0), model) - _weights(config, model)) * SWAP
+        # Weights come in the forward and in the backward pass; those that learn, or their gradients, also go back.
+        swapped = _weights(replace(config, blocks_to_swap=0), model) - _weights(config, model)
+        step = max(step + swapped * SWAP, swapped * (2 if config.adapters else 3) / LINK)
     template = "from {counted} and {known}" if rate else "from {counted}; the speed of this machine is not known yet"
     basis = Text(template, counted=Text(counted), known=known)
     return MemoryEstimate(round(peak, 1), parts, step, gpu, memory, basis)
