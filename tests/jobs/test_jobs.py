@@ -142,8 +142,9 @@ def test_a_page_is_told_how_the_words_of_a_job_were_made():
         work.store({"problems": [Text("{name} has no {part} matrix", name="a", part="lora_up")]})
         raise ConfigError("{path} is no LoRA", path="a.safetensors")
     failed = job_status(jobs.at(work.folder))
-    assert [one["template"] for one in how_made(doing)] == ["checking {file}"]
-    assert [one["template"] for one in how_made(failed)] == ["{path} is no LoRA", "{name} has no {part} matrix"]
+    made = [[one["template"] for one in how_made({**told, "when": ""})] for told in (doing, failed)]
+    assert made == [["checking {file}"], ["{path} is no LoRA", "{name} has no {part} matrix"]]
+    assert isinstance(failed["when"], Text)  # in the reader's language, too
     assert failed["problems"] == ["a has no lora_up matrix"] and failed["warnings"] == []
 
 
