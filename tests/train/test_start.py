@@ -83,7 +83,7 @@ def read(monkeypatch):
     spy(qwen_vae, "build", "built", lambda *_: "vae")
     spy(flux_2_vae, "build", "built", lambda *_: "vae")
     spy(text_encoder, "build", "built", lambda *_: "qwen")
-    spy(language_model, "load_qwen3", "built", lambda *_: "qwen")
+    spy(language_model, "empty_qwen3", "built", lambda *_: "qwen")
     return seen
 
 
