@@ -130,8 +130,8 @@ run_tests() {
     export OMP_NUM_THREADS=1
     unset PYTHONDONTWRITEBYTECODE  # else each of many processes compiles all of PyTorch that it imports
     if [ $# -gt 0 ] && [ -n "$browser" ]; then exec "$(venv_python)" -m pytest "$@"; fi
-    # One more than there are cores: tests wait for browsers, files and each other's processes.
-    workers="$("$(venv_python)" -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')"
+    # Two more than there are cores: a fifth of the time tests wait for browsers, files and each other's processes.
+    workers="$("$(venv_python)" -c 'import os; print(min(4, 2 + (os.cpu_count() or 1)))')"
     exec "$(venv_python)" -m pytest -n "$workers" --dist worksteal --durations=20 ${chosen[@]+"${chosen[@]}"} "$@"
 }
 

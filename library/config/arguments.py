@@ -13,7 +13,7 @@ class Arguments(argparse.ArgumentParser):
 
     _given: Sequence[str] = ()
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyrefly: ignore[bad-override]
         """As argparse does, which calls this for subcommands, too."""
         self._given = sys.argv[1:] if args is None else args
         return super().parse_known_args(args, namespace)
