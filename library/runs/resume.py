@@ -16,7 +16,9 @@ def newest_state(run: reader.RecordedRun) -> Path | None:
     for kind in ("saved", "saving"):  # a run that was killed between the two has a whole state, too
         for event in told.get(kind, ()):
             path = Path(run.facts.get("folder") or ".", str(event.get("file") or ""))
-            step = step_of(path) if path.name.endswith("-state") else None
+            if path in mine or not path.name.endswith("-state"):
+                continue
+            step = step_of(path)
             # What was to be replaced, and was not, may be another run's.
             if step is not None and (kind == "saved" or step == event.get("step")):
                 mine[path] = step

@@ -80,8 +80,9 @@ def without_encoder(config: Any) -> Iterator[Problem]:
     """What dev cannot do where its text encoder is not given."""
     if not config.cache.cache_text_encoder_outputs_to_disk:
         yield Problem("text_encoder",
-            "is needed: give {what}; only with cache_text_encoder_outputs_to_disk, and all captions cached beside the "
-            "images, may it be empty", what=Text(DEV_ENCODER), also="cache_text_encoder_outputs_to_disk")  # fmt: skip
+            "is needed: give {what}; it may be empty only if cache_text_encoder_outputs_to_disk is set and all "
+            "captions are cached beside the images", what=Text(DEV_ENCODER),
+            also="cache_text_encoder_outputs_to_disk")  # fmt: skip
     if config.sample.sample_prompts:
         yield Problem("sample_prompts",
             "cannot be sampled without the text encoder: set text_encoder, or leave it empty",
