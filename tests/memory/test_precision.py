@@ -112,23 +112,26 @@ def test_losses_are_close_and_compiled_ones_too(demo, shapes, squares, tmp_path,
     if not script.startswith("flux_train"):  # graphs of any size take several times as long
         given |= {"train_data_dir": squares, "resolution": "64"}
 
-    def losses(name, **more):
-        done = training.train(training.config_of(demo, script, **given, **more, output_dir=tmp_path / name))
-        return done.losses, done.facts["compile"]
+    def trained(name, **more):
+        return training.train(training.config_of(demo, script, **given, **more, output_dir=tmp_path / name))
 
-    wide, _ = losses("wide", **BF16)
-    eight, _ = losses("eight", **FP8)
-    only, _ = losses("only", **BF16, fp8_base_unet=True)
-    assert eight != wide and only != wide
-    assert eight == pytest.approx(wide, rel=0.03)
-    assert only == pytest.approx(wide, rel=0.03)
+    def assert_close(found, expected, losses, norms):
+        # A tiny model's loss is mostly noise, which it hardly predicts; gradients tell what it computes.
+        assert found.losses == pytest.approx(expected.losses, rel=losses)
+        assert found.numbers("grad_norm") == pytest.approx(expected.numbers("grad_norm"), rel=norms)
+
+    wide, eight, only = trained("wide", **BF16), trained("eight", **FP8), trained("only", **BF16, fp8_base_unet=True)
+    for one in (eight, only):
+        assert one.losses != wide.losses
+        assert_close(one, wide, losses=0.01, norms=0.06)
     if not script.startswith(("flux_train", "sdxl")):
         return  # the other families have the same linear layers; their blocks are compiled in test_integers.py
     # Of the U-Net's many graphs, which differ in channels alone, one of each kind; of FLUX.1 the quicker kind, whose
     # backward pass is traced with 8 bits, at several sizes, in compile/test_pairs.py.
     few = {"compile_blocks": training.FEW[script]}
-    compiled, told = losses("all", **FP8, **few, compile=True, compile_backend="eager", compile_fullgraph=True)
-    assert compiled == pytest.approx(eight, rel=0.02)
+    compiled = trained("all", **FP8, **few, compile=True, compile_backend="eager", compile_fullgraph=True)
+    assert_close(compiled, eight, losses=0.002, norms=0.015)
+    told = compiled.facts["compile"]
     assert told["graphs"] == told["predicted"] and told["recompiles"] == 0
 
 
