@@ -294,7 +294,7 @@ def fields(configs: Mapping[str, type]) -> list[FormField]:
             looks = (option.label, option.help, option.default, option.choices, condition(option.shown_with))
             face = (name, option.section, *looks, reason)
             known = faces.get(face, FormField(option, ()))
-            ineffective = (family,) if name in getattr(config, "ineffective", {}) else ()
+            ineffective = (family,) if name in config.ineffective else ()
             faces[face] = FormField(option, (*known.families, family), (*known.ineffective, *ineffective), reason)
     return list(faces.values())
 

@@ -16,7 +16,7 @@ def placement(model: nn.Module, device: torch.device, dtype: torch.dtype, config
 
     Raises ConfigError where there is no room for them.
     """
-    in_8_bits = config.precision.fp8_denoiser or getattr(config.precision, "int8_base", False)
+    in_8_bits = config.precision.fp8_denoiser or config.precision.int8_base
     too_large = device.type == "cuda" and weight_bytes(model, dtype) > 0.9 * machine.free_bytes(device)
     if config.memory.blocks_to_swap or in_8_bits and too_large:
         device = torch.device("cpu")

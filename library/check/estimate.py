@@ -141,7 +141,7 @@ def state_size(config: RunConfig, model: ModelStats) -> float:
     """About how many bytes a state to resume from has: what learns, its average, and what the optimizer keeps."""
     optimizer = (config.optim.optimizer or "AdamW").lower().removeprefix("paged")  # on the disk nothing is paged
     weight = 4 if config.adapters else fp8_storage.storage_type(config).itemsize
-    average = 4 if getattr(config.optim, "ema_decay", None) else 0
+    average = 4 if config.optim.ema_decay else 0
     return numbers_that_learn(config, model) * (weight + average + _per_number(config, optimizer))
 
 
@@ -177,7 +177,7 @@ def numbers_that_learn(config: RunConfig, model: ModelStats) -> float:
         blocks = [block for block in model.blocks if not block.is_convolution]
         # Four layers of each; about half of the blocks are on the way up, where there are none.
         return sum(4 * width * (2 * block.width + width + channels) for block in blocks) / 2
-    encoders = model.encoders if getattr(config.steps, "train_text_encoder", False) else 0
+    encoders = model.encoders if config.trains_whole_encoders else 0
     return model.denoiser + encoders
 
 

@@ -32,7 +32,7 @@ def remarks(config: RunConfig, others: Iterable[str]) -> Iterator[Problem]:
 def ineffective_options(config: RunConfig) -> dict[str, str]:
     """Options of a config that have no effect -> the reason, in words that go on after "No effect:"."""
     known = options(type(config))
-    fixed = {**INEFFECTIVE_EVERYWHERE, **getattr(config, "ineffective", {})}
+    fixed = {**INEFFECTIVE_EVERYWHERE, **config.ineffective}
     found = {name: reason for name, reason in fixed.items() if name in known}
     for names, applies, reason in _rules(config):
         if not applies(config):
@@ -124,7 +124,7 @@ SHARED: tuple[Rule, ...] = (
     ("no_half_vae", lambda c: c.precision.mixed_precision != "no", "mixed_precision = no computes in float32 anyway"),
     ("vae_batch_size", lambda c: c.cache.latents, "cache_latents is off"),
     ("skip_cache_check", lambda c: c.cache.cache_latents_to_disk
-     or getattr(c.cache, "cache_text_encoder_outputs_to_disk", False), "nothing is cached to disk"),
+     or c.cache.cache_text_encoder_outputs_to_disk, "nothing is cached to disk"),
     ("noise_offset_random_strength", lambda c: c.noise.noise_offset, "noise_offset is not set"),
     ("multires_noise_discount", lambda c: c.noise.multires_noise_iterations, "multires_noise_iterations is not set"),
     ("ip_noise_gamma_random_strength", lambda c: c.noise.ip_noise_gamma, "ip_noise_gamma is not set"),
@@ -185,6 +185,6 @@ WHOLE: tuple[Rule, ...] = (
      "the whole model is trained, which needs more than 8 bits"),
     ("use_safetensors", lambda c: c.save.save_model_as is None and not c.save.only_safetensors,
      "save_model_as, or the base model, decides"),
-    ("learning_rate_te1 learning_rate_te2", lambda c: getattr(c.steps, "train_text_encoder", False),
+    ("learning_rate_te1 learning_rate_te2", lambda c: c.trains_whole_encoders,
      "train_text_encoder is off"),
 )  # fmt: skip

@@ -217,7 +217,7 @@ def _about_options(config: RunConfig, found: Survey) -> Iterator[Problem]:
     if preserved and not config.can_be_left_out:
         why = ": diff_output_preservation has no effect: only a LoRA or LLLite can be left out to ask the base model"
         yield Problem("custom_attributes", why)
-    phrase = getattr(config.metadata, "metadata_trigger_phrase", None)
+    phrase = config.metadata.metadata_trigger_phrase
     if phrase and images and not any(phrase.lower() in image.caption.lower() for image in images):
         yield Problem("metadata_trigger_phrase",
             ": '{phrase}' is in none of the captions, so it will not trigger what is trained",

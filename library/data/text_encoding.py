@@ -10,6 +10,7 @@ import torch
 
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem, Text, counted
+from library.config.sections import TextBatchCache
 from library.data import caches, control_pixels, identity
 from library.data.buckets import Size
 from library.data.encoding_job import Arrays, EncodingJob, clean_up_after, finish, refuse_other_references, share
@@ -164,7 +165,9 @@ def _encode_phrases(
         )
     for encoder in encoders:
         encoder.to(work.world.device)
-    size = getattr(work.config.cache, "text_encoder_batch_size", None) or work.config.data.train_batch_size
+    cache = work.config.cache
+    own_size = cache.text_encoder_batch_size if isinstance(cache, TextBatchCache) else None
+    size = own_size or work.config.data.train_batch_size
 
     def encoded() -> Iterator[list[tuple[Sequence[Any], Arrays]]]:
         for start in range(0, len(todo), size):

@@ -181,7 +181,7 @@ def _rates(config: RunConfig, tab: str) -> Fields:
         elif config.network.network_train_text_encoder_only:
             fields |= {"unet_lr": 0}
     elif config.family == "sdxl" and config.kind == "finetune":
-        learns = getattr(config.steps, "train_text_encoder", False)
+        learns = config.trains_whole_encoders
         given = {name: getattr(optim, name) for name in ("learning_rate_te1", "learning_rate_te2")}
         fields |= {key: (rate if value is None else value) * learns for key, value in given.items()}
         fields |= {"train_text_encoder": learns} if tab == "finetune" else {}

@@ -91,7 +91,7 @@ def reads_encoders(config: RunConfig) -> bool:
     if isinstance(config, EmbeddingRun):
         return True
     if not isinstance(config, AdapterRun):
-        return getattr(config.steps, "train_text_encoder", False)
+        return config.trains_whole_encoders
     network = config.network
     files = network.base_weights or network.network_weights or network.dim_from_weights
     return bool(files) or not network.network_train_unet_only or not network.module.startswith("networks.")

@@ -91,7 +91,7 @@ def _networks(components: ModelComponents) -> dict[str, nn.Module]:
 
 
 def _denoiser_groups(components: ModelComponents, family: Family, config: RunConfig) -> Iterator[dict[str, Any]]:
-    rate, rates = config.optim.learning_rate, getattr(config.optim, "block_lrs", ())
+    rate, rates = config.optim.learning_rate, config.optim.block_lrs
     if not rate:
         return  # as in sd-scripts, learning_rate 0 freezes the U-Net, whatever block_lr says
     if not rates:
@@ -108,7 +108,7 @@ def _denoiser_groups(components: ModelComponents, family: Family, config: RunCon
 
 
 def _encoder_groups(components: ModelComponents, config: RunConfig) -> Iterator[dict[str, Any]]:
-    if not getattr(config.steps, "train_text_encoder", False):
+    if not config.trains_whole_encoders:
         return
     for name, encoder in components.encoders.items():
         if encoder is None or name not in RATES:

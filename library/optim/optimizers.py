@@ -171,9 +171,9 @@ def _rates_of_adapters(config: AdapterRun) -> dict[str, float]:
 def _rates_of_models(config: RunConfig) -> dict[str, float]:
     optim = config.optim
     found = {"learning_rate": optim.learning_rate}
-    if optim.learning_rate and (rates := getattr(optim, "block_lrs", ())):
-        found = {"block_lr": max(rates)}
-    if getattr(config.steps, "train_text_encoder", False):
+    if optim.learning_rate and optim.block_lrs:
+        found = {"block_lr": max(optim.block_lrs)}
+    if config.trains_whole_encoders:
         own = {name: getattr(optim, name) for name in ("learning_rate_te1", "learning_rate_te2")}
         found |= {name: rate for name, rate in own.items() if rate is not None}
         if None in own.values():

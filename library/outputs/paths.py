@@ -13,7 +13,7 @@ from torch import Tensor
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem, Text
 from library.config.run_config import RunConfig
-from library.config.sections import AdapterRun, Save
+from library.config.sections import AdapterRun, FullSave, Save
 from library.config.values import quoted
 from library.files import clean_up, need_space, remove_folder, write_atomic, write_folder_atomic
 from library.methods import TrainingMethod
@@ -108,13 +108,14 @@ def extension(config: RunConfig) -> str:
 
     A diffusers folder has none.
     """
-    if getattr(config.save, "only_safetensors", False):
+    whole = config.save if isinstance(config.save, FullSave) else None
+    if whole and whole.only_safetensors:
         return ".safetensors"
     asked = config.save.save_model_as
     if asked is None:
         source = config.model.pretrained_model_name_or_path or ".safetensors"
         if source.lower().endswith(PICKLED):
-            return ".safetensors" if getattr(config.save, "use_safetensors", False) else ".ckpt"
+            return ".safetensors" if whole and whole.use_safetensors else ".ckpt"
         return ".safetensors" if source.lower().endswith(".safetensors") else ""
     return "" if asked in FOLDERS else f".{asked}"
 

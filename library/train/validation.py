@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from library.compiler import cudagraph
 from library.config.problems import ConfigError, Text
+from library.config.sections import AdapterRun, Validation
 from library.data.images import ImageSet
 from library.data.loading import Batch, Batches
 from library.data.threads import ahead, num_workers
@@ -28,19 +29,20 @@ class ValidationRunner:
 
     def __init__(self, training: Training, images: ImageSet) -> None:
         self._training = training
+        config = training.config
         # The full trainings have no such options, but their dataset_config may hold images back as well.
-        self._options = getattr(training.config, "validation", None)
-        seed = getattr(self._options, "validation_seed", None)
+        self._options = config.validation if isinstance(config, AdapterRun) else Validation()
+        seed = self._options.validation_seed
         self._seed = training.generators.seed if seed is None else seed
         held_back = images.validation
-        self._batches: Batches | None = Batches(held_back, training.config, self._seed) if held_back else None
+        self._batches: Batches | None = Batches(held_back, config, self._seed) if held_back else None
 
     def when_due(self) -> None:
         """After a step: every so many steps and, if nothing else is said, at the end of every epoch."""
         if self._batches is None:
             return
-        steps = getattr(self._options, "validate_every_n_steps", None)
-        epochs = getattr(self._options, "validate_every_n_epochs", None) or 1
+        steps = self._options.validate_every_n_steps
+        epochs = self._options.validate_every_n_epochs or 1
         training = self._training
         if due := list(training.clock.every(steps, epochs)):
             training.step_log.settle()
@@ -88,7 +90,7 @@ class ValidationRunner:
         again.
         """
         training, world = self._training, self._training.world
-        numbered = list(enumerate(batches.draws(epoch=1)))[: getattr(self._options, "max_validation_steps", None)]
+        numbered = list(enumerate(batches.draws(epoch=1)))[: self._options.max_validation_steps]
         own = numbered[world.rank :: world.ranks]
         missing = training.method.shards is not None and len(own) < -(-len(numbered) // world.ranks)
         counted, own = len(own), [*own, *numbered[-1:] * missing]

@@ -12,8 +12,9 @@ from library.config.sections.compiling import Compile
 from library.config.sections.embedding import Embedding
 from library.config.sections.flow import FLOW_INEFFECTIVE, Flow, FlowLoss, SafetensorsSave, flow_rules
 from library.config.sections.inputs import Cache, Captions, Data, Model, TextBatchCache
-from library.config.sections.learning import FullOptim, Loss, Noise, Optim, Steps, Validation
+from library.config.sections.learning import FullOptim, Optim, Steps, Validation
 from library.config.sections.machine import Distributed, Memory, Precision
+from library.config.sections.noise import Loss, Noise
 from library.config.sections.outputs import AdapterSave, EmbeddingSave, FullSave, Hub, Log, Metadata, Sample, Save
 from library.config.sections.run import Run
 from library.config.sections.runs import AdapterRun, ControlRun, EmbeddingRun, FullRun

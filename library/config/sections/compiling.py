@@ -244,7 +244,7 @@ class Compile:
                 **facts)  # fmt: skip
 
     def _against_the_scope(self, run: RunConfig, by_kind: bool) -> Iterator[Problem]:
-        if self.compile_scope == "inner" and getattr(run.memory, "checkpoint_keep_attention", False):
+        if self.compile_scope == "inner" and run.memory.checkpoint_keep_attention:
             yield _wide(
                 "= inner cannot be used with checkpoint_keep_attention, which has to see the attention in the graph: "
                 "use compile_scope = blocks", "checkpoint_keep_attention")  # fmt: skip

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from library.config.problems import Problem
 from library.config.run_config import Rule, RunConfig
 from library.config.schema import opt
-from library.config.sections.learning import Loss, Noise
+from library.config.sections.noise import Loss, Noise
 from library.config.sections.outputs import FullSave
 
 _NOISE = "it is for diffusion models, and this model is trained by flow matching"

@@ -77,6 +77,11 @@ class Run:
         """What is made of captions before a text encoder reads them."""
         return UNCHANGED
 
+    @property
+    def trains_whole_encoders(self) -> bool:
+        """Whether the weights of the text encoders are trained, and not adapters on them."""
+        return False
+
     @staticmethod
     def convert(old: JsonMapping, given: Collection[str]) -> tuple[JsonObject, list[Problem]]:
         """Checked values of `old` options -> values of those that took their place, and what to tell the user.

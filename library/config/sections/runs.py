@@ -19,8 +19,9 @@ from library.config.sections.compiling import Compile
 from library.config.sections.control import Control, ControlData, ControlOptim
 from library.config.sections.embedding import Embedding, EmbeddingOptim
 from library.config.sections.inputs import Cache, Captions, Data, Model
-from library.config.sections.learning import FullOptim, Loss, Noise, Optim, Steps, Validation
+from library.config.sections.learning import FullOptim, Optim, Steps, Validation
 from library.config.sections.machine import Distributed, Memory, Precision
+from library.config.sections.noise import Loss, Noise
 from library.config.sections.outputs import AdapterSave, EmbeddingSave, FullSave, Hub, Log, Metadata, Sample, Save
 from library.config.sections.run import Run
 

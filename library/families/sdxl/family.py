@@ -145,7 +145,7 @@ class SdxlFamily:
             stored.parts["vae"] = vae if deferring and self.config.adapters else functools.partial(dict, vae())
         self.layout = keys.Layout.of(stored.shapes)
         frozen = frozen or dtype
-        text = dtype if getattr(self.config.steps, "train_text_encoder", False) else frozen
+        text = dtype if self.config.trains_whole_encoders else frozen
         kinds = {"vae": torch.float32 if options.no_half_vae else frozen, "clip_l": text, "clip_g": text}
         keep_fp8 = self.config.adapters and self.config.precision.fp8_denoiser
         denoiser, fill = model.open_unet(stored, dtype, keep_fp8)

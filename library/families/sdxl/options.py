@@ -185,6 +185,11 @@ class SdxlTrain(SdxlRun, sections.FullRun):
     optim: SdxlFullOptim = section(SdxlFullOptim)
     steps: SdxlFullSteps = section(SdxlFullSteps)
 
+    @property
+    def trains_whole_encoders(self) -> bool:
+        """As --train_text_encoder says."""
+        return self.steps.train_text_encoder
+
 
 @dataclass(frozen=True, kw_only=True)
 class SdxlTextualInversion(SdxlRun, sections.EmbeddingRun):
