@@ -122,7 +122,7 @@ def judged(
         "trackers": lambda: trackers.problems(config),
         "resume": lambda: _resumed(config),
         "other adapters": lambda: adapter_files.problems(config),
-        "rates": lambda: optimizers.still(config),
+        "rates": lambda: optimizers.zero_rate_problems(config),
         "graphs": lambda: _graphs(config, images, failed) if config.compile.compile_fullgraph else [],
         "fit": lambda: [] if any(map(failed.get, FITTED)) else _fitted(config, failed),
     }.items():

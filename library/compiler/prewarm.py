@@ -40,7 +40,7 @@ def prewarm_inductor(args: Any, device: torch.device) -> Iterator[None]:
 
 def prewarm_before_steps(config: RunConfig, device: torch.device) -> contextlib.AbstractContextManager[None]:
     """The same for a training, unless another process may compile beside its first steps: they do not wait for it."""
-    beside = device.type == "cuda" and not config.compile.why_not_beside(config)
+    beside = device.type == "cuda" and not config.compile.why_not_in_background(config)
     return contextlib.nullcontext() if beside else prewarm_inductor(config.compile, device)
 
 

@@ -130,7 +130,7 @@ def _without_warnings(module: str) -> Iterator[None]:
 
 def unknown_arguments(function: Any, own: Iterable[str], option: str, title: str) -> Iterator[Problem]:
     """A sentence for each argument that a function does not take."""
-    function = theirs(function)
+    function = package_class(function)
     try:
         known = inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -146,6 +146,6 @@ def unknown_arguments(function: Any, own: Iterable[str], option: str, title: str
             )
 
 
-def theirs(cls: Any) -> Any:
+def package_class(cls: Any) -> Any:
     """The package's class behind one of our subclasses (sorted_groups); any other class unchanged."""
     return cls.__mro__[1] if getattr(cls, "__module__", "") == "library.optim.sorted_groups" else cls

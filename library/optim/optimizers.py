@@ -20,11 +20,11 @@ from library.optim.classes import (
     import_class,
     is_schedule_free,
     missing_package,
+    package_class,
     relative_step,
     spec_of,
     steps_alone,
     steps_rows,
-    theirs,
     unknown_arguments,
 )
 from library.optim.lr_schedule import problems as schedule_problems
@@ -140,7 +140,7 @@ def _rates(config: RunConfig, rates: Mapping[str, float | None]) -> Problem | No
         optimizer=config.optim.optimizer, given=given, fix=fix)  # fmt: skip
 
 
-def still(config: RunConfig) -> Iterator[Problem]:
+def zero_rate_problems(config: RunConfig) -> Iterator[Problem]:
     """The problem that every learning rate of this training is 0."""
     if spec_of(config) is names.SPECS["adafactor"]:
         return
@@ -223,7 +223,7 @@ def notes(config: RunConfig) -> Iterator[Problem]:
 def describe(config: RunConfig) -> str:
     """The optimizer as metadata names it: module.Class(k=v,...)."""
     cls, own = spec_of(config), arguments(config)
-    made = theirs(import_class(cls))
+    made = package_class(import_class(cls))
     text = ",".join(f"{key}={value}" for key, value in own.items())
     return f"{made.__module__}.{made.__name__}" + (f"({text})" if text else "")
 

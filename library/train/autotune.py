@@ -103,10 +103,10 @@ class Tuner:
         cudagraph.leave_default_stream()  # some candidates are recorded, and all of them share their weights
         self.compute_loss.method.train()
         try:
-            for number, candidates in enumerate(self.rounds()):
+            for number, candidates in enumerate(self.candidate_rounds()):
                 for changes in candidates:
                     _, compiling = families.compiling(self.config)
-                    if number == 0 and changes["compile"] and not self._pays(COMPILED_SAVES, compiling):
+                    if number == 0 and changes["compile"] and not self._is_worth(COMPILED_SAVES, compiling):
                         return
                     self.journal.phase(Text("trying {settings}", settings=short(changes)), len(self.results) + 1)
                     self.results.append(self.measure_candidate(changes))
@@ -115,7 +115,7 @@ class Tuner:
         finally:
             rng.set_rng_state(before, self.world.device)
 
-    def rounds(self) -> Iterator[list[Overrides]]:
+    def candidate_rounds(self) -> Iterator[list[Overrides]]:
         """Candidates by round. Each round varies the fastest so far, not counting its time of compiling: stored results
         shall serve longer trainings too."""
         config, options = self.config, self.config.compile
@@ -126,7 +126,7 @@ class Tuner:
             return [best | one for one in differing]
 
         def worth(found: list[Overrides], share: float = OTHERS_SAVE) -> list[Overrides]:
-            pays = self._pays(share, len(found) * fastest(self.results, ENDLESS).compiling)
+            pays = self._is_worth(share, len(found) * fastest(self.results, ENDLESS).compiling)
             self.complete &= pays
             return found if pays else []
 
@@ -138,7 +138,7 @@ class Tuner:
             yield worth(on_best(*({"attention_kernel": name} for name in self.kernels.others())))
         usual = options.compile_mode == "default" and options.compile_backend == "inductor"
         if usual and compiled() and self.world.device.type == "cuda":
-            kernels = self._pays(KERNELS_SAVE, KERNELS)
+            kernels = self._is_worth(KERNELS_SAVE, KERNELS)
             self.complete &= kernels
             for name in ["max-autotune"] * kernels + ["cuda-graphs"] * (self.world.ranks == 1):
                 yield worth(on_best({"compile_mode": NAMED[name].options["compile_mode"]}), RECORDED_SAVES)
@@ -150,7 +150,7 @@ class Tuner:
             yield worth(on_best(*swapping_less(config)))
 
     # Why: docs/decisions/2026-11-22-balanced-times-eager-steps-first.md
-    def _pays(self, share: float, seconds: float) -> bool:
+    def _is_worth(self, share: float, seconds: float) -> bool:
         """Whether this training is so long that saving a share of its time is worth these seconds of compiling."""
         return self.passes * fastest(self.results, self.passes).seconds * share > seconds
 

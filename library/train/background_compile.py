@@ -57,7 +57,7 @@ class BackgroundCompiler:
         self._config, self._world, self._journal = config, world, journal
         self._log, self._clock, self._choices = log, clock, choices
         self._calls: list[BlockCall] = []
-        self._taken = 0  # number of calls whose graphs are loaded into this process
+        self._loaded = 0  # number of calls whose graphs are loaded into this process
         self._step_seconds, self._sizes = 0.0, 1
         self._process: CompileProcess | None = None
         self._imports: threading.Thread | None = None  # imports the compiler into this process
@@ -72,7 +72,7 @@ class BackgroundCompiler:
 
     def why_not(self, denoiser: nn.Module) -> str:
         """Why blocks are compiled before the first step instead, "" if not; before anything is recorded."""
-        if why := self._config.compile.why_not_beside(self._config):
+        if why := self._config.compile.why_not_in_background(self._config):
             return why
         if self._world.ranks > 1:
             return "not used with several processes"
@@ -105,7 +105,7 @@ class BackgroundCompiler:
             return True
         before = rng.get_rng_state(device)
         try:
-            self._calls = self._note_calls(batches, compute_loss)
+            self._calls = self._record_calls(batches, compute_loss)
             why = self._why_no_room(denoiser)
         except NotDescribed as error:
             why = f"blocks are called with {error}"
@@ -121,7 +121,7 @@ class BackgroundCompiler:
                 recorder.begin_again()
             blocks.begin_due(log, {}, 0)
             return False
-        if self._pays(waiting=True):
+        if self._saves_time(waiting=True):
             self._calls = block_calls.costliest_first(self._calls, denoiser)
             text_learns = any(map(compute_loss.method.trained_parts.get, compute_loss.components.encoders))
             self._begun = self._clock.step
@@ -134,7 +134,7 @@ class BackgroundCompiler:
             )
         return True
 
-    def _note_calls(self, batches: Batches, compute_loss: LossFunction) -> list[BlockCall]:
+    def _record_calls(self, batches: Batches, compute_loss: LossFunction) -> list[BlockCall]:
         """What blocks are called with, for every size that needs graphs of its own; the sizes are recorded on the way.
 
         The largest is recorded first, as the others find room in its memory. Its graphs come last: those that serve all
@@ -176,7 +176,7 @@ class BackgroundCompiler:
             return ""
         return f"that needs {need / GIB:.1f} GiB of the GPU, and the training leaves {max(left, 0) / GIB:.1f} GiB"
 
-    def _pays(self, waiting: bool = False) -> bool:
+    def _saves_time(self, waiting: bool = False) -> bool:
         """Whether compiled blocks save more of the steps that are left than bringing them in takes, or are asked for.
 
         `waiting` says that they have to be compiled first, while steps run eagerly. A training that they do not pay for
@@ -185,7 +185,7 @@ class BackgroundCompiler:
         steps = self._clock.total - self._clock.step
         wait = BESIDE * families.compiling(self._config)[1] if waiting else 0.0
         saves = max(steps * self._step_seconds - wait, 0.0) * SAVES
-        costs = RECORD_PASSES * self._step_seconds * self._sizes + TAKE_SECONDS * (len(self._calls) - self._taken)
+        costs = RECORD_PASSES * self._step_seconds * self._sizes + TAKE_SECONDS * (len(self._calls) - self._loaded)
         if self._forced or saves > costs:
             return True
         self._choices.stays_eager = self._clock.total
@@ -208,16 +208,16 @@ class BackgroundCompiler:
     def due(self) -> bool:
         """Whether a graph is ready to be loaded, or the process has failed."""
         process = self._process
-        return process is not None and (process.compiled > self._taken or bool(process.failure))
+        return process is not None and (process.compiled > self._loaded or bool(process.failure))
 
-    def bring_in(self, denoiser: nn.Module) -> bool:
+    def load_next_graph(self, denoiser: nn.Module) -> bool:
         """Between two steps: load one graph from the cache into this process. True once all are loaded and it pays.
 
         Blocks still run eagerly: the loaded graphs are used later.
         """
-        if self._process and self._process.compiled <= self._taken:
+        if self._process and self._process.compiled <= self._loaded:
             return self.give_up(self._process.failure)
-        call, began = self._calls[self._taken], time.perf_counter()
+        call, began = self._calls[self._loaded], time.perf_counter()
         before = rng.get_rng_state(self._world.device)
         try:
             if self._imports:
@@ -231,14 +231,14 @@ class BackgroundCompiler:
             return self.give_up(blocks.why(error))
         finally:
             rng.set_rng_state(before, self._world.device)
-        self._taken += 1
+        self._loaded += 1
         self._pauses.append(time.perf_counter() - began)
-        if self._taken < len(self._calls):
+        if self._loaded < len(self._calls):
             return False
         self.stop()
-        return self._pays()
+        return self._saves_time()
 
-    def took_over(self, seconds: float) -> None:
+    def log_switch(self, seconds: float) -> None:
         """Log that blocks are compiled from this step on, which waited `seconds` for them."""
         step, self._choices.compiled_from = self._clock.step, self._clock.step
         longest, total = max(self._pauses), sum(self._pauses)

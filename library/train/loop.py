@@ -144,7 +144,7 @@ def take_steps(training: Training, precompiler: Precompiler, images: ImageSet, s
     stepper = Stepper(training.batches, clock, training.generators, training.world, journal.requests, accumulation)
     for window in stepper:  # the batches of one optimizer step, from where the resumed state stopped
         journal.doing = Text("step {step}", step=clock.step)
-        precompiler.take_over(training.batches, compute_loss, training.step_log.meter.pause)
+        precompiler.switch_when_ready(training.batches, compute_loss, training.step_log.meter.pause)
         try:
             numbers, losses = train_step(window, stepper, compute_loss, updates, precompiler, journal.has_curves)
         except WorkCancelled:  # stopped between two batches of the step, which is then taken back

@@ -55,14 +55,14 @@ class Precompiler:
         self.log, self._config, self._options = log, config, config.compile
         self._world, self._journal, self._clock = world, journal, clock
         self.choices = choices or Choices()
-        self._beside = BackgroundCompiler(config, world, journal, log, clock, self.choices)
+        self._background = BackgroundCompiler(config, world, journal, log, clock, self.choices)
         self._stepped = False  # whether a step was taken
 
     def __enter__(self) -> "Precompiler":
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._beside.stop()
+        self._background.stop()
 
     def prepare(self, batches: Batches, compute_loss: LossFunction, pause: Callable[[], None]) -> None:
         """Before the first step: record it and compile its blocks, or begin to compile them beside the first steps.
@@ -70,7 +70,7 @@ class Precompiler:
         `pause` leaves the time of this out of the speed of steps.
         """
         self.record_ahead(batches, compute_loss, pause)
-        if self.log.active and not self._clock.done and self._beside.begin(batches, compute_loss):
+        if self.log.active and not self._clock.done and self._background.begin(batches, compute_loss):
             self._warn()
             pause()
         else:
@@ -141,7 +141,7 @@ class Precompiler:
         if why and recorder and not recorder.why_not:
             recorder.give_up(why)
 
-    def take_over(self, batches: Batches, compute_loss: LossFunction, pause: Callable[[], None]) -> None:
+    def switch_when_ready(self, batches: Batches, compute_loss: LossFunction, pause: Callable[[], None]) -> None:
         """Before a step: compile what `compile_from_step` says, or take over what was compiled beside the run, for this
         step and those after it."""
         recorder = cudagraph.recorder_of(compute_loss.components.denoiser)
@@ -149,9 +149,9 @@ class Precompiler:
             recorder.optimizer_is_there()
         self._stepped = True
         pinned = self.log.active and self._options.compile_from_step
-        self._beside.import_compiler()
-        if self._beside.due:
-            if self._beside.bring_in(compute_loss.components.denoiser):
+        self._background.import_compiler()
+        if self._background.due:
+            if self._background.load_next_graph(compute_loss.components.denoiser):
                 self._switch(batches, compute_loss)
             self.note()
             pause()
@@ -167,7 +167,7 @@ class Precompiler:
             compute_loss.warm_up(batches.example(max(batches.kinds(), key=latent_area)), self._world.device)
             rng.set_rng_state(before, self._world.device)
             torch.cuda.synchronize(self._world.device)
-        self._beside.took_over(time.perf_counter() - began)
+        self._background.log_switch(time.perf_counter() - began)
 
     def _begin_due(self, step: int, compute_loss: LossFunction) -> bool:
         """Begin to compile blocks that are due, and free recordings of eager ones; returns whether any were due."""
@@ -247,7 +247,7 @@ class Precompiler:
         """Whether the step can be taken once more: without compiling where that failed, which `compile_fallback` has to
         allow, and without recordings where the GPU's memory is too small beside them."""
         recorder = cudagraph.recorder_of(denoiser)
-        if isinstance(error, torch.OutOfMemoryError) and self._beside.make_room():
+        if isinstance(error, torch.OutOfMemoryError) and self._background.make_room():
             return not self._config.optim.stepped_early
         if isinstance(error, torch.OutOfMemoryError) and recorder and recorder.made:
             recorder.give_up("the GPU's memory is too small for the steps beside them")

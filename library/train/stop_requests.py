@@ -57,8 +57,8 @@ class ControlRequests:
         self._next_state = math.inf
         self._signals, self._last = 0, 0.0  # number of signals, and time of the newest
         self._how = ""  # of WAYS
-        self._told = ""  # what is written in the record
-        self._patient = self._learned = self._raised = self._ending = self._own = False
+        self._recorded_how = ""  # what is written in the record
+        self._deferring = self._has_stepped = self._raised = self._ending = self._own_signal = False
         self._next_look = 0.0
         self._requested: set[str] = set()  # of ASKED but "stop", since `flags` was called last
         self._agreed: set[str] = set()  # of ASKED, what all processes know
@@ -98,7 +98,7 @@ class ControlRequests:
     def defer_signals(self) -> None:
         """From now on there is something to save: a signal sets a flag instead of interrupting."""
         self.check()
-        self._patient = True
+        self._deferring = True
         self.state_saved()
 
     @property
@@ -108,11 +108,11 @@ class ControlRequests:
 
     def stopped_early(self) -> bool:
         """Whether a stop was requested before the first step was done."""
-        return bool(self._how) and not self._learned
+        return bool(self._how) and not self._has_stepped
 
     def step_done(self) -> None:
         """A step is done: from now on there is something to save."""
-        self._learned = True
+        self._has_stepped = True
 
     def state_saved(self) -> None:
         """A state was saved: restart the timer of backups, and drop a backup that was due."""
@@ -126,12 +126,12 @@ class ControlRequests:
             self._requested.add("backup")
             self._next_state = math.inf
         if self._how != "now" and begin >= self._next_look:
-            self._note(self._on_disk() or ("after_step" if self._alone() else ""))
+            self._note(self._on_disk() or ("after_step" if self._launcher_ended() else ""))
             self._requested |= set(self._record.requests() if self._record else ())
             end = time.monotonic()
             self._next_look = end + (end - begin) / SHARE
-        if self._told != self._how and self._record:
-            self._told = self._how
+        if self._recorded_how != self._how and self._record:
+            self._recorded_how = self._how
             self._record.stopping(self._how)
         return bool(self._how)
 
@@ -141,7 +141,7 @@ class ControlRequests:
         Before the first step is done it raises Stopped, as there is nothing to save.
         """
         if self.cancelled():
-            if self._learned:
+            if self._has_stepped:
                 raise WorkCancelled
             self.end()
             raise Stopped
@@ -173,7 +173,7 @@ class ControlRequests:
 
     def check(self) -> None:
         """Between two pieces of work before the first step: raise Stopped if a stop was requested."""
-        if self.asked() and not self._patient:
+        if self.asked() and not self._deferring:
             self.end()
             raise Stopped
 
@@ -190,7 +190,7 @@ class ControlRequests:
 
     def _watch(self) -> None:
         """A thread: before the first step, where loading and compiling check no requests, raise Stopped for "now"."""
-        while self._wakeup_read is not None and not self._learned:
+        while self._wakeup_read is not None and not self._has_stepped:
             if self._on_disk() == "now":
                 self._note("now")
                 self._break_off()
@@ -199,11 +199,11 @@ class ControlRequests:
 
     def _break_off(self) -> None:
         """Raise Stopped in the main thread, unless a step is done or the training ends already."""
-        if not self._learned and not self._ending:
-            self._own = True
+        if not self._has_stepped and not self._ending:
+            self._own_signal = True
             _thread.interrupt_main(signal.SIGINT)
 
-    def _alone(self) -> bool:
+    def _launcher_ended(self) -> bool:
         """Whether the launcher has ended: a signal that was meant for the training has reached only the launcher."""
         if self._launcher is None:
             return environment.LAUNCHED and not _is_parent_there()
@@ -213,16 +213,16 @@ class ControlRequests:
         """The signal handler, in the main thread: raise Stopped, unless there is something to save first."""
         if self._is_launchers(number):
             return
-        now = self._how == "now" and not self._learned
-        if (now or not self._patient) and not self._ending:
+        now = self._how == "now" and not self._has_stepped
+        if (now or not self._deferring) and not self._ending:
             self._ending = self._raised = True
             raise Stopped
 
     def _read_signals(self, wakeup_read: socket.socket) -> None:
         with wakeup_read:
             while received := wakeup_read.recv(1):
-                if self._own:  # our own, from `_break_off`
-                    self._own = False
+                if self._own_signal:  # our own, from `_break_off`
+                    self._own_signal = False
                 elif received[0] in self._before:
                     self._handle_signal(received[0])
 
@@ -235,10 +235,10 @@ class ControlRequests:
         if self._is_launchers(number) or (self._signals and now - self._last <= ONE_REQUEST):
             return
         self._signals, self._last = self._signals + 1, now
-        if self._signals > (2 if self._patient else 1):
+        if self._signals > (2 if self._deferring else 1):
             self._end(number)
         self._note(WAYS[self._signals])
-        if self._patient and self._record and not self._ending:
+        if self._deferring and self._record and not self._ending:
             after = TORCHRUN if "TORCHELASTIC_RUN_ID" in os.environ else ""
             self._record.say(SECOND if self._signals == 2 else FIRST + after)
         if self._signals == 2:

@@ -67,12 +67,12 @@ def test_another_process_compiles_and_the_training_finds_all_of_it(demo, squares
     values["network_args"] = ["single_dim=0"]  # an adapter less is several pieces of code less
     values["max_train_steps"] = READY
     counts = []
-    took_over = BackgroundCompiler.took_over
+    log_switch = BackgroundCompiler.log_switch
 
     def counted(self, seconds):
         for name in ("inductor", "aot_autograd"):
             counts.append({k: n for k, n in torch_private.compile_counters(name).items() if "cache" in k and n})
-        took_over(self, seconds)
+        log_switch(self, seconds)
 
     began = BackgroundCompiler.begin
 
@@ -81,7 +81,7 @@ def test_another_process_compiles_and_the_training_finds_all_of_it(demo, squares
             torch_private.compile_counters(name).clear()
         return began(self, *given)
 
-    monkeypatch.setattr(BackgroundCompiler, "took_over", counted)
+    monkeypatch.setattr(BackgroundCompiler, "log_switch", counted)
     monkeypatch.setattr(BackgroundCompiler, "begin", cleared)
     done = train(config_of(demo, "flux_train_network", train_data_dir=squares, output_dir=tmp_path, **values))
     assert counts == [{"fxgraph_cache_hit": 2}, {"autograd_cache_hit": 1}]
@@ -182,8 +182,8 @@ def test_a_run_whose_rest_does_not_pay_stays_eager():
     short, long = compiler(steps=100), compiler(steps=10_000)
     for one in (short, long):
         one._step_seconds = 0.1
-    assert not short._pays(waiting=True) and short._choices.stays_eager == 100 and "not compiled" in short.said[0]
-    assert long._pays(waiting=True) and long._choices.stays_eager is None
+    assert not short._saves_time(waiting=True) and short._choices.stays_eager == 100 and "not compiled" in short.said[0]
+    assert long._saves_time(waiting=True) and long._choices.stays_eager is None
 
 
 def test_a_resumed_run_whose_blocks_stay_eager_says_so_and_how_to_compile_them(monkeypatch):
@@ -212,7 +212,7 @@ def test_where_eager_steps_do_not_fit_blocks_are_compiled_before_the_first(demo,
     def does_not_fit(*_):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr(BackgroundCompiler, "_note_calls", does_not_fit)
+    monkeypatch.setattr(BackgroundCompiler, "_record_calls", does_not_fit)
     values = {**GIVEN, "compile_backend": "eager", "max_train_steps": 1, "train_data_dir": squares}
     done = train(config_of(demo, "flux_train_network", output_dir=tmp_path, **values))
     assert done.facts["compile"]["graphs"] == done.facts["compile"]["predicted"]
@@ -239,7 +239,7 @@ def test_a_process_that_fails_is_told_of():
     run = compiler()
     run._process, run._calls = Ready({"calls": []}), [BlockCall("", "Linear", None, "", True)]
     run._process.failure, run._clock.step = "no compiler (code 1)", READY
-    assert run.due and not run.bring_in(torch.nn.Linear(1, 1)) and not run.due
+    assert run.due and not run.load_next_graph(torch.nn.Linear(1, 1)) and not run.due
     assert Ready.made.stopped and run._choices.stays_eager == 1000 and "no compiler (code 1)" in run.said[0]
 
 

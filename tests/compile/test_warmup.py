@@ -154,7 +154,7 @@ def test_recordings_leave_room_for_the_optimizer_before_its_first_step_alone(res
     precompiler = Precompiler(config, cast(Any, None), cast(Any, None), log, clock)
     precompiler.record_ahead(cast(Any, batches), loss, lambda: None)
     assert told == (["there"] if resume else [])
-    precompiler.take_over(cast(Any, batches), loss, lambda: None)
+    precompiler.switch_when_ready(cast(Any, batches), loss, lambda: None)
     assert told == (["there"] if resume else [])
-    precompiler.take_over(cast(Any, batches), loss, lambda: None)
+    precompiler.switch_when_ready(cast(Any, batches), loss, lambda: None)
     assert told[-1:] == ["there"]

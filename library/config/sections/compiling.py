@@ -344,7 +344,7 @@ class Compile:
         """Whether all compiling is over before the first step."""
         return self.compile and self.compile_warmup != "false"
 
-    def why_not_beside(self, run: Any) -> str:
+    def why_not_in_background(self, run: Any) -> str:
         """Why blocks cannot be compiled in a process of its own while eager steps are taken, "" where they can be."""
         if self.compile_warmup not in ("auto", "beside"):
             return f"compile_warmup is {self.compile_warmup}"
