@@ -185,23 +185,38 @@ def measure_in_own_process(config: RunConfig, size: tuple[int, int], place: Path
 
 
 def prepared(config: RunConfig, size: tuple[int, int], folder: Path) -> Any:
-    """The config of a try: the same, but some steps on pictures of `size` that are made in `folder`."""
-    steps = WARM + TIMED
+    """The config of a try: the same, but some steps on pictures of `size` that are made in `folder`. Where images have
+    reference images, each picture has one, and both together have that size."""
+    steps, beside = WARM + TIMED, _pictures_beside(config)
     place = folder / "images" / f"{steps * config.steps.gradient_accumulation_steps}_probe"
-    place.mkdir(parents=True)
+    if beside == "control_directory":
+        size = (size[0], max(1, size[1] // 2 // config.grid) * config.grid)
+    for images in (place, *[folder / "beside"] * bool(beside)):
+        images.mkdir(parents=True)
+        for number in range(config.data.train_batch_size):
+            Image.new("RGB", size, (40 + 40 * (number % 5), 90, 140)).save(images / f"{number}.png")
     for number in range(config.data.train_batch_size):
-        Image.new("RGB", size, (40 + 40 * (number % 5), 90, 140)).save(place / f"{number}.png")
         (place / f"{number}.txt").write_text(CAPTION, encoding="utf-8")
     wanted: JsonObject = {
         **{name: value for name, value in PLAIN.items() if name in options(type(config))},
         "train_data_dir": str(folder / "images"), "resolution": f"{size[0]},{size[1]}", "max_train_steps": steps,
         "output_dir": str(folder / "out"), "output_name": "probe", "max_data_loader_n_workers": 0,
     }  # fmt: skip
+    if beside:
+        wanted[beside] = str(folder / "beside")
     if config.optim.lr_scheduler.split(":")[0] != "adafactor":
         wanted |= {"lr_scheduler": "constant", "lr_scheduler_type": "", "lr_scheduler_args": ()}
     asks = config.sample.sample_prompts and Path(config.sample.sample_prompts).is_file()
     wanted |= {"sample_every_n_steps": steps if asks else None}
     return replace(config, **wanted)
+
+
+def _pictures_beside(config: RunConfig) -> str:
+    """The option that names the folder of the pictures beside the images, "" where there are none."""
+    if config.control_images.guided:
+        return "conditioning_data_dir"
+    shown = getattr(config.data, "control_directory", None) or config.control_images.least
+    return "control_directory" if shown else ""
 
 
 def _pace(folder: Path, facts: JsonMapping) -> float | None:

@@ -40,6 +40,8 @@ STATES = {"adamw8bit": 2, "pagedadamw8bit": 0, "pagedadamw": 0, "pagedadamw32bit
 USUAL_STATES = 8  # two float32 numbers, as AdamW has them
 CONTEXT = 0.85 * GIB  # what the driver, cuBLAS and cuDNN take for themselves
 SLACK = 1.08  # holes between tensors
+RECORDED = 0.9  # of the activations, which recordings of compiled convolutions take once more
+FILLED = 0.95  # of the GPU's memory, which recordings take that do not fit, before they are given up
 
 LAUNCH = {False: 0.7e-3, True: 0.3e-3}  # seconds of host work per block and pass, which small steps wait for
 FULL = 64  # a rank about as large as LoKr's factors without a low-rank part
@@ -80,7 +82,7 @@ class MemoryEstimate:
 def estimate(config: RunConfig, size: tuple[int, int], gpu: str = "", memory: float | None = None) -> MemoryEstimate:
     """The estimate for batches of images of `size` (width, height) in pixels on a GPU with `memory` GiB."""
     model = model_stats(config)
-    parts = {name: round(value / GIB, 2) for name, value in _parts(config, model, size).items() if value}
+    parts = {name: round(value / GIB, 2) for name, value in _parts(config, model, size, memory).items() if value}
     peak = sum(parts.values()) * SLACK
     counted = "counted parameters" if model.counted else "the parameters of the published model"
     rate, known = last_run_rate(config, gpu, model)
@@ -103,7 +105,7 @@ def estimate(config: RunConfig, size: tuple[int, int], gpu: str = "", memory: fl
 # ---- memory
 
 
-def _parts(config: RunConfig, model: ModelStats, size: tuple[int, int]) -> dict[str, float]:
+def _parts(config: RunConfig, model: ModelStats, size: tuple[int, int], memory: float | None) -> dict[str, float]:
     learning = numbers_that_learn(config, model)
     grads = 2 if config.precision.full_bf16 or config.precision.full_fp16 else 4
     early = bool(config.optim.stepped_early)
@@ -119,7 +121,7 @@ def _parts(config: RunConfig, model: ModelStats, size: tuple[int, int]) -> dict[
         shared = model.denoiser / processes + (model.denoiser if accumulated else largest)
         gradients = (learning - model.denoiser + shared) * grads
         states *= (learning - model.denoiser * (1 - 1 / processes)) / learning
-    return {
+    parts = {
         "model": weights,
         "text encoders": 0 if config.cache.text else model.encoders * (1 if config.precision.fp8_encoders else 2),
         "VAE": 0 if config.cache.latents else model.vae * 4,
@@ -129,6 +131,25 @@ def _parts(config: RunConfig, model: ModelStats, size: tuple[int, int]) -> dict[
         "activations": _activations(config, model, size),
         "driver": CONTEXT,
     }
+    graphs = _recordings(config, model, learning, parts["activations"])
+    if not config.compile.records_graphs:  # they are recorded where there is memory left for them
+        graphs = min(graphs, max(0, (memory or 0) * GIB * FILLED / SLACK - sum(parts.values())))
+    return {**parts, "CUDA graphs": graphs}
+
+
+def _recordings(config: RunConfig, model: ModelStats, learning: float, activations: float) -> float:
+    """What CUDA graphs take beside the steps that they record.
+
+    A recorded backward pass has all gradients at its end, where activations were, and copies them to the places that
+    all sizes share. Those are the gradients of other trainings; an optimizer that steps early would have had none.
+    """
+    several = environment.processes() > 1 and (config.distributed.fsdp or config.optim.stepped_early)
+    if several or (config.compile.why_not_recorded(config) and not config.compile.records_graphs):
+        return 0
+    gradients = learning * (4 if config.adapters else fp8_storage.storage_type(config).itemsize)
+    shared = gradients if config.optim.stepped_early else 0
+    convolutions = config.compile.compile and any(block.is_convolution for block in model.blocks)
+    return shared + max(0, gradients - activations) + convolutions * RECORDED * activations
 
 
 def _per_number(config: RunConfig, optimizer: str) -> float:

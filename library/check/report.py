@@ -148,9 +148,12 @@ def graphics() -> tuple[str, float | None]:
 
 
 def largest(images: ImageSet | None, config: RunConfig) -> tuple[int, int]:
-    """The bucket with most pixels (width, height), reference images included; the resolution without images."""
+    """The bucket with most pixels (width, height), reference images included; the resolution without images, with the
+    reference images as large as it that the model needs."""
     sizes = {image.size_with_controls for image in images.items} if images else set()
-    return max(sizes, key=lambda size: size[0] * size[1], default=config.data.size or (1024, 1024))
+    width, height = config.data.size or (1024, 1024)
+    usual = (width, height * (1 + config.control_images.least))
+    return max(sizes, key=lambda size: size[0] * size[1], default=usual)
 
 
 def _batched(config: RunConfig, images: ImageSet | None) -> RunConfig:

@@ -8,6 +8,7 @@ import time
 import pytest
 from PIL import Image
 
+from benchmarks import preset_cases as presets
 from library import data
 from library.bench import probe
 from library.check import estimate, preflight
@@ -270,7 +271,7 @@ MEASURED = [
     (FLUX, 4, {**COMPILED, **CKPT}, 32.5, 1.969),
     (FLUX, 4, {**COMPILED, "compile_activation_budget": 0.5}, 83.6, 1.521),
     (LORA, 4, CKPT, 8.4, 0.634),
-    (LORA, 4, COMPILED, 27.7, 0.26),
+    (LORA, 4, {**COMPILED, "cuda_graphs": "false"}, 27.7, 0.26),
 ]
 
 
@@ -280,6 +281,25 @@ def test_the_estimate_is_near_to_what_was_measured(cls, batch, given, peak, step
     found = needs(cls, train_batch_size=batch, **given)
     tensors = sum(size for part, size in found.parts.items() if part != "driver")
     assert tensors == pytest.approx(peak, rel=0.08) and found.step == pytest.approx(step, rel=0.12)
+
+
+ROWS = {row["preset"]: row for path in sorted((presets.ROOT / "docs/measured").glob("*.json"))
+        for row in json.loads(path.read_text(encoding="utf-8"))["rows"] if row["preset"]}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", presets.known_models())
+def test_the_estimate_is_near_to_what_every_preset_took(family, monkeypatch, tmp_path):
+    """CUDA graphs, reference images and what a full fine-tune keeps included; a preset is held to its memory."""
+    monkeypatch.setenv("KOHYA_HOME", str(tmp_path))
+    folder = presets.folder_of(family)
+    found = [case for case in presets.cases(family, None, "full") if case.cap and f"{folder}/{case.name}" in ROWS]
+    for case in found:
+        config = build(config_class(case.script), case.values, notes=[])
+        needs = estimate.estimate(config, checking.largest(None, config), "NVIDIA H200", case.cap)
+        row = ROWS[f"{folder}/{case.name}"]
+        assert 0.74 < needs.peak / row["gpu_gib"] < 1.16 and needs.fits, (case.name, needs)
+        assert 0.72 < needs.step / (row["gpu_busy_s"] or row["s_it"]) < 2, (case.name, needs)
+    assert found
 
 
 def test_parameters_are_counted_in_headers(demo):
@@ -347,6 +367,17 @@ def test_a_try_is_a_training_on_made_pictures(config, tmp_path):
     assert made.steps.max_train_steps == probe.WARM + probe.TIMED and not made.steps.max_train_epochs
     assert {Image.open(p).size for p in (tmp_path / "try").rglob("*.png")} == {(128, 192)}
     assert made.memory == config.memory and made.precision == config.precision
+
+
+BESIDE = {"flux_train_network": {"model_type": "kontext", "guidance_scale": 1.0}, "sdxl_train_control_net_lllite": {}}
+
+
+@pytest.mark.parametrize("script", BESIDE)
+def test_a_try_has_pictures_beside_its_images_where_the_model_is_shown_some(script, demo, tmp_path):
+    given = {**flat(read_toml(demo.configs[script])), **BESIDE[script]}
+    made = probe.prepared(build(config_class(script), given, notes=[]), (128, 256), tmp_path / "try")
+    found = data.check(made, made.grid)
+    assert not found.problems and {image.size_with_controls for image in found.images.items} == {(128, 256)}
 
 
 def test_the_pace_of_a_gpu_is_that_of_its_own_clock(tmp_path):
