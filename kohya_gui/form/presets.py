@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from library import importers
-from library.config.building import build
+from library.config.building import Layer, build, read_layers
 from library.config.fixes import carried
 from library.config.formats import read_toml, to_toml
 from library.config.json_types import JsonMapping, JsonObject
@@ -126,23 +126,25 @@ def apply(preset: Preset, config: type, now: JsonMapping, notes: list[str] | Non
     if preset.is_profile:
         kept = {name: now[name] for name in known.keys() & now
                 if name not in UNDONE and not is_of_compiling(known[name])}  # fmt: skip
-        return _laid_over({**kept, **read_toml(preset.path)}, config, notes)
+        return _laid_over(kept, read_toml(preset.path), config, notes)
     kept = {name: value for name, value in now.items() if name in known and is_own(known[name])}
     return build(config, {**kept, **_that_works(read_toml(preset.path), notes)}, preset.path.name, notes=[])
 
 
-def _laid_over(given: JsonObject, config: type, notes: list[str] | None) -> Any:
+def _laid_over(kept: JsonObject, profile: JsonObject, config: type, notes: list[str] | None) -> Any:
+    """A profile over values that are kept. Mistakes in these alone are no reason to refuse it."""
+    given, stood = {**kept, **profile}, set(read_layers(config, [Layer(kept)]).problems)
     while True:
-        try:
-            return build(config, given, "", notes=[])
-        except ConfigError as error:
-            problem = error.problems[0]
-            less = next((name for name in YIELDING if name in given and name in problem.options), None)
-            if less is None:
-                raise
-            del given[less]
-            if notes is not None:
-                notes.append(Text("{profile} is left out: {why}", profile=less, why=problem))
+        reading = read_layers(config, [Layer(given)])
+        found = [problem for problem in reading.problems if problem not in stood]
+        if not found:
+            return reading.config
+        less = next((name for name in YIELDING if name in given and name in found[0].options), None)
+        if less is None:
+            raise ConfigError(*found)
+        del given[less]
+        if notes is not None:
+            notes.append(Text("{profile} is left out: {why}", profile=less, why=found[0]))
 
 
 def _that_works(found: JsonObject, notes: list[str] | None) -> JsonObject:

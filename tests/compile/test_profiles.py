@@ -74,7 +74,7 @@ def test_a_profile_over_any_preset_keeps_what_saves_memory_and_says_what_it_leav
         assert {name for name in given if after[name] != given[name]} <= left_out
 
 
-def test_little_memory_over_swapped_blocks_and_kept_attention():
+def test_little_memory_over_swapped_blocks_kept_attention_and_mistakes():
     (low,) = (preset for preset in PROFILES if preset.path.stem == "low_vram")
     config_class, notes = families.config_class("flux_train_network"), []
     swapped = presets.apply(low, config_class, {"blocks_to_swap": 20, "gradient_checkpointing": True}, notes)
@@ -82,3 +82,5 @@ def test_little_memory_over_swapped_blocks_and_kept_attention():
     kept = {"gradient_checkpointing": True, "checkpoint_keep_attention": True}
     offloaded = presets.apply(low, config_class, kept).memory
     assert offloaded.cpu_offload_checkpointing and not offloaded.checkpoint_keep_attention
+    mistaken = presets.apply(low, config_class, kept | {"resolution": "128", "enable_bucket": True}).memory
+    assert mistaken == offloaded  # that 128 is below min_bucket_reso is for the check to say
