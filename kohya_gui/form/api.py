@@ -20,7 +20,7 @@ from library.config.run_config import RunConfig
 from library.config.schema import options, values
 from library.config.sections import AdapterRun
 from library.families import network_args
-from library.families.recognition import recognised
+from library.families.recognition import proposed_options, recognised
 from library.runs import keys
 
 MODEL = "pretrained_model_name_or_path"
@@ -90,7 +90,9 @@ class FormApi:
         if path.is_file() and not found.family:
             return {}, Text("The file is {kind}, not a model that is trained here.", kind=found.words)
         family = found.family if found.family in form.configs else ""
-        needed = form.shown(family, found.options) if family else {}
+        # A config that was loaded knows better than the file's name.
+        asked = proposed_options(path, found) if MODEL in given.typed else found.options
+        needed = form.shown(family, asked) if family else {}
         return {"path": text, "family": family, "words": found.words, "options": needed}, ""
 
     def preset(self, sent: ApiRequest) -> JsonObject:

@@ -26,7 +26,7 @@ _number = count()  # makes each message differ from the last, so that the same o
 def good(text: str, notes: Iterable[str] = (), undo: bool = False) -> str:
     """Something was done, in one line; notes are what the user should know about it, and several of them are folded
     where none has to be fixed. `undo` offers to take back what was filled."""
-    notes = [*notes]
+    notes = [_sentence(note) for note in notes]
     more = Text("{count} notes", count=len(notes)) if len(notes) > 1 else Text("")
     shown = notes if len(notes) == 1 else [*filter(None, [more])]
     said = " ".join(f"<span>{html.escape(one)}</span>" for one in [text, *shown])
@@ -92,6 +92,12 @@ def without_captions(problem: Text, again: str) -> str:
         f'<button type="button" class="anyway" data-again="{again}">{html.escape(words)}</button></p>'
     )
     return _box("warn", title, made, [said], alert=True)
+
+
+def _sentence(note: str) -> str:
+    """A note as it stands by itself: with a capital letter, unless it begins with the name of an option or a file."""
+    is_plain = isinstance(note, Problem) and not note.option and not note.template.startswith("{")
+    return note.capitalized() if is_plain else note
 
 
 PROBE = ('<p class="offer"><button type="button" class="probe">Probe</button> <span>Runs some real steps at the '

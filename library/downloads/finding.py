@@ -79,7 +79,7 @@ def _looked(path: Path, changed: int, size: int) -> FoundModel | None:
                  for facts in families.every()}  # fmt: skip
         uses = {family: options for family, options in every.items() if options}
     total = size if path.is_file() else sum(one.stat().st_size for one in path.rglob("*.safetensors"))
-    return FoundModel(path, total, about.words, uses, about.options) if uses else None
+    return FoundModel(path, total, about.words, uses, recognition.proposed_options(path, about)) if uses else None
 
 
 def usual_folders(roots: Iterable[Path]) -> list[Path]:

@@ -113,6 +113,8 @@ class FamilyFacts:
     prompt_images: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=lambda: MappingProxyType({}))
     # Options that a base model needs: words of `recognise`, or a class of pipeline, -> their values.
     model_options: Mapping[str, Mapping[str, str | bool]] = field(default_factory=lambda: MappingProxyType({}))
+    # Options that a file asks for by its name where no header can: a pattern of the name -> their values.
+    named_options: Mapping[str, Mapping[str, str | bool]] = field(default_factory=lambda: MappingProxyType({}))
     hub_models: tuple[HubModel, ...] = ()  # that are offered for download, the usual one first
     # Options that name one of its parts -> whether a file with these shapes is that part.
     part_options: Mapping[str, Callable[[Shapes], bool]] = field(default_factory=lambda: MappingProxyType({}))

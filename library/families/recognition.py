@@ -117,3 +117,11 @@ def recognised(path: Path) -> Recognised:
     if facts is None or words not in facts.base_models:
         return Recognised("", words)
     return Recognised(facts.name, words, facts.model_options.get(words, {}))
+
+
+def proposed_options(path: Path, found: Recognised) -> Mapping[str, str | bool]:
+    """Options that a base model needs: those that its header asks for, or else its name, which may be wrong."""
+    if found.options or not found.family:
+        return found.options
+    named = families.facts(found.family).named_options
+    return next((values for pattern, values in named.items() if re.search(pattern, path.name.lower())), {})

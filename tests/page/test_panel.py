@@ -40,6 +40,9 @@ def test_steps_time_left_and_speed(tmp_path):
 def test_notes_are_folded_unless_one_has_to_be_fixed():
     notes = [Text("{key} is now {option}", key="dit", option="model"), "ignored: sdpa"]
     assert "<details><summary>" in messages.good("Loaded.", notes)
+    named = Problem("fp8_base", "has no effect"), Problem("", "{path} is empty", path="cat.toml")
+    said = messages.good("Started.", [*named, Problem("", "no GPU was found")])
+    assert all(f"<li>{note}</li>" in said for note in (*named, "No GPU was found"))
     assert "<details open><summary>" in messages.good("Loaded.", [Text(TO_FIX, problem="fp8_base needs bf16"), *notes])
 
 

@@ -7,6 +7,7 @@ from library.families.flux.variants import (
     CHROMA,
     DEPTH,
     FILL,
+    FLEX,
     FOLDER,
     IN_FOLDER,
     RADIANCE,
@@ -97,6 +98,7 @@ FACTS = FamilyFacts(
         FILL + FOLDER: fill,
         "FluxFillPipeline": fill,
     },
+    named_options={"kontext": {"model_type": "kontext"}, FLEX: {"bypass_guidance_embedding": True}},
     scripts={
         "flux_train_network": "library.families.flux.options:FluxLora",
         "flux_train": "library.families.flux.options:FluxTrain",

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 PREFIXES = {"denoiser": "lora_unet", "clip_l": "lora_te1", "t5xxl": "lora_te3"}
 T5_STEP = 64  # tokens that a cut length of text is a multiple of
 T5_LENGTH = {False: 512, True: 256}  # tokens that the others and schnell (True) were trained with
-FLEX = re.compile(r"flex[._-]?1")
 POOLED = 768  # numbers of CLIP-L in sd-scripts' caches, zeros where the model does not read them
 
 
@@ -165,7 +164,7 @@ class FluxFamily(TransformerFamily):
             yield Problem("model_type",
                 "= {model_type} trains without reference images, and this file calls itself Kontext: use kontext to "
                 "train with them", model_type=options.model_type, fix={"model_type": "kontext"})  # fmt: skip
-        if options.model_type == "flux" and FLEX.search(names) and not options.bypass_guidance_embedding:
+        if options.model_type == "flux" and re.search(variants.FLEX, names) and not options.bypass_guidance_embedding:
             yield Problem("bypass_guidance_embedding",
                 "is off, and this file calls itself Flex.1, which is trained without its guidance embedding: "
                 "switch it on",

@@ -32,6 +32,7 @@ class FluxVariant(Variant):
     sample_defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType(DEV))
 
 
+FLEX = r"flex[._-]?1"  # a model whose header is dev's, in its name
 FILL, DEPTH = "a FLUX.1 Fill transformer", "a FLUX.1 Depth or Canny transformer"
 # Why: docs/decisions/2026-11-22-variants-share-a-folder.md
 TRANSFORMER, CHROMA, RADIANCE = "a FLUX.1 transformer", "a Chroma transformer", "a Chroma Radiance transformer"
