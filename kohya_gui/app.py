@@ -23,8 +23,8 @@ from kohya_gui.i18n import texts
 from kohya_gui.i18n.sentences import data
 from kohya_gui.lab.lab import LabTab
 from kohya_gui.models.models import ModelsApi
+from kohya_gui.panel import monitor
 from kohya_gui.panel.actions import RunActions
-from kohya_gui.panel.monitor import RunPanel
 from kohya_gui.panel.queue import QueueTab
 from kohya_gui.sampling.sampling import SamplingTab
 from kohya_gui.server import paths, preloads, scripts
@@ -89,8 +89,8 @@ def build(roots: Sequence[Path] = ()) -> Page:
                 with gr.Tab("LoRA tools", id="tools"):
                     ToolsTab()
             with gr.Column(scale=2, min_width=0, elem_id="side"):
-                monitor = RunPanel()
-    page.service.add(monitor.answers)
+                panel = monitor.RunPanel()
+    page.service.add(panel.answers)
     page.service.add(Picker(roots or paths.roots()).answers)
     page.service.add(images.answers, images.shows)
     masks = MaskEditing(roots or paths.roots(), images.collection)
@@ -134,7 +134,7 @@ def application(page: Page, access: JsonObject, root_path: str = "") -> Any:
     used = preloads.needed(sorted({block.get_block_name() for block in page.blocks.values()}))
     lines, sheets, styles = preloads.head(used)
     theme = f'<link rel="preload" as="style" href="./theme.css?v={page.theme_hash}">'
-    tagged = ScriptTags(inner, page.training.ahead() + theme + lines, sheets)
+    tagged = ScriptTags(inner, page.training.ahead() + theme + lines, sheets, monitor.styles)
     packed = GZipMiddleware(tagged, minimum_size=2000, compresslevel=4)
     own = scripts.FILES | styles | {"/theme.css": page.theme_css.encode()}
     shown = TensorboardProxy(Assets(packed, own))

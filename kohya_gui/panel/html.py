@@ -35,6 +35,12 @@ EMPTY = (
     '<li><button type="button" data-step="look">Look at them</button></li>'
     '<li><button type="button" data-step="train">Start the training</button></li></ol></div>'
 )
+# What the page opens with, until the panel has looked; and how that is shown where runs are known, as tall as a run is.
+UNREAD = EMPTY.replace('"empty"', '"empty unread"')
+RUNS_TO_COME = (
+    "<style>.live .empty.unread { visibility: hidden } @media (max-width: 880px) "
+    "{ .live .empty.unread { box-sizing: border-box; height: 31px; overflow: hidden } }</style>"
+)
 SILENT = 300.0  # seconds without news of a run that works, from which on that is said
 FULL = 0.95  # of a memory or a disk, from which on it is marked
 

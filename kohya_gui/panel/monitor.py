@@ -12,7 +12,7 @@ from kohya_gui.panel import actions, charts, html, samples
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.json_types import JsonObject
 from library.config.problems import Text
-from library.runs import layout, queue, reader
+from library.runs import layout, queue, reader, registry
 
 KEPT = 30  # runs to choose from
 # On a phone the panel is one line until it is opened.
@@ -29,7 +29,7 @@ class RunPanel:
             gr.HTML(UNFOLD, elem_classes=["unfolds"], apply_default_css=False)
             self.picker = _part("")
             self.queue = _part("")
-            self.head = gr.HTML(html.EMPTY, apply_default_css=False)
+            self.head = gr.HTML(html.UNREAD, apply_default_css=False)
             self.acts = _part("")
             self.chart = _part("")
             self.facts = _part("")
@@ -79,6 +79,11 @@ class RunPanel:
             gr.skip() if same["log"] else html.log(reader.tail(run.folder), run),
             gr.skip() if all(same.values()) else fresh,
         ]
+
+
+def styles() -> str:
+    """For the page's head, as runs are at the moment: nothing that is shown first moves when the newest comes."""
+    return html.RUNS_TO_COME if registry.folders() else ""
 
 
 def _part(value: str) -> gr.HTML:

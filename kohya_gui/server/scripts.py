@@ -1,6 +1,7 @@
 """The page's own script, which the head of the page's HTML names."""
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,10 @@ class ScriptTags:
     order of the HTML, and Gradio calls what main.js provides: so they stand in front.
     """
 
-    def __init__(self, app: App, also: str = "", last: str = "") -> None:
-        """`also` stands behind ours in the head, `last` at its end: of two style sheets, the later one wins."""
-        self.app, self.tags, self.last = app, (TAGS + also).encode(), last.encode()
+    def __init__(self, app: App, also: str = "", last: str = "", now: Callable[[], str] = str) -> None:
+        """`also` stands behind ours in the head, `last` at its end: of two style sheets, the later one wins. `now` says
+        what follows there in this very answer."""
+        self.app, self.tags, self.last, self.now = app, (TAGS + also).encode(), last.encode(), now
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """ASGI."""
@@ -55,7 +57,7 @@ class ScriptTags:
             body += message.get("body", b"")
             if not message.get("more_body"):
                 whole = body.replace(b"<head>", b"<head>" + self.tags, 1)
-                whole = whole.replace(b"</head>", self.last + b"</head>", 1)
+                whole = whole.replace(b"</head>", self.last + self.now().encode() + b"</head>", 1)
                 headers = [pair for pair in start["headers"] if pair[0].lower() != b"content-length"]
                 await send({**start, "headers": [*headers, (b"content-length", str(len(whole)).encode())]})
                 await send({"type": "http.response.body", "body": whole})

@@ -10,6 +10,25 @@ from tests.downloads.conftest import hub, small  # noqa: F401
 
 OFFER = families.facts("sdxl").hub_models[0].files[0]
 
+SHIFTS = """() => new Promise((done) => {
+  let sum = 0;
+  const seen = new PerformanceObserver((found) => {
+    for (const entry of found.getEntries()) sum += entry.value ?? 0;
+    if (found.getEntriesByType("mark").length) done(sum);
+  });
+  seen.observe({ type: "layout-shift", buffered: true });
+  performance.mark("all that was seen before");
+  seen.observe({ type: "mark", buffered: true });
+})"""
+
+
+def comes_without_moving_anything(seen):
+    """An earlier run, on a phone."""
+    seen.page.set_viewport_size({"width": 390, "height": 844})
+    seen.open()
+    seen.state("finished")
+    assert seen.page.evaluate(SHIFTS) < 0.01
+
 
 @pytest.mark.browser
 def test_a_newcomer_gets_from_an_empty_page_to_a_result_that_can_be_tried(visit, served, hub, tmp_path):  # noqa: F811
@@ -58,3 +77,4 @@ def test_a_newcomer_gets_from_an_empty_page_to_a_result_that_can_be_tried(visit,
     tried = page.locator("#sampling-lora-first")
     page.wait_for_function("document.querySelector('#sampling-lora-first').value")
     assert Path(tried.input_value()) == served[1] / "kohya" / "output" / "sdxl-lora.safetensors"
+    comes_without_moving_anything(seen)
