@@ -96,8 +96,9 @@ def without_captions(problem: Text, again: str) -> str:
 
 def _sentence(note: str) -> str:
     """A note as it stands by itself: with a capital letter, unless it begins with the name of an option or a file."""
-    is_plain = isinstance(note, Problem) and not note.option and not note.template.startswith("{")
-    return note.capitalized() if is_plain else note
+    if isinstance(note, Problem) and not note.option and not note.template.startswith("{"):
+        return note.capitalized()
+    return note
 
 
 PROBE = ('<p class="offer"><button type="button" class="probe">Probe</button> <span>Runs some real steps at the '
