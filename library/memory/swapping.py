@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from library.compiler.subclass import keep_class_name
+from library.memory import host_memory
 
 SLOTS = 2  # one in use, one being filled
 LEAVING = 1  # another one where what a block has learned is on its way to the host
@@ -163,7 +164,7 @@ class _Packed:
         moving = [p for p in block.parameters() if (learns or not p.requires_grad) and p.dim() >= 2]
         self.parts: list[tuple[nn.Parameter, int, Tensor]] = []
         size = sum(_padded(p.nbytes) for p in moving)
-        self.host = torch.empty(size, dtype=torch.uint8, pin_memory=pin)
+        self.host = host_memory.pinned(size) if pin else torch.empty(size, dtype=torch.uint8)
         offset = 0
         for p in moving:
             view = _view(self.host, offset, p)

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from library.compiler import torch_private
 from library.compiler.subclass import with_forward
+from library.memory import host_memory
 from library.memory.quantization import one_row
 
 FP8 = torch.float8_e4m3fn
@@ -49,6 +50,8 @@ def quantize_fp8_(layer: nn.Linear, device: torch.device, storage: torch.device)
         layer.weight.data = weight.to(storage)
     else:
         quantized = torch.empty_like(weight, dtype=FP8, device=storage)
+        if storage.type != device.type:
+            host_memory.touch(quantized.view(torch.uint8))
         number = max(1, ROUNDED_AT_ONCE // layer.in_features)
         for first in range(0, layer.out_features, number):
             some = slice(first, first + number)
