@@ -90,10 +90,9 @@ class FormApi:
         if path.is_file() and not found.family:
             return {}, Text("The file is {kind}, not a model that is trained here.", kind=found.words)
         family = found.family if found.family in form.configs else ""
-        # A config that was loaded knows better than the file's name.
-        asked = proposed_options(path, found) if MODEL in given.typed else found.options
-        needed = form.shown(family, asked) if family else {}
-        return {"path": text, "family": family, "words": found.words, "options": needed}, ""
+        needed = form.shown(family, found.options) if family else {}
+        proposed = form.shown(family, proposed_options(path, found)) if family else {}
+        return {"path": text, "family": family, "words": found.words, "options": needed, "proposed": proposed}, ""
 
     def preset(self, sent: ApiRequest) -> JsonObject:
         """The values of a preset, or the defaults, over the form as it is; paths and names are kept."""

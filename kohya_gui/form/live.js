@@ -14,7 +14,7 @@ import { several } from "./several.js";
 import { onOpened } from "./tab.js";
 
 /** @typedef {import("./page.js").Field} Field */
-/** @typedef {{ path?: string, family?: string, words?: string, options?: form.Values }} Model what the base model's file is; empty where it is not known */
+/** @typedef {{ path?: string, family?: string, words?: string, options?: form.Values, proposed?: form.Values }} Model what the base model's file is; empty where it is not known. It needs `options`, and by its name `proposed` */
 /** @typedef {{ wrong: Record<string, string>, ineffective: Record<string, string>, outlook: string, kept: string[], model: Model, profile: string, adapter: import("./adapter.js").Adapter | null }} Judgement
  * `wrong` and `ineffective` have a sentence by a field's id, `kept` the ids of fields whose key is stored */
 
@@ -110,15 +110,35 @@ setInterval(async () => {
 /** @type {Record<string, form.Values>} the options that the last recognised model needs, by form and family */
 const needed = {};
 
+for (const type of ["input", "change"])
+  document.addEventListener(type, ({ target, isTrusted }) => {
+    if (!(target instanceof HTMLInputElement) || target.dataset.option !== MODEL || !target.form) return;
+    if (isTrusted || type === "change") target.form.dataset.named = target.value; // typed or picked, and not filled in
+  });
+
+/**
+ * The options that a model needs. What only its name asks for counts where somebody has just named it, and not where a
+ * config did, or what the form held before a reload.
+ * @param {HTMLFormElement} where
+ * @param {Model} model
+ */
+function neededBy(where, { path, options = {}, proposed = {} }) {
+  const isNamed = where.dataset.named === path;
+  delete where.dataset.named;
+  return isNamed ? proposed : options;
+}
+
 /**
  * The family of a checkpoint and the options that it needs are in its header: choose them, once for each file. Those
  * of the model before go back to their defaults.
  * @param {HTMLFormElement} where
  * @param {Model} model
  */
-function recognise(where, { path, family, options = {} }) {
+function recognise(where, model) {
+  const { path, family } = model;
   if (!path || where.dataset.seen === path) return;
   where.dataset.seen = path;
+  const options = neededBy(where, model);
   if (!family) return;
   const held = form.held(where), key = `${where.id} ${family}`, before = needed[key] ?? {};
   needed[key] = options;

@@ -45,11 +45,15 @@ def choose_models(visitor, flux, chroma):
     visitor.fill(pretrained_model_name_or_path=flux)
     page.wait_for_function("document.querySelector('#lora-flux-model_type').value === 'flux'")
     assert not page.locator("#lora-flux-apply_t5_attn_mask").is_checked()
-    # Of one whose header is that of another the name tells.
-    visitor.fill(pretrained_model_name_or_path=shutil.copy(flux, chroma.with_name("flux1-kontext-dev.safetensors")))
+    # Of one whose header is that of another the name tells, unless a config has named it.
+    kontext = shutil.copy(flux, chroma.with_name("flux1-kontext-dev.safetensors"))
+    visitor.fill(pretrained_model_name_or_path=kontext)
     page.wait_for_function("document.querySelector('#lora-flux-model_type').value === 'kontext'")
     visitor.fill(pretrained_model_name_or_path=flux)
     page.wait_for_function("document.querySelector('#lora-flux-model_type').value === 'flux'")
+    visitor.put(pretrained_model_name_or_path=str(kontext))
+    page.wait_for_function("document.querySelector('#lora-form').dataset.seen.includes('kontext')")
+    assert page.locator("#lora-flux-model_type").input_value() == "flux"
     visitor.put(model_type="kontext")
     visitor.fill(pretrained_model_name_or_path=f"{flux.parent}/../flux/{flux.name}")
     page.wait_for_function("document.querySelector('#lora-form').dataset.seen.includes('..')")

@@ -99,7 +99,8 @@ def test_a_diffusers_folder_tells_its_family_and_what_it_needs(helper, tmp_path,
     (tmp_path / "model" / "model_index.json").write_text(json.dumps({"_class_name": pipeline}), encoding="utf-8")
     name = str(tmp_path / "model")
     found = helper.judge(question(pretrained_model_name_or_path=name))["model"]
-    assert found == {"path": name, "family": family, "words": f"a diffusers model ({pipeline})", "options": needed}
+    assert found == {"path": name, "family": family, "words": f"a diffusers model ({pipeline})", "options": needed,
+                     "proposed": needed}  # fmt: skip
     assert helper.judge(question(pretrained_model_name_or_path="/etc"))["model"] == {}
 
 
