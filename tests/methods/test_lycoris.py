@@ -4,10 +4,13 @@ import json
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from library import methods
+from library.bench import subjects
 from library.config.problems import ConfigError
+from tests.training import LORAS
 
 pytest.importorskip("lycoris")
 
@@ -51,6 +54,18 @@ def test_every_algorithm_attaches_learns_and_comes_back(flux_like, flux_config, 
             p.zero_()
     assert not method.load_state_dict(state).unexpected
     torch.testing.assert_close(parts.denoiser(*inputs()), learned)
+
+
+@pytest.mark.parametrize("script", LORAS)
+def test_layers_whose_weights_the_package_takes_away_still_compute(script):
+    """algo=full does so with each layer and norm that it trains."""
+    values = {"network_module": "lycoris.kohya", "network_args": ["algo=full", "train_norm=True"]}
+    subject, here = subjects.FamilySubject(script, values, "tiny"), torch.device("cpu")
+    with torch.no_grad():
+        made = subject.make(subject.config({}), here)
+        answer = subject.predict(made, subject.resolutions[0], here)(made.components.denoiser)
+    assert any("weight" not in m._parameters for m in made.components.denoiser.modules() if isinstance(m, nn.Linear))
+    assert answer.isfinite().all()
 
 
 def test_rank_dropout_of_lokr_is_drawn_where_the_weights_are(flux_like, flux_config):

@@ -174,9 +174,9 @@ class TimeTextEmbed(nn.Module):
         super().__init__()
         self.timestep_embedder = TimestepEmbedding(TIME_CHANNELS, hidden, hidden)
 
-    def forward(self, timesteps: Tensor) -> Tensor:
-        """[B] in 0..1 -> [B, C]."""
-        return self.timestep_embedder(sinusoids(timesteps))
+    def forward(self, timesteps: Tensor, dtype: torch.dtype) -> Tensor:
+        """[B] in 0..1 -> [B, C] in the dtype of the layers."""
+        return self.timestep_embedder(sinusoids(timesteps).to(dtype))
 
 
 class LastNorm(nn.Module):
@@ -227,7 +227,7 @@ class QwenImage(nn.Module):
         if self.sizes.still_references:
             timesteps = torch.cat((timesteps, timesteps.new_zeros(1)))
             still = torch.arange(img.shape[1], device=img.device) >= own
-        temb = self.time_text_embed(timesteps)
+        temb = self.time_text_embed(timesteps, dtype)
         img = self.img_in(img.to(dtype))
         txt = self.txt_in(self.txt_norm(txt).to(dtype))
         pe = self.positions(tuple(sizes), txt.shape[1], img.device)

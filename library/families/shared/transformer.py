@@ -50,8 +50,9 @@ class TimestepEmbedding(nn.Module):
         self.linear_2 = nn.Linear(hidden, outputs, bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, channels] -> [B, outputs]."""
-        return self.linear_2(F.silu(self.linear_1(x.to(self.linear_1.weight.dtype))))
+        """[B, channels] in the dtype of the layers -> [B, outputs]. Their weights are not asked for it: LyCORIS may
+        have put its own in their place."""
+        return self.linear_2(F.silu(self.linear_1(x)))
 
 
 class FinalLayer(nn.Module):
