@@ -34,6 +34,8 @@ WRITTEN = {
     "diffusers": {DOWN: ".lora_A.weight", UP: ".lora_B.weight"},
     "comfy": {DOWN: ".lora_down.weight", UP: ".lora_up.weight", ALPHA: ".alpha"},
 }
+# Tensors of LyCORIS whose sides, multiplied, are those of the layer.
+PRODUCT = re.compile(r"(?P<module>.+)\.(?:hada_w1|lokr_w[12]|diff)(?P<half>_[ab])?")
 # Beginnings of names of text encoders, and the part that such layers are of where their family adapts none.
 TEXT, TEXT_PART = ("lora_te", "text_encoder"), "text encoder"
 # Words with underscores of their own, the longer of two before the shorter; every other underscore was a dot.
@@ -167,12 +169,17 @@ def _has_sizes(own: LoraNames, sizes: Mapping[str, tuple[int, int]]) -> bool:
 
 
 def sizes_of(shapes: Mapping[str, Iterable[int]]) -> dict[str, tuple[int, int]]:
-    """Inputs and outputs of the modules of a plain LoRA, by name, from the shapes of its tensors by key."""
+    """Inputs and outputs of the modules of a LoRA, LoHa, LoKr or difference, by name, from the shapes of its tensors by
+    key."""
     found: dict[str, dict[str, int]] = {}
     for key, shape in shapes.items():
         parts, sides = split(key), list(shape)
         if parts and len(sides) > 1:
             found.setdefault(parts[0], {})[parts[1]] = sides[0] if parts[1] == UP else sides[1]
+        elif (product := PRODUCT.fullmatch(key)) and len(sides) > 1:  # of two matrices, or of one made of two
+            one = found.setdefault(product["module"], {UP: 1, DOWN: 1})
+            one[UP] *= 1 if product["half"] == "_b" else sides[0]
+            one[DOWN] *= 1 if product["half"] == "_a" else sides[1]
     return {name: (one[DOWN], one[UP]) for name, one in found.items() if {DOWN, UP} <= one.keys()}
 
 

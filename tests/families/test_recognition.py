@@ -408,11 +408,17 @@ def test_a_lora_of_another_family_is_named_before_anything_is_loaded(demo, scrip
             continue
         layers = layers_of(demo, family)
         assert layers
-        shapes = {f"{layer}.lora_down.weight": (4, sides[1]) for layer, sides in layers.items()}
-        shapes |= {f"{layer}.lora_up.weight": (sides[0], 4) for layer, sides in layers.items()}
-        path = made(shapes, tmp_path / f"{family}.safetensors")
-        for option, given in (("network_weights", path), ("base_weights", [str(path)])):
-            with pytest.raises(ConfigError, match="was made for") as raised:
+        title, plain, lokr = families.facts(family).title, {}, {}
+        for layer, (rows, columns) in ((layer, sides[:2]) for layer, sides in layers.items()):
+            plain |= {f"{layer}.lora_down.weight": (4, columns), f"{layer}.lora_up.weight": (rows, 4)}
+            lokr |= {
+                f"{layer}.lokr_w1": (2, 2),
+                f"{layer}.lokr_w2_a": (rows // 2, 4),
+                f"{layer}.lokr_w2_b": (4, columns // 2),
+            }
+        path, other = (made(shapes, tmp_path / f"{family}-{len(shapes)}.safetensors") for shapes in (plain, lokr))
+        for option, given in (("network_weights", path), ("base_weights", [str(other)])):
+            with pytest.raises(ConfigError, match=f"was made for {re.escape(title)}, ") as raised:
                 preflight.check(config_of(demo, script, **{option: given}))
             (problem,) = raised.value.problems
             assert problem.option == option and "\n" not in str(problem)
