@@ -43,7 +43,9 @@ def main(argv: list[str] | None = None) -> int:
 def _arguments() -> argparse.ArgumentParser:
     parser = Arguments("kohya demo", description="Make a tiny model and images, and train a LoRA on them.")
     names, default = (*families.FAMILIES, *VARIANTS, "all"), families.SHOWN_BY_DEMO
-    parser.add_argument("--family", choices=names, default=default, help=f"which model (default: {default})")
+    # Relatives have the graphs of their family, so that compiling them as well would double the time and show the same.
+    which = f"which model; all: one of each family, without its relatives (default: {default})"
+    parser.add_argument("--family", choices=names, default=default, help=which)
     parser.add_argument("--out", default="demo", metavar="DIR", help="the folder for all files (default: demo)")
     parser.add_argument("--steps", type=int, metavar="N", help="number of training steps, instead of the TOML's")
     parser.add_argument("--no-compile", action="store_true", help="train once only, without torch.compile")
