@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 from library.compiler import torch_private
 from library.compiler.graph_memory import GraphMemory
+from library.compiler.graph_recording import Call, Recording
 from library.compiler.log import CompileLog
-from library.compiler.recompute import RecomputeStates
 from library.compiler.subclass import keep_class_name
 from library.compiler.torch_private import pytree
 
@@ -105,36 +105,6 @@ def _recorded(cls: type[nn.Module]) -> type[nn.Module]:
     return keep_class_name(Recorded, cls, "recorded as CUDA graphs")
 
 
-@dataclass(frozen=True)
-class Call:
-    """One way of calling: all tensors that go in, and how arguments are put together from them."""
-
-    tensors: tuple[Tensor, ...]
-    others: tuple[Hashable, ...]
-    places: tuple[bool, ...]  # which of the leaves are tensors
-    tree: Any
-
-    @classmethod
-    def of(cls, args: Any, kwargs: Any) -> "Call":
-        """Take arguments apart."""
-        leaves, tree = pytree.tree_flatten((args, kwargs))
-        places = tuple(isinstance(leaf, Tensor) for leaf in leaves)
-        tensors = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
-        return cls(tensors, tuple(leaf for leaf in leaves if not isinstance(leaf, Tensor)), places, tree)
-
-    @property
-    def key(self) -> Hashable:
-        """Calls with the same key can be replayed from one recording."""
-        kinds = tuple((tuple(t.shape), t.dtype, t.device, t.requires_grad) for t in self.tensors)
-        autocast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-        return kinds, self.others, self.tree, autocast
-
-    def arguments(self, tensors: Sequence[Tensor]) -> Any:
-        """The same call with other tensors: (args, kwargs)."""
-        given, others = iter(tensors), iter(self.others)
-        return pytree.tree_unflatten([next(given if place else others) for place in self.places], self.tree)
-
-
 class GraphedModel:
     """The recordings of one denoiser. They share their memory, as only one of them is at work at a time."""
 
@@ -186,7 +156,7 @@ class GraphedModel:
             if p.grad is not None and p.grad.data_ptr() == here.data_ptr():
                 p.grad = p.grad.clone()
 
-    def record(self, call: Callable[..., Any], asked: Call) -> "Recording | None":
+    def record(self, call: Callable[..., Any], asked: Call) -> Recording | None:
         """Record a size; None where it has to run without, as enough are recorded or the GPU's memory was too small.
 
         Steps that are not recorded need memory besides the recordings, so half as many are then made, as they come.
@@ -232,7 +202,7 @@ class GraphedModel:
         logger.info("Recorded CUDA graphs for inputs of %s in %.1f s%s", shape, time.perf_counter() - began, pace)
         return recording
 
-    def _why_not_worth_it(self, recording: "Recording") -> str:
+    def _why_not_worth_it(self, recording: Recording) -> str:
         """Why a recording that nobody insists on is not worth its memory, "" if it is."""
         if self._reserve is None:
             return ""
@@ -273,81 +243,6 @@ class GraphedModel:
         self.learn, self.gradients, self._memory = [], [], None
         gc.collect()
         torch.cuda.empty_cache()
-
-
-class Recording:
-    """The CUDA graphs of one size, forward and backward, and the memory that they read and write."""
-
-    def __init__(
-        self, call: Callable[..., Any], asked: Call, learn: Sequence[nn.Parameter], memory: GraphMemory, passes: int
-    ) -> None:
-        """Run as usual, `passes` times, until everything is compiled and chosen that a recording must not meet."""
-        self.inputs = [t.detach().clone().requires_grad_(t.requires_grad) for t in asked.tensors]
-        self.addresses = [p.data_ptr() for p in learn]
-        self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        self.before = self.seconds = 0.0  # of a pass, without the recording and with it
-        self.states = RecomputeStates(self.inputs[0].device)
-        args, kwargs = asked.arguments(self.inputs)
-        self._call: Any = lambda: call(*args, **kwargs)
-        self._targets = [*(t for t in self.inputs if t.requires_grad), *learn]
-        self._random_on_host = False
-        for _ in range(passes):
-            torch.cuda.synchronize()
-            began, rng_state = time.perf_counter(), torch.get_rng_state()
-            with memory.used():
-                with self.states.forward():
-                    ends = [answer for answer in pytree.tree_leaves(self._call()) if answer.requires_grad]
-                self._gradients(ends, [torch.zeros_like(end) for end in ends])
-            del ends
-            torch.cuda.synchronize()
-            self.before = time.perf_counter() - began
-            self._random_on_host = not torch.equal(rng_state, torch.get_rng_state())
-
-    def capture(self, learn: Sequence[nn.Parameter], gradients: Sequence[Tensor], memory: GraphMemory) -> str:
-        """Record both passes. Returns why something in them cannot be, "" if all can."""
-        if self._random_on_host:
-            return "the processor draws random numbers for each pass"
-        try:
-            with memory.capturing(self.forward), self.states.forward(capturing=True):
-                answers, self.tree = pytree.tree_flatten(self._call())
-            ends = [answer for answer in answers if answer.requires_grad]
-            self.incoming = [torch.zeros_like(end) for end in ends]
-            self.states.register(self.backward)
-            with memory.capturing(self.backward):
-                found = self._gradients(ends, self.incoming)
-                of_weights = found[len(found) - len(learn) :]
-                there = [(to, new) for to, new in zip(gradients, of_weights, strict=True) if new is not None]
-                if there:  # where only text encoders learn, nothing of the denoiser does
-                    torch_private.foreach_copy_([to for to, _ in there], [new for _, new in there])
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            first: BaseException = error
-            while isinstance(first.__context__, RuntimeError):
-                first = first.__context__  # ending a graph that has failed fails as well
-            if isinstance(first, torch.OutOfMemoryError):
-                raise first from None
-            return f"PyTorch could not record them ({str(first).splitlines()[0]})"
-        self.learns = [new is not None for new in of_weights]
-        self.of_inputs = found[: len(found) - len(learn)]
-        self.with_gradient = [answer.requires_grad for answer in answers]
-        self.answers = [answer.detach() for answer in answers]  # what led to them is freed, for the next recording
-        self._call = None
-        return ""
-
-    def time(self) -> float:
-        """Seconds of both passes as they are replayed."""
-        for _ in range(2):  # the first brings the graphs to the GPU
-            torch.cuda.synchronize()
-            began = time.perf_counter()
-            self.forward.replay()
-            self.backward.replay()
-            torch.cuda.synchronize()
-            self.seconds = time.perf_counter() - began
-        return self.seconds
-
-    def _gradients(self, ends: list[Tensor], incoming: list[Tensor]) -> Sequence[Tensor | None]:
-        return torch.autograd.grad(ends, self._targets, incoming, allow_unused=True)
 
 
 @dataclass(frozen=True, eq=False)

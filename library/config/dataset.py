@@ -16,7 +16,8 @@ from library.config.problems import ConfigError, Problem
 from library.config.reading import LARGEST, extension, positive_pair, range_of_sizes
 from library.config.run_config import RunConfig
 from library.config.schema import changed, opt, section_options
-from library.config.sections.inputs import resolution_rules, varied_captions
+from library.config.sections.captions import varied_captions
+from library.config.sections.inputs import resolution_rules
 from library.config.values import Option, closest, did_you_mean, quoted
 
 Layers = tuple[JsonMapping, ...]

@@ -25,7 +25,8 @@ from library.data.encoding_job import (
 )
 from library.data.folders import some
 from library.data.threads import ahead, num_workers, spread
-from library.families.base import Family, LatentCache, ModelComponents, TakesControls
+from library.families.base import Family, LatentCache, ModelComponents
+from library.families.capabilities import TakesControls
 from library.files import need_space
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from library.data.buckets import Size
 from library.data.encoding_job import Arrays, EncodingJob, clean_up_after, finish, refuse_other_references, share
 from library.data.folders import some
 from library.data.threads import spread
-from library.families.base import Family, ModelComponents, ReadsPictures, TextCache
+from library.families.base import Family, ModelComponents, TextCache
+from library.families.capabilities import ReadsPictures
 from library.families.caption_limit import LimitsCaptions
 
 if TYPE_CHECKING:

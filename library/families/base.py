@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from library.objectives.base import NoisedBatch
 
@@ -295,9 +295,10 @@ class Family(Protocol):
     ) -> "Tensor":
         """The prediction in the parametrization of the target, float32 [B, C, h, w]. `denoiser` may be wrapped.
 
-        sizes: float32 [B, 6], original height and width, crop top and left, target height and width. controls: what
-        TakesControls.control_latents made of the pictures beside the images; to paint within a mask [B, 1, H, W] (1:
-        paint), the latents of what is around it, and it. For a network that follows one, the pixels of a control image.
+        sizes: float32 [B, 6], original height and width, crop top and left, target height and width.
+        controls: what capabilities.TakesControls.control_latents made of the images beside the one that is trained.
+        For inpainting, the latents of the image around the mask, and the mask [B, 1, H, W], where 1 is painted. For a
+        ControlNet-LLLite, the pixels of its control image.
         """
         ...
 
@@ -323,77 +324,4 @@ class Family(Protocol):
 
     def adapter_name(self, part: str, path: str) -> str:
         """The name of a module's adapter in files: ("denoiser", "img_in") -> "lora_unet_img_in"."""
-        ...
-
-
-@runtime_checkable
-class TakesControls(Protocol):
-    """A family whose model is shown pictures besides noise and words (`RunConfig.control_images`)."""
-
-    def control_latents(self, components: ModelComponents, pixels: "Tensor") -> "Tensor":
-        """Pixels [B, 3, H, W] in [-1, 1] of such pictures -> latents [B, C, h, w], float32 and deterministic."""
-        ...
-
-
-@runtime_checkable
-class HasControlledLayers(Protocol):
-    """A family whose denoiser can be taught to follow a control image (ControlNet-LLLite)."""
-
-    def controlled_layers(self, denoiser: "nn.Module") -> Iterator[tuple[str, int]]:
-        """Paths of the linear layers that get small networks, and how often the latents were halved there."""
-        ...
-
-    def control_name(self, path: str) -> str:
-        """What such a layer is called in files."""
-        ...
-
-
-@runtime_checkable
-class ReadsPictures(Protocol):
-    """A family whose text encoder may be shown the reference images together with the words, as its model asks."""
-
-    @property
-    def picture_template(self) -> str:
-        """How they are shown to it, in a word that caches remember; "" where it is shown none."""
-        ...
-
-    def text_with_pictures(
-        self, components: ModelComponents, captions: Sequence[str], pictures: "Sequence[Sequence[Image.Image]]"
-    ) -> "dict[str, Tensor]":
-        """`Family.text` of captions with the pictures of each, which may be none."""
-        ...
-
-    def picture_tokens(self, components: ModelComponents, sizes: Sequence[tuple[int, int]]) -> int:
-        """How many tokens more than `Family.train_text_length` says pictures of these widths and heights make it."""
-        ...
-
-
-@runtime_checkable
-class WritesFolders(Protocol):
-    """A family where save_model_as may be diffusers or diffusers_safetensors."""
-
-    def write_folder(
-        self, components: ModelComponents, place: Path, put: "Callable[[Path, Mapping[str, Tensor]], None]"
-    ) -> None:
-        """The whole model as a diffusers folder; `put(path, tensors)` writes a file of weights."""
-        ...
-
-
-@runtime_checkable
-class HasFrozenParts(Protocol):
-    """A family whose denoiser may have parts that no training changes."""
-
-    def is_frozen(self, path: str) -> bool:
-        """Whether a parameter of the denoiser never learns."""
-        ...
-
-
-@runtime_checkable
-class HasBlockRates(Protocol):
-    """A family with learning rates by blocks (`block_lrs`)."""
-
-    rate_names: tuple[str, ...]  # of the groups of `block_lrs`, in logs
-
-    def learning_rate_block(self, path: str) -> int:
-        """Which of the `block_lrs` a parameter of the denoiser has."""
         ...

@@ -13,7 +13,7 @@ from library import families
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Text
 from library.families.facts import FamilyFacts, Shapes, matching
-from library.families.shared import weights
+from library.families.shared import tensor_names, weights
 from library.families.shared.known_files import SHARED, UNKNOWN, UNTRAINED
 
 INDEXES = ("model_index.json", "modular_model_index.json")  # of a pipeline, and of one that is put together of blocks
@@ -31,8 +31,8 @@ def _described(entries: tuple[tuple[str, tuple[int, ...]], ...]) -> tuple[Family
     shapes = dict(entries)
     if any(map(ADAPTER.search, shapes)):
         return None, "a LoRA file"
-    wrapper = weights.shared_prefix([*shapes])
-    plain = {name: shapes[key] for name, key in weights.without_prefix(shapes).items()}
+    wrapper = tensor_names.shared_prefix([*shapes])
+    plain = {name: shapes[key] for name, key in tensor_names.without_prefix(shapes).items()}
     unwrapped = {name.removeprefix(wrapper): shape for name, shape in shapes.items()}
     if words := matching(UNTRAINED, plain):
         return None, words

@@ -7,7 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from library.config.problems import ConfigError
-from library.families.base import Family, HasControlledLayers, ModelComponents
+from library.families.base import Family, ModelComponents
+from library.families.capabilities import HasControlledLayers
 from library.methods.lllite import BEGINNING, PARTS, ControlledLinear, ControlPicture, show_picture
 from library.methods.lora import by_name
 from library.methods.small_files import tensors_of

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
-from library.families.base import Family, HasBlockRates, HasFrozenParts, ModelComponents, WritesFolders
+from library.families.base import Family, ModelComponents
+from library.families.capabilities import HasBlockRates, HasFrozenParts, WritesFolders
 from library.methods.base import BaseMethod
 from library.methods.sharding import ShardedModel, rows_of
 

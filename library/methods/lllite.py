@@ -13,7 +13,8 @@ from library.compiler import torch_private
 from library.compiler.subclass import keep_class_name
 from library.config.problems import ConfigError, Problem
 from library.config.sections import ControlRun
-from library.families.base import Family, HasControlledLayers, ModelComponents
+from library.families.base import Family, ModelComponents
+from library.families.capabilities import HasControlledLayers
 from library.methods.base import dtype_of
 from library.methods.frozen_base import FrozenBaseMethod
 from library.methods.small_files import tensors_of

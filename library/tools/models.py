@@ -10,7 +10,7 @@ from torch import Tensor
 from library import families
 from library.config.problems import ConfigError
 from library.families import recognition
-from library.families.shared import weights
+from library.families.shared import tensor_names, weights
 from library.families.shared.lora_names import WeightSlice
 from library.tools import storage
 from library.tools.names import Module, names_of
@@ -23,8 +23,8 @@ class ModelFile:
     def __init__(self, path: str | Path) -> None:
         """Reads headers only. Raises ConfigError when the file is something else."""
         self.path, self.entries = Path(path), storage.entries(path)
-        shapes = {name.replace(weights.COMPILED, ""): tuple(e["shape"]) for name, e in self.entries.items()}
-        self.codes = {name.replace(weights.COMPILED, ""): e["dtype"] for name, e in self.entries.items()}
+        shapes = {name.replace(tensor_names.COMPILED, ""): tuple(e["shape"]) for name, e in self.entries.items()}
+        self.codes = {name.replace(tensor_names.COMPILED, ""): e["dtype"] for name, e in self.entries.items()}
         self.family, self.found = self._family(shapes)
         self.names = names_of(self.family)
         if problem := weights.stored_oddly(self.path, self.entries):

@@ -11,7 +11,8 @@ from torch import Tensor
 from library.compiler.log import CompileLog
 from library.config.run_config import RunConfig
 from library.data.loading import Batch
-from library.families.base import Family, ModelComponents, NoisedBatch, TakesControls
+from library.families.base import Family, ModelComponents, NoisedBatch
+from library.families.capabilities import TakesControls
 from library.methods import TrainingMethod
 from library.objectives import loss as objective
 from library.train.rng import StepGenerators

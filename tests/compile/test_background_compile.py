@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from library import families
-from library.compiler import block_calls, cudagraph, prewarm, torch_private
+from library.compiler import block_calls, cudagraph, graph_recording, prewarm, torch_private
 from library.compiler.block_calls import BlockCall, NotDescribed
 from library.config.building import build
 from library.config.problems import ConfigError
@@ -272,7 +272,7 @@ def test_where_recordings_find_no_room_the_process_ends_and_they_are_tried_again
     monkeypatch.setattr(cudagraph, "GraphMemory", lambda: None)
     for name in ("get_rng_state", "set_rng_state", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
-    asked = cudagraph.Call.of((torch.zeros(1, 4),), {})
+    asked = graph_recording.Call.of((torch.zeros(1, 4),), {})
     denoiser = torch.nn.Linear(1, 1)
     stays, recorder = False, cudagraph.GraphedModel(denoiser, SimpleNamespace())
     recorder.free_others = run.make_room

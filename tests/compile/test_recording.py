@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from library.compiler import cudagraph
-from library.compiler.cudagraph import Call
+from library.compiler.graph_recording import Call, Recording
 from library.compiler.log import CompileLog
 
 
@@ -169,7 +169,7 @@ def test_too_little_memory_is_seen_behind_the_error_of_a_recording_that_could_no
             except torch.OutOfMemoryError:
                 raise RuntimeError("operation failed due to a previous error during capture")  # noqa: B904
 
-    recording = object.__new__(cudagraph.Recording)
+    recording = object.__new__(Recording)
     recording._random_on_host, recording.forward = False, None
     recording.states = cast(Any, SimpleNamespace(forward=lambda capturing: contextlib.nullcontext()))
     with pytest.raises(torch.OutOfMemoryError, match="^CUDA out of memory"):

@@ -8,7 +8,7 @@ from library.config.sections import Compile
 from library.families.flux import keys
 from library.families.flux.family import FluxFamily as Family
 from library.families.flux.model import Flux, Sizes
-from library.families.shared import weights
+from library.families.shared import tensor_names
 from library.families.shared.transformer import rope, sinusoids
 
 
@@ -284,13 +284,13 @@ def test_a_missing_diffusers_tensor_is_named():
 
 
 def test_prefixes_are_removed_from_keys():
-    found = weights.without_prefix(
+    found = tensor_names.without_prefix(
         ["model.diffusion_model._orig_mod.img_in.weight", "vae.x", "model.diffusion_model.txt_in.bias"]
     )
     assert found == {
         "img_in.weight": "model.diffusion_model._orig_mod.img_in.weight",
         "txt_in.bias": "model.diffusion_model.txt_in.bias",
     }
-    assert weights.without_prefix(["double_blocks.0._orig_mod.img_attn.qkv.weight"]) == {
+    assert tensor_names.without_prefix(["double_blocks.0._orig_mod.img_attn.qkv.weight"]) == {
         "double_blocks.0.img_attn.qkv.weight": "double_blocks.0._orig_mod.img_attn.qkv.weight"
     }

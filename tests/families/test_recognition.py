@@ -20,7 +20,7 @@ from library.config.schema import options
 from library.demo import files
 from library.families import recognition
 from library.families.anima import random as random_anima
-from library.families.shared import weights
+from library.families.shared import tensor_names, weights
 from library.methods import lora
 from library.tools import adapters, convert, merge, resize
 from tests.training import LORAS, config_of
@@ -74,7 +74,7 @@ def said(demo: Any, script: str, **given: Any) -> list[Any]:
 def plain_tensors(config: Any) -> dict[str, torch.Tensor]:
     """What a base model's file holds, without a prefix of its own."""
     tensors = load_file(config.model.pretrained_model_name_or_path)
-    return {plain: tensors[name] for plain, name in weights.without_prefix(tensors).items()}
+    return {plain: tensors[name] for plain, name in tensor_names.without_prefix(tensors).items()}
 
 
 def made(shapes, path):
@@ -92,13 +92,13 @@ def test_a_base_model_is_the_same_with_every_prefix(demo, script, tmp_path):
     whole = families.family_for(config).load(torch.float32).denoiser.state_dict()
     beside = {"vae.x": torch.zeros(1)}
     twice = ("model.diffusion_model.net.", beside), ("module.", {}), ("module.net.", {"module.vae.x": torch.zeros(1)})
-    for prefix, others in (*((prefix, beside) for prefix in weights.PREFIXES), *twice):
+    for prefix, others in (*((prefix, beside) for prefix in tensor_names.PREFIXES), *twice):
         path = tmp_path / "m.safetensors"
         save_file({f"{prefix}{name}": tensor for name, tensor in tensors.items()} | others, path)
         found = recognition.recognised(path)
         assert (found.family, found.words) == (config.family, words)
         assert said(demo, script, **{BASE: path}) == []
-        if prefix in weights.PREFIXES[1:]:
+        if prefix in tensor_names.PREFIXES[1:]:
             continue  # what is read follows from the names, which were asked above
         read = families.family_for(config_of(demo, script, **{BASE: path})).load(torch.float32)
         state = read.denoiser.state_dict()
@@ -134,7 +134,7 @@ def test_fp8_with_scales_is_recognised_and_read(demo, script, tmp_path):
 def test_a_model_in_pieces_is_recognised_and_its_index_may_be_damaged(demo, script, tmp_path):
     path = Path(config_of(demo, script).model.pretrained_model_name_or_path)
     tensors = load_file(path)
-    if any(name.startswith(weights.PREFIXES[:1]) for name in tensors):
+    if any(name.startswith(tensor_names.PREFIXES[:1]) for name in tensors):
         pytest.skip("its file holds all networks, and is in one piece")
     stem = "diffusion_pytorch_model"
     pieces = {f"{stem}-0000{n}-of-00002.safetensors": list(tensors)[n - 1 :: 2] for n in (1, 2)}
@@ -161,7 +161,7 @@ def test_a_part_of_a_file_is_taken_for_no_other_model(demo):
         shapes = weights.header(config_of(demo, script).model.pretrained_model_name_or_path)
         part = {name: shape for name, shape in shapes.items() if name.removeprefix("net.").startswith(kept)}
         assert part and recognition.describe(part) == ours
-    assert weights.prefix_of(["blocks.0.a", "blocks.0.b"]) == ""  # a list of blocks is no prefix
+    assert tensor_names.prefix_of(["blocks.0.a", "blocks.0.b"]) == ""  # a list of blocks is no prefix
 
 
 @pytest.mark.parametrize("script", [*LORAS, *RELATIVES])

@@ -7,7 +7,7 @@ from typing import Any
 from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
 from library.families.anima.model import PADDING
-from library.families.shared import diffusers_layers, weights
+from library.families.shared import diffusers_layers, tensor_names, weights
 from library.families.shared.diffusers_layers import Sizes
 from library.families.shared.lora_names import matrices
 
@@ -36,7 +36,7 @@ def converted(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, Sizes
     """
     path = config.model.pretrained_model_name_or_path or ""
     shapes = weights.header(path)
-    known = {plain: shapes[name] for plain, name in weights.without_prefix(shapes).items()}
+    known = {plain: shapes[name] for plain, name in tensor_names.without_prefix(shapes).items()}
     dotted = {f"lora_unet_{one.replace('.', '_')}": f"diffusion_model.{one}" for one in matrices(known, "")}
     apart = {name: name.partition(".")[::2] for name in tensors}
     named = {

@@ -10,7 +10,7 @@ from typing import ClassVar
 from library.families.anima import keys
 from library.families.anima.facts import TRANSFORMER
 from library.families.shared.lora_names import LoraNames, Shapes, WeightSlice, matrices
-from library.families.shared.weights import prefix_of
+from library.families.shared.tensor_names import prefix_of
 
 ENCODER = "text_encoder"
 LAYERS = (".self_attn.", ".cross_attn.", ".mlp.")

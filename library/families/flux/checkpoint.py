@@ -13,7 +13,7 @@ from library.families.flux.facts import FACTS, LATER
 from library.families.flux.model import Flux, Sizes
 from library.families.flux.options import OTHERS
 from library.families.flux.variants import FOLDER, RADIANCE, VARIANTS, FluxVariant
-from library.families.shared import autoencoder, clip, denoiser_file, expected_tensors, t5, weights
+from library.families.shared import autoencoder, clip, denoiser_file, expected_tensors, t5, tensor_names, weights
 from library.families.shared.double_stream_file import DoubleStreamFile
 from library.families.shared.known_files import UNKNOWN
 from library.families.shared.part_files import Entries, Part, PartFiles, complete, incomplete, lacking
@@ -42,7 +42,7 @@ DENOISER = DoubleStreamFile(
 )
 # What the parts are called by their headers.
 KINDS = {"clip_l": "a CLIP text encoder", "t5xxl": "a T5 text encoder", "ae": "a VAE"}
-PLAIN = {"denoiser": weights.without_prefix, "clip_l": clip.plain, "t5xxl": t5.plain, "ae": autoencoder.plain}
+PLAIN = {"denoiser": tensor_names.without_prefix, "clip_l": clip.plain, "t5xxl": t5.plain, "ae": autoencoder.plain}
 FILES = {name: PartFiles(dict(_parts(variant))) for name, variant in VARIANTS.items()}  # by model_type
 
 

@@ -15,7 +15,7 @@ from library.families.flux_2.facts import FACTS, TRANSFORMER, VAE, recognise
 from library.families.flux_2.model import DOUBLE, SINGLE, Flux2, Flux2Shape
 from library.families.flux_2.options import DEV_ENCODER, OTHERS
 from library.families.flux_2.versions import VERSIONS, fits, recognised
-from library.families.shared import autoencoder, expected_tensors, language_model, tokenizers, weights
+from library.families.shared import autoencoder, expected_tensors, language_model, tensor_names, tokenizers
 from library.families.shared.double_stream_file import DoubleStreamFile
 from library.families.shared.one_encoder import Checkpoint
 from library.families.shared.part_files import Entries, Part, PartFiles, complete, read_entries, whole_model
@@ -136,7 +136,7 @@ def plain_shapes(entries: Entries, part: str) -> Shapes:
     """Shapes by the network's own keys. KeyError names a tensor that a transformer lacks."""
     shapes = {name: tuple(entry["shape"]) for name, entry in entries.items()}
     if part == "denoiser":
-        return DENOISER.bfl_shapes({plain: shapes[name] for plain, name in weights.without_prefix(shapes).items()})
+        return DENOISER.bfl_shapes({plain: shapes[name] for plain, name in tensor_names.without_prefix(shapes).items()})
     known = language_model.plain_names(shapes) if part == "text_encoder" else autoencoder.plain(shapes)
     return {plain: shapes[name] for plain, name in known.items()}
 

@@ -8,7 +8,7 @@ from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
 from library.families.flux_2.keys import TREES
 from library.families.flux_2.model import Flux2Shape
-from library.families.shared import diffusers_layers, weights
+from library.families.shared import diffusers_layers, tensor_names, weights
 from library.families.shared.diffusers_layers import Sizes
 
 Line = tuple[str, Any, str]  # an option, its value, and what a real training would use instead
@@ -30,7 +30,7 @@ def tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
 def converted(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, Sizes]:
     """A LoRA file's adapters by diffusers' names, and the sizes of the layers of diffusers' model."""
     stored = weights.header(config.model.pretrained_model_name_or_path or "")
-    known = {plain: stored[name] for plain, name in weights.without_prefix(stored).items()}
+    known = {plain: stored[name] for plain, name in tensor_names.without_prefix(stored).items()}
     assert not TREES.is_diffusers(known)  # random.write makes the original's layout
     return diffusers_layers.converted(
         tensors, "Flux2Transformer2DModel", "Flux2LoraLoaderMixin", **settings(Flux2Shape.of(known))

@@ -16,7 +16,8 @@ from library.families import recognition
 from library.families.flux_2.facts import VAE
 from library.families.shared import autoencoder, empty_weights, random_networks, weights
 from library.families.shared.part_files import complete
-from library.families.shared.weights import assign, inverse, renamed
+from library.families.shared.tensor_names import inverse, renamed
+from library.families.shared.weights import assign
 from library.imports import without_optional
 
 EPS = 1e-4  # that is added to the variance

@@ -6,7 +6,7 @@ from typing import Any
 
 from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
-from library.families.shared import diffusers_layers, weights
+from library.families.shared import diffusers_layers, tensor_names, weights
 from library.families.shared.diffusers_layers import Sizes
 
 Line = tuple[str, Any, str]  # an option, its value, and what a real training would use instead
@@ -34,7 +34,7 @@ def converted(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, Sizes
     """A LoRA file's adapters by diffusers' names, and the sizes of the layers of diffusers' model."""
     path = config.model.pretrained_model_name_or_path or ""
     shapes = weights.header(path)
-    known = {plain: shapes[name] for plain, name in weights.without_prefix(shapes).items()}
+    known = {plain: shapes[name] for plain, name in tensor_names.without_prefix(shapes).items()}
     head = known["transformer_blocks.0.attn.norm_q.weight"][0]
     return diffusers_layers.converted(
         tensors, "QwenImageTransformer2DModel", "QwenImageLoraLoaderMixin",

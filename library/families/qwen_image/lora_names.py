@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from library.families.qwen_image.variants import EDIT_2511, TRANSFORMER
 from library.families.shared.lora_names import LoraNames, Shapes, matrices
-from library.families.shared.weights import prefix_of
+from library.families.shared.tensor_names import prefix_of
 
 
 class QwenLoraNames(LoraNames):

@@ -1,7 +1,7 @@
 """SDXL as a family: how its checkpoint becomes networks, captions become conditions, latents become a training step."""
 
 import functools
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from library.config.problems import ConfigError, Problem
-from library.families import recognition
 from library.families.base import BlockCost, BlockInputs, DeferredNetwork, LatentCache, ModelComponents, TextCache
 from library.families.caption_limit import CaptionLimit, tokens_of
-from library.families.sdxl import conditions, emphasis, expected_tensors, folder, keys, model
+from library.families.sdxl import checkpoint, conditions, emphasis, folder, keys, model
 from library.families.sdxl.facts import FACTS
 from library.families.sdxl.network_args import block_of
 from library.families.sdxl.options import SdxlControlLLLite, SdxlLora, SdxlTextualInversion, SdxlTrain
@@ -24,13 +23,9 @@ if TYPE_CHECKING:
     from library.families.base import Family
     from library.families.shared.sampler import Sampler
 
-CHANNELS = 4  # of latents
 SIDES = ("down_blocks", "mid_block", "up_blocks")  # of the U-Net, in the order in which they run
 
 CONTROLLED = ("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn2.to_q")  # layers that LLLite is beside
-
-OPTION = "pretrained_model_name_or_path"
-WANTED = "an SDXL .safetensors file, a diffusers folder or a Hugging Face id (owner/name)"
 
 
 class SdxlFamily:
@@ -77,20 +72,20 @@ class SdxlFamily:
         options = self.config.model
         name, vae = options.pretrained_model_name_or_path or "", options.vae
         wrong = []
-        if problem := hub.missing(f"--{OPTION}", name, WANTED):
+        if problem := hub.missing(f"--{checkpoint.OPTION}", name, checkpoint.WANTED):
             wrong = [problem]
         elif Path(name).exists():
-            wrong = list(_problems_of(Path(name), vae))
+            wrong = list(checkpoint.problems_of(Path(name), vae))
         else:
             choose = functools.partial(model.wanted_files, half=False)
-            wrong = [p for p in [hub.unreachable(f"--{OPTION}", name, choose, self.token)] if p]
+            wrong = [p for p in [hub.unreachable(f"--{checkpoint.OPTION}", name, choose, self.token)] if p]
         yield from wrong
         if vae:
-            yield from _problems_of_vae(vae, self.token)
+            yield from checkpoint.problems_of_vae(vae, self.token)
         if wrong:
             return  # tokenizers lie beside the right model
         if Path(name).exists():
-            yield from self.config.compile.beyond(_blocks(Path(name)))
+            yield from self.config.compile.beyond(checkpoint.blocks_of(Path(name)))
         try:
             found = self.tokenizers_of_captions()
             if isinstance(self.config, SdxlTextualInversion):
@@ -136,9 +131,9 @@ class SdxlFamily:
         options, half = self.config.model, dtype == torch.float16
         mmap = not options.disable_mmap_load_safetensors
         choose = functools.partial(model.wanted_files, half=half)
-        where = hub.local(options.pretrained_model_name_or_path or "", f"--{OPTION}", choose, self.token)
+        where = hub.local(options.pretrained_model_name_or_path or "", f"--{checkpoint.OPTION}", choose, self.token)
         stored = model.opened(where, half, mmap, options.vae)
-        place = hub.local(options.vae, "--vae", _vae_files, self.token) if options.vae else None
+        place = hub.local(options.vae, "--vae", checkpoint.vae_files, self.token) if options.vae else None
         # Whole models are saved with all their parts, and what is open cannot be taken away meanwhile.
         vae = functools.partial(model.read_vae, place, half, mmap) if place else None
         if vae:
@@ -309,84 +304,6 @@ def compute_dtype(denoiser: nn.Module, device: str) -> torch.dtype:
         return torch.get_autocast_dtype(device)
     unet: Any = getattr(denoiser, "module", denoiser)
     return unet.conv_in.weight.dtype
-
-
-def _vae_files(names: Iterable[str]) -> list[str]:
-    return [n for n in names if n.endswith((".safetensors", ".json")) and "/" not in n.removeprefix("vae/")]
-
-
-def _problems_of(path: Path, vae: str | None) -> Iterator[Problem]:
-    try:
-        if path.is_file():
-            other = _whole(path, vae) if path.suffix.lower() not in weights.PICKLED else None
-            if problem := other or expected_tensors.lacking(path, vae):
-                yield Problem(OPTION, ": {problem}", place="--", problem=problem)
-            return
-        if not (path / "unet").is_dir():
-            kind = "a FLUX model's folder" if (path / "transformer").is_dir() else "no folder of an SDXL model"
-            yield Problem(OPTION, ": {path} is {kind} (it has no unet folder): give {wanted}", place="--",
-                path=path, kind=kind, wanted=WANTED)  # fmt: skip
-            return
-        for part, folder in model.FOLDERS.items():
-            if not (path / folder).is_dir() and not (part == "vae" and vae):
-                yield Problem(OPTION,
-                    ": {path} has no {folder} folder, so it is no complete SDXL model: download it again",
-                    place="--", path=path, folder=folder)  # fmt: skip
-        shapes = {}
-        for file in weights.files(path / "unet"):
-            shapes |= weights.header(file) if file.suffix == ".safetensors" else {}
-        if shapes and "add_embedding.linear_1.weight" not in shapes:
-            yield Problem(OPTION, ": {path} is {found}, not an SDXL model: choose an SDXL one", place="--",
-                path=path, found=recognition.describe(shapes))  # fmt: skip
-        elif shapes and (problem := model.misfit(path, shapes) or expected_tensors.lacking(path, vae)):
-            yield Problem(OPTION, ": {problem}", place="--", problem=problem)
-    except ConfigError as e:
-        yield Problem(OPTION, ": {why}", place="--", why=e.problems[0])
-
-
-def _blocks(path: Path) -> dict[str, int]:
-    """How many blocks of each class the U-Net of a sound model has; nothing where that is in no header."""
-    files = weights.files(path / "unet" if path.is_dir() else path)
-    names = [name for file in files if file.suffix == ".safetensors" for name in weights.header(file)]
-    return keys.blocks(names if path.is_dir() else keys.split(names)[0]["denoiser"])
-
-
-def _whole(path: Path, vae: str | None) -> str | None:
-    """Why a single file, possibly one of several shards, is no SDXL checkpoint; None when it is."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in weights.files(path):
-        shapes |= weights.header(file)
-    return model.absent(path, shapes, vae)
-
-
-def _problems_of_vae(vae: str, token: str | None) -> Iterator[Problem]:
-    if problem := hub.missing("--vae", vae, "a VAE's .safetensors file or folder, or leave it out"):
-        yield problem
-        return
-    if hub.is_id(vae):
-        yield from [p for p in [hub.unreachable("--vae", vae, _vae_files, token)] if p]
-        return
-    path = Path(vae)
-    try:
-        if path.is_file() and path.suffix.lower() not in weights.PICKLED:
-            shapes = weights.header(path)
-            ends = ("decoder.mid.block_1.conv1.weight", "decoder.mid_block.resnets.0.conv1.weight")
-            if not any(name.endswith(ends) for name in shapes):
-                yield Problem("vae", place="--",
-                    template=": {path} is {found}, not a VAE: give an SDXL VAE, or leave it out",
-                    path=path, found=recognition.describe(shapes))  # fmt: skip
-                return
-            inputs = (shape for name, shape in shapes.items() if name.endswith("decoder.conv_in.weight"))
-            if (channels := next(inputs, (0, CHANNELS))[1]) != CHANNELS:
-                yield Problem("vae", place="--",
-                    template=": {path} is the VAE of another model: its latents have {channels} channels, "
-                    "and SDXL's have {ours}; give an SDXL VAE, or leave it out", path=path,
-                    channels=channels, ours=CHANNELS)  # fmt: skip
-                return
-        if problem := expected_tensors.lacking_vae(path):
-            yield Problem("vae", place="--", template=": {problem}", problem=problem)
-    except ConfigError as e:
-        yield Problem("vae", place="--", template=": {why}", why=e.problems[0])
 
 
 if TYPE_CHECKING:

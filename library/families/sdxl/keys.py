@@ -16,7 +16,7 @@ from torch import Tensor
 from library.families.shared import autoencoder
 from library.families.shared.clip import canonical
 from library.families.shared.expected_tensors import count
-from library.families.shared.weights import inverse, renamed, shared_prefix
+from library.families.shared.tensor_names import inverse, renamed, shared_prefix
 
 PREFIXES = {
     "denoiser": "model.diffusion_model.",

@@ -7,7 +7,7 @@ from typing import ClassVar
 from library.families.sdxl import keys
 from library.families.sdxl.facts import CHECKPOINT, UNET_ALONE
 from library.families.shared.lora_names import CLIP_LAYERS, LoraNames, Shapes, WeightSlice, matrices
-from library.families.shared.weights import inverse, renamed
+from library.families.shared.tensor_names import inverse, renamed
 
 STACKED = {"q_proj": 0, "k_proj": 1, "v_proj": 2}  # in CLIP-G's in_proj_weight
 TRANSFORMER = re.compile(r"(input_blocks\.\d+|middle_block|output_blocks\.\d+)\.1\.(proj_|transformer_blocks\.)")

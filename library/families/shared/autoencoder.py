@@ -10,7 +10,8 @@ from library.config.json_types import JsonObject
 from library.families import recognition
 from library.families.shared import empty_weights, weights
 from library.families.shared.part_files import complete
-from library.families.shared.weights import assign, inverse, renamed
+from library.families.shared.tensor_names import inverse, renamed
+from library.families.shared.weights import assign
 from library.imports import without_optional
 
 ATTENTION = {"group_norm": "norm", "to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "proj_out"}

@@ -14,7 +14,7 @@ from library.config.json_types import JsonMapping
 from library.config.problems import ConfigError, Problem
 from library.families.base import WeightPlacement
 from library.families.facts import Shapes
-from library.families.shared import empty_weights, transfer, weights
+from library.families.shared import empty_weights, tensor_names, transfer, weights
 from library.families.shared.expected_tensors import require
 from library.families.shared.part_files import complete
 from library.families.shared.weights import FileRange, Source, Weights
@@ -39,7 +39,7 @@ class DenoiserFile:
 
     def rows(self, keys: Mapping[str, object]) -> Names:
         """What the network's own tensors are made of in a file with these keys, with or without prefix."""
-        plain = weights.without_prefix(keys)
+        plain = tensor_names.without_prefix(keys)
         return {own: (plain[name], piece, pieces) for own, (name, piece, pieces) in self.names(plain).items()}
 
     def shapes(self, stored: Shapes) -> dict[str, tuple[int, ...]]:

@@ -12,7 +12,7 @@ from torch import nn
 
 from library.families.base import WeightPlacement
 from library.families.facts import Shapes
-from library.families.shared import empty_weights, transfer, weights
+from library.families.shared import empty_weights, tensor_names, transfer, weights
 from library.families.shared.double_stream_keys import DoubleStreamKeys, joined
 from library.families.shared.expected_tensors import require
 from library.families.shared.part_files import complete
@@ -48,7 +48,7 @@ class DoubleStreamFile:
         Raises ConfigError when tensors are missing or of a wrong shape.
         """
         file = weights.read(path, mmap)
-        names, stored = weights.without_prefix(file), file.shapes()
+        names, stored = tensor_names.without_prefix(file), file.shapes()
         with complete(path, self.what(stored)):
             converts = self.layouts.is_diffusers(names)
             made_of = self.sources(names) if converts else {name: (name,) for name in names}

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from library.config.problems import ConfigError
-from library.families.shared import weights
+from library.families.shared import tensor_names
 from library.families.shared.double_stream_keys import SWAPPED, DoubleStreamKeys, joined
 from library.families.shared.lora_names import LoraNames, Shapes, matrices
 
@@ -57,6 +57,6 @@ class DoubleStreamLoraNames(LoraNames):
 
     def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:
         """Attention, MLP and modulation of all blocks."""
-        for path in matrices(shapes, weights.prefix_of(shapes)):
+        for path in matrices(shapes, tensor_names.prefix_of(shapes)):
             if path.startswith(BLOCKS):
                 yield "denoiser", path

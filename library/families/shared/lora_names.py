@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from library.config.problems import ConfigError
-from library.families.shared.weights import prefix_of
+from library.families.shared.tensor_names import prefix_of
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from library.families.shared.weights import renamed
+from library.families.shared.tensor_names import renamed
 
 if TYPE_CHECKING:
     from torch import Tensor

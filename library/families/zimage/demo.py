@@ -6,7 +6,7 @@ from typing import Any
 
 from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
-from library.families.shared import diffusers_layers, weights
+from library.families.shared import diffusers_layers, tensor_names, weights
 from library.families.shared.diffusers_layers import Sizes
 
 Line = tuple[str, Any, str]  # an option, its value, and what a real training would use instead
@@ -29,7 +29,7 @@ def converted(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, Sizes
     """A LoRA file's adapters by diffusers' names, and the sizes of the layers of diffusers' model."""
     path = config.model.pretrained_model_name_or_path or ""
     stored = weights.header(path)
-    known = {plain: stored[name] for plain, name in weights.without_prefix(stored).items()}
+    known = {plain: stored[name] for plain, name in tensor_names.without_prefix(stored).items()}
     (hidden, tokens), head = known["x_embedder.weight"], known["layers.0.attention.q_norm.weight"][0]
     refiners, blocks = (
         len({name.split(".")[1] for name in known if name.startswith(group)}) for group in ("noise_refiner.", "layers.")

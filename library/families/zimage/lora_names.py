@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from library.families.shared.lora_names import LoraNames, Shapes, WeightSlice, matrices
-from library.families.shared.weights import prefix_of
+from library.families.shared.tensor_names import prefix_of
 from library.families.zimage import keys
 from library.families.zimage.facts import TRANSFORMER
 

@@ -1,0 +1,94 @@
+"""The files of SDXL: which are needed, and what is wrong with them, found from their headers alone."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from library.config.problems import ConfigError, Problem
+from library.families import recognition
+from library.families.sdxl import expected_tensors, keys, model
+from library.families.shared import hub, weights
+
+CHANNELS = 4  # of latents
+OPTION = "pretrained_model_name_or_path"
+WANTED = "an SDXL .safetensors file, a diffusers folder or a Hugging Face id (owner/name)"
+
+
+def vae_files(names: Iterable[str]) -> list[str]:
+    """Of the files of a repository on the Hub, those of its VAE."""
+    return [n for n in names if n.endswith((".safetensors", ".json")) and "/" not in n.removeprefix("vae/")]
+
+
+def problems_of(path: Path, vae: str | None) -> Iterator[Problem]:
+    """What is wrong with a base model on this machine; `vae` replaces its VAE, which may then be absent."""
+    try:
+        if path.is_file():
+            other = _whole(path, vae) if path.suffix.lower() not in weights.PICKLED else None
+            if problem := other or expected_tensors.lacking(path, vae):
+                yield Problem(OPTION, ": {problem}", place="--", problem=problem)
+            return
+        if not (path / "unet").is_dir():
+            kind = "a FLUX model's folder" if (path / "transformer").is_dir() else "no folder of an SDXL model"
+            yield Problem(OPTION, ": {path} is {kind} (it has no unet folder): give {wanted}", place="--",
+                path=path, kind=kind, wanted=WANTED)  # fmt: skip
+            return
+        for part, folder in model.FOLDERS.items():
+            if not (path / folder).is_dir() and not (part == "vae" and vae):
+                yield Problem(OPTION,
+                    ": {path} has no {folder} folder, so it is no complete SDXL model: download it again",
+                    place="--", path=path, folder=folder)  # fmt: skip
+        shapes = {}
+        for file in weights.files(path / "unet"):
+            shapes |= weights.header(file) if file.suffix == ".safetensors" else {}
+        if shapes and "add_embedding.linear_1.weight" not in shapes:
+            yield Problem(OPTION, ": {path} is {found}, not an SDXL model: choose an SDXL one", place="--",
+                path=path, found=recognition.describe(shapes))  # fmt: skip
+        elif shapes and (problem := model.misfit(path, shapes) or expected_tensors.lacking(path, vae)):
+            yield Problem(OPTION, ": {problem}", place="--", problem=problem)
+    except ConfigError as e:
+        yield Problem(OPTION, ": {why}", place="--", why=e.problems[0])
+
+
+def blocks_of(path: Path) -> dict[str, int]:
+    """How many blocks of each class the U-Net of a sound model has; nothing where that is in no header."""
+    files = weights.files(path / "unet" if path.is_dir() else path)
+    names = [name for file in files if file.suffix == ".safetensors" for name in weights.header(file)]
+    return keys.blocks(names if path.is_dir() else keys.split(names)[0]["denoiser"])
+
+
+def _whole(path: Path, vae: str | None) -> str | None:
+    """Why a single file, possibly one of several shards, is no SDXL checkpoint; None when it is."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in weights.files(path):
+        shapes |= weights.header(file)
+    return model.absent(path, shapes, vae)
+
+
+def problems_of_vae(vae: str, token: str | None) -> Iterator[Problem]:
+    """What is wrong with a VAE that replaces the base model's: a file, a folder or a Hugging Face id."""
+    if problem := hub.missing("--vae", vae, "a VAE's .safetensors file or folder, or leave it out"):
+        yield problem
+        return
+    if hub.is_id(vae):
+        yield from [p for p in [hub.unreachable("--vae", vae, vae_files, token)] if p]
+        return
+    path = Path(vae)
+    try:
+        if path.is_file() and path.suffix.lower() not in weights.PICKLED:
+            shapes = weights.header(path)
+            ends = ("decoder.mid.block_1.conv1.weight", "decoder.mid_block.resnets.0.conv1.weight")
+            if not any(name.endswith(ends) for name in shapes):
+                yield Problem("vae", place="--",
+                    template=": {path} is {found}, not a VAE: give an SDXL VAE, or leave it out",
+                    path=path, found=recognition.describe(shapes))  # fmt: skip
+                return
+            inputs = (shape for name, shape in shapes.items() if name.endswith("decoder.conv_in.weight"))
+            if (channels := next(inputs, (0, CHANNELS))[1]) != CHANNELS:
+                yield Problem("vae", place="--",
+                    template=": {path} is the VAE of another model: its latents have {channels} channels, "
+                    "and SDXL's have {ours}; give an SDXL VAE, or leave it out", path=path,
+                    channels=channels, ours=CHANNELS)  # fmt: skip
+                return
+        if problem := expected_tensors.lacking_vae(path):
+            yield Problem("vae", place="--", template=": {problem}", problem=problem)
+    except ConfigError as e:
+        yield Problem("vae", place="--", template=": {why}", why=e.problems[0])
