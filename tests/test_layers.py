@@ -14,7 +14,12 @@ from tests import source
 # Each line: a part of the project, and what of ours it may import. The longest name that fits a module is its rule.
 # A part may always import itself.
 BOTTOM = ("library.config", "library.files", "library.imports")
-PROTOCOL = ("library.families.base", "library.families.caption_limit", "library.families.facts")
+PROTOCOL = (
+    "library.families.base",
+    "library.families.capabilities",
+    "library.families.caption_limit",
+    "library.families.facts",
+)
 REGISTRY = "library.families"  # itself, and not what is in it
 LIGHT = tuple(f"library.families.{name}" for name in ("recognition", "network_args", "adapter_kinds",
                                                       "shared.network_args"))  # fmt: skip
