@@ -106,8 +106,7 @@ class BenchRun:
 
     def _vae(self, part: str, resolution: int) -> Iterator[JsonObject]:
         config = self.subject.config({})
-        exact = getattr(config.model, "no_half_vae", False)
-        dtype = torch.float32 if exact else fp8_storage.compute_type(config)
+        dtype = torch.float32 if config.model.float32_vae else fp8_storage.compute_type(config)
         vae: Any = self.subject.vae(self.device, dtype)
         if vae is None:
             return

@@ -176,7 +176,7 @@ class PreparedModel:
     def _begin_pass(self, block: nn.Module) -> None:
         """What a pass of the whole model does before its blocks: adapters get the factors that they multiply with."""
         with self.autocast():
-            for prepared in getattr(self.made.method, "factor_caches", ()):
+            for prepared in self.made.method.factor_caches:
                 prepared.prepare()
         for layer in block.modules():
             if isinstance(layer, Adapter) and (factors := layer.cached_factors):

@@ -207,7 +207,7 @@ class Batches:
             words = captions.process(image.caption, image.subset, Random(f"{key} caption"), moment, change)
             random = Random(f"{key} view")
             flip = image.subset.flip_aug and random.random() < 0.5
-            weight = getattr(self.config.data, "prior_loss_weight", 1.0) if image.is_reg else 1.0
+            weight = self.config.data.regularisation_weight if image.is_reg else 1.0
             drawn = random.randrange(len(image.controls)) if image.has_random_masks else None
             yield ImageChoices(image, words, flip, weight, random, drawn)
 

@@ -16,7 +16,7 @@ from library.config.problems import ConfigError, Problem, Text, together
 from library.config.schema import opt, section_options
 from library.config.sections import AdapterRun
 from library.config.values import quoted
-from library.families.shared.network_args import PLACE, LayerPreset, index_factors, wrong_argument
+from library.families.shared.network_args import PLACE, LayerPreset, NetworkArgs, index_factors, wrong_argument
 
 PRESETS = ("full", "full-lin", "attn-mlp", "attn-only", "unet-only", "unet-transformer-only", "unet-convblock-only",
            "ia3")  # fmt: skip
@@ -145,8 +145,8 @@ def problems(config: AdapterRun) -> Iterator[Problem]:
         return
     args, wrong = read_leniently(config, cls)
     yield from wrong
-    both = getattr(args, "ggpo_sigma", None) is not None and getattr(args, "ggpo_beta", None) is not None
-    if both and config.precision.mixed_precision == "fp16":
+    has_ggpo = isinstance(args, NetworkArgs) and args.ggpo_strengths is not None
+    if has_ggpo and config.precision.mixed_precision == "fp16":
         yield wrong_argument("ggpo_sigma", "and ggpo_beta need mixed_precision = bf16, as fp16 scales the gradients")
     if isinstance(args, LycorisArgs):
         yield from _random_in_python(args, config)
@@ -211,7 +211,7 @@ def notes(config: AdapterRun) -> Iterator[Problem]:
     if isinstance(args, LycorisArgs):
         yield from _unused_dropout(args, config)
         yield from _unused_rank_dropout(args)
-    elif hasattr(args, "notes"):
+    elif isinstance(args, NetworkArgs):
         yield from args.notes()
     network = config.network
     alone = {"loraplus_text_encoder_lr_ratio": "network_train_unet_only",
@@ -223,7 +223,7 @@ def notes(config: AdapterRun) -> Iterator[Problem]:
         yield Problem("network_alpha",
             "{alpha} is far above network_dim ({rank}): the adapter's strength is alpha / rank, and so much may end "
             "in NaN", alpha=f"{network.network_alpha:g}", rank=network.network_dim or 4)  # fmt: skip
-    if len(set(config.optim.text_encoder_lr)) > 1 and not getattr(args, "encoder_rates", ()):
+    if len(set(config.optim.text_encoder_lr)) > 1 and not (isinstance(args, NetworkArgs) and args.encoder_rates):
         template = ": {module} has one rate for all text encoders, the first one given"
         yield Problem("text_encoder_lr", template, module=config.network.module)
 

@@ -1,6 +1,6 @@
 """Training methods: full fine-tuning, adapters, textual inversion, and ControlNet-LLLite."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ from library.config.sections import AdapterRun, ControlRun, EmbeddingRun
 from library.families import network_args
 from library.families.base import Family, ModelComponents
 from library.methods import embedding, full, lllite, lora, lycoris
+from library.methods.factor_cache import FactorCache
 from library.methods.full import FullFinetune
 from library.methods.sharding import ShardedModel
 
@@ -26,6 +27,7 @@ class TrainingMethod(Protocol):
     denoiser: nn.Module | None  # if its own weights are trained, which may be swapped and stepped block by block
     block_classes: tuple[str, ...]  # of its blocks
     shards: ShardedModel | None  # where several processes hold parts of the denoiser
+    factor_caches: Sequence[FactorCache]  # what adapters compute once for a whole forward pass of the denoiser
 
     def groups(self) -> list[dict[str, Any]]:
         """Parameter groups for the optimizer: {"params", "lr", "name"}; a rate of 0 leaves a group out."""

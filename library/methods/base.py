@@ -1,7 +1,7 @@
 """What training methods have in common: parameter groups, and snapshots of trained values."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from library.config.run_config import RunConfig
 from library.methods import snapshot
+from library.methods.factor_cache import FactorCache
 from library.methods.sharding import ShardedModel
 
 
@@ -18,6 +19,7 @@ class BaseMethod(ABC):
     denoiser: nn.Module | None = None  # if its own weights are trained
     block_classes: tuple[str, ...] = ()
     shards: ShardedModel | None = None
+    factor_caches: Sequence[FactorCache] = ()
     _groups: list[dict[str, Any]]
 
     @abstractmethod

@@ -14,7 +14,6 @@ from library.config.problems import ConfigError, Problem, Text
 from library.config.sections import AdapterRun
 from library.families import network_args
 from library.families.base import Family, ModelComponents
-from library.families.shared.network_args import patterns
 from library.methods import ggpo, targets
 from library.methods.adapters import Adapter, AdapterSpec, adapter_class, saved_alpha
 from library.methods.base import BaseMethod, dtype_of
@@ -66,7 +65,7 @@ class LoraAdapters(BaseMethod):
         self.adapters, self.places = adapters, places
         known = names_of(config.family)
         self.file_names = {name: known.file_name(place.part, place.path, name) for name, place in places.items()}
-        self.factor_caches: list[FactorCache] = []
+        self.factor_caches = []
         self._noisy = [adapter for adapter in adapters.values() if adapter.spec.noise]
         self.args = network_args.read(config)
         self._groups = [g for g in _groups(self, config) if g["lr"] and g["params"]]
@@ -308,7 +307,7 @@ def _log_adapters(method: LoraAdapters) -> None:
     for part, learns in method.trained_parts.items():
         count = sum(place.part == part for place in method.places.values())
         log.info("LoRA on %s: %d layers%s", part, count, "" if learns else ", not trained (learning rate 0)")
-    for name, adapter in method.adapters.items() if getattr(method.args, "verbose", False) else ():
+    for name, adapter in method.adapters.items() if method.args.logs_adapters else ():
         log.info("  %s: rank %d, alpha %s", name, adapter.spec.rank, adapter.alpha)
 
 
@@ -328,8 +327,7 @@ def _groups(method: LoraAdapters, config: AdapterRun) -> Iterator[dict[str, Any]
     unet = [n for n, place in method.places.items() if place.part == "denoiser"]
     rate = optim.learning_rate if optim.unet_lr is None else optim.unet_lr
     ratio = args.loraplus_unet_lr_ratio or args.loraplus_lr_ratio
-    weights = getattr(args, "block_weights", ())
-    if not weights:
+    if not (weights := args.block_weights):
         yield from _rate_groups(method, unet, rate, "unet", ratio)
         return
     blocks: dict[int, list[str]] = {}
@@ -356,7 +354,7 @@ def _rate_groups(
     method: LoraAdapters, names: list[str], rate: float, label: str, ratio: float | None
 ) -> Iterator[dict[str, Any]]:
     """One group, or several: patterns of `network_reg_lrs` have their own, and LoRA+ gives lora_up another rate."""
-    known = patterns(getattr(method.args, "network_reg_lrs", ""), float)
+    known = method.args.rate_patterns
     members: dict[tuple[str, float], list[Adapter]] = {}
     for name in names:
         path = method.places[name].path

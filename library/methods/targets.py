@@ -63,22 +63,16 @@ class AdapterPlan:
             dropout=self.dropout,
             rank_dropout=self.args.rank_dropout or 0.0,
             module_dropout=self.args.module_dropout or 0.0,
-            noise=self.ggpo,
+            noise=self.args.ggpo_strengths,
             frozen_down=self.frozen_down,
             split=self.args.split_sizes(found),
         )
-
-    @property
-    def ggpo(self) -> tuple[float, float] | None:
-        """The two strengths of GGPO, where both are given."""
-        sigma, beta = getattr(self.args, "ggpo_sigma", None), getattr(self.args, "ggpo_beta", None)
-        return (sigma, beta) if sigma is not None and beta is not None else None
 
     def wants(self, part: str) -> bool:
         """Whether this part of the model carries adapters."""
         if part == "denoiser":
             return self.denoiser
-        return self.encoders and (part != "t5xxl" or getattr(self.args, "train_t5xxl", False))
+        return self.encoders and self.args.adapts_encoder(part)
 
 
 def plan(config: AdapterRun, blocks: tuple[str, ...]) -> AdapterPlan:

@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from library.config.run_config import RunConfig
+from library.objectives.base import NoisedBatch
 
 
-def elementwise(pred: Tensor, target: Tensor, config: RunConfig, noised: Any = None) -> Tensor:
+def elementwise(pred: Tensor, target: Tensor, config: RunConfig, noised: NoisedBatch | None = None) -> Tensor:
     """The loss of every element, in float32; shapes as `pred`.
 
     Huber is the pseudo-Huber loss 2c (sqrt(d^2 + c^2) - c), smooth_l1 the same over c, with one threshold c per image
@@ -24,7 +25,7 @@ def elementwise(pred: Tensor, target: Tensor, config: RunConfig, noised: Any = N
     if kind == "l1":
         return difference.abs()
     c: Any = config.loss.huber_c * config.loss.huber_scale
-    if (own := getattr(noised, "huber_c", None)) is not None:
+    if noised is not None and (own := noised.huber_c) is not None:
         c = own.float().reshape(-1, *(1 for _ in difference.shape[1:]))
     root = (difference.square() + c * c).sqrt()
     return 2 * (root - c) * (c if kind == "huber" else 1)

@@ -80,9 +80,9 @@ def blocks_alone(
         with torch.no_grad():
             for tensor in (*part.parameters(), *part.buffers()):
                 tensor.normal_(std=0.02) if tensor.dtype in (torch.float32, torch.bfloat16) else tensor.zero_()
-    for cache in getattr(method, "factor_caches", ()):
+    for cache in method.factor_caches:
         cache.adapters = [adapter for adapter in cache.adapters if adapter.lora_down.weight.device.type != "meta"]
-    if not any(cache.adapters for cache in getattr(method, "factor_caches", ())):
+    if not any(cache.adapters for cache in method.factor_caches):
         denoiser._forward_pre_hooks.clear()
     prepare_denoiser(denoiser, family, config, device, list(map(tuple, job["sizes"])), job["text_learns"], log)
     method.train()

@@ -100,7 +100,7 @@ def non_finite_message(
     ways = [Text("lower the learning rate")]
     if config.precision.mixed_precision == "fp16":
         ways.append(Text("use mixed_precision bf16, whose range is larger"))
-        if not config.cache.latents and not getattr(config.model, "no_half_vae", True):
+        if not config.cache.latents and config.model.float32_vae is False:
             ways.append(Text("use no_half_vae"))
     if images:
         ways.append(Text("replace these images"))

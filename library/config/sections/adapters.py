@@ -101,6 +101,11 @@ class AdapterData(Data):
         1.0, "The weight of regularisation images in the loss. 1 is usual; lower means less influence.", min=0.0
     )
 
+    @property
+    def regularisation_weight(self) -> float:
+        """What prior_loss_weight says."""
+        return self.prior_loss_weight
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterOptim(Optim):

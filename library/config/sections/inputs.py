@@ -83,6 +83,11 @@ class Model:
         """Those of the others that this very model has."""
         return self.others
 
+    @property
+    def float32_vae(self) -> bool | None:
+        """Whether no_half_vae keeps the VAE in float32; None where the model has no such option."""
+        return None
+
     def check(self, run: RunConfig) -> Iterator[Problem]:
         """SD 2.x has no trainer here."""
         if self.v2:
@@ -231,6 +236,11 @@ class Data:
             return None
         low, high = self.face_crop_aug_range.split(",")
         return float(low), float(high)
+
+    @property
+    def regularisation_weight(self) -> float:
+        """The factor of regularisation images in the loss."""
+        return 1.0
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
         """Rules about buckets and about which data is meant."""

@@ -213,7 +213,7 @@ class FluxFamily(TransformerFamily):
         keep_8_bits = config.adapters and config.precision.fp8_denoiser
         denoiser, fill = checkpoint.DENOISER.open(paths["denoiser"], dtype, keep_8_bits, mmap)
         frozen = frozen or dtype
-        exact = getattr(config.model, "no_half_vae", False) or frozen == torch.float16
+        exact = config.model.float32_vae or frozen == torch.float16
         kind = torch.float32 if exact else frozen
         read = {"clip_l": checkpoint.load_clip_l, "t5xxl": t5.load}
         readers = {"vae": functools.partial(autoencoder.load, paths["ae"], kind, autoencoder.FLUX, mmap)}

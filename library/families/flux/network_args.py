@@ -139,6 +139,21 @@ class FluxArgs(PatternArgs):
         None, "strength of GGPO's gradient-scaled noise", label="GGPO beta", min=0.0, advanced=True
     )
 
+    @property
+    def logs_adapters(self) -> bool:
+        """What verbose says."""
+        return self.verbose
+
+    @property
+    def ggpo_strengths(self) -> tuple[float, float] | None:
+        """ggpo_sigma and ggpo_beta, where both are given."""
+        given = self.ggpo_sigma, self.ggpo_beta
+        return None if given[0] is None or given[1] is None else (given[0], given[1])
+
+    def adapts_encoder(self, part: str) -> bool:
+        """T5 carries adapters with train_t5xxl only."""
+        return part != "t5xxl" or self.train_t5xxl
+
     def check(self, _run: RunConfig | None = None) -> Iterator[Problem]:
         """The texts that are small languages of their own."""
         yield from self.unreadable(

@@ -136,6 +136,11 @@ class FluxLoraModel(FluxModel):
         False, "Run the autoencoder in float32.", label="Autoencoder in full precision", advanced=True
     )
 
+    @property
+    def float32_vae(self) -> bool:
+        """What no_half_vae says."""
+        return self.no_half_vae
+
 
 REFERENCES = sections.reference_folder(named_by(lambda variant: variant.control_images.most > 0))
 

@@ -25,6 +25,11 @@ class SdxlModel(sections.Model):
         label="VAE in full precision",
     )
 
+    @property
+    def float32_vae(self) -> bool:
+        """What no_half_vae says."""
+        return self.no_half_vae
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SdxlAdapterCache(sections.Cache):

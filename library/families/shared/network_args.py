@@ -133,6 +133,25 @@ class NetworkArgs:
         """The factor of each block's learning rate, or () when none was given."""
         return ()
 
+    @property
+    def rate_patterns(self) -> tuple[tuple[str, float], ...]:
+        """Patterns of names, and the learning rate of the layers that fit each; the first that fits counts."""
+        return ()
+
+    @property
+    def ggpo_strengths(self) -> tuple[float, float] | None:
+        """Sigma and beta of GGPO (gradient-guided perturbation); None where it is off."""
+        return None
+
+    @property
+    def logs_adapters(self) -> bool:
+        """Whether each adapter is logged with its rank and alpha."""
+        return False
+
+    def adapts_encoder(self, part: str) -> bool:
+        """Whether this text encoder carries adapters in a run whose text encoders are trained."""
+        return True
+
     def chosen_blocks(self, counts: Sequence[int]) -> list[list[float]]:
         """The factor of the learning rate of each block, 0 where it carries no adapters, by group of so many blocks."""
         return [index_factors(getattr(self, name), n) for name, n in zip(self.block_arguments, counts, strict=True)]
@@ -172,6 +191,11 @@ class PatternArgs(NetworkArgs):
             except ConfigError as e:
                 yield from (problem.replaced(option=name, place=PLACE, topic="training") for problem in e.problems)
 
+    @property
+    def rate_patterns(self) -> tuple[tuple[str, float], ...]:
+        """What network_reg_lrs says."""
+        return patterns(self.network_reg_lrs, float)
+
     def is_excluded(self, layer: NetworkLayer) -> bool:
         """Whether the patterns leave a layer out."""
         fits = [any(re.fullmatch(one, layer.path) for one in regexes(text))
@@ -184,6 +208,11 @@ class TransformerArgs(PatternArgs):
     """The same of a model whose blocks have no convolutions."""
 
     verbose: bool = opt(False, "log every adapter", advanced=True)
+
+    @property
+    def logs_adapters(self) -> bool:
+        """What verbose says."""
+        return self.verbose
 
     def notes(self, _run: RunConfig | None = None) -> Iterator[Problem]:
         """What has no effect, and why."""
