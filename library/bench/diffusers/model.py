@@ -28,6 +28,7 @@ from library.families.base import ModelComponents
 from library.families.shared.random_networks import empty
 from library.memory.quantization import fp8_storage
 from library.methods.adapters import AdapterSpec, LoraLinear
+from library.methods.factor_cache import FactorCache
 
 # Its options say how to train it: those of a LoRA for transformers that are as large.
 SCRIPT = families.lora_script(next(f.name for f in families.every() if f.trained_in_compute_dtype))
@@ -57,6 +58,8 @@ class DiffusersFamily:
 
 class DiffusersLora:
     """LoRA on every Linear layer of the blocks."""
+
+    factor_caches: tuple[FactorCache, ...] = ()  # a TrainingMethod has them; here each layer scales its own factors
 
     def __init__(self, model: nn.Module, block_classes: tuple[str, ...], rank: int, rate: float) -> None:
         model.requires_grad_(False)
