@@ -259,6 +259,8 @@ def _late(config: RunConfig, images: data.Check) -> Iterator[Problem]:
         for name in (f"{what}_every_n_{unit}s" for what in ("sample", "validate")):
             if (given.get(name) or 0) > end:
                 yield ineffective.remark(name, "the training ends after {count}", count=counted(end, unit))
+    if config.steps.max_train_epochs:
+        yield from config.compile.never_begun(steps.total)
     first = config.compile.compile_compare_steps
     if config.compile.compile and 0 < steps.total <= first and not config.steps.resume:
         yield Problem("compile_compare_steps",

@@ -21,7 +21,7 @@ from library.compiler.entry import EntryInputs, shape_of, with_canonical_inputs
 from library.compiler.log import CompileLog, Speedup
 from library.compiler.torch_settings import RECORDED, SETTINGS, limit_of, version, wanted_settings
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, counted
 
 __all__ = ["problems"]  # with what is defined below
 
@@ -101,8 +101,7 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
     SETTINGS.want(wanted_settings(args, device, sizes))
     log = log or CompileLog()
     log.listen()
-    backends, options = backends or {}, torch_compile_options(args, sizes)
-    known = bool(blocks)
+    backends, options, known = backends or {}, torch_compile_options(args, sizes), bool(blocks)
     learning = {type(block).__name__ for block in blocks if any(p.requires_grad for p in block.parameters())}
     for block in blocks:
         if disable_linear:
@@ -134,7 +133,8 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
     else:
         log.begin_some(blocks)
     shown = ", ".join(f"{k}={v}" for k, v in {"mode": args.compile_mode or "default", **options}.items())
-    logger.info("%s: %d blocks, %d graphs (%s)", log_prefix, len(blocks), sum(log.predicted().values()), shown)
+    graphs = counted(sum(log.predicted().values()), "graph")
+    logger.info("%s: %s, %s (%s)", log_prefix, counted(len(blocks), "block"), graphs, shown)
     return model
 
 

@@ -11,7 +11,7 @@ import torch
 
 from library.compiler import torch_private
 from library.config.json_types import JsonObject
-from library.config.problems import Report, Text
+from library.config.problems import Report, Text, counted
 
 KEPT = 4096  # events that PyTorch keeps until they are read; its own 64 are fewer than one step may bring
 
@@ -164,6 +164,14 @@ class CompileLog:
         """How many forward graphs the whole run should need, by class of block."""
         return {kind: sum(self._sizes[kind, shape] for shape in set(shapes)) for kind, shapes in self.expected.items()}
 
+    def due(self) -> int:
+        """How many graphs are needed by now: without those of blocks that are compiled in later steps.
+
+        All of them where none is compiled yet, as while another process compiles them.
+        """
+        needed = self.predicted()
+        return sum(number for kind, number in needed.items() if kind not in self.later) or sum(needed.values())
+
     @property
     def graphs_per_block(self) -> int:
         """How many graphs a single block needs at most."""
@@ -236,7 +244,8 @@ class CompileLog:
         if not total["num_graphs"] or self.fallback:
             return ""
         first = (
-            f"Compiling took {self.seconds:.1f} s for {total['num_graphs']} graphs, {total['recompiles']} recompiled."
+            f"Compiling took {self.seconds:.1f} s for {counted(total['num_graphs'], 'graph')}, "
+            f"{total['recompiles']} recompiled."
         )
         return f"{first} {self.speedup.sentence(self.seconds)}".strip()
 
@@ -276,7 +285,7 @@ class CompileLog:
         self._buckets.setdefault(graph, self.bucket)
         if self.on_graph and self._inside and len(self._owner) > number:
             made, said = len(self._owner), Text("compiling {block}", block=self._inside)
-            self.on_graph(said, made, max(sum(self.predicted().values()), made))
+            self.on_graph(said, made, max(self.due(), made))
 
     def _read(self, m: Any) -> CompiledGraph:
         graph, seconds = str(m.compile_id), (m.duration_us or 0) / 1e6

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from library.config.problems import ConfigError, Problem
+from library.config.problems import ConfigError, Problem, Text
 from library.config.values import did_you_mean, quoted
 
 # Class of block, first and last (None: all), and the backend that is named for these, or "".
@@ -62,7 +62,29 @@ def steps_by_word(text: str, kinds: Mapping[str, str]) -> list[tuple[str, int]]:
                 part=quoted(part)))  # fmt: skip
         known |= meant
         found[name] = int(step)
+    if text and not found:
+        raise ConfigError(Problem("compile_from_step",
+            ": {given} names no step; write 40, or nothing to compile from the beginning",
+            given=quoted(text)))  # fmt: skip
     return [*found.items()]
+
+
+def never_begun(text: str, kinds: Mapping[str, str], last: int) -> Iterator[Problem]:
+    """Blocks that stay eager, as the training ends with the step `last`, before compiling of them begins."""
+    steps = steps_by_word(text, kinds)
+    late = {word: step for word, step in steps if step > last}
+    known = {cls for word, _ in steps if word for cls in classes_by_word(kinds)[word]}
+    if late and len(late) == len(steps) and ("" in late or known == {*kinds.values()}):
+        yield Problem("compile_from_step",
+            ": nothing is compiled, as the training ends with step {last} and compiling begins with step {first}; "
+            "use {last} at most, or leave it empty to compile from the beginning", first=min(late.values()),
+            last=last, fix={"compile_from_step": None})  # fmt: skip
+        return
+    for word, first in late.items():
+        yield Problem("compile_from_step",
+            ": {what} are not compiled, as the training ends with step {last} and their compiling begins with step "
+            "{first}; use {last} at most", what=Text("{word} blocks", word=word) if word else Text("other blocks"),
+            first=first, last=last)  # fmt: skip
 
 
 def _parts(text: str) -> Iterator[str]:

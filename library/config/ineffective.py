@@ -6,7 +6,7 @@ A rule is about one or several options and names the option that would wake them
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import Problem, Text
 from library.config.run_config import Rule, RunConfig
 from library.config.schema import options, values
 from library.config.sections import AdapterRun, EmbeddingRun
@@ -59,14 +59,6 @@ def _is_logged(config: RunConfig) -> bool:
     return bool(config.log.logging_dir or config.log.log_with)
 
 
-def _gets_to_compiling(config: RunConfig) -> bool:
-    try:
-        begins = config.compile.first_steps().values()
-    except ConfigError:  # reported by its own check
-        return True
-    return bool(config.steps.max_train_epochs) or min(begins, default=0) <= config.steps.max_train_steps
-
-
 def _dataset(config: RunConfig) -> bool:
     return not config.data.dataset_config
 
@@ -103,7 +95,6 @@ SHARED: tuple[Rule, ...] = (
      "compile_cache_dir compile_scope compile_blocks compile_activation_budget compile_compare_steps compile_warmup "
      "compile_from_step",
      lambda c: c.compile.compile or c.compile.compile_autotune, "compile is off"),
-    ("compile_from_step", _gets_to_compiling, "the training ends before it"),
     ("compile_mode", lambda c: c.compile.compile_backend == "inductor", "only inductor has modes"),
     ("checkpoint_keep_attention", lambda c: c.memory.checkpointing, "gradient_checkpointing is off"),
     ("train_data_dir reg_data_dir in_json", _dataset, "dataset_config describes the images"),

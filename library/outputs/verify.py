@@ -8,7 +8,7 @@ from safetensors import safe_open
 
 from library import families
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Text, listed
+from library.config.problems import ConfigError, Text, counted, listed
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.methods import TrainingMethod
@@ -54,13 +54,14 @@ def differences(path: Path, shapes: Shapes) -> str:
     other = [name for name in found if name in shapes and shapes[name] != found[name]]
     said: list[Text] = []
     if missing:
-        said.append(Text("{count} tensors are missing from it, first {first}", count=len(missing), first=missing[0]))
+        said.append(Text("{tensors} missing, first {first}", tensors=counted(len(missing), "tensor"), first=missing[0]))
     if unknown:
-        said.append(
-            Text("{count} tensors are unknown to the model, first {first}", count=len(unknown), first=unknown[0])
-        )
+        tensors = counted(len(unknown), "tensor")
+        said.append(Text("{tensors} unknown to the model, first {first}", tensors=tensors, first=unknown[0]))
     if other:
-        said.append(Text("{count} tensors are of another shape, first {first}", count=len(other), first=other[0]))
+        said.append(
+            Text("{tensors} of another shape, first {first}", tensors=counted(len(other), "tensor"), first=other[0])
+        )
     return listed(said, "; ") if said else ""
 
 

@@ -11,6 +11,7 @@ from library import families
 from library.compiler import block_calls, blocks, cudagraph, torch_private
 from library.compiler.block_calls import BlockCall, NotDescribed
 from library.compiler.log import CompileLog
+from library.config.problems import counted
 from library.config.run_config import RunConfig
 from library.data.loading import Batches, latent_area
 from library.memory.prepare import BYTES_OF_ADAM
@@ -130,7 +131,7 @@ class BackgroundCompiler:
                 recorder.free_others = self.make_room
             self._journal.say(
                 f"The first steps run without compiled blocks, and were measured to take {self._step_seconds:.3g} s "
-                f"each; beside them a process compiles {len(self._calls)} graphs of blocks"
+                f"each; beside them a process compiles {counted(len(self._calls), 'graph')} of blocks"
             )
         return True
 
@@ -262,6 +263,13 @@ class BackgroundCompiler:
             return False
         self.give_up("the GPU's memory is too small for both")
         return True
+
+    def unused(self) -> str:
+        """At the end of a run: that it ended before its compiled blocks could be used, "" if it did not."""
+        if self._process is None:
+            return ""
+        ready = f"{self._process.compiled} of {counted(len(self._calls), 'graph')} ready"
+        return f"The training ended before its blocks were compiled beside it ({ready}), so they ran eagerly. {INSTEAD}"
 
     def stop(self) -> None:
         """End the other process, if there is one."""

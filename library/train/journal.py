@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from library.config.json_types import JsonMapping
-from library.config.problems import Report, Text
+from library.config.problems import Report, Text, counted
 from library.config.run_config import RunConfig
 from library.config.schema import changed
 from library.data.loading import Batches
@@ -162,11 +162,10 @@ class Journal:
         self.mark(self.doing)
         if self.record:
             self.record.plan(clock.total, epochs=clock.epochs, data=data)
-        sizes = len(batches.shapes)
-        self.say(
-            f"{data['images']} images, {len(batches)} batches per epoch in {sizes} size{'s' * (sizes != 1)}; "
-            f"{clock.total} steps in {clock.epochs} epochs"
-        )
+        images, sizes = counted(data["images"], "image"), counted(len(batches.shapes), "size")
+        in_epoch = "1 batch" if len(batches) == 1 else f"{len(batches)} batches"
+        steps, epochs = counted(clock.total, "step"), counted(clock.epochs, "epoch")
+        self.say(f"{images}, {in_epoch} per epoch in {sizes}; {steps} in {epochs}")
         if lengths := sorted(set(batches.text_lengths.values())):
             span = f"{lengths[0]} to {lengths[-1]}" if len(lengths) > 1 else lengths[0]
             self.say(f"Steps read {span} tokens of the captions, validation and samples read all")

@@ -93,7 +93,7 @@ def run_training(config: RunConfig, remarks: Sequence[Text] = (), notes: Sequenc
         precompiler = Precompiler(config, world, journal, compile_log, clock, choices)
         step_log = StepLog(config, clock, world, journal, precompiler)
         training = Training(world, journal, clock, batches, compute_loss, updates, step_log, choices)
-        with step_log, precompiler:
+        with precompiler, step_log:
             return take_steps(training, precompiler, images, samples)
 
 

@@ -101,10 +101,12 @@ def _decide(batches: Batches, compute_loss: LossFunction, device: torch.device, 
     config, began = compute_loss.config, time.perf_counter()
     formats = possible(config, device)
     if not formats:
-        why = "this machine cannot multiply in 8 bits, or an option excludes it"
+        why = "this machine cannot multiply in 8 bits"
+        if fp8_matmul.supports_fp8(device) or int8_matmul.supports_int8(device):
+            why = "another option excludes products in 8 bits"
         if not config.compile.compile:
             why = "without compile, rounding to 8 bits takes longer than 8 bits save"
-        journal.say(f"Matrix products: {WIDE}, for {why}.")
+        journal.say(f"Matrix products are computed in {WIDE}: {why}.")
         return WIDE
     (kind, _), = batches.kinds().most_common(1)  # fmt: skip
     sizes = matrix_sizes(config, compute_loss.family, compute_loss.components.denoiser, kind)
@@ -239,7 +241,7 @@ def fastest(found: Mapping[str, float]) -> str:
 def sentence(found: Mapping[str, float], chosen: str, how: str) -> str:
     """Times by format and the choice, as one line of the log."""
     if not found:
-        return f"Matrix products: {WIDE}, for there was too little memory to time others."
+        return f"Matrix products are computed in {WIDE}: there was too little memory to time others."
     shares = ", ".join(f"{name} {found[name] / found[WIDE]:.2f}" for name in found if name != WIDE)
     failed = "" if shares else "all 8-bit formats failed"
     return f"Matrix products, as a share of the time in {WIDE}: {shares or failed}; {chosen} is used ({how})."

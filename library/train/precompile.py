@@ -12,7 +12,7 @@ from torch import nn
 
 from library.compiler import blocks, cudagraph
 from library.compiler.log import CompileLog
-from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import ConfigError, Problem, Text, counted
 from library.config.run_config import RunConfig
 from library.config.sections import Compile
 from library.data.loading import Batches, Kind, latent_area
@@ -63,6 +63,10 @@ class Precompiler:
 
     def __exit__(self, *error: object) -> None:
         self._background.stop()
+
+    def closing_sentence(self) -> str:
+        """What compiling was worth, at the end of a run."""
+        return self._background.unused() or self.log.sentence()
 
     def prepare(self, batches: Batches, compute_loss: LossFunction, pause: Callable[[], None]) -> None:
         """Before the first step: record it and compile its blocks, or begin to compile them beside the first steps.
@@ -189,8 +193,8 @@ class Precompiler:
         if self._clock.done:
             return
         log, device = self.log, self._world.device
-        graphs = sum(log.predicted().values())
-        self._journal.phase(Text("compiling"), 0, graphs)
+        graphs, made = log.due(), log.summary()["num_graphs"]
+        self._journal.phase(Text("compiling"), made, graphs)
         single = compiles_size_by_size(self._config, device)
         self._journal.say(graphs_sentence(self._options, len(batches.shapes), single))
         # With parts of one model all processes have to compute at once.
@@ -240,7 +244,7 @@ class Precompiler:
                 "parts; compile_fullgraph stops there and shows the place", why=broken[0]))  # fmt: skip
         total = log.summary()
         shown = ", ".join(f"{n} for {total['blocks'].get(k, 0)} {k}" for k, n in total["graphs"].items())
-        self._journal.say(f"Compiled: {total['num_graphs']} graphs ({shown}) in {total['seconds']:.1f} s, "
+        self._journal.say(f"Compiled: {counted(total['num_graphs'], 'graph')} ({shown}) in {total['seconds']:.1f} s, "
                           f"{total['recompiles']} recompiled")  # fmt: skip
 
     def recover(self, error: Exception, denoiser: nn.Module) -> bool:

@@ -37,7 +37,7 @@ class StepLog:
             for line, _ in self.meter.lines():
                 self._journal.step({name: value for name, value in line.items() if name not in ASKED}, self.meter.total)
             self._journal.note(compile=self._log.summary())
-            if sentence := self._log.sentence():
+            if sentence := self._precompiler.closing_sentence():
                 self._journal.say(sentence)
 
     def push(

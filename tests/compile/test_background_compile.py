@@ -110,7 +110,7 @@ def test_a_run_resumed_after_the_takeover_is_equal_bit_for_bit(demo, squares, tm
     assert all(torch.equal(one, same) for one, same in pairs)
 
 
-def test_where_nothing_is_compiled_in_time_the_run_is_an_eager_one(demo, squares, tmp_path, monkeypatch):
+def test_where_nothing_is_compiled_in_time_the_run_is_an_eager_one(demo, squares, tmp_path, monkeypatch, capsys):
     (tmp_path / "waits_for_input.py").write_text("import sys\nsys.stdin.read()\n", encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(compile_process, "WORKER", "waits_for_input")  # which the end of the training is
@@ -120,6 +120,8 @@ def test_where_nothing_is_compiled_in_time_the_run_is_an_eager_one(demo, squares
     eager = train(config_of(demo, "flux_train_network", output_dir=tmp_path / "two", **given | {"compile": False}))
     assert done.losses == eager.losses and not done.events("takeover") and not done.events("compile")
     assert not kept[0].running
+    closing = "ended before its blocks were compiled beside it (0 of 2 graphs ready), so they ran eagerly"
+    assert sum(closing in line for line in capsys.readouterr().out.splitlines()) == 1
     if sys.platform != "win32":
         assert "its process was killed (signal 9)" in kept[0].failure
 

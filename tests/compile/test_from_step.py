@@ -1,9 +1,13 @@
 """`compile_from_step`: eager first, compiled from a step on, and the same again in a repeated and in a resumed run."""
 
+import re
+from itertools import pairwise
+
 import pytest
 import torch
 
 from library import families
+from library.config import building
 from library.config.building import build, notes
 from library.config.ineffective import ineffective_options
 from library.config.problems import ConfigError
@@ -33,7 +37,12 @@ def test_repeated_and_resumed_runs_are_equal_bit_for_bit(begins, shallow, reques
     first = run("first", save_state=True, save_every_n_steps=1)
     steps = {int(step) for step in begins.replace(",", ":").replace(" ", "").split(":") if step.isdigit()}
     assert {event["step"] for event in first.events("compile")} == steps
-    assert first.facts["compile"]["graphs"] == first.facts["compile"]["predicted"]
+    graphs = first.facts["compile"]["graphs"]
+    assert graphs == first.facts["compile"]["predicted"]
+    # Each kind of block counts when its step has come.
+    parts = [1, 2] if "," in begins else [sum(graphs.values())]
+    phases = [(event["done"], event["total"]) for event in first.events("phase") if event["name"] == "compiling"]
+    assert phases == [(done, part) for before, part in pairwise([0, *parts]) for done in (before, part)]
     for step in resumed_from:
         (state,) = first.file.parent.glob(f"*{step:08d}-state")
         resumed = run(f"from{step}", resume=state)
@@ -49,6 +58,7 @@ def test_repeated_and_resumed_runs_are_equal_bit_for_bit(begins, shallow, reques
     [
         ({"compile_from_step": "soon"}, "'soon' is no step; write 40, or a kind of block and its step, such as double"),
         ({"compile_from_step": "middle:4"}, "'middle:4' is no step"),
+        ({"compile_from_step": ","}, "',' names no step; write 40, or nothing to compile from the beginning"),
         ({"compile_from_step": "4", "compile_compare_steps": 5}, "both say when compiling begins"),
         (
             {"compile_from_step": "transformer:4", "compile_scope": "model"},
@@ -75,15 +85,21 @@ def test_two_steps_for_the_same_blocks_are_refused(given):
 
 
 @pytest.mark.parametrize(
-    ("values", "idle_too"),
-    [({"compile_from_step": "101"}, True), ({"compile_from_step": "transformer:100, resnet:101"}, False),
-     ({"compile_from_step": "101", "max_train_epochs": 3}, False)],
+    ("begins", "told"),
+    [("101", "nothing is compiled, as the training ends with step 100 and compiling begins with step 101; use 100 at"),
+     ("transformer:200, resnet:300", "nothing is compiled, .* begins with step 200"),
+     ("transformer:100, resnet:101", "resnet blocks are not compiled, .* their compiling begins with step 101"),
+     ("transformer:20, 101", "other blocks are not compiled"), ("transformer:101", "transformer blocks are not"),
+     ("100", ""), ("transformer:100", "")],
 )  # fmt: skip
-def test_a_step_after_the_end_of_the_training_is_said(values, idle_too):
-    config = build(
-        families.config_class("sdxl_train_network"), {"compile": True, "max_train_steps": 100, **values}, notes=[]
-    )
-    assert ("compile_from_step" in ineffective_options(config)) == idle_too
+def test_a_step_after_the_end_of_the_training_is_told(begins, told):
+    values = {"compile": True, "max_train_steps": 100, "compile_from_step": begins}
+    config = build(families.config_class("sdxl_train_network"), values, notes=[])
+    found = [note for note in notes(config) if note.option == "compile_from_step"]
+    assert "compile_from_step" not in ineffective_options(config)  # no field of a form is grey for it
+    assert re.search(told, *found) if told else not found
+    by_epochs = building.replace(config, max_train_epochs=3)
+    assert not any(note.option == "compile_from_step" for note in notes(by_epochs))  # its steps have yet to be counted
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,12 @@ def test_a_mode_that_records_contradicts_cuda_graphs_being_off(mode):
         config(compile=True, compile_mode="max-autotune-no-cudagraphs", cuda_graphs="true")
 
 
+@pytest.mark.parametrize("way", [{"compile_backend": "cudagraphs"}, {"compile_blocks": "transformer:all=cudagraphs"}])
+def test_a_backend_that_records_cannot_be_told_not_to(way):
+    with pytest.raises(ConfigError, match="cuda_graphs = false switches off what the backend cudagraphs is for"):
+        config(compile=True, cuda_graphs="false", **way)
+
+
 @pytest.mark.parametrize(
     ("values", "reserved"),
     [({}, True), ({"cuda_graphs": "true"}, False), ({"cuda_graphs": "false"}, None), ({"blocks_to_swap": 2}, None)],

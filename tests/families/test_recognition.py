@@ -327,7 +327,11 @@ def test_a_part_that_is_not_whole_says_what_is_missing_and_unknown_tensors_are_n
         tensors.pop((repeated or list(tensors))[-1])  # of a block or layer that is not the first, whose tell the sizes
         save_file(tensors, path)
         (problem,) = said(demo, script, **{option: path})
-        assert problem.option == option and "is not complete: 1 of its " in str(problem) and path.name in str(problem)
+        assert (
+            problem.option == option
+            and "is not complete: it lacks 1 of its " in str(problem)
+            and path.name in str(problem)
+        )
         if option != BASE:
             whole = {f"any.{name}": torch.empty(shape) for name, shape in weights.header(own).items()}
             matrix = next(name for name, tensor in whole.items() if tensor.ndim == 2 or option not in ENCODERS)

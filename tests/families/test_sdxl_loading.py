@@ -431,7 +431,7 @@ def test_a_model_or_vae_that_is_not_whole_says_what_is_missing_before_it_is_load
     for name, called in places.items():
         save_file({key: tensor for key, tensor in whole.items() if key != name}, path)
         (problem,) = problems(path)
-        assert "is an SDXL checkpoint that is not complete: 1 of its " in problem and f"({called})" in problem
+        assert "is an SDXL checkpoint that is not complete: it lacks 1 of its " in problem and f"({called})" in problem
     vae = {key.removeprefix("first_stage_model."): tensor for key, tensor in whole.items() if key.startswith("first")}
     other = tmp_path / "vae.safetensors"
     save_file(vae, other)
@@ -441,7 +441,7 @@ def test_a_model_or_vae_that_is_not_whole_says_what_is_missing_before_it_is_load
     vae.pop("decoder.mid.attn_1.q.weight")
     save_file(vae, other)
     (problem,) = problems(tiny_sdxl, vae=other)
-    assert "is a VAE that is not complete: 1 of its " in problem and problem.option == "vae"
+    assert "is a VAE that is not complete: it lacks 1 of its " in problem and problem.option == "vae"
     folder = tmp_path / "folder"
     shutil.copytree(tiny_sdxl_folder, folder)
     file = next((folder / "text_encoder_2").glob("*.safetensors"))

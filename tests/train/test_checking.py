@@ -90,6 +90,9 @@ def test_what_the_training_ends_before_is_said(config, tmp_path):
     found = {hint.text for hint in told(replace(config, **prompts, **late, validation_split=0.2), "hint")}
     ends = {"steps": "60 steps", "epochs": "4 epochs"}
     assert {f"{name} has no effect here: the training ends after {ends[name.split('_')[-1]]}" for name in late} <= found
+    by_epochs = {"compile": True, "compile_backend": "eager", "compile_from_step": "55", "max_train_epochs": 3}
+    (hint,) = (h for h in told(replace(config, **by_epochs), "hint") if h.text.startswith("compile_from_step"))
+    assert "nothing is compiled, as the training ends with step 54 and compiling begins with step 55" in hint.text
     alone = {hint.text for hint in told(replace(config, **prompts, save_every_n_steps=61), "hint")}
     assert not [text for text in alone if "ends after" in text]  # a file is saved at the end in any case
     assert any(text.startswith("sample_prompts: samples are generated only when") for text in alone - found)

@@ -68,12 +68,14 @@ def test_sixteen_bits_stay_where_eight_gain_little(start):
 def test_a_machine_without_such_products_says_so_in_a_line(start, monkeypatch):
     monkeypatch.setattr(int8_matmul, "supports_int8", lambda device: False)
     found = start({})
-    assert not start.asked and "16 bits, for this machine cannot multiply in 8 bits" in said(found)
+    assert not start.asked and "computed in 16 bits: this machine cannot multiply in 8 bits." in said(found)
     assert found.losses == start(auto_compute=False).losses
 
 
 def test_without_compiling_eight_bits_are_not_timed(start):
-    assert "without compile, rounding to 8 bits takes longer" in said(start({}, compile=False, compile_blocks=None))
+    assert "in 16 bits: without compile, rounding to 8 bits takes longer" in said(
+        start({}, compile=False, compile_blocks=None)
+    )
     assert not start.asked
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
-from library.config.block_choices import BlockChoice, chosen_blocks, classes_by_word, steps_by_word
+from library.config.block_choices import BlockChoice, chosen_blocks, classes_by_word, never_begun, steps_by_word
 from library.config.problems import ConfigError, Problem, Text
 from library.config.reading import switch
 from library.config.run_config import RunConfig
@@ -151,6 +151,7 @@ class Compile:
                 fix={"compile_compare_steps": 5})  # fmt: skip
         if self.records_graphs:
             yield from self._against_recording(run)
+            yield from self._against_recording_nothing()
         if not self.compile:
             return
         if self.compile_activation_budget < 1:
@@ -163,6 +164,8 @@ class Compile:
             yield Problem("compile_activation_budget",
                 "has no effect here: add compile, or use gradient_checkpointing",
                 fix={"compile_activation_budget": 1.0})  # fmt: skip
+        if not run.steps.max_train_epochs:
+            yield from self.never_begun(run.steps.max_train_steps)
         if self.compile and self.compile_blocks:
             classes, chosen = classes_by_word(self.kinds), self.ranges()
             for word, _ in self._steps_by_word():
@@ -174,6 +177,10 @@ class Compile:
             yield Problem(
                 "compile_scope", "= inner is the same as blocks here: there is no gradient_checkpointing to leave out"
             )
+
+    def never_begun(self, steps: int) -> Iterator[Problem]:
+        """Blocks that stay eager, as a training of so many steps ends before compiling of them begins."""
+        return never_begun(self.compile_from_step or "", self.kinds, steps) if self.compile else iter(())
 
     @property
     def records_graphs(self) -> bool:
@@ -204,6 +211,11 @@ class Compile:
         return "cpu_offload_checkpointing moves inputs" if run.memory.cpu_offload_checkpointing else ""
 
     @property
+    def _unrecorded_mode(self) -> str:
+        """The mode that does the same without CUDA graphs."""
+        return "default" if self.compile_mode == "reduce-overhead" else "max-autotune-no-cudagraphs"
+
+    @property
     def _backends(self) -> set[str]:
         """All backends that are named, for all blocks or for some."""
         try:
@@ -212,7 +224,7 @@ class Compile:
             return {self.compile_backend}
 
     def _against_recording(self, run: RunConfig) -> Iterator[Problem]:
-        other = "default" if self.compile_mode == "reduce-overhead" else "max-autotune-no-cudagraphs"
+        other = self._unrecorded_mode
         option, what, fix = "compile_mode", f"= {self.compile_mode}", {"compile_mode": other}
         if self.compile and "cudagraphs" in self._backends:
             option, what, other, fix = "", "the backend cudagraphs", "inductor", {}
@@ -222,11 +234,6 @@ class Compile:
                 mode=self.compile_mode, fix={"cuda_graphs": "auto"}, also="compile compile_mode")  # fmt: skip
         elif self.cuda_graphs == "true":
             option, what, other, fix = "cuda_graphs", "= true", "auto", {"cuda_graphs": "auto"}
-        elif self.cuda_graphs == "false":
-            yield Problem("cuda_graphs",
-                "= false switches off what compile_mode = {mode} is for: use auto, or compile_mode = {other}",
-                mode=self.compile_mode, other=other, fix={"cuda_graphs": "auto"}, also="compile compile_mode",
-                )  # fmt: skip
         facts: dict[str, Any] = {"what": Text(what), "other": other, "fix": fix, "topic": "compiling"}
         named = "compile_mode compile_backend compile_blocks compile cuda_graphs"
         if run.memory.blocks_to_swap:
@@ -242,6 +249,19 @@ class Compile:
                 "{what} needs inputs that stay where they are, and cpu_offload_checkpointing moves them: "
                 "use {other}, or gradient_checkpointing", also=f"{named} cpu_offload_checkpointing",
                 **facts)  # fmt: skip
+
+    def _against_recording_nothing(self) -> Iterator[Problem]:
+        if self.cuda_graphs != "false":
+            return
+        fix = {"cuda_graphs": "auto"}
+        if "cudagraphs" in self._backends:
+            yield Problem("cuda_graphs",
+                "= false switches off what the backend cudagraphs is for: use auto, or the backend inductor",
+                also="compile compile_backend compile_blocks", fix=fix)  # fmt: skip
+        else:
+            yield Problem("cuda_graphs",
+                "= false switches off what compile_mode = {mode} is for: use auto, or compile_mode = {other}",
+                mode=self.compile_mode, other=self._unrecorded_mode, also="compile compile_mode", fix=fix)  # fmt: skip
 
     def _against_the_scope(self, run: RunConfig, by_kind: bool) -> Iterator[Problem]:
         if self.compile_scope == "inner" and run.memory.checkpoint_keep_attention:

@@ -24,7 +24,7 @@ class IncompleteError(KeyError):
         self.missing, self.wanted = missing, wanted
 
     def __str__(self) -> str:
-        return f"{len(self.missing)} of {self.wanted} tensors are missing: {few(self.missing)}"
+        return f"{len(self.missing)} of {self.wanted} tensors missing: {few(self.missing)}"
 
 
 def few(names: list[str]) -> str:

@@ -222,7 +222,7 @@ def incomplete(path: Path, what: str, missing: list[str], wanted: int = 0) -> Te
     if not wanted:
         return Text("{path} is {what} that is not complete: {tensor} is missing; download it again, or join all files "
             "that it came in", path=path, what=Text(what), tensor=missing[0])  # fmt: skip
-    return Text("{path} is {what} that is not complete: {number} of its {wanted} tensors are missing ({names}); "
+    return Text("{path} is {what} that is not complete: it lacks {number} of its {wanted} tensors ({names}); "
         "download it again, or join all files that it came in", path=path, what=Text(what), number=len(missing),
         wanted=wanted, names=few(missing))  # fmt: skip
 
