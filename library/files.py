@@ -24,6 +24,7 @@ UNFINISHED = re.compile(
     r"\.(?P<stem>.+)\.(?P<pid>\d+)-(?P<here>[0-9a-f]{4})[0-9a-f]{8}\.(?P<kind>tmp|old)(?P<suffix>\.\w+)?"
 )
 DAY = 86400.0
+LONGEST_NAME = 255  # bytes of a file's name on the usual disks; Windows and macOS count letters, and allow more
 RESERVED = re.compile(
     r"(con|prn|aux|nul|com[\d¹²³]|lpt[\d¹²³])(\..*)?", re.I
 )  # devices that Windows has in every folder
@@ -43,7 +44,9 @@ def write_atomic(path: str | Path, content: bytes | str | Callable[[Path], objec
     folder is made if needed. Raises ConfigError when the disk is full or the place is not writable.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.stem}.{_mark()}.tmp{path.suffix}")
+    mark = f".{_mark()}.tmp{path.suffix}"
+    stem = path.stem.encode()[-(LONGEST_NAME - 1 - len(mark.encode())) :].decode(errors="ignore")  # a long one's end
+    temporary = path.with_name(f".{stem}{mark}")
     try:
         with clear_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -159,6 +162,8 @@ def clear_errors(path: str | Path) -> Iterator[None]:
             raise ConfigError(
                 "the disk is full: cannot write {path} ({free} free)", path=path, free=_bytes(free_space(path))
             ) from e
+        if e.errno == errno.ENAMETOOLONG:
+            raise ConfigError("cannot write {path}: the name is too long for this disk; shorten it", path=path) from e
         if isinstance(e, PermissionError) or e.errno == errno.EROFS:
             raise ConfigError(
                 "cannot write {path}: no permission; choose another folder or change its rights", path=path

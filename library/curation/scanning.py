@@ -140,7 +140,7 @@ def _take(collection: ImageCollection, listing: Listing, place: ImageFolder) -> 
                 0,
                 0,
                 listing.path(os.path.splitext(name)[0] + ending),
-                broken="there is no decoder for it here: convert it to PNG or WebP",
+                broken="its format is not read here: convert it to PNG or WebP",
             )  # fmt: skip
         )
     place.path = listing.folder

@@ -1,5 +1,6 @@
 """Find the images that a config names: files, sizes, words, buckets. Nothing is decoded, and no torch is needed."""
 
+import io
 import os
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -50,7 +51,7 @@ class Survey:
         key = os.fspath(folder)
         if key not in self.listings:
             exists = os.path.isdir(folder)
-            self.listings[key] = folders.listing(key) if exists else Listing(key)
+            self.listings[key] = folders.looked_into(key) if exists else Listing(key)
         return self.listings[key]
 
 
@@ -210,9 +211,8 @@ def _find(result: Survey, subset: SubsetConfig) -> list[FoundImage]:
             "images in {deeper} inside {folder} are not used: sub-folders are not read",
             deeper=some(deeper), folder=folder))  # fmt: skip
     if here.undecodable:
-        result.warnings.append(about_images(
-            "{folder}: {undecodable} cannot be decoded here and are not used", folder=folder,
-            undecodable=some(here.undecodable)))  # fmt: skip
+        template = "{folder}: {files} are in formats that are not read here, and not used; convert them to PNG or WebP"
+        result.warnings.append(about_images(template, folder=folder, files=some(here.undecodable)))
     files = [_caption_file(here, name, subset.caption_extension) for name in here.images]
     _warn_of_other_captions(result, subset, here, files)
     return [
@@ -222,8 +222,10 @@ def _find(result: Survey, subset: SubsetConfig) -> list[FoundImage]:
 
 
 def _why_empty(result: Survey, folder: Path, here: Listing) -> Problem:
+    if here.unreadable:
+        return about_images("{path} cannot be read: {why}", path=folder, why=here.unreadable)
     if here.undecodable:
-        template = "image folder {folder}: {files} cannot be decoded here; convert them to PNG or WebP"
+        template = "image folder {folder}: {files} are in formats that are not read here; convert them to PNG or WebP"
         return about_images(template, folder=folder, files=some(here.undecodable))
     deeper = [name for name in here.folders if result.files(folder / name).images]
     if deeper:
@@ -363,7 +365,7 @@ def _facts(result: Survey, subset: SubsetConfig, known: _Remembered, one: FoundI
         return size, subset.class_tokens or ""
     try:
         with open(one.caption_file, "rb") as f:
-            text = decoded(f.read())
+            text = io.StringIO(decoded(f.read()), newline=None).read()  # line ends of every system become "\n"
     except (OSError, UnicodeError) as e:
         return size, e
     if subset.enable_wildcard:

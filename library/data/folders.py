@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 from library.config.problems import Problem, Text, counted
 from library.data.pixels import PLUGINS, extensions
 
+# Pictures that sd-scripts does not read either: they are named instead of left out without a word.
+OTHER_FORMATS = {".gif", ".tif", ".tiff", ".heic", ".heif", ".jfif"}
 CACHED_SIZE = re.compile(r"(.+)_(\d{2,})x(\d{2,})_\w+\.(?:npz|safetensors)")
 SHOWN = 20  # of one kind are listed; the rest is counted
 USUAL_REPEATS = 10  # of a folder whose name does not say them, as guides for sd-scripts have it
@@ -36,6 +38,7 @@ class Listing:
     folders: list[str] = field(default_factory=list)
     undecodable: list[str] = field(default_factory=list)
     sizes: dict[str, tuple[tuple[int, int], int]] = field(default_factory=dict)
+    unreadable: str = ""  # why the folder could not be listed
 
     def known_size(self, name: str) -> tuple[int, int] | None:
         """(width, height) of an image whose latents were cached after it was last touched."""
@@ -58,7 +61,10 @@ class Concept(NamedTuple):
 
 
 def listing(folder: str | Path) -> Listing:
-    """List a folder. Hidden files, such as the ._ twins that macOS leaves, and __MACOSX are not there."""
+    """List a folder. Hidden files, such as the ._ twins that macOS leaves, and __MACOSX are not there.
+
+    A link to an image that is gone counts as an image of no bytes, so that it is named with others that cannot be read.
+    """
     found = Listing(os.fspath(folder))
     known = extensions()
     with os.scandir(folder) as entries:
@@ -73,16 +79,31 @@ def listing(folder: str | Path) -> Listing:
             found.names.add(name)
             suffix = name[name.rfind(".") :].lower()
             if suffix in known:
-                about = entry.stat()
-                changed = max(about.st_mtime_ns, about.st_ctime_ns)
-                found.images[name] = File(about.st_mtime_ns, changed, about.st_size)
-            elif suffix in PLUGINS:
+                found.images[name] = _file(entry)
+            elif suffix in PLUGINS or suffix in OTHER_FORMATS:
                 found.undecodable.append(name)
             elif suffix in (".npz", ".safetensors") and (cached := CACHED_SIZE.fullmatch(name)):
-                _remember(found, cached, entry.stat().st_mtime_ns)
+                _remember(found, cached, _file(entry).modified)
     found.images = dict(sorted(found.images.items()))
     found.folders.sort()
+    found.undecodable.sort()
     return found
+
+
+def looked_into(folder: str | Path) -> Listing:
+    """List a folder, or say why it cannot be: drives have folders that are closed even to their owner."""
+    try:
+        return listing(folder)
+    except OSError as e:
+        return Listing(os.fspath(folder), unreadable=e.strerror or str(e))
+
+
+def _file(entry: os.DirEntry[str]) -> File:
+    try:
+        about = entry.stat()
+    except OSError:
+        return File(0, 0, 0)
+    return File(about.st_mtime_ns, max(about.st_mtime_ns, about.st_ctime_ns), about.st_size)
 
 
 def _remember(found: Listing, cached: re.Match, modified: int) -> None:
@@ -99,7 +120,7 @@ def concept(folder: Path) -> Concept | None:
 
 def concepts(parent: Path) -> list[Concept]:
     """The folders named <repeats>_<words> directly inside `parent`, by name; those with 0 repeats are left out."""
-    found = (concept(parent / name) for name in listing(parent).folders)
+    found = (concept(parent / name) for name in looked_into(parent).folders)
     return [one for one in found if one is not None and one.repeats > 0]
 
 
@@ -111,7 +132,7 @@ def is_flat(parent: Path) -> bool:
     own = concept(parent.absolute())
     if own is not None and own.repeats < MANY_REPEATS:
         return False
-    here = listing(parent)
+    here = looked_into(parent)
     inner = (concept(parent / name) for name in here.folders)
     return bool(here.images) and not any(one.repeats for one in inner if one)
 
@@ -136,12 +157,15 @@ def problems_of_parent(option: str, parent: str | Path) -> Iterator[Problem]:
     if not parent.is_dir():
         yield Problem(option, ": {parent} is a file; give the folder that holds your images", parent=parent)
         return
+    if why := looked_into(parent).unreadable:
+        yield Problem(option, ": {path} cannot be read: {why}", path=parent, why=why)
+        return
     found = concepts(parent)
     yield from (_too_often(option, one) for one in found if one.repeats > MOST_REPEATS)
     if found or is_flat(parent):
         return
-    here = listing(parent)
-    with_images = [name for name in here.folders if listing(parent / name).images]
+    here = looked_into(parent)
+    with_images = [name for name in here.folders if looked_into(parent / name).images]
     if here.images:
         yield Problem(option, ": {parent} holds the images themselves; give the folder above it: {above}",
             parent=parent, above=parent.absolute().parent, fix={option: str(parent.absolute().parent)})  # fmt: skip
@@ -162,7 +186,7 @@ def problems_of_parent(option: str, parent: str | Path) -> Iterator[Problem]:
             "and so on, or give one of them", parent=parent, name=name)  # fmt: skip
     elif here.undecodable:
         yield Problem(option,
-            ": {undecodable} in {parent} cannot be decoded here; convert them to PNG or WebP",
+            ": {undecodable} in {parent} are in formats that are not read here; convert them to PNG or WebP",
             undecodable=some(here.undecodable), parent=parent)  # fmt: skip
     elif deeper := next(_with_images(parent), None):
         yield Problem(option,
@@ -181,16 +205,16 @@ def _with_images(parent: Path) -> Iterator[Path]:
     """Folders below `parent` that hold images, the nearest first; links are not followed."""
     level, looked = [parent], 0
     for _ in range(DEEPEST):
-        below = [folder / name for folder in level for name in listing(folder).folders]
+        below = [folder / name for folder in level for name in looked_into(folder).folders]
         level = [folder for folder in below if not folder.is_symlink()][: MOST_FOLDERS - looked]
         looked += len(level)
-        yield from (folder for folder in level if listing(folder).images)
+        yield from (folder for folder in level if looked_into(folder).images)
 
 
 def warnings_of_parent(option: str, parent: Path, repeats: int = 1) -> Iterator[Problem]:
     """Say what in a folder of images is not used, or perhaps not meant; `repeats` are those of a flat folder."""
-    here, flat = listing(parent), is_flat(parent)
-    skipped = [name for name in here.folders if concept(parent / name) is None and listing(parent / name).images]
+    here, flat = looked_into(parent), is_flat(parent)
+    skipped = [name for name in here.folders if concept(parent / name) is None and looked_into(parent / name).images]
     if skipped and not flat:
         yield Problem(option,
             ": images in {skipped} are not used, since the names do not start with a number of "

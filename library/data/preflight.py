@@ -17,6 +17,9 @@ from library.data.folders import SHOWN, about_images, capped_by_kind, some
 from library.data.images import Image, ImageSet, bucket_rules
 from library.data.pixels import check_file, has_transparency, is_turned
 from library.data.threads import spread
+from library.files import LONGEST_NAME
+
+CACHE_ENDING = len("_1024x1024_flux.npz")  # what the name of a cache has besides that of the image, at least
 
 
 class Check(NamedTuple):
@@ -50,7 +53,7 @@ def check(config: RunConfig, grid: int, report: Report | None = None) -> Check:
             stops += [problem for problem in bucket_rules(dataset).problems(grid) if problem.option not in told]
     stops += _without_the_word(config, images)
     if to_disk:
-        stops += _sharing_a_cache(images)
+        stops += [*_sharing_a_cache(images), *_too_long_for_a_cache(images)]
     others = found.other_captions
     bare = [] if config.caption_change.sentences else list(_without_captions(images))
     if bare and others:  # one cause, one sentence: the one that says what to set
@@ -93,6 +96,15 @@ def _sharing_a_cache(images: list[Image]) -> Iterator[Problem]:
         yield about_images(
             "these would share one cache file; rename one of each: {pairs}", pairs=some(list(pairs.values()))
         )
+
+
+def _too_long_for_a_cache(images: list[Image]) -> Iterator[Problem]:
+    """Names that leave no room for what the name of a cache has besides."""
+    stems = {image.path: os.path.splitext(os.path.basename(image.path))[0] for image in images}
+    if long := sorted(path for path, stem in stems.items() if len(stem.encode()) > LONGEST_NAME - CACHE_ENDING):
+        yield about_images(
+            "{count} with a name too long for a cache file beside it; shorten to {most} bytes: {long}",
+            count=counted(len(long), "image"), most=LONGEST_NAME - CACHE_ENDING, long=some(long))  # fmt: skip
 
 
 def _without_the_word(config: RunConfig, images: list[Image]) -> Iterator[Problem]:

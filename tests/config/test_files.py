@@ -30,6 +30,14 @@ def test_bytes_text_and_functions(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.safetensors", "a.txt", "new"]
 
 
+def test_a_name_as_long_as_the_disk_allows_can_be_written(tmp_path):
+    for name in ("a" * 251 + ".npz", "絵" * 83 + ".npz"):
+        assert write_atomic(tmp_path / name, b"latents").read_bytes() == b"latents"
+    with pytest.raises(ConfigError, match="the name is too long for this disk"):
+        write_atomic(tmp_path / ("a" * 252 + ".npz"), b"latents")
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 @pytest.mark.parametrize("existing", [True, False])
 def test_failure_leaves_what_was_there(tmp_path, existing):
     path = tmp_path / "a.npz"

@@ -1,6 +1,8 @@
 """Each common mistake with data gets its one sentence, with the way out, and all come at once."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -144,8 +146,45 @@ def test_every_bad_image_is_named_at_once(tmp_path):
     (folder / "00.png").write_bytes(whole[: len(whole) // 2])
     (folder / "01.png").write_bytes(b"")
     (folder / "02.png").write_text("not an image")
+    (folder / "link.png").symlink_to(tmp_path / "gone.png")
+    (folder / "link_0064x0064_sdxl.npz").symlink_to(tmp_path / "gone.npz")
     found = "\n".join(problems(make.config(tmp_path)))
-    assert all(name in found for name in ("photo.jpg", "00.png", "01.png", "02.png")) and "03.png" not in found
+    named = ("photo.jpg", "00.png", "01.png", "02.png", "link.png")
+    assert all(name in found for name in named) and "03.png" not in found
+
+
+def test_pictures_in_formats_that_are_not_read_are_named(tmp_path):
+    folder = make.folder(tmp_path, "1_cat", ((64, 64),))
+    for name in ("a.gif", "b.TIFF", "c.heic"):
+        make.picture(folder / "x.png").rename(folder / name)
+    assert any("a.gif, b.TIFF, c.heic" in warning for warning in data.warnings(make.config(tmp_path), 32))
+    (folder / "00.png").unlink()
+    (problem,) = problems(make.config(tmp_path))
+    assert "a.gif, b.TIFF, c.heic" in problem and "PNG or WebP" in problem
+
+
+def test_folders_that_may_not_be_listed_are_passed_over_or_named(tmp_path, monkeypatch):
+    make.folder(tmp_path / "drive", "1_cat", ((64, 64),))
+    closed = tmp_path / "drive" / "System Volume Information"
+    closed.mkdir()
+    scandir = os.scandir
+
+    def scan(folder):
+        if Path(folder) == closed:
+            raise PermissionError(13, "Permission denied")
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    assert not problems(make.config(tmp_path / "drive"))
+    assert problems(make.config(closed)) == [f"train_data_dir: {closed} cannot be read: Permission denied"]
+
+
+def test_a_name_too_long_for_a_cache_file_is_told_where_caches_are_written(tmp_path):
+    folder = make.folder(tmp_path, "1_cat", ((64, 64),))
+    make.picture(folder / f"{'絵' * 83}.png")  # 249 bytes: prompts are names of images in some programs
+    assert not problems(make.config(tmp_path))
+    (problem,) = problems(make.config(tmp_path, cache_latents_to_disk=True))
+    assert "1 image with a name too long" in problem and "236 bytes" in problem
 
 
 def test_a_long_list_of_bad_images_is_cut(tmp_path):

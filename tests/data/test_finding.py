@@ -72,6 +72,8 @@ def test_captions_of_faces_and_of_several_lines(tmp_path):
     (tmp_path / "1_cat" / "me.txt").write_text("\ufeffsmiling\nlaughing\n", encoding="utf-8")
     assert data.scan(make.config(tmp_path)).items[0].caption == "smiling"
     assert data.scan(make.config(tmp_path, enable_wildcard=True)).items[0].caption == "smiling\nlaughing"
+    (tmp_path / "1_cat" / "me.txt").write_bytes(b"smiling\rlaughing")  # line ends of old programs, as sd-scripts has it
+    assert data.scan(make.config(tmp_path)).items[0].caption == "smiling"
 
 
 def test_txt_files_beside_the_default_extension_are_pointed_out(tmp_path):
