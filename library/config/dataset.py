@@ -102,6 +102,7 @@ class DatasetConfig:
     resize_interpolation: Interpolation | None = opt(None, "how images are resized")
 
     subsets: tuple[SubsetConfig, ...] = ()
+    repeated: tuple[str, ...] = ()  # folders and metadata files of further subsets, which are not used
     template: SubsetConfig = SubsetConfig()  # a subset's values from the run's options alone
     train_data_dir: str | None = None
     reg_data_dir: str | None = None
@@ -217,16 +218,18 @@ def _dataset(table: JsonMapping, source: str, behind: Layers, problems: list[Pro
         problems.append(_wrong(source, key, "is not a known key{hint}", hint=hint, also="subsets"))
         del own[key]
     layers = (*behind, _read(own, DATASET_KEYS, source, problems))
-    subsets: dict[str | None, SubsetConfig] = {}
+    subsets: dict[str, SubsetConfig] = {}
+    repeated: list[str] = []
     for i, inner in enumerate(_tables(table, "subsets", source, problems), 1):
         subset = _make(SubsetConfig, *layers, _read(inner, SUBSET_KEYS, f"{source} subset {i}", problems))
         if not {"image_dir", "metadata_file"} & {closest(key, SUBSET_KEYS) for key in inner}:
             problems.append(_wrong(f"{source} subset {i}", "image_dir", "is not set; name the folder of its images"))
-        if not (subset.image_dir or subset.metadata_file):
+        if not (place := subset.metadata_file or subset.image_dir):
             continue
         # The same folder twice in one dataset counts once, as in sd-scripts.
-        subsets.setdefault(subset.metadata_file or subset.image_dir, subset)
-    return replace(_make(DatasetConfig, *layers), subsets=tuple(subsets.values()))
+        repeated += [place] if place in subsets else []
+        subsets.setdefault(place, subset)
+    return replace(_make(DatasetConfig, *layers), subsets=tuple(subsets.values()), repeated=tuple(repeated))
 
 
 def _read(table: Any, known: Mapping[str, Option], source: str, problems: list[Problem]) -> JsonObject:

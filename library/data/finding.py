@@ -273,7 +273,7 @@ def _from_metadata(result: Survey, subset: SubsetConfig) -> list[FoundImage]:
     try:
         entries = metadata.read(subset.metadata_file or "", subset.image_dir)
     except ConfigError as e:
-        result.problems += [problem.replaced(topic="images") for problem in e.problems]
+        result.problems += capped([problem.replaced(topic="images") for problem in e.problems])
         return []
     found, absent = [], []
     for entry in entries:

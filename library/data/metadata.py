@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from library.config.json_types import JsonMapping, JsonObject
+from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
+from library.config.text_files import read_text
 from library.config.values import quoted
 from library.files import write_atomic
 
@@ -31,20 +32,22 @@ def read(metadata_file: str | Path, image_dir: str | Path | None) -> list[Metada
 
     Keys are absolute paths, or paths inside `image_dir`. Raises ConfigError when the file is not like that.
     """
+    text, found, problems = read_text(metadata_file), [], []
     try:
-        text = Path(metadata_file).read_text(encoding="utf-8-sig")
-        rows = _lines(text) if str(metadata_file).lower().endswith(".jsonl") else list(json.loads(text).items())
-        return [_entry(key, about, image_dir, metadata_file) for key, about in rows]
-    except OSError as e:
-        raise ConfigError(
-            "metadata file {metadata_file} cannot be read: {value}", metadata_file=metadata_file, value=e.strerror or e
-        ) from e
-    except (ValueError, TypeError, AttributeError, KeyError) as e:
-        if isinstance(e, ConfigError):
-            raise
+        lined = str(metadata_file).lower().endswith(".jsonl")
+        rows = list(_lines(text, metadata_file)) if lined else _entries(json.loads(text), metadata_file)
+    except json.JSONDecodeError as e:
         raise ConfigError(
             "metadata file {metadata_file} is not what it should be: {why}", metadata_file=metadata_file, why=e
         ) from e
+    for key, about in rows:
+        try:
+            found.append(_entry(key, about, image_dir, metadata_file))
+        except ConfigError as e:
+            problems += e.problems
+    if problems:
+        raise ConfigError(*problems)
+    return found
 
 
 def read_cache(folder: Path) -> JsonObject:
@@ -71,14 +74,28 @@ def write_cache(folder: Path, known: Mapping[str, tuple[str, tuple[int, int], in
         write_atomic(folder / CACHE_NAME, json.dumps(content, ensure_ascii=False, indent=2))
 
 
-def _lines(text: str) -> Iterator[tuple[str, Any]]:
-    for line in text.splitlines():
+def _lines(text: str, source: str | Path) -> Iterator[tuple[str, Any]]:
+    for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             about = json.loads(line)
+            if not isinstance(about, dict) or not isinstance(about.get("image_path"), str):
+                raise ConfigError("metadata file {source}, line {number}: it must be an object with image_path",
+                    source=source, number=number)  # fmt: skip
             yield about["image_path"], about
 
 
-def _entry(key: str, about: JsonMapping, image_dir: str | Path | None, source: str | Path) -> MetadataEntry:
+def _entries(content: Any, source: str | Path) -> list[tuple[str, Any]]:
+    if not isinstance(content, dict):
+        raise ConfigError(
+            "metadata file {source} must hold one object, with the paths of images as its keys", source=source
+        )
+    return list(content.items())
+
+
+def _entry(key: str, about: Any, image_dir: str | Path | None, source: str | Path) -> MetadataEntry:
+    if not isinstance(about, Mapping):
+        raise ConfigError("metadata file {source}: {key} must be an object with caption or tags, got {value}",
+            source=source, key=quoted(key), value=quoted(about))  # fmt: skip
     numbered = sorted((name for name in about if CONTROL.fullmatch(name)), key=lambda name: int(name.split("_")[2]))
     second = [str(about[name]) for name in ("control_path", *numbered) if about.get(name)]
     paths = [key, *second]

@@ -19,7 +19,7 @@ from library.data.pixels import check_file, has_transparency, is_turned
 from library.data.threads import spread
 from library.files import LONGEST_NAME
 
-CACHE_ENDING = len("_1024x1024_flux.npz")  # what the name of a cache has besides that of the image, at least
+CACHE_ENDING = len("_1024x1024_kind.npz")  # what the name of a cache has besides that of the image, at least
 
 
 class Check(NamedTuple):
@@ -183,6 +183,10 @@ def _in_vain(config: RunConfig, found: Survey) -> Iterator[Problem]:
             template, also = "{names} have no effect: {why}", " ".join(names)
             yield Problem("", template, also=also, names=together(names), why=why, topic="images")
     images = found.images
+    if repeated := [place for dataset in images.datasets for place in dataset.repeated]:
+        yield about_images(
+            "{places} given again in one [[datasets]] table, where only the first subset of a folder counts: put the "
+            "others under a [[datasets]] of their own", places=some(repeated))  # fmt: skip
     listed = [subset for dataset in images.datasets for subset in dataset.subsets if subset.metadata_file]
     for name in ("class_tokens", "cache_info") if config.data.dataset_config else ():
         if any(getattr(subset, name) for subset in listed):

@@ -213,6 +213,29 @@ def test_broken_metadata_is_named(tmp_path, text):
         data.scan(make.config(tmp_path, in_json=str(tmp_path / "meta.json")))
 
 
+def test_all_wrong_entries_of_metadata_are_named_in_plain_words(tmp_path):
+    (tmp_path / "meta.json").write_text('{"a.png": "a cat", "b.png": null, "c.png": {}}')
+    found = data.problems(make.config(tmp_path, in_json=str(tmp_path / "meta.json")), 32)
+    wrong = (("a.png", "'a cat'"), ("b.png", "None"))
+    said = [f"'{name}' must be an object with caption or tags, got {got}" for name, got in wrong]
+    assert [problem.split(": ", 1)[1] for problem in found] == said
+    (tmp_path / "meta.jsonl").write_text('{"image_path": "a.png"}\n\n{"caption": "x"}')
+    (problem,) = data.problems(make.config(tmp_path, in_json=str(tmp_path / "meta.jsonl")), 32)
+    assert "meta.jsonl, line 3: it must be an object with image_path" in problem
+
+
+def test_a_folder_given_twice_in_one_dataset_counts_once_and_is_told(tmp_path):
+    folder = make.folder(tmp_path, "x", ((64, 64),))
+    subset = f"[[datasets.subsets]]\nimage_dir = '{folder}'\ncaption_extension = '.txt'\n"
+    path = tmp_path / "data.toml"
+    path.write_text(f"[[datasets]]\nresolution = 64\n{subset}num_repeats = 3\n{subset}")
+    config = make.config(None, dataset_config=str(path))
+    assert [image.repeats for image in data.scan(config).items] == [3]
+    assert any("given again in one [[datasets]]" in warning for warning in data.warnings(config, 32))
+    path.write_text(f"[general]\nresolution = 64\n[[datasets]]\n{subset}[[datasets]]\n{subset}")
+    assert not any("given again" in warning for warning in data.warnings(config, 32))
+
+
 def masked(tmp_path, masks):
     folder = make.folder(tmp_path, "x", ((64, 64), (96, 64)))
     for name, size in masks.items():
