@@ -10,14 +10,15 @@ from library.config.run_config import RunConfig
 from library.families.anima.adapter import AdapterShape
 from library.families.anima.family import AnimaFamily
 from library.families.anima.model import Anima, AnimaShape
-from library.families.shared import language_model, qwen_vae, random_networks, random_tokenizers
+from library.families.shared import language_model, random_networks, random_tokenizers
 from library.families.shared.random_networks import T5_WORDS, InputShapes, RandomNetworks, prefixed
+from library.families.shared.random_sizes import FULL_QWEN_VAE, LanguageModelSizes, QwenVaeSizes
 
 WORDS = 151936  # of the published vocabulary of Qwen3, with room
 
 
 @dataclass(frozen=True)
-class AnimaSizes:
+class AnimaSizes(LanguageModelSizes, QwenVaeSizes):
     """Widths and depths. Widths of the transformer and of the adapter are multiples of their heads."""
 
     hidden: int = 64
@@ -27,15 +28,6 @@ class AnimaSizes:
     adapter: int = 32
     adapter_head: int = 16
     adapter_blocks: int = 2
-    text: int = 48
-    text_layers: int = 2
-    text_mlp: int = 128
-    text_heads: int = 1
-    text_groups: int = 1
-    vae: int = 8
-    vae_widths: tuple[int, ...] = (1, 2, 2, 2)
-    vae_resnets: int = 1
-    channels: int = 16
     resolutions: tuple[int, ...] = (64, 128)
 
 
@@ -43,8 +35,7 @@ TINY = AnimaSizes()
 TINY_OPTIONS: dict[str, int] = {"qwen3_max_token_length": 64, "t5_max_token_length": 64}
 FULL = AnimaSizes(
     hidden=2048, head=128, blocks=28, modulation=256, adapter=1024, adapter_head=64, adapter_blocks=6, text=1024,
-    text_layers=28, text_mlp=3072, text_heads=16, text_groups=8, vae=96, vae_widths=(1, 2, 4, 4), vae_resnets=2,
-    resolutions=(512, 1024),
+    text_layers=28, text_mlp=3072, text_heads=16, text_groups=8, resolutions=(512, 1024), **FULL_QWEN_VAE,
 )  # fmt: skip
 
 
@@ -73,16 +64,10 @@ def random(sizes: AnimaSizes = TINY, words: int = WORDS, target_words: int = T5_
     """The networks of these sizes, for tokenizers with so many words."""
     return RandomNetworks(
         lambda: random_networks.empty(lambda: Anima(shape(sizes, target_words))),
-        {
-            "text_encoder": lambda: language_model.empty_qwen3(
-                vocab_size=words, hidden_size=sizes.text, intermediate_size=sizes.text_mlp,
-                num_hidden_layers=sizes.text_layers, num_attention_heads=sizes.text_heads,
-                num_key_value_heads=sizes.text_groups,
-            )
-        },
-        lambda: qwen_vae.empty(sizes.vae, sizes.vae_widths, sizes.vae_resnets, sizes.channels, [False, True, True]),
+        {"text_encoder": lambda: language_model.empty_qwen3(**sizes.text_settings(words))},
+        sizes.empty_vae,
         sizes.resolutions,
-    )  # fmt: skip
+    )
 
 
 def adopt(family: AnimaFamily, denoiser: nn.Module) -> None:

@@ -17,12 +17,13 @@ from library.families.shared.random_networks import (
     enlarge_encoder_output,
     prefixed,
 )
+from library.families.shared.random_sizes import LanguageModelSizes
 
 WORDS, DEV_WORDS = 151936, 131072  # of the published vocabularies, with room
 
 
 @dataclass(frozen=True)
-class Flux2Sizes:
+class Flux2Sizes(LanguageModelSizes):
     """Widths and depths. The width of the denoiser is a multiple of its heads, that of a head of 8."""
 
     hidden: int = 64
@@ -30,11 +31,7 @@ class Flux2Sizes:
     double_blocks: int = 2
     single_blocks: int = 4
     guidance: bool = False  # dev
-    text: int = 48
     text_layers: int = 4
-    text_mlp: int = 128
-    text_heads: int = 1
-    text_groups: int = 1
     vae_widths: tuple[int, ...] = (32, 32, 32, 32)
     channels: int = 32
     resolutions: tuple[int, ...] = (64, 128)
@@ -82,16 +79,10 @@ def random(sizes: Flux2Sizes = TINY, words: int = 0, whole: bool = False) -> Ran
     words = words or (DEV_WORDS if sizes.guidance else WORDS)
     return RandomNetworks(
         lambda: random_networks.empty(lambda: Flux2(shape(sizes))),
-        {
-            "text_encoder": lambda: empty_encoder(
-                skipped, vocab_size=words, hidden_size=sizes.text, intermediate_size=sizes.text_mlp,
-                num_hidden_layers=sizes.text_layers, num_attention_heads=sizes.text_heads,
-                num_key_value_heads=sizes.text_groups,
-            )
-        },
+        {"text_encoder": lambda: empty_encoder(skipped, **sizes.text_settings(words))},
         lambda: vae.empty(sizes.vae_widths, sizes.channels),
         sizes.resolutions,
-    )  # fmt: skip
+    )
 
 
 def adopt(family: Flux2Family, denoiser: Flux2) -> None:

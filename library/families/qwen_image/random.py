@@ -11,14 +11,15 @@ from library.families.qwen_image import pictures, text_encoder
 from library.families.qwen_image.facts import INDEX
 from library.families.qwen_image.family import QwenFamily
 from library.families.qwen_image.model import QwenImage, QwenShape
-from library.families.shared import qwen_vae, random_networks, random_tokenizers
+from library.families.shared import random_networks, random_tokenizers
 from library.families.shared.random_networks import InputShapes, RandomNetworks
+from library.families.shared.random_sizes import FULL_QWEN_VAE, QwenVaeSizes
 
 WORDS = 152064  # of the published vocabulary, with room
 
 
 @dataclass(frozen=True)
-class QwenSizes:
+class QwenSizes(QwenVaeSizes):
     """Widths and depths. Widths of the text encoder are multiples of 128 (heads)."""
 
     hidden: int = 64
@@ -28,10 +29,6 @@ class QwenSizes:
     text_layers: int = 2
     text_mlp: int = 128
     text_groups: int = 1
-    vae: int = 8
-    vae_widths: tuple[int, ...] = (1, 2, 2, 2)
-    vae_resnets: int = 1
-    channels: int = 16
     resolutions: tuple[int, ...] = (64, 128)
     vision: int = 0  # width of what sees pictures in the text encoder, a multiple of 80 (heads); 0: it has none
     vision_mlp: int = 96
@@ -42,8 +39,8 @@ class QwenSizes:
 TINY = QwenSizes()
 TINY_OPTIONS: dict[str, int] = {}
 FULL = QwenSizes(
-    hidden=3072, head=128, blocks=60, text=3584, text_layers=28, text_mlp=18944, text_groups=4, vae=96,
-    vae_widths=(1, 2, 4, 4), vae_resnets=2, resolutions=(512, 1024, 1328),
+    hidden=3072, head=128, blocks=60, text=3584, text_layers=28, text_mlp=18944, text_groups=4,
+    resolutions=(512, 1024, 1328), **FULL_QWEN_VAE,
 )  # fmt: skip
 
 
@@ -75,7 +72,7 @@ def random(sizes: QwenSizes = TINY, words: int = WORDS) -> RandomNetworks:
     return RandomNetworks(
         lambda: random_networks.empty(lambda: QwenImage(shape)),
         {"text_encoder": lambda: _text_encoder(sizes, words)},
-        lambda: qwen_vae.empty(sizes.vae, sizes.vae_widths, sizes.vae_resnets, sizes.channels, [False, True, True]),
+        sizes.empty_vae,
         sizes.resolutions,
     )
 

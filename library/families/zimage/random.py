@@ -15,6 +15,7 @@ from library.families.shared.random_networks import (
     enlarge_encoder_output,
     prefixed,
 )
+from library.families.shared.random_sizes import LanguageModelSizes
 from library.families.zimage import keys, text_encoder
 from library.families.zimage.family import ZImageFamily
 from library.families.zimage.model import ZImage, ZImageShape
@@ -23,7 +24,7 @@ WORDS = 151936  # of the published vocabulary, with room
 
 
 @dataclass(frozen=True)
-class ZImageSizes:
+class ZImageSizes(LanguageModelSizes):
     """Widths and depths. The width of the denoiser is a multiple of its heads, that of a head of 16."""
 
     hidden: int = 96
@@ -34,9 +35,6 @@ class ZImageSizes:
     refiners: int = 1
     text: int = 64
     text_layers: int = 3
-    text_mlp: int = 128
-    text_heads: int = 1
-    text_groups: int = 1
     vae_widths: tuple[int, ...] = (32, 32, 32, 32)
     channels: int = 16
     resolutions: tuple[int, ...] = (64, 128)
@@ -74,16 +72,10 @@ def random(sizes: ZImageSizes = TINY, words: int = WORDS, skipped: int = text_en
     """The networks of these sizes, for a tokenizer with so many words."""
     return RandomNetworks(
         lambda: random_networks.empty(lambda: ZImage(shape(sizes))),
-        {
-            "text_encoder": lambda: language_model.empty_qwen3(
-                skipped, vocab_size=words, hidden_size=sizes.text, intermediate_size=sizes.text_mlp,
-                num_hidden_layers=sizes.text_layers, num_attention_heads=sizes.text_heads,
-                num_key_value_heads=sizes.text_groups,
-            )
-        },
+        {"text_encoder": lambda: language_model.empty_qwen3(skipped, **sizes.text_settings(words))},
         lambda: random_networks.autoencoder(sizes.vae_widths, sizes.channels, autoencoder.FLUX[0], False),
         sizes.resolutions,
-    )  # fmt: skip
+    )
 
 
 def adopt(family: ZImageFamily, denoiser: nn.Module) -> None:
