@@ -1,7 +1,7 @@
-"""What the blocks of a denoiser are called with, so that another process can make their graphs without its weights.
+"""The inputs of a denoiser's blocks, described so that another process can compile the blocks without their weights.
 
-A call is described by the shapes, types and strides of what goes in. Compiling it alone gives the graphs of the block:
-they depend on nothing else, so PyTorch's cache answers when the training comes to them.
+A call is described by the shapes, types and strides of what goes in. Graphs depend on nothing else, so the training
+finds in PyTorch's cache what such a call has compiled.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from library.config.json_types import JsonObject, JsonValue
 
 @dataclass(frozen=True, eq=False)
 class BlockCall:
-    """A call of one block: where it is, its class, what goes in, and the mixed precision around it."""
+    """A call of one block: its path, its class, its inputs, and the autocast state around it."""
 
     path: str  # in the denoiser
     kind: str
@@ -41,7 +41,7 @@ class BlockCall:
 
 
 class NotDescribed(ValueError):
-    """A block is called with something that is neither tensor nor plain value."""
+    """A block has an input that is neither a tensor nor a plain value."""
 
 
 @contextlib.contextmanager
@@ -81,7 +81,7 @@ def encoded(value: Any) -> JsonObject:
 
 
 def decoded(value: Any, device: torch.device) -> Any:
-    """The arguments again, with random numbers in their tensors."""
+    """Rebuild what `encoded` has described, with random numbers in the tensors."""
     ((kind, content),) = value.items()
     if kind == "dict":
         return {name: decoded(one, device) for name, one in content.items()}
@@ -96,12 +96,12 @@ def decoded(value: Any, device: torch.device) -> Any:
 
 
 def repeat(denoiser: nn.Module, call: BlockCall, device: torch.device) -> None:
-    """Make a call alone, forward and backward: whatever is compiled for it is compiled then. No gradient is kept."""
+    """Run one block with such inputs, forward and backward, so that it is compiled. Gradients are discarded."""
     block = denoiser.get_submodule(call.path)
     args, kwargs = decoded(call.given, device)
     dtype = _dtype(call.autocast) if call.autocast else None
     with torch.autocast(device.type, dtype, enabled=bool(call.autocast), cache_enabled=call.cached_casts):
-        for hook in denoiser._forward_pre_hooks.values():  # adapters make what they multiply with for a whole pass
+        for hook in denoiser._forward_pre_hooks.values():  # adapters scale their factors once per pass (FactorCache)
             hook(denoiser, ())
         answers = pytree.tree_leaves(block(*args, **kwargs))
     ends = [answer for answer in answers if isinstance(answer, Tensor) and answer.requires_grad]
@@ -112,8 +112,8 @@ def repeat(denoiser: nn.Module, call: BlockCall, device: torch.device) -> None:
 
 
 def costliest_first(calls: list[BlockCall], denoiser: nn.Module) -> list[BlockCall]:
-    """Those first that take the most of a step, judged by the weights of all blocks that share a graph; all of a class
-    together."""
+    """Sort calls by their share of a step, largest first, estimated as the weights of all blocks of the class; calls of
+    one class stay together."""
     alike = Counter(type(module) for module in denoiser.modules())
     costs, total = {}, Counter[str]()
     for call in calls:

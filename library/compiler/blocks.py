@@ -89,8 +89,8 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
     """Compile every block of `target_blocks` (a list of lists) in place and return `model`.
 
     `args` is anything with the six option names. `inputs` (by class name or block) lets blocks of a class share graphs;
-    `backends` has those of blocks that shall not have that of `args`. `log` notes what is compiled. Raises ConfigError
-    when this machine cannot compile.
+    `backends` names the backend of blocks that differ from `args`. `log` records each graph. Raises ConfigError when
+    this machine cannot compile.
     """
     device = next((p.device for p in model.parameters() if p.device.type != "cpu"), torch.device("cpu"))
     blocks = [block for group in target_blocks for block in group]
@@ -118,8 +118,8 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
         log.expect(kind, shape, given.sizes if given else 1)
         known &= given is not None
     if known and options["dynamic"] is None:
-        # What may vary is marked. PyTorch's own memory of what did goes by lines of code, which blocks of all widths
-        # share: it would make one size that all images have a variable one.
+        # Dimensions that vary are marked one by one. With dynamic=None PyTorch infers them per line of code, which
+        # blocks of all widths share, and would make a size dynamic that is the same for all images.
         options["dynamic"] = False
     if device.type == "cuda" and args.compile_mode in RECORDED:
         options["mode"] = RECORDED[args.compile_mode]
@@ -139,7 +139,7 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
 
 
 def begin_due(log: CompileLog, first_steps: Mapping[str, int], step: int) -> bool:
-    """Compile the blocks that are due at this step, and say whether there were any. Call it between steps only."""
+    """Compile the blocks whose first compiled step this is; True if there were any. Call it between steps only."""
     due = [kind for kind in log.later if first_steps.get(kind, first_steps.get("", 0)) <= step]
     for kind in due:
         log.later.pop(kind)()
@@ -147,14 +147,15 @@ def begin_due(log: CompileLog, first_steps: Mapping[str, int], step: int) -> boo
 
 
 def postpone(model: nn.Module, log: CompileLog) -> None:
-    """Let all blocks run eagerly until `begin_due` begins with them."""
+    """Run all blocks eagerly until `begin_due` compiles them."""
     uncompile_model(model)
     log.later = dict(log.begin)
 
 
 @contextlib.contextmanager
 def compiled_alone(block: nn.Module, log: CompileLog) -> Iterator[None]:
-    """Inside, a block is compiled that else still runs eagerly. PyTorch keeps its graphs for all that are alike."""
+    """Within the context, compile one block although the others still run eagerly. Blocks of its shape reuse the
+    graphs."""
     log.begin_some([block])
     try:
         yield
@@ -206,7 +207,7 @@ def is_compile_error(error: BaseException) -> bool:
 
 
 def why(error: BaseException, torch_file: str = torch.__file__) -> str:
-    """The line of a compiler's long answer that says what is wrong."""
+    """The line of a compiler's error output that names the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     if " " in torch_file and any("cannot find" in line for line in lines):
         return "PyTorch cannot compile below a folder with a blank in its name; move the project to another"

@@ -1,4 +1,4 @@
-"""Where compiled code is kept between runs, so that the second start of a training compiles nothing anew.
+"""The folder in which PyTorch caches compiled code, so that a second start of a training compiles nothing again.
 
 PyTorch's own caches know by content what fits; the folder only has to be one that lasts, since the default lies in the
 system's temporary folder. Each combination of PyTorch, Python and device has a folder of its own.
@@ -28,13 +28,14 @@ from library.files import write_atomic
 LIMIT = 8 * 2**30  # bytes over all folders, where `limit` was not called
 SETTINGS = "limit.json"
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
-_told: dict[str, str] = {}  # what `use` has written into the environment
+_told: dict[str, str] = {}  # environment variables that `use` has set
 
 
 def use(given: str | None, device: torch.device) -> Path:
-    """Tell PyTorch where to keep compiled code; returns the folder. What the environment says wins.
+    """Set PyTorch's cache folder and return it. A folder named by an environment variable takes precedence.
 
-    ConfigError where that cannot be used. The user's own cache is done without then, as nobody asked for it.
+    Raises ConfigError where a folder that somebody chose cannot be used. Where the default one cannot be, PyTorch's
+    temporary folder is used instead.
     """
     if wrong := [*problems(given, device)]:
         raise ConfigError(*wrong)
@@ -55,14 +56,14 @@ def use(given: str | None, device: torch.device) -> Path:
 
 
 def problems(given: str | None, device: torch.device) -> Iterator[Problem]:
-    """Why the folder that is named cannot be used. Nothing is made."""
+    """Why the chosen folder cannot be used. Creates nothing."""
     named = _in_environment() or given
     if named and (why := _why_unusable(Path(named), device)):
         yield _unusable(given, Path(named), why)
 
 
 def _in_environment() -> str | None:
-    """The folder that the environment names; PyTorch says its own by itself when it is imported."""
+    """The folder that the environment names, unless it is the default that PyTorch itself sets when it is imported."""
     chosen = os.environ.get(INDUCTOR)
     return None if chosen in (default_cache_dir(), _told.get(INDUCTOR)) else chosen
 
@@ -148,9 +149,9 @@ def size(folder: Path | None = None) -> int:
 
 
 def clean(root: Path | None = None, name: str | None = None) -> int:
-    """Remove everything that was compiled, or one of `folders`; returns the bytes that are free now.
+    """Remove all compiled code, or one of `folders`; returns the bytes that were freed.
 
-    What a running training needs it has in memory already, so nothing breaks; its next start compiles anew.
+    A running training has loaded what it needs and continues; its next start compiles again.
     """
     root = root or default_root()
     known = folders(root)
@@ -164,7 +165,7 @@ def clean(root: Path | None = None, name: str | None = None) -> int:
 
 
 def limit(number: int | None = None, root: Path | None = None) -> int:
-    """How many bytes the cache may have; with a `number`, from now on so many, and what is too much goes at once."""
+    """The limit of the cache in bytes. With a `number`, set and store it, and prune the cache to it."""
     root = root or default_root()
     if number is None:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -179,8 +180,8 @@ def limit(number: int | None = None, root: Path | None = None) -> int:
 
 
 def prune(root: Path, keep: Path | None = None, most: int | None = None) -> None:
-    """Remove what was used longest ago until the rest fits into the limit: whole folders, and of the last one, which is
-    the one in use (`keep`), single graphs. With `root` as that folder nothing else in it is looked at."""
+    """Remove the least recently used code until the rest fits the limit: first whole folders, then single graphs of the
+    folder in use (`keep`). Where `root` is that folder, only it is pruned."""
     most = limit(root=default_root() if keep == root else root) if most is None else most
     others = [] if keep == root else [root / name for name in folders(root)]
     if keep:
@@ -198,7 +199,7 @@ def prune(root: Path, keep: Path | None = None, most: int | None = None) -> None
 
 
 def _used(folder: Path) -> float:
-    """When a folder was used last; 0 where it is gone."""
+    """When a folder was last used, in seconds since the epoch; 0 where it was removed meanwhile."""
     try:
         return folder.stat().st_mtime
     except OSError:

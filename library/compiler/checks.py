@@ -70,9 +70,9 @@ def _unknown_backends(args: Any) -> Iterator[Problem]:
 
 
 def hooked(model: nn.Module, blocks: Iterable[nn.Module]) -> Iterator[Problem]:
-    """Hooks inside of blocks: compiled code ignores those that come and go later, without a word, so none is allowed.
+    """Reject hooks inside of blocks: compiled code silently ignores hooks that are added or removed later.
 
-    Hooks of a block itself run around its compiled code, and are welcome.
+    Hooks of a block itself run outside of its compiled code and are allowed.
     """
     names = {id(module): name for name, module in model.named_modules()}
     for block in blocks:

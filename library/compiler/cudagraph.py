@@ -5,10 +5,10 @@ PyTorch's own recordings (`reduce-overhead` of inductor) belong to each compiled
 graph meets the weights of another block, so that blocks which share their graphs never stop recording. Here the whole
 denoiser is recorded as one piece, whether its blocks are compiled or not.
 
-A recording reads and writes memory that stays: inputs are copied to where they were when it was made, weights are
-expected where they were, and gradients come out in one place for all sizes. What a recording cannot hold runs as ever:
-passes without gradients, steps that are compared with, and a second forward pass before the backward pass of the first.
-Where recording itself fails, or has not enough memory, all recordings are freed, and the training goes on without.
+A recording reads and writes fixed addresses: inputs are copied into the buffers of the capture, weights must not have
+moved, and gradients are written to buffers that all sizes share. Not recorded are passes without gradients, eager steps
+that compiled ones are compared with, and a second forward pass before the backward pass of the first. Where recording
+itself fails, or has not enough memory, all recordings are freed, and the training goes on without.
 """
 
 import contextlib
@@ -44,10 +44,10 @@ SPARE = 2**29  # bytes of the GPU's memory that are left for all that is not rec
 
 
 def leave_default_stream() -> None:
-    """From now on this thread works on another stream, as the default one cannot be recorded.
+    """Switch this thread to another stream, as the default one cannot be captured.
 
-    Once gradients of weights have been asked for there (by DDP before the first step, or by steps without recording),
-    they tie recordings to it. So this comes before all of that.
+    Autograd binds the gradients of weights to the stream on which they are first accumulated (by DDP before the first
+    step, or by eager steps), so this has to be called before.
     """
     if torch.cuda.is_available() and torch.cuda.current_stream() == torch.cuda.default_stream():
         torch.cuda.synchronize()
@@ -56,9 +56,10 @@ def leave_default_stream() -> None:
 
 # Why: docs/decisions/2026-11-22-cuda-graphs-of-the-whole-denoiser.md
 def attach(denoiser: nn.Module, log: CompileLog, reserve: int | None = None) -> None:
-    """From now on every call with gradients is recorded, and replayed where it has been.
+    """Record every call of a denoiser that needs gradients once per size, and replay it afterwards.
 
-    With a `reserve`, the bytes that the optimizer will need, only as long as that fits beside it and is faster.
+    With a `reserve`, the bytes that the optimizer will need, record only as long as these stay free and a replay is
+    faster.
     """
     leave_default_stream()
     denoiser.__dict__["_recorder"] = GraphedModel(denoiser, log, reserve)
@@ -66,12 +67,13 @@ def attach(denoiser: nn.Module, log: CompileLog, reserve: int | None = None) -> 
 
 
 def recorder_of(denoiser: nn.Module) -> "GraphedModel | None":
-    """What records a denoiser; None where nothing does."""
+    """The GraphedModel of a denoiser; None where it is not recorded."""
     return vars(denoiser).get("_recorder")
 
 
 def with_room(denoiser: nn.Module, call: Callable[[], T]) -> T:
-    """What `call` answers. Where the GPU's memory is too small for it, recordings are freed, and made again later."""
+    """The result of `call`. Where it runs out of the GPU's memory, free the recordings and call it again; they are
+    recorded again later."""
     recorder = recorder_of(denoiser)
     try:
         return call()
@@ -106,7 +108,7 @@ def _recorded(cls: type[nn.Module]) -> type[nn.Module]:
 
 
 class GraphedModel:
-    """The recordings of one denoiser. They share their memory, as only one of them is at work at a time."""
+    """The recordings of one denoiser. They share one memory pool, as only one is replayed at a time."""
 
     def __init__(self, denoiser: nn.Module, log: CompileLog, reserve: int | None = None) -> None:
         self.log = log
@@ -125,7 +127,7 @@ class GraphedModel:
         self._busy: Callable[[], Any] = lambda: None  # tells whether a forward pass waits for its backward pass
 
     def __call__(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """The denoiser's answer."""
+        """The denoiser's output, replayed where a recording for these inputs exists or can be made."""
         if self.why_not:
             return call(*args, **kwargs)
         asked = Call.of(args, kwargs)
@@ -143,24 +145,25 @@ class GraphedModel:
         return pytree.tree_unflatten(list(answers), recording.tree)
 
     def free(self) -> None:
-        """The backward pass is over, or will never be."""
+        """Allow the next replay: the backward pass has run, or never will."""
         self._busy = lambda: None
 
     def optimizer_is_there(self) -> None:
-        """The optimizer has taken its memory: none has to be left for it beside what is recorded from now on."""
+        """Reserve nothing for the optimizer any more: it has allocated its states."""
         self._reserve = self._reserve and 0
 
     def keep_gradients(self) -> None:
-        """Gradients of an earlier batch of this step may lie where the next ones come to: give them a place."""
+        """Copy the gradients of an earlier batch of this step out of the shared buffers, which the next replay
+        overwrites."""
         for p, here in zip(self.learn, self.gradients, strict=True):
             if p.grad is not None and p.grad.data_ptr() == here.data_ptr():
                 p.grad = p.grad.clone()
 
     def record(self, call: Callable[..., Any], asked: Call) -> Recording | None:
-        """Record a size; None where it has to run without, as enough are recorded or the GPU's memory was too small.
+        """Record a size; None where it has to run eagerly, as enough are recorded or the GPU's memory is too small.
 
-        Steps that are not recorded need memory besides the recordings, so half as many are then made, as they come.
-        Nothing that is drawn by chance changes.
+        Eager steps need memory besides the recordings, so after an out-of-memory error half as many are kept at most.
+        The state of the random generators does not change.
         """
         if len(self.made) >= self.most:
             return None
@@ -203,7 +206,7 @@ class GraphedModel:
         return recording
 
     def _why_not_worth_it(self, recording: Recording) -> str:
-        """Why a recording that nobody insists on is not worth its memory, "" if it is."""
+        """Why an automatic recording (cuda_graphs = auto) is not worth its memory, "" if it is."""
         if self._reserve is None:
             return ""
         torch.cuda.empty_cache()
@@ -215,25 +218,25 @@ class GraphedModel:
         return ""
 
     def give_up(self, why: str, expected: bool = False) -> None:
-        """Let all recordings go, and record nothing any more; `expected` where that is a choice and no trouble."""
+        """Free all recordings and record nothing any more; `expected` where that is a decision and no failure."""
         self._release(0)
         self.why_not = why
         level = logging.INFO if expected else logging.WARNING
         logger.log(level, "CUDA graphs are not recorded from now on: %s", why)
 
     def make_room(self) -> None:
-        """Let all recordings go. Sizes are recorded again as they come."""
+        """Free all recordings, to release memory. Sizes are recorded again when they next occur."""
         self.free_others()
         logger.warning("CUDA graphs are freed, as what comes now needs their memory; they are recorded again later")
         self.forget()
 
     def forget(self) -> None:
-        """Let all recordings go, as what they hold is no longer what would be computed."""
+        """Free all recordings, as they are out of date."""
         if self.made:
             self._release(self.most)
 
     def begin_again(self) -> None:
-        """Let all recordings go, and find out anew what can be recorded and pays: what comes now are other steps."""
+        """Free all recordings and reset all decisions, before steps with other settings."""
         self.why_not, self.lacks_memory, self._paid = "", False, False
         self._release(MOST)
 
@@ -247,14 +250,14 @@ class GraphedModel:
 
 @dataclass(frozen=True, eq=False)
 class _InFlight:
-    """Held by the graph of gradients for as long as a forward pass may still get its backward pass."""
+    """Kept alive by the autograd graph for as long as the backward pass of a forward pass may still run."""
 
     recording: Recording
     recorder: GraphedModel
 
 
 class _Replay(torch.autograd.Function):
-    """Play a recording: inputs and what learns -> answers."""
+    """Replay a recording: inputs and trained parameters -> outputs; backward returns their gradients."""
 
     @staticmethod
     def forward(ctx: Any, in_flight: _InFlight, given: Sequence[Tensor], *learned: Tensor) -> tuple[Tensor, ...]:
@@ -282,7 +285,8 @@ class _Replay(torch.autograd.Function):
 
 @contextlib.contextmanager
 def _casts_included() -> Iterator[None]:
-    """Autocast as it is, but every weight cast where it is used: a cast of before would not be in the recording."""
+    """Disable autocast's cache of cast weights: a cast that was made before the capture would not be part of the
+    graph."""
     before = torch.is_autocast_cache_enabled()
     torch.clear_autocast_cache()
     torch.set_autocast_cache_enabled(False)

@@ -16,7 +16,7 @@ from library.compiler.torch_private import pytree
 
 @dataclass(frozen=True)
 class Call:
-    """One way of calling: all tensors that go in, and how arguments are put together from them."""
+    """The arguments of a call, flattened: its tensors, its other values, and the structure that holds them."""
 
     tensors: tuple[Tensor, ...]
     others: tuple[Hashable, ...]
@@ -25,7 +25,7 @@ class Call:
 
     @classmethod
     def of(cls, args: Any, kwargs: Any) -> "Call":
-        """Take arguments apart."""
+        """Flatten arguments."""
         leaves, tree = pytree.tree_flatten((args, kwargs))
         places = tuple(isinstance(leaf, Tensor) for leaf in leaves)
         tensors = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
@@ -50,7 +50,7 @@ class Recording:
     def __init__(
         self, call: Callable[..., Any], asked: Call, learn: Sequence[nn.Parameter], memory: GraphMemory, passes: int
     ) -> None:
-        """Run as usual, `passes` times, until everything is compiled and chosen that a recording must not meet."""
+        """Run `passes` eager passes, so that compiling and the choice of kernels happen before the capture."""
         self.inputs = [t.detach().clone().requires_grad_(t.requires_grad) for t in asked.tensors]
         self.addresses = [p.data_ptr() for p in learn]
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
@@ -73,7 +73,7 @@ class Recording:
             self._random_on_host = not torch.equal(rng_state, torch.get_rng_state())
 
     def capture(self, learn: Sequence[nn.Parameter], gradients: Sequence[Tensor], memory: GraphMemory) -> str:
-        """Record both passes. Returns why something in them cannot be, "" if all can."""
+        """Capture both passes. Returns why that is impossible, "" on success. Raises torch.OutOfMemoryError."""
         if self._random_on_host:
             return "the processor draws random numbers for each pass"
         try:
@@ -93,19 +93,19 @@ class Recording:
         except RuntimeError as error:
             first: BaseException = error
             while isinstance(first.__context__, RuntimeError):
-                first = first.__context__  # ending a graph that has failed fails as well
+                first = first.__context__  # ending a failed capture raises again
             if isinstance(first, torch.OutOfMemoryError):
                 raise first from None
             return f"PyTorch could not record them ({str(first).splitlines()[0]})"
         self.learns = [new is not None for new in of_weights]
         self.of_inputs = found[: len(found) - len(learn)]
         self.with_gradient = [answer.requires_grad for answer in answers]
-        self.answers = [answer.detach() for answer in answers]  # what led to them is freed, for the next recording
+        self.answers = [answer.detach() for answer in answers]  # frees the autograd graph for the next recording
         self._call = None
         return ""
 
     def time(self) -> float:
-        """Seconds of both passes as they are replayed."""
+        """Seconds that a replay of both passes takes."""
         for _ in range(2):  # the first brings the graphs to the GPU
             torch.cuda.synchronize()
             began = time.perf_counter()

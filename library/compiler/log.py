@@ -1,4 +1,4 @@
-"""The log of compilations: which block made which graph, why, and how long it took."""
+"""The log of compilations: which block caused which graph, why, and how long it took."""
 
 import contextlib
 import functools
@@ -210,7 +210,7 @@ class CompileLog:
             self.speedup.note_step(step, seconds, self.seconds)
 
     def close(self) -> None:
-        """Listen no more, and forget what was compiled, or given up to compile. Safe to call twice."""
+        """Stop listening, and reset PyTorch's compiled code and its failed attempts. Safe to call twice."""
         if self._listening or self.fallback:
             torch.compiler.reset()
             torch.compiler.set_stance("default")
@@ -250,7 +250,7 @@ class CompileLog:
         return f"{first} {self.speedup.sentence(self.seconds)}".strip()
 
     def unproven(self) -> list[str]:
-        """Classes that were set up to compile and have no graph. To be asked after a step in which all blocks ran."""
+        """Classes that were set up to compile and have no graph. Call it after a step in which all blocks ran."""
         if self.waiting:
             return []
         made = {e.block for e in self.events if not e.failed}

@@ -22,7 +22,8 @@ logger = logging.getLogger(__name__)
 # Why: docs/decisions/2026-11-22-inductor-loads-beside-the-model.md
 @contextlib.contextmanager
 def prewarm_inductor(args: Any, device: torch.device) -> Iterator[None]:
-    """While the body runs, another thread lets inductor load itself, see what the machine can do and start helpers.
+    """While the body runs, import inductor on another thread, let it detect the device's features and start its
+    workers.
 
     That takes 3 to 10 s, which loading a large model hides. The body must not run models: PyTorch's tracing is not made
     for several threads. Does nothing where inductor will compile nothing.
@@ -58,7 +59,7 @@ def _wanted(args: Any, device: torch.device) -> bool:
 
 @functools.cache
 def _compile_small_graph(kind: str) -> None:
-    """Compile something small, forward and backward, once in a process. What fails here is told where it matters."""
+    """Compile a small graph, forward and backward, once per process. A failure is reported when a block is compiled."""
     try:
         graph = torch.fx.Graph()  # of what blocks consist of: a product, a norm, attention, pointwise functions
         x, weight = graph.placeholder("x"), graph.placeholder("weight")

@@ -1,6 +1,6 @@
-"""What goes of the compiled code in a folder: what is too much, and what is damaged.
+"""Remove compiled code from a cache folder: the least recently used above a limit, and damaged files.
 
-PyTorch makes anything anew that it does not find, so nothing here can break a training; it only starts slower.
+PyTorch compiles again whatever it does not find, so that removing too much only makes the next start slower.
 """
 
 import base64
@@ -22,7 +22,7 @@ LOOKED_AT = (".py", ".json")  # by `repair` at every start, so that when they we
 
 @dataclass(frozen=True)
 class Piece:
-    """What can go by itself: a file, or the folder of a graph or kernel."""
+    """The unit of removal: a file, or the folder of a graph or kernel."""
 
     path: Path
     used: float
@@ -30,9 +30,9 @@ class Piece:
 
 
 def trim(folder: Path, most: int) -> int:
-    """Remove what was used longest ago until the rest has at most so many bytes; returns the bytes of the rest.
+    """Remove the least recently used pieces until at most `most` bytes are left; returns how many are.
 
-    Only what PyTorch and Triton have put there is touched, as the folder may be one that the user chose.
+    Touches only what PyTorch and Triton have written, as the user may have chosen a folder with other files.
     """
     pieces = sorted(_pieces(folder), key=lambda piece: piece.used)
     left = sum(piece.size for piece in pieces)
@@ -46,9 +46,9 @@ def trim(folder: Path, most: int) -> int:
 
 # Why: docs/decisions/2026-11-22-damaged-cache-files.md
 def repair(folder: Path) -> int:
-    """Remove what would fail at every start: code that is not what its name says, kernels whose description is torn.
+    """Remove what would fail at every start: code whose hash does not match its name, kernels with incomplete metadata.
 
-    PyTorch replaces whatever else is damaged by itself, but takes these as they are. Returns how many have gone.
+    PyTorch detects and replaces other damaged files, but not these. Returns how many were removed.
     """
     sources = (file for place in _lettered(folder) for file in place.glob("c*.py") if len(file.stem) == NAME)
     damaged = [*filter(_is_changed, sources), *filter(_is_torn, _folders(folder / "triton"))]

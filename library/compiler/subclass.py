@@ -18,7 +18,7 @@ _BEHAVIOURS: dict[type[nn.Module], str] = {}  # of subclasses, which live as lon
 
 # Why: docs/decisions/2026-11-22-blocks-change-class.md
 def keep_class_name(made: type[nn.Module], cls: type[nn.Module], behaviour: str = "") -> type[nn.Module]:
-    """Let a subclass go by the name of the block's class, by which families, adapters and compiling know it.
+    """Give a subclass the name of the block's class, by which families, adapters and the compiler identify it.
 
     Its `forward`, if it has one, becomes code of its own: subclasses made by one function share their code, and blocks
     of different classes would look like recompilations of each other. `behaviours_of` tells its `behaviour`.
@@ -66,8 +66,8 @@ def with_gradient(images: Tensor) -> Tensor:
 def clone_code(function: types.FunctionType) -> types.FunctionType:
     """The same function with code of its own, which is what PyTorch keeps compiled graphs with.
 
-    The one trick that predicted graph counts rest on: Dynamo looks graphs up by code object (2.11 and 2.13), so blocks
-    share graphs if and only if they share this copy. tests/compile/test_counts.py holds it.
+    Predicted graph counts rest on this: Dynamo looks graphs up by code object (2.11 and 2.13), so blocks share graphs
+    if and only if they share this copy. tests/compile/test_counts.py holds it.
     """
     # Why: docs/decisions/2026-11-20-one-forward-per-block-shape.md
     copy = types.FunctionType(

@@ -113,7 +113,7 @@ def without_base(tensor: Tensor) -> Tensor:
 
 
 def keep_graphs_in_order(on: bool) -> None:
-    """Let compiled code ask its graphs in the order in which they were made, instead of the last used first.
+    """Let Dynamo check the graphs of a function in the order in which they were compiled, not the last used first.
 
     There is no public switch (pytorch#166926), and none that says how it stands: off is how PyTorch starts.
     """
@@ -268,7 +268,7 @@ def allocate_to_pool(device: int, pool: Any) -> Iterator[None]:
 
 
 def abandon_capture(device: torch.device, pool: Any) -> None:
-    """Undo what a graph leaves behind that could not be ended: PyTorch believes that it is still being captured.
+    """Clean up after a capture that could not be ended: PyTorch believes that it still goes on.
 
     Its memory would never be given back, and the generator of the GPU would refuse to draw.
     """

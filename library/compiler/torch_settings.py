@@ -1,4 +1,4 @@
-"""PyTorch's own switches, as block-wise compilation needs them in every thread."""
+"""PyTorch's global options that block-wise compilation needs, set in every thread."""
 
 import contextlib
 import os
@@ -46,12 +46,12 @@ class ThreadSettings(threading.local):
         self.before = []
 
     def want(self, wanted: list[Setting]) -> None:
-        """From now on these, in every thread in which a block is compiled, and all others as they were before."""
+        """Set these options in every thread that compiles a block, and restore all others."""
         type(self).wanted = wanted
         self.hold()
 
     def hold(self) -> None:
-        """Set them in this thread."""
+        """Set the wanted options in this thread, and restore those of before."""
         if self.held is not self.wanted:
             for module, name, value in self.before:
                 setattr(module, name, value)

@@ -1,7 +1,7 @@
-"""Which of PyTorch's attention kernels comes first, which of them can do what a model asks for, and two more switches.
+"""The order of PyTorch's attention kernels, which of them support the calls of a model, and two related switches.
 
-PyTorch decides for a kernel when it is asked for attention: eagerly at every call, in compiled code once, for forward
-and backward, when the code is made. So the choice is made for the whole process, before anything is compiled.
+PyTorch selects a kernel at every eager call of scaled_dot_product_attention, and in compiled code once, for forward and
+backward, at compile time. So the order is set for the whole process, before anything is compiled.
 """
 
 import contextlib
@@ -35,8 +35,8 @@ _chosen = contextlib.ExitStack()  # what `prefer` has changed, for the whole pro
 def prefer(device: torch.device, kernel: str = "auto") -> str:
     """Put a kernel first, with `auto` the fastest for this GPU; returns its name for the run's record, "" for none.
 
-    The others stay in line for shapes and masks that the first cannot do. ConfigError where this machine has no such
-    kernel. It holds for the process, until the next call or the end of `settings_kept`.
+    The others remain in the order, for shapes and masks that the first does not support. ConfigError where this machine
+    has no such kernel. It holds for the process, until the next call or the end of `settings_kept`.
     """
     if kernel != "auto" and kernel not in offered(device):
         known = ", ".join(["auto", *offered(device)])
@@ -53,7 +53,7 @@ def prefer(device: torch.device, kernel: str = "auto") -> str:
     elif not (order := ORDERS.get(torch.cuda.get_device_capability(device), ()) if _has_cudnn() else ()):
         return PYTORCHS_ORDER
     if torch.cuda.is_available():
-        # PyTorch makes up its order when a GPU is first asked for attention, and would write over a choice of before.
+        # PyTorch sets its own order at the first call on a GPU, and would overwrite an earlier choice.
         tiny = torch.zeros(1, 1, 8, 64, dtype=torch.float16, device=device)
         F.scaled_dot_product_attention(tiny, tiny, tiny)
     first = [getattr(SDPBackend, KERNELS[name]) for name in order]
@@ -81,8 +81,8 @@ def _has_cudnn() -> bool:
 
 
 def offered(device: torch.device) -> tuple[str, ...]:
-    """The kernels that this machine may have, best guess first; an AttentionRecorder tells which of
-    them can do a model's attention."""
+    """The kernels that this machine may have, the likely fastest first; an AttentionRecorder tells which of them
+    support the calls of a model."""
     if device.type == "cpu":
         return ("flash", "math")
     if device.type != "cuda":
@@ -92,7 +92,7 @@ def offered(device: torch.device) -> tuple[str, ...]:
 
 
 def _replace_flash(kernel: str) -> None:
-    """Let a newer flash attention take the place of PyTorch's own, or leave it. ConfigError where it does not work."""
+    """Replace PyTorch's flash attention by a newer one, or restore it. Raises ConfigError where that does not work."""
     current = torch.nn.attention.current_flash_attention_impl()
     wanted = PACKAGES.get(kernel, (None,))[0]
     if wanted == current:
@@ -102,20 +102,20 @@ def _replace_flash(kernel: str) -> None:
             torch.nn.attention.activate_flash_attention_impl(wanted)
         else:
             torch.nn.attention.restore_flash_attention_impl()
-    except Exception as error:  # what a package raises that was made for another GPU or PyTorch is its own affair
+    except Exception as error:  # a package that was built for another GPU or PyTorch may raise anything
         raise ConfigError(Problem("attention_kernel", ": {kernel} cannot be used here ({error}); use auto",
             kernel=kernel, error=error)) from error  # fmt: skip
 
 
 class AttentionRecorder(TorchFunctionMode):
-    """While it is on, every question about attention is put to all kernels: who answers now, and who could?"""
+    """While it is active, record for every attention call which kernel PyTorch selects and which others support it."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self.device = device
-        self.usual: set[int] = set()  # the kernels that answer now
-        self.able: set[str] = set()  # those that could answer some of the questions
-        self.unable: dict[str, str] = {}  # those that could not answer any so far, and why
+        self.usual: set[int] = set()  # the kernels that PyTorch selected
+        self.able: set[str] = set()  # those that support some of the calls
+        self.unable: dict[str, str] = {}  # those that have supported none so far, and why
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.scaled_dot_product_attention:
@@ -123,7 +123,7 @@ class AttentionRecorder(TorchFunctionMode):
         return func(*args, **kwargs or {})
 
     def others(self) -> list[str]:
-        """The kernels that another answer could come from, and those that were found unable."""
+        """The kernels that PyTorch could use instead, and those that support none of the calls, with the reason."""
         return [name for name in offered(self.device) if name in self.unable or self._changes(name)]
 
     def why_not(self, kernel: str | None) -> str:
@@ -150,7 +150,7 @@ class AttentionRecorder(TorchFunctionMode):
 
 
 def _refused(kernel: SDPBackend, given: Any, named: Any) -> str:
-    """Why a kernel cannot answer a question, '' if it can."""
+    """Why a kernel does not support a call, '' if it does."""
     with warnings.catch_warnings(record=True) as said, sdpa_kernel(kernel):
         warnings.simplefilter("always")
         try:
@@ -158,14 +158,14 @@ def _refused(kernel: SDPBackend, given: Any, named: Any) -> str:
                 return ""
         except RuntimeError as none_is_left:
             said.append(warnings.WarningMessage(str(none_is_left), RuntimeWarning, "", 0))
-    # What PyTorch says against this kernel, among what it says about all of them.
+    # PyTorch warns about all kernels at once: take the lines about this one.
     lines = [str(warning.message).partition(" (Triggered")[0].strip() for warning in said]
     telling = [line for line in lines if not line.endswith("because:") and "disabled" not in line]
     return telling[0] if telling else "cannot compute the attention of this model"
 
 
 def _as_computed(x: Any) -> Any:
-    """What attention is asked about, in the type that it will be computed in."""
+    """The inputs of attention in the dtype that autocast computes it in."""
     if not isinstance(x, torch.Tensor) or not x.is_floating_point():
         return x
     return x.detach().to(wanted_type(x)).requires_grad_(x.requires_grad)

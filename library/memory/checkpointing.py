@@ -53,7 +53,7 @@ def _keep_attention(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPol
 
 
 def _keep_nothing(*_: Any, **__: Any) -> CheckpointPolicy:
-    """What a plain checkpoint does, asked of every operation by itself."""
+    """The policy of a plain checkpoint: recompute every operation."""
     return CheckpointPolicy.PREFER_RECOMPUTE
 
 
@@ -65,7 +65,7 @@ def _keeping_nothing() -> Any:
     return create_selective_checkpoint_contexts(_keep_nothing)
 
 
-# Without a name for what they decide PyTorch keeps no graph with them for the next start. A new policy needs a new one.
+# PyTorch caches graphs on disk only if policies have a cache_hash. A changed policy needs another one.
 _keeping_attention.cache_hash = "outputs of _scaled_dot_product"  # type: ignore[attr-defined]
 _keeping_nothing.cache_hash = "nothing"  # type: ignore[attr-defined]
 

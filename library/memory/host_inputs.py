@@ -1,9 +1,9 @@
-"""Inputs of blocks that wait in host memory between the forward pass and the block's own backward.
+"""Offload the inputs of checkpointed blocks to host memory between the forward pass and the block's backward pass.
 
-What a checkpoint keeps of a block are its inputs. Here they leave for pinned memory on a stream of their own while
-blocks compute, and those of the block before are fetched on another while a block's gradient is computed. So three
-directions overlap: computing, inputs, and the weights of swapped blocks. Only what is saved for the backward pass is
-exchanged, around the block's call: a compiled block stays the same graph, with its checkpoint in it.
+A checkpoint saves the inputs of a block. They are copied to pinned memory on a stream of their own while blocks
+compute, and prefetched on another one while the gradient of the following block is computed. So computing, these copies
+and those of swapped weights overlap. Only the tensors saved for the backward pass are replaced, around the block's
+call: a compiled block stays the same graph, with its checkpoint in it.
 """
 
 import contextlib
@@ -19,12 +19,13 @@ from torch import Tensor, nn
 
 from library.compiler.subclass import keep_class_name
 
-STAYING = 1  # calls whose inputs may still be on their way to the host when the next block begins
+STAYING = 1  # calls whose copies to the host may be unfinished when the next block begins
 
 
 @dataclass(eq=False)
 class _Parked:
-    """One input: its copy on the host, and itself while it has not left or is back."""
+    """One offloaded input: its copy on the host, and the tensor on the device until that is freed, or once it is
+    fetched again."""
 
     host: Tensor
     device: Tensor | None
@@ -33,7 +34,8 @@ class _Parked:
 
 @dataclass(eq=False)
 class _Call:
-    """What is parked of one call of a block, and the call before it, whose inputs are wanted next."""
+    """The offloaded inputs of one call of a block, and the call before it, whose inputs the backward pass needs
+    next."""
 
     before: "weakref.ref[_Call] | None"
     parked: list[_Parked] = field(default_factory=list)
@@ -51,13 +53,13 @@ class HostInputs:
         self._leaving: deque[_Call] = deque()
 
     def serve(self, block: nn.Module) -> None:
-        """Park the inputs of a checkpointed block whenever it is called."""
+        """Offload the inputs of a checkpointed block at every call."""
         block.__dict__["_host_inputs"] = self
         block.__class__ = _parking(type(block))
 
     @contextlib.contextmanager
     def parking(self, inputs: Sequence[Tensor]) -> Iterator[None]:
-        """Inside, where one of these is saved for the backward pass, a copy on the host is saved in its place."""
+        """Within the context, save for the backward pass a copy on the host in place of these tensors."""
         call = _Call(self._last)
         ready = torch.cuda.current_stream(self.device).record_event() if self.is_cuda else None
         memory = {(x.data_ptr(), x.nbytes) for x in inputs}
@@ -66,8 +68,8 @@ class HostInputs:
             if (saved.data_ptr(), saved.nbytes) in memory and (one := self._park(saved, ready)):
                 call.parked.append(one)
                 return call, len(call.parked) - 1
-            # A leaf may get other memory meanwhile, as swapped weights do. What has a history is kept without it, since
-            # a node that saves its own answer would keep itself alive.
+            # Leaves are saved as they are: swapped weights get other memory meanwhile. Other tensors are saved without
+            # their autograd history, since a node that saves its own output would be a reference cycle.
             return saved if saved.is_leaf else saved.detach()
 
         def unpack(kept: Any) -> Tensor:
@@ -85,7 +87,7 @@ class HostInputs:
         x = x.detach()
         host = torch.empty_like(x, device="cpu", pin_memory=self.is_cuda)
         if host.stride() != x.stride():
-            return None  # has holes, which a compiled block would miss
+            return None  # not dense: a compiled block expects the strides
         if self._leave is None:
             return _Parked(host.copy_(x), x, None)
         self._leave.wait_event(ready)
@@ -94,7 +96,8 @@ class HostInputs:
         return _Parked(host, x, self._leave.record_event())
 
     def _take(self, call: _Call, number: int) -> Tensor:
-        """An input for the backward pass of its block; those of the block that is next follow on their own stream."""
+        """Return an input for the backward pass of its block, and prefetch those of the next block on a stream of their
+        own."""
         one = call.parked[number]
         self._fetch(one)
         tensor = self._wait_for(one)
@@ -112,7 +115,7 @@ class HostInputs:
         if self._return is None:
             one.device = one.host.clone()
             return
-        # Memory of the compute stream, which may use it until now.
+        # Allocated on the compute stream, which may still use that memory.
         one.device = torch.empty_like(one.host, device=self.device, pin_memory=False)
         self._return.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._return):
@@ -120,7 +123,7 @@ class HostInputs:
         one.arrival = self._return.record_event()
 
     def _let_go(self, call: _Call) -> None:
-        """Free the device's memory of what has left, once that is so."""
+        """Free the device memory of a call's inputs after their copies to the host."""
         for one in call.parked:
             if one.device is not None:
                 self._wait_for(one)

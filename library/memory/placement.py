@@ -12,9 +12,11 @@ from library.memory import prepare, swapping
 
 
 def placement(family: Family, config: RunConfig, device: torch.device) -> Callable[[nn.Module], WeightPlacement] | None:
-    """Says of a denoiser without weights where these go; None where all of them stay on the host at first.
+    """A function from a denoiser on the meta device to the placement of its weights; None where all stay on the host at
+    first.
 
-    They do on a CPU, where shards are taken from them, and where adapters are merged into them or made by others.
+    They do on a CPU, where they are sharded, where adapters are merged into them, and where another package creates the
+    adapters.
     """
     if device.type == "cpu" or prepare.is_sharded(config):
         return None

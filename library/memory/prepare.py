@@ -22,7 +22,7 @@ from library.memory.quantization import fp8_storage
 
 logger = logging.getLogger(__name__)
 
-BYTES_OF_ADAM = 8  # for each weight that learns: two states, which are not there yet when a size is first recorded
+BYTES_OF_ADAM = 8  # per trained weight: two states, which are not allocated yet when a size is first recorded
 
 # Of batches: images, unless all have as many; height and width of their latents, then those of reference images.
 Sizes = Collection[tuple[int, ...]]
@@ -92,7 +92,7 @@ def compiles_size_by_size(config: RunConfig, device: torch.device) -> bool:
 
 
 def prepare_encoders(encoders: Mapping[str, nn.Module], learns: Mapping[str, bool], config: RunConfig) -> None:
-    """Let text encoders recompute too, if they learn: T5's activations are larger than its adapters."""
+    """Checkpoint text encoders, too, if they are trained: T5's activations are larger than its adapters."""
     for name, encoder in encoders.items():
         if config.memory.checkpointing and learns.get(name):
             # Older versions of transformers have the other name only.
@@ -169,10 +169,11 @@ def _is_static(config: RunConfig, device: torch.device, sizes: Sizes) -> bool:
 
 
 def _record(denoiser: nn.Module, config: Any, device: torch.device, log: CompileLog) -> str:
-    """Let the denoiser be recorded, where its config allows that; returns why it is not, on a GPU."""
+    """Record CUDA graphs of the denoiser where its config allows that; returns why not on a GPU, "" otherwise."""
     recorder = cudagraph.recorder_of(denoiser)
     if (early := config.optim.stepped_early) and several_processes():
-        # They average each gradient as it comes, in an order that differs between a recording and eager blocks.
+        # Processes average each gradient as soon as it is complete, and that order differs between a recording and
+        # eager blocks.
         if recorder:
             recorder.give_up(f"several processes train with {early}")
         return f"several processes train with {early}"

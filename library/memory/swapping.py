@@ -132,7 +132,8 @@ class Swap:
         return slot
 
     def _write_back(self, but: "_Packed") -> None:
-        """Let what blocks have learned leave, but for the one that computes now: of the others all is queued."""
+        """Copy updated weights to the host, except those of the block that computes now: all updates of the others are
+        queued."""
         for slot in self._slots.slots:
             if slot.owner is None or slot.owner is but or not slot.owner.changes:
                 continue
@@ -146,7 +147,7 @@ class Swap:
 
 
 def find_trainable_swap(denoiser: nn.Module) -> Swap | None:
-    """What swaps the blocks of a denoiser, if anything does and they learn: the optimizer has to know."""
+    """The Swap of a denoiser whose swapped blocks are trained, else None; the optimizer has to follow it."""
     swap = getattr(denoiser, "_swap", None)
     return swap if swap and swap.learn and swap.blocks else None
 
@@ -179,7 +180,7 @@ class _Packed:
             p.data = view if memory is None else _view(memory, offset, view)
 
     def offload_gradients(self) -> None:
-        """Let each gradient leave for the host as soon as it is complete."""
+        """Copy each gradient to the host as soon as it is complete."""
         for p, _, _ in self.parts:
             if p.requires_grad:
                 self._hook_handles.append(p.register_post_accumulate_grad_hook(self._offload_gradient))
@@ -203,7 +204,7 @@ class _Packed:
         kept.copy_(gradient, non_blocking=True)
 
     def hand_over_gradients(self) -> None:
-        """Put the gradients where an optimizer looks for them. Its memory is used again in the next step."""
+        """Assign the gradients to `p.grad`, for an optimizer on the host. Their memory is reused in the next step."""
         for p, gradient in self.gradients.items():
             p.grad = gradient
         self._spare, self.gradients = self.gradients, {}

@@ -1,4 +1,4 @@
-"""Everything a run needs to go on as if it had never stopped."""
+"""The state folder of a training: everything that resuming needs to continue bit for bit."""
 
 import contextlib
 import json
@@ -80,7 +80,7 @@ class State:
 
     @property
     def size_of_weights(self) -> int:
-        """Of these, the weights that learn."""
+        """Bytes of the trained weights alone."""
         return _size(self.tensors[WEIGHTS])
 
     def write(self, folder: Path) -> None:
@@ -100,7 +100,8 @@ class State:
 
 
 def collect(training: "Training") -> State | None:
-    """The state as it is now, in the main process; every process must ask."""
+    """The present state in the main process, None in the others. A collective operation: every process has to call
+    it."""
     world, updates, clock = training.world, training.updates, training.clock
     sources = world.gather(rng.get_rng_state(world.device))
     optimizer, average = updates.state_dict(), updates.average.state_dict() if updates.average else {}
@@ -121,7 +122,7 @@ def collect(training: "Training") -> State | None:
 
 
 def resume(folder: Path, training: "Training") -> None:
-    """Go on where a state folder written by `State.write` stopped. ConfigError when it does not fit this run."""
+    """Restore the state from a folder that `State.write` wrote. Raises ConfigError where it does not fit this run."""
     training.journal.phase(Text("resuming"))
     config, world, updates, clock = training.config, training.world, training.updates, training.clock
     facts = read_progress(folder)
@@ -129,7 +130,7 @@ def resume(folder: Path, training: "Training") -> None:
         raise ConfigError(why)
     training.method.restore(_tensors(folder / WEIGHTS))
     try:
-        # Of a model in shards each process reads its own rows alone.
+        # Of a sharded model each process reads its own rows only.
         in_shards = training.method.shards is not None
         updates.load_state_dict(_read(folder / OPTIMIZER, "cpu" if in_shards else world.device, mapped=in_shards))
     except ConfigError:
@@ -166,7 +167,7 @@ def _move_clock(facts: JsonMapping, training: "Training") -> None:
 
 
 def _compare(facts: JsonMapping, training: "Training", data: str) -> None:
-    """Say all that keeps this run from going on exactly as the saved one would have."""
+    """Warn of every difference that keeps this run from continuing bit for bit."""
     config = training.config
     now = deciding_options(config, training.clock.total)
     found = list(differences(facts.get("settings", {}), now))
@@ -201,7 +202,7 @@ def problems(folder: Path, config: RunConfig | None = None, total: int | None = 
         return []
     if other := [*_other_training(folder, facts, config)]:
         return other
-    # Who says where to begin, need not begin there.
+    # With initial_step or initial_epoch the config says where to begin, not the state.
     if config.steps.moved:
         return []
     if total is None:
@@ -212,7 +213,7 @@ def problems(folder: Path, config: RunConfig | None = None, total: int | None = 
 
 
 def _other_training(folder: Path, facts: JsonMapping, config: RunConfig) -> Iterator[Problem]:
-    """What the state says of itself that cannot go on with this config, whatever the model is."""
+    """Why the state is of another kind of training than this config, whatever the model is."""
     stored, known = header(folder / WEIGHTS), facts.get("settings", {})
     kind, advice = _kind(stored), "resume with its own config"
     if kind != config.kind:
@@ -252,27 +253,28 @@ def _other_training(folder: Path, facts: JsonMapping, config: RunConfig) -> Iter
 
 
 def _kind(stored: JsonMapping) -> str:
-    """What kind of training a state is of, by the names of what has learned."""
+    """The kind of training that wrote a state, by the names of its trained tensors."""
     if any(name.startswith(f"{part}.") for name in stored for part in WHOLE):
         return "finetune"
     return next((kind for name in stored for part, kind in BESIDE.items() if name.startswith(part)), "lora")
 
 
 def _memory(optimizer: str) -> tuple[str, str]:
-    """What decides which memory an optimizer has: its class. Paged ones have that of the others."""
+    """The package and class of an optimizer, which determine the layout of its state; paged variants share that of the
+    others."""
     made = spec_of(optimizer or "AdamW")
     return made.module.split(".")[0], made.name.removeprefix("Paged").lower()
 
 
 def counts(folder: Path) -> list[int]:
-    """How many weights each group of the saved optimizer has; nothing where it does not say. Reads no numbers."""
+    """The number of parameters in each group of the saved optimizer, [] where it has none. Reads no tensor data."""
     saved = _read(folder / OPTIMIZER, "meta")
     groups = saved.get("param_groups", []) if isinstance(saved, dict) else []
     return [len(group["params"]) for group in groups]
 
 
 def finished(folder: Path, facts: JsonMapping, total_steps: int, result: Path) -> Problem | None:
-    """The problem of a training that has nothing left to do, not even to write its result."""
+    """The problem where a training has no step left to do and its result exists; else None."""
     if facts["current_step"] < total_steps or (facts["current_step"] == total_steps and not result.exists()):
         return None
     return Problem("resume",
@@ -295,20 +297,21 @@ def read_progress(folder: Path) -> JsonObject:
 
 
 def choices(config: RunConfig) -> Choices:
-    """What the training that is to be continued had chosen; nothing where none is. ConfigError for no state."""
+    """The choices of the training that is resumed, empty ones without `resume`. Raises ConfigError for a folder that is
+    no state."""
     return Choices.read(read_progress(Path(config.steps.resume))) if config.steps.resume else Choices()
 
 
 def _save(value: Any, path: Path) -> None:
-    """As torch.save does. What has to be collected from several processes comes into the file tensor by tensor."""
+    """Like torch.save, but tensors that are gathered from several processes are written one at a time."""
     leaves = pytree.tree_leaves(value)
     if not any(isinstance(leaf, LazyTensor) for leaf in leaves):
-        with open(path, "wb") as file:  # by itself, PyTorch would not say that the disk is full
+        with open(path, "wb") as file:  # PyTorch itself does not report a full disk
             torch.save(value, file)
         return
-    with open(path, "wb") as file, torch.serialization.skip_data():  # leaves room for numbers, of which none exist yet
+    with open(path, "wb") as file, torch.serialization.skip_data():  # writes the layout without the tensor data
         torch.save(pytree.tree_map_only(Tensor, lambda t: torch.empty(t.shape, dtype=t.dtype), value), file)
-    with open(path, "r+b") as file:  # a full disk is told here, and not by the end of the process in the next lines
+    with open(path, "r+b") as file:  # allocate the file now: with mmap a full disk would end the process by SIGBUS
         os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
         room = pytree.tree_leaves(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
@@ -322,7 +325,7 @@ def _randomness(rank: int) -> str:
 
 
 def _read(path: Path, device: Any, mapped: bool = False) -> Any:
-    """Tensors and plain values only: a state folder may come from anyone."""
+    """Load without unpickling objects (weights_only), as a state folder may come from an untrusted source."""
     with _readable(path):
         return torch.load(path, map_location=device, weights_only=True, mmap=mapped)
 
@@ -334,7 +337,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
 
 @contextlib.contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Turn whatever a damaged file makes its reader say into one sentence."""
+    """Turn any error of reading a damaged file into one ConfigError."""
     try:
         yield
     except Exception as e:
@@ -344,7 +347,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def _size(value: Any) -> int:
-    """Bytes of all tensors in something nested."""
+    """Bytes of all tensors in nested mappings and lists."""
     if isinstance(value, Tensor):
         return value.nbytes
     if isinstance(value, Mapping):
@@ -371,13 +374,14 @@ def deciding_options(config: RunConfig, total_steps: int) -> JsonObject:
 
 
 def computed_by(device: torch.device) -> dict[str, str]:
-    """What rounds in a way of its own: the kind of device, and PyTorch."""
+    """What determines rounding: the kind of device, and PyTorch's version."""
     kind = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return {"the device": kind, "torch": torch.__version__}
 
 
 def differences(known: JsonMapping, now: JsonMapping) -> Iterator[str]:
-    """What is not as it was. Options that one of the two versions of this program does not have are left out."""
+    """A sentence for each setting that differs. Options that one of the two versions of this program lacks are
+    skipped."""
     for name, value in now.items():
         if name in known and known[name] != value:
             yield Text("{name} was {before} and is {now}", name=name, before=_shown(known[name]), now=_shown(value))

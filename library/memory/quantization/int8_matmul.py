@@ -48,7 +48,8 @@ def hadamard() -> Tensor:
 
 
 def rotated(rows: Tensor, rotation: Tensor) -> Tensor:
-    """[..., n] with each BLOCK of a row rotated: one large number becomes many of middle size, which round better."""
+    """[..., n] -> the same with each BLOCK of a row multiplied by the Hadamard matrix, which spreads outliers and so
+    lowers the rounding error."""
     return (rows.unflatten(-1, (-1, BLOCK)) @ rotation).flatten(-2)
 
 
