@@ -53,7 +53,7 @@ def check(config: RunConfig, grid: int, report: Report | None = None) -> Check:
             stops += [problem for problem in bucket_rules(dataset).problems(grid) if problem.option not in told]
     stops += _without_the_word(config, images)
     if to_disk:
-        stops += [*_sharing_a_cache(images), *_too_long_for_a_cache(images)]
+        stops += [*_sharing_a_cache(images), *_too_long_for_a_cache(images), *_closed_to_caches(found, images)]
     others = found.other_captions
     bare = [] if config.caption_change.sentences else list(_without_captions(images))
     if bare and others:  # one cause, one sentence: the one that says what to set
@@ -105,6 +105,16 @@ def _too_long_for_a_cache(images: list[Image]) -> Iterator[Problem]:
         yield about_images(
             "{count} with a name too long for a cache file beside it; shorten to {most} bytes: {long}",
             count=counted(len(long), "image"), most=LONGEST_NAME - CACHE_ENDING, long=some(long))  # fmt: skip
+
+
+def _closed_to_caches(found: Survey, images: list[Image]) -> Iterator[Problem]:
+    """Folders that may be read and not written, where latents are still to be made."""
+    places = (os.path.split(image.path) for image in images)
+    needed = {folder for folder, name in places if found.files(folder).known_size(name) is None}
+    if closed := sorted(folder for folder in needed if os.path.isdir(folder) and not os.access(folder, os.W_OK)):
+        yield Problem("cache_latents_to_disk",
+            ": {closed} may not be written to: change its rights, or keep latents in memory with cache_latents",
+            closed=some(closed), fix={"cache_latents_to_disk": False, "cache_latents": True})  # fmt: skip
 
 
 def _without_the_word(config: RunConfig, images: list[Image]) -> Iterator[Problem]:

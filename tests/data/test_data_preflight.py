@@ -179,6 +179,18 @@ def test_folders_that_may_not_be_listed_are_passed_over_or_named(tmp_path, monke
     assert problems(make.config(closed)) == [f"train_data_dir: {closed} cannot be read: Permission denied"]
 
 
+def test_a_folder_that_is_read_only_is_named_before_latents_are_made_there(tmp_path, monkeypatch):
+    folder = make.folder(tmp_path, "1_cat", ((64, 64),))
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != folder)  # rights do not bind the tests' user
+    assert not problems(make.config(tmp_path, cache_latents=True))
+    config = make.config(tmp_path, cache_latents_to_disk=True)
+    (problem,) = problems(config)
+    assert problem.startswith(f"cache_latents_to_disk: {folder} may not be written to")
+    assert working_fix(problem, config) == {"cache_latents_to_disk": False, "cache_latents": True}
+    (folder / "00_0064x0064_sdxl.npz").write_bytes(b"")
+    assert not problems(config)
+
+
 def test_a_name_too_long_for_a_cache_file_is_told_where_caches_are_written(tmp_path):
     folder = make.folder(tmp_path, "1_cat", ((64, 64),))
     make.picture(folder / f"{'絵' * 83}.png")  # 249 bytes: prompts are names of images in some programs
