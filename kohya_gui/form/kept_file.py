@@ -1,4 +1,4 @@
-"""Files that the form writes while one types: never over what another program has put there meanwhile."""
+"""Files that the form writes while the user types, without overwriting what another program has written meanwhile."""
 
 import hashlib
 from pathlib import Path

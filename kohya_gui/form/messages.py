@@ -20,7 +20,7 @@ MARKS = {"ok": "✓", "hint": "!", "bad": "✗"}
 
 AWAY = '<button type="button" class="away" aria-label="Close">✕</button>'
 
-_number = count()  # makes each message differ from the last, so that the same one said twice is seen to be new
+_number = count()  # makes each message differ from the last, so that a repeated one is noticed as new
 
 
 def good(text: str, notes: Iterable[str] = (), undo: bool = False) -> str:

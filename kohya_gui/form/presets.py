@@ -1,4 +1,4 @@
-"""Configs as files: the presets that come along, and the user's own."""
+"""Configs as files: the presets of the project, and the user's own."""
 
 import hashlib
 import math
@@ -32,7 +32,7 @@ OWN_NAMES = ("output_name", "model_version", "token_string", "init_word")
 NAMED = re.compile(r"(lora|dreambooth|finetune|textual-inversion|lllite)(?:-(\d+)gb)?(?:-.*)?")
 STANDS_IN = {"dreambooth": "finetune"}  # a kind without presets of its own -> whose presets suit it, and train the same
 UNDONE = {"cpu_offload_checkpointing"}  # options besides those of compiling that one profile sets and others undo
-# What gives way, in this order, where a profile and the rest of the settings exclude each other.
+# Options that are reset, in this order, where a profile and the other settings exclude each other.
 YIELDING = ("checkpoint_keep_attention", "compile_mode", "compile_blocks", "cpu_offload_checkpointing")
 PROFILES = "compile"  # the folder of presets for every kind of training, which change only how it is compiled
 
@@ -132,7 +132,7 @@ def apply(preset: Preset, config: type, now: JsonMapping, notes: list[str] | Non
 
 
 def _laid_over(kept: JsonObject, profile: JsonObject, config: type, notes: list[str] | None) -> Any:
-    """A profile over values that are kept. Mistakes in these alone are no reason to refuse it."""
+    """Values with those of a profile on top. Mistakes in the former alone are no reason to refuse the profile."""
     given, stood = {**kept, **profile}, set(read_layers(config, [Layer(kept)]).problems)
     while True:
         reading = read_layers(config, [Layer(given)])

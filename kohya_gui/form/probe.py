@@ -24,7 +24,7 @@ def start(config: RunConfig, launch: JsonMapping) -> str:
 
 
 def state(probe_id: str) -> JsonObject:
-    """How a probe gets on, as library.bench.probe.Probe.as_json; `state` is "failed" when its process is gone."""
+    """The progress of a probe, as library.bench.probe.Probe.as_json; `state` is "failed" when its process has ended."""
     job = jobs.find(probe_id)
     found = {**BEGUN, **job.result}
     if found["state"] == "running" and not job.active:

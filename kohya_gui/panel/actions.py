@@ -23,7 +23,7 @@ from library.runs import bundle, explain, gpu_slots, layout, queue, reader, resu
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCTOR = [sys.executable, "-m", "library.cli.main", "doctor", "--json", "--quick"]
-MUCH = 60.0  # seconds of work that are not thrown away without asking
+MUCH = 60.0  # seconds of work that are not discarded without confirmation
 DOCTOR_PATIENCE = 120  # seconds; it imports PyTorch
 WORDS = {
     "after_step": "It stops after this step and saves a state to resume from.",
@@ -81,7 +81,7 @@ def _question(run: reader.RecordedRun, how: str) -> str:
 
 
 def _is_wanted(run: reader.RecordedRun, others: list[reader.RecordedRun]) -> bool:
-    """Whether a run can be gone on with, and nobody has done so or let it wait in the queue."""
+    """Whether a run can be resumed, and was not resumed or queued yet."""
     return resume.is_wanted(run, others) and not any(entry.resumes == run.id for entry in queue.read().waiting)
 
 
@@ -128,8 +128,10 @@ class RunActions:
         return {"said": WORDS[what]}
 
     def resumed(self, run: reader.RecordedRun) -> str:
-        """Go on with a run now, or as soon as there is room; what was done, in a sentence."""
-        if not run.active and not _is_wanted(run, reader.runs()):  # another browser was first, or there is nothing left
+        """Resume a run now, or queue it until devices are free. Returns a sentence about what was done."""
+        if not run.active and not _is_wanted(
+            run, reader.runs()
+        ):  # another browser was faster, or nothing is left to do
             raise ConfigError("{run} has finished, or was resumed already.", run=run.id)
         job, state = reopen.continuation(run), resume.newest_state(run)
         active = [other.facts for other in reader.runs() if other.active and other.is_here]

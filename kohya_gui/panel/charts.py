@@ -153,7 +153,7 @@ def _thinned(rows: Sequence[Any]) -> Sequence[Any]:
 
 
 def _limits(values: list[float]) -> tuple[float, float]:
-    """The range to show: a few wild values at the start must not flatten all the rest."""
+    """The range to show: a few outliers at the start must not flatten the rest."""
     ordered = sorted(values)
     low, high = ordered[0], ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
     margin = (high - low) * 0.05 or abs(high) * 0.05 or 1.0

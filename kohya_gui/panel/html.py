@@ -41,7 +41,7 @@ RUNS_TO_COME = (
     "<style>.live .empty.unread { visibility: hidden } @media (max-width: 880px) "
     "{ .live .empty.unread { box-sizing: border-box; height: 31px; overflow: hidden } }</style>"
 )
-SILENT = 300.0  # seconds without news of a run that works, from which on that is said
+SILENT = 300.0  # seconds without an event of a running training, after which the panel says so
 FULL = 0.95  # of a memory or a disk, from which on it is marked
 
 

@@ -1,4 +1,4 @@
-"""A support bundle: what one needs to find out why a run failed, and nothing that is the user's own affair.
+"""A support bundle: what is needed to find out why a run failed, without private data of the user.
 
 Settings are shown by name; of their values only numbers, switches and words from a fixed list. From the log goes every
 line that quotes a caption or a prompt; of a line that names a file of the user's, only what stands before it is kept.

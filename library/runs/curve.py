@@ -1,9 +1,9 @@
-"""The curve of a run, thinned and smoothed while it grows; one that goes on with another's has that one's in front."""
+"""The loss curve of a run, thinned and smoothed while it grows; that of a resumed run begins with its predecessor's."""
 
 from collections.abc import Mapping
 from typing import Any
 
-POINTS = 1500  # that are kept; a longer curve is thinned, which no screen can show
+POINTS = 1500  # that are kept; a longer curve is thinned, as no screen can show more
 
 
 class Curve:
@@ -16,7 +16,7 @@ class Curve:
     def __init__(self, before: "Curve | None" = None, at: int | None = None) -> None:
         self.points: list[tuple[int, float, float]] = []  # step, loss, smoothed loss
         self.rates: list[tuple[int, dict[str, float]]] = []  # step, rates by name
-        self.resumed: list[int] = []  # after which steps it was gone on
+        self.resumed: list[int] = []  # after which steps it was resumed
         self._smooth, self._stride, self._seen = 0.0, 1, 0
         self._before = before
         if at is not None:
@@ -37,7 +37,7 @@ class Curve:
             self.points, self.rates, self._stride = self.points[::2], self.rates[::2], self._stride * 2
 
     def _follow(self, at: int) -> None:
-        """Begin with what was before, up to this step."""
+        """Put the points of the preceding run in front, up to this step."""
         if self._before is None:
             return
         self.points = [point for point in self._before.points if point[0] <= at]

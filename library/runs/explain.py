@@ -7,13 +7,13 @@ from pathlib import Path
 from library.config.problems import Text
 
 _TABLES = tomllib.loads(Path(__file__).with_name("known_errors.toml").read_text(encoding="utf-8"))
-# (pattern, advice) of what is raised, and of what ends a process before Python can raise anything
+# (pattern, advice) for exceptions, and for what ends a process before Python can raise one
 KNOWN, ENDINGS = (
     [("|".join(error["patterns"]), str(error["advice"])) for error in _TABLES[name]] for name in ("known", "endings")
 )
 OURS = re.compile(r"^(?:[\w.]+\.)?ConfigError: (.+?)(?=^\S*Traceback|^\s*$|\Z)", re.M | re.S)
 USAGE = re.compile(r"^[\w./\\-]+\.py: error:\s*(.+?)(?=^Traceback|^\s*$|\Z)", re.M | re.S)
-SAID = re.compile(r"(?:^error: .+\n?)+", re.M)  # how our scripts end when something is to be fixed
+SAID = re.compile(r"(?:^error: .+\n?)+", re.M)  # how our scripts report what the user has to fix
 EXCEPTION = re.compile(r"^(?:[\w]+\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b.*", re.M)
 LONGEST = 2000  # characters of an exception's message
 LAUNCHER = re.compile(r"CalledProcessError|ChildFailedError|torch\.distributed\.elastic")

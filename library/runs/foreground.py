@@ -1,4 +1,4 @@
-"""Running a training in front of the shell, as long as it takes."""
+"""Run a training in the foreground of a shell until it ends."""
 
 import contextlib
 import os
@@ -14,13 +14,13 @@ from library.config.json_types import JsonObject
 
 
 def run(arguments: list[str], variables: Mapping[str, str]) -> int:
-    """Run a training, or what launches it, to its end, with more variables; its exit code, 128 + n where signal n
-    ended it.
+    """Run a training, or its launcher, to its end with additional environment variables. Returns its exit code, 128 + n
+    where signal n ended it.
 
-    Ctrl+C and a polite kill are for the training, which finishes its step and saves: we wait until it has. They go past
-    a launcher, which would die of them and leave its training alone.
+    SIGINT (Ctrl+C) and SIGTERM are forwarded to the training, which finishes its step and saves, and is waited for. A
+    launcher does not get them: it would end and leave its training behind.
     """
-    # A group of its own, so that the terminal sends Ctrl+C to us and not to the launcher as well.
+    # A process group of its own, so that the terminal sends Ctrl+C to this process alone.
     apart: JsonObject = {} if os.name == "nt" else {"process_group": 0, "stdin": subprocess.DEVNULL}
     child = subprocess.Popen(arguments, env={**os.environ, **variables}, **apart)
     launched = environment.DIRECT not in variables
@@ -40,7 +40,7 @@ def run(arguments: list[str], variables: Mapping[str, str]) -> int:
 
 
 def _pass_on(pid: int, number: int, launched: bool) -> None:
-    """Send a signal to a process; to what it has started instead, if that is a training and has begun."""
+    """Send a signal to a process, or to the training that it has launched, once that has begun."""
     with contextlib.suppress(psutil.NoSuchProcess):
         known = psutil.Process(pid)
         for process in (launched and known.children()) or [known]:

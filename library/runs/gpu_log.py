@@ -1,4 +1,4 @@
-"""What the GPUs of a training do while it works, for its record, and a warning when their memory spills to the host."""
+"""Log the load, memory, temperature and power of a training's GPUs, and warn when their memory spills to the host."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ from dataclasses import asdict
 from library.runs import gpu_slots, machine
 
 IS_WINDOWS = sys.platform == "win32"
-SPACING = 10.0  # seconds between two looks: each takes some hundredths of a second of this thread
+SPACING = 10.0  # seconds between two samples: each takes some hundredths of a second of this thread
 EVERY = 3  # looks between two questions about shared memory, for each of which Windows starts a process
 PATIENCE = 20  # seconds for its answer
 FULL = 0.95  # of a GPU's own memory
@@ -34,12 +34,12 @@ class GpuLog:
         self._looks, self._shared, self._spilled = 0, 0.0, 0.0
 
     def follow(self) -> None:
-        """Look now and then; where there is no GPU, only once."""
+        """Sample periodically; where there is no GPU, only once."""
         while self.look() and not self._ended.wait(SPACING):
             self._looks += 1
 
     def look(self) -> bool:
-        """Note how the GPUs are now; False where there are none."""
+        """Log one sample of the GPUs; False where there are none."""
         visible = gpu_slots.devices()
         every = machine.read_gpus() if gpu_slots.CPU not in visible else []
         own = [gpu for gpu in every if gpu.index in visible] or every  # they may be named by other than their numbers

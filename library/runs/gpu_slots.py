@@ -32,7 +32,8 @@ def _count() -> int:
 
 @contextlib.contextmanager
 def choosing() -> Iterator[None]:
-    """Nobody else on this machine gives devices away meanwhile. Raises ConfigError when somebody does not let go."""
+    """Hold the lock under which devices are assigned on this machine. Raises ConfigError when another process does not
+    release it."""
     with locking.held(Path(registry.home()) / "devices.lock", PATIENCE) as mine:
         if not mine:
             raise ConfigError("another training is just being started: try again in a moment")

@@ -1,4 +1,4 @@
-"""GPUs for a process that is no training: it waits until nobody uses them, and nobody else gets them meanwhile."""
+"""GPUs for a process that is no training: it waits until they are free, and then reserves them."""
 
 import contextlib
 import time

@@ -33,7 +33,7 @@ GONE = "It ended without a message."
 
 # Why: docs/decisions/2026-11-20-background-jobs-talk-through-files.md
 class BackgroundJob(reader.ProcessFolder):
-    """A job as it stands now: never starting, as its process begins at once."""
+    """A job in its present state; it is never "starting", as its process begins at once."""
 
     @property
     def kind(self) -> str:
@@ -85,10 +85,10 @@ def find(job_id: Any) -> BackgroundJob:
 
 
 def at(folder: Path) -> BackgroundJob:
-    """The job in this folder. One whose process is gone without a word is told so."""
+    """The job in this folder. One whose process has ended without recording a result is marked as failed."""
     facts, asked = layout.load(folder / JOB), (folder / STOP).exists()
     if facts.get("state") == "running" and not _lives(folder, facts):
-        facts = layout.load(folder / JOB)  # it may have ended well between the two looks
+        facts = layout.load(folder / JOB)  # it may have ended normally between the two reads
         if facts.get("state") == "running":
             ended = {"state": "stopped", "error": ""} if asked else {"state": "interrupted", "error": GONE}
             facts |= {**ended, "ended": time.time(), "doing": None}
@@ -105,7 +105,7 @@ def _lives(folder: Path, facts: JsonMapping) -> bool:
 
 
 def _identity(folder: Path, facts: JsonMapping) -> JsonObject:
-    """The process: as it has said itself, and before that as its launcher has."""
+    """The process as it has recorded itself, or before that as its launcher has."""
     return dict(facts) if "pid" in facts else layout.load(folder / layout.LAUNCHER)
 
 
@@ -136,7 +136,7 @@ def start(
     except OSError as error:
         layout.store(folder / JOB, {**facts, "state": "failed", "error": str(error)})
         raise ConfigError("{kind} could not be started: {why}", kind=kind, why=error.strerror or error) from error
-    with contextlib.suppress(psutil.Error):  # it has ended already, and has written down how
+    with contextlib.suppress(psutil.Error):  # it has ended already and recorded how
         layout.store(folder / layout.LAUNCHER, process.identity(child.pid))
     return at(folder)
 
@@ -147,14 +147,14 @@ def command(arguments: Sequence[str]) -> list[str]:
 
 
 def stop(job: BackgroundJob, at_once: bool = False) -> BackgroundJob:
-    """Ask a job to stop at its next step; asked again, or `at_once`, end it. What it has done so far is kept."""
+    """Ask a job to stop at its next step; asked again, or with `at_once`, end it. Its results so far are kept."""
     if not job.active:
         return job
     if at_once or job.state == "stopping":
         if living := process.find(_identity(job.folder, job.facts)):
             process.end([living])
         facts = layout.load(job.folder / JOB)
-        if facts.get("state") != "finished":  # whatever being ended has made of it
+        if facts.get("state") != "finished":  # whatever state the ended process has recorded
             ended = {"state": "stopped", "error": "", "ended": time.time(), "doing": None}
             layout.store(job.folder / JOB, {**facts, **ended})
     write_atomic(job.folder / STOP, "")

@@ -42,7 +42,7 @@ class CommandForm:
 
 
 class _Telling(argparse.ArgumentParser):
-    """A parser that says what is wrong as the rest of the project does, instead of ending the process."""
+    """An argument parser that raises ConfigError instead of ending the process."""
 
     def error(self, message: str) -> Any:
         raise ConfigError(message)

@@ -1,4 +1,4 @@
-"""A job's own side: the process says what it does, keeps what comes of it, hears that it shall stop, writes its end."""
+"""The process of a job: it records its progress, its result and its end, and sees requests to stop."""
 
 import argparse
 import os
@@ -16,7 +16,7 @@ from library.runs import layout, process
 from library.runs.job import FOLDER, JOB, RESULT, STOP, new
 
 MISUSED = 2  # the exit code of a command that was not told what to do
-OFTEN = 0.2  # seconds between two words about the same thing
+OFTEN = 0.2  # seconds between two records of the same phase
 
 
 class JobRecord:
@@ -27,7 +27,7 @@ class JobRecord:
         self.folder: Any = folder  # a Path; None where nothing is written
         self._facts: JsonObject = {}
         self._end = {"state": "finished", "error": ""}
-        self._usual: Any = None  # what a polite kill does otherwise
+        self._usual: Any = None  # the handler of SIGTERM before
         self._is_handed_on = False
 
     def __enter__(self) -> "JobRecord":
@@ -45,7 +45,7 @@ class JobRecord:
             signal.signal(signal.SIGTERM, self._usual)
 
     def phase(self, text: Text, done: int = 0, total: int = 0) -> None:
-        """What is done now, and how much of how much is. Ends the work (KeyboardInterrupt) if it was asked to stop."""
+        """Record the present phase and its progress. Raises KeyboardInterrupt if the job was asked to stop."""
         before, when = self._said
         if not self.folder or (text == before and time.monotonic() - when < OFTEN and done != total):
             return
@@ -55,19 +55,19 @@ class JobRecord:
             raise KeyboardInterrupt
 
     def wait(self, text: Text) -> None:
-        """What the work waits for; a shell hears it once."""
+        """Record what the job waits for; in a shell it is printed once."""
         if not self.folder and self._said[0] != text:
             print(text, flush=True)
             self._said = text, 0.0
         self.phase(text)
 
     def store(self, result: JsonMapping) -> None:
-        """Keep the result, whole or as far as it is known."""
+        """Write the result, complete or partial."""
         if self.folder:
             layout.store(self.folder / RESULT, result)
 
     def hand_on(self) -> None:
-        """From now on another process does the work, and says how it ends."""
+        """Leave the record to another process, which does the work from now on."""
         self._is_handed_on = True
 
     def fail(self) -> None:
@@ -83,7 +83,7 @@ class JobRecord:
 def joined(kind: str) -> JobRecord:
     """The work of a command that has a folder only when the page has started it.
 
-    A polite kill ends it as Ctrl+C does, so that what was done so far is kept and put in order.
+    SIGTERM ends it as Ctrl+C does, so that partial results are kept and cleaned up.
     """
     given = os.environ.pop(FOLDER, None)  # not for the processes that this one starts
     return JobRecord(kind, Path(given) if given else None)

@@ -1,4 +1,4 @@
-"""Which run another one goes on with, and from which step."""
+"""Which run another one resumes, and from which step."""
 
 import json
 import tomllib
@@ -26,7 +26,7 @@ def earlier(folder: Path) -> tuple[Path, int | None] | None:
     if at is None and state:  # later its folder may hold another state
         at = step_of(state)
     found = _named(facts) or (_maker(facts, state, at or 0) if state else None)
-    if found is None or not _began(found) < _began(facts):  # a run goes on with an older one, so there are no circles
+    if found is None or not _began(found) < _began(facts):  # a run resumes an older one, so there are no cycles
         return None
     return Path(found["at"]), at
 

@@ -1,4 +1,4 @@
-"""A lock that a file stands for: held by one process at a time, and let go by the system when that process ends."""
+"""A file lock: held by one process at a time, and released by the system when that process ends."""
 
 import contextlib
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ PERIOD = 0.02  # seconds between two tries
 def held(path: Path, patience: float) -> Iterator[bool]:
     """Hold the lock within the context. The value is False when another held it for `patience` seconds."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # No fallback to a lock that is only the existence of a file: that one would outlive a process that is killed.
+    # No fallback to a lock that is the mere existence of a file: it would outlive a process that is killed.
     lock = FileLock(path, timeout=patience, poll_interval=PERIOD, fallback_to_soft=False)
     try:
         lock.acquire()

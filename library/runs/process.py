@@ -1,4 +1,4 @@
-"""Which process is meant: a number alone is not enough, since the system hands it out again."""
+"""Identify processes: a process id alone is not enough, since the system reuses it."""
 
 import contextlib
 import os
@@ -16,9 +16,9 @@ GRACE = 5.0  # seconds a process has between being asked to end and being ended
 
 
 def identity(pid: int | None = None) -> JsonObject:
-    """What names a process for good: its number, the second it started, and the machine.
+    """What identifies a process permanently: its id, its start time, and the machine.
 
-    That second moves when the clock is set, but not its distance from the system's own start.
+    The start time changes when the clock is set, but not its distance from the boot time.
     """
     pid = pid or os.getpid()
     try:
@@ -30,14 +30,15 @@ def identity(pid: int | None = None) -> JsonObject:
 
 
 def _boot() -> str:
-    """What names this start of the system; only Linux says it, and only there the distance from it stays the same."""
+    """The id of this boot of the system; only Linux has one, and only there the distance from the boot time is
+    constant."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return ""
 
 
 def find(known: JsonObject) -> psutil.Process | None:
-    """The living process that `identity` once described, or None when it ended or another one wears its number."""
+    """The running process that `identity` described, or None when it ended, even if another one has its id now."""
     pid, start = known.get("pid"), known.get("process_start")
     if not isinstance(pid, int) or not isinstance(start, int | float) or known.get("host", HOST) != HOST:
         return None
@@ -55,12 +56,12 @@ def find(known: JsonObject) -> psutil.Process | None:
 
 
 def alive(known: JsonObject) -> bool:
-    """Whether the process that `identity` described is still at work on this machine."""
+    """Whether the process that `identity` described still runs on this machine."""
     return find(known) is not None
 
 
 def exists(pid: Any) -> bool:
-    """Whether some process has this number and is no zombie."""
+    """Whether some process has this id and is no zombie."""
     try:
         return isinstance(pid, int) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
@@ -68,7 +69,7 @@ def exists(pid: Any) -> bool:
 
 
 def kill(roots: list[psutil.Process], grace: float = GRACE) -> bool:
-    """End processes and all that they started without asking, who started others first. Whether all have ended."""
+    """Kill processes and their descendants, parents first. Returns whether all have ended."""
     doomed = _with_children(roots)
     for victim in doomed:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -78,7 +79,8 @@ def kill(roots: list[psutil.Process], grace: float = GRACE) -> bool:
 
 
 def end(roots: list[psutil.Process], grace: float = GRACE) -> bool:
-    """End processes and all that they started: ask first, after `grace` seconds insist. Whether all have ended."""
+    """Terminate processes and their descendants, and kill those left after `grace` seconds. Returns whether all have
+    ended."""
     doomed = _with_children(roots)
     for victim in doomed:
         with contextlib.suppress(psutil.NoSuchProcess):

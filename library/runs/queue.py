@@ -1,4 +1,5 @@
-"""The queue of trainings: one file that any number of browsers may change, worked off by a process of its own.
+"""The queue of trainings: one file that any number of browsers may change, and a worker process that starts its
+entries.
 
 `<home>/queue/queue.json` says what waits and in which order; beside it lies each entry's config, without tokens (see
 `keys`). Whoever changes the file holds its lock. The page shows what the file says and keeps nothing itself.
@@ -22,7 +23,7 @@ from library.runs import layout, locking, process, reader, registry, start
 RUNNER = [sys.executable, "-m", "library.runs.worker"]
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 10.0  # seconds that another browser may hold the file
-ARRIVAL = 10.0  # seconds until a process that was started must have written itself down
+ARRIVAL = 10.0  # seconds until a worker that was started must have recorded itself
 BY_USER = "by you"  # why it is paused, when it was told to
 MOST = 500  # entries that may wait
 KEPT = 50  # entries that have ended and are still shown
@@ -53,7 +54,7 @@ class QueueEntry:
 
 @dataclass
 class Queue:
-    """All entries in their order, and how they are worked off."""
+    """All entries in their order, and the state of the worker."""
 
     entries: list[QueueEntry] = field(default_factory=list)
     paused: str = ""  # why nothing is started, "" when it goes on
@@ -74,7 +75,7 @@ class Queue:
 
     @property
     def halted(self) -> bool:
-        """Whether something waits and nobody works on it, as after the computer was started anew."""
+        """Whether something waits and no worker runs, as after a reboot."""
         return bool(self.waiting) and not self.paused and not self.is_worked
 
     def find(self, entry_id: str) -> QueueEntry:
@@ -125,7 +126,7 @@ def changing() -> Iterator[Queue]:
 
 
 def add(job: start.TrainingJob, first: bool = False) -> QueueEntry:
-    """Put a job at the end of the queue (or in front), and have it worked off unless the queue waits for its user."""
+    """Put a job at the end of the queue (or in front), and start the worker unless the queue is paused or halted."""
     entry = QueueEntry(
         f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}", job.script, job.title, job.name, job.output,
         dict(job.how), job.folder, job.resumes, time.time(),
@@ -196,10 +197,10 @@ def pause() -> None:
 
 
 def go_on() -> None:
-    """Work the queue off, after a pause or after the computer was started anew."""
+    """Continue after a pause or a reboot."""
     with changing() as queue:
         queue.paused = ""
-        for entry in queue.entries:  # what ended while nobody looked is no reason to stop
+        for entry in queue.entries:  # failures while no worker ran do not pause the queue
             state = state_of(entry)[0]
             entry.ended = entry.ended or (state if state in layout.FINAL else "")
     work()
@@ -235,7 +236,7 @@ def queued_sentence(entry: QueueEntry) -> str:
 
 
 def work() -> None:
-    """Have the queue worked off, if it is not already. Two that are started at once sort it out between them."""
+    """Start the worker if none runs. Of two that start at once, the one that gets the lock stays."""
     with changing() as queue:
         if not queue.waiting or queue.paused or queue.is_worked:
             return

@@ -1,4 +1,4 @@
-"""Reading runs: which there are, how each stands, and what it has said since the last look."""
+"""Reading runs: which exist, the state of each, and what it has recorded since the last read."""
 
 import os
 import threading
@@ -12,7 +12,7 @@ from library.config.json_types import JsonObject
 from library.runs import explain, layout, lineage, process, registry
 from library.runs.curve import Curve
 
-SILENCE = 60.0  # seconds without a sign of life after which a run on another machine counts as gone
+SILENCE = 60.0  # seconds without a heartbeat after which a run on another machine counts as ended
 FRESH = 6.0  # seconds within which a heartbeat says more than the time at which a process seems to have started
 PATIENCE = 30.0  # seconds that a prepared run may take until its launcher is on record
 TOLD = 5000  # events of a kind that are kept
@@ -73,13 +73,13 @@ def active() -> RecordedRun | None:
 
 
 def at(folder: Path) -> RecordedRun:
-    """The run in this folder. A run whose process is gone is told so, and its file is put right."""
+    """The run in this folder. One whose process has ended without recording it is marked as ended, in its file, too."""
     path = os.path.join(folder, layout.RUN)  # quicker than folder / layout.RUN, and asked for every run every second
     facts = layout.load_changed(path) or registry.working(folder.name)
     if facts.get("state") not in layout.ACTIVE:
         return RecordedRun(folder, facts)
     if ended := _how_it_ended(folder, facts):
-        # The trainer may have written its last word between our look at the file and our look at the process.
+        # The trainer may have recorded its end between our read of the file and our check of the process.
         facts = layout.load(Path(path))
         if facts.get("state") in layout.ACTIVE:
             facts |= {"state": ended[0], "error": ended[1], "ended": facts.get("heartbeat", time.time())}
@@ -90,7 +90,7 @@ def at(folder: Path) -> RecordedRun:
 
 
 def _how_it_ended(folder: Path, facts: JsonObject) -> tuple[str, str | None] | None:
-    """State and cause of a run that says it works but does not; None when it really works."""
+    """State and cause of a run whose record says that it works but whose process has ended; None when it works."""
     begun = "pid" in facts  # the trainer itself has taken the record over
     known = facts if begun else layout.load(folder / layout.LAUNCHER)
     if known.get("host", process.HOST) != process.HOST:
@@ -109,7 +109,7 @@ def _how_it_ended(folder: Path, facts: JsonObject) -> tuple[str, str | None] | N
 
 
 def _is_beating(facts: JsonObject) -> bool:
-    """Whether a process of this number has just given a sign of life: its start seems to move when the clock is set."""
+    """Whether a process of this id has written a heartbeat just now: its start time changes when the clock is set."""
     return abs(time.time() - facts.get("heartbeat", 0)) < FRESH and process.exists(facts.get("pid"))
 
 
@@ -122,7 +122,7 @@ def tail(folder: Path, lines: int = 200, size: int = 65536) -> str:
             text = log.read().decode("utf-8", "replace")
     except OSError:
         return ""
-    # A progress bar writes over itself: of what it wrote, the last state counts.
+    # A progress bar overwrites its line: only its last state counts.
     return "\n".join(line.rstrip("\r").rsplit("\r", 1)[-1].rstrip() for line in text.split("\n")[-lines:])
 
 
@@ -154,7 +154,7 @@ def events(folder: Path, since: int = 0) -> tuple[list[JsonObject], int]:
 
 
 class RunProgress:
-    """All that a run has said so far, folded into what a panel shows. `update` reads only what is new."""
+    """All events of a run so far, reduced to what the panel shows. `update` reads only what is new."""
 
     def __init__(self, folder: Path, line: Curve | None = None) -> None:
         self.folder, self.offset = folder, 0
@@ -171,7 +171,7 @@ class RunProgress:
         return self.line.points
 
     def update(self) -> "RunProgress":
-        """Read on, where something was written since. Safe to call from several threads."""
+        """Read what was written since the last call. Thread-safe."""
         with self._lock:
             written = layout.signature(self._path)
             if written == self._read:

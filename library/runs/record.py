@@ -1,4 +1,4 @@
-"""What a training writes down of itself for its readers: what it is, how far it is, and what happened."""
+"""The record that a training writes for its readers: its settings, its progress, and its events."""
 
 import contextlib
 import functools
@@ -23,7 +23,7 @@ from library.runs import layout, process, registry, restoring
 from library.runs.gpu_log import GpuLog
 from library.runs.refusal import Secrets
 
-HEARTBEAT = 2.0  # seconds between two signs of life
+HEARTBEAT = 2.0  # seconds between two heartbeats
 SPACING = 0.5  # seconds between two lines about the same phase, since caching may report every image
 
 STORY = "The whole story is in"  # the log
@@ -127,7 +127,7 @@ class Record:
     def event(self, kind: str, **data: Any) -> None:
         """Anything else that a reader should know: compile, saved, sample, warning, error."""
         line = self._hidden.out_of(layout.dump({"t": round(time.time(), 3), "kind": kind, **data}))
-        # A full disk ends the training when it has something to save, not for want of a line.
+        # A full disk ends the training when it saves, not when it logs a line.
         with self._lock, contextlib.suppress(OSError):
             if not self._progress.closed:
                 self._progress.write(line + "\n")
@@ -135,7 +135,7 @@ class Record:
     def say(self, text: str) -> None:
         """A line for the console that is also kept in log.txt, whoever started the run."""
         with contextlib.suppress(OSError):  # a terminal that was closed, a pipe whose reader left
-            print(self._hidden.out_of(text) + "\n", end="", flush=True)  # in one piece: threads may speak
+            print(self._hidden.out_of(text) + "\n", end="", flush=True)  # in one write: threads may print
         if self._log:
             self._keep(text + "\n")
 
@@ -223,7 +223,7 @@ class Record:
         self._kept.look()
         if self._progress.closed or restoring.is_same(self._progress, self.folder / layout.PROGRESS):
             return
-        with contextlib.suppress(OSError, ConfigError):  # a disk that is gone: the next beat tries again
+        with contextlib.suppress(OSError, ConfigError):  # a disk that was unmounted: the next heartbeat tries again
             self._kept.put_back()
             self._progress = restoring.copied(self._progress, self.folder / layout.PROGRESS)
             if self._log and self._log.stream:
@@ -241,7 +241,7 @@ class Record:
             self.facts["heartbeat"] = time.time()
             try:
                 layout.store(self.folder / layout.RUN, self.facts)
-            except (OSError, ConfigError):  # a full disk, or a reader's open file: the next beat tries again
+            except (OSError, ConfigError):  # a full disk, or a reader's open file: the next heartbeat tries again
                 logging.getLogger(__name__).debug("run.json could not be written", exc_info=True)
 
 
@@ -272,7 +272,7 @@ def hardware() -> JsonObject:
 
 
 class _LogFile(logging.FileHandler):
-    """A disk that is full costs lines of the log, but no word about that for each of them, and ends nothing."""
+    """A log file that drops lines on a full disk, without an error for each of them."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - of the standard library
         if not isinstance(sys.exception(), OSError):

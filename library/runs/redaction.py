@@ -1,4 +1,4 @@
-"""Taking out of texts what is nobody else's affair: names, places, captions, prompts, tokens."""
+"""Remove private data from texts: names, paths, captions, prompts, tokens."""
 
 import getpass
 import os

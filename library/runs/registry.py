@@ -1,4 +1,5 @@
-"""Where the runs of this user are: one small pointer per run, so that a run started in a shell is found by the page."""
+"""Where the runs of this user are: one small file per run with its folder, so that the page finds runs started in a
+shell."""
 
 import os
 from functools import lru_cache

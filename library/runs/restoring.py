@@ -1,4 +1,4 @@
-"""The files of a run that works, kept at hand: whoever deletes its folder loses nothing of its record.
+"""Keep the files of a running training open, so that its record can be restored when its folder is deleted.
 
 A file that is open can be read after it was deleted, so what a run has said is copied back from there. (Windows deletes
 no open file in the first place.)
@@ -56,7 +56,7 @@ class Kept:
         self._log = log.open("rb")
 
     def close(self) -> None:
-        """Let the log go: an open file keeps its disk from being unmounted."""
+        """Close the log: an open file keeps its disk from being unmounted."""
         if self._log is not None:
             self._log.close()
 

@@ -1,4 +1,4 @@
-"""Going on with a run: from which state, and with which settings."""
+"""Resuming a run: from which state, and with which settings."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -55,7 +55,7 @@ def toml(run: reader.RecordedRun) -> str:
 
 
 def problems(run: reader.RecordedRun) -> Iterator[Text]:
-    """What stands in the way of going on."""
+    """What prevents resuming."""
     if run.active:
         yield Text("{run} is still {state}: stop it first.", run=run.id, state=Text(run.state))
     if not run.facts.get("script"):
@@ -63,6 +63,6 @@ def problems(run: reader.RecordedRun) -> Iterator[Text]:
 
 
 def check(run: reader.RecordedRun) -> None:
-    """Raise ConfigError when a run cannot be gone on with."""
+    """Raise ConfigError when a run cannot be resumed."""
     if found := list(problems(run)):
         raise ConfigError(*found)

@@ -1,4 +1,4 @@
-"""Starting a run in processes of its own, which live on when the page, the browser or the shell goes away."""
+"""Start a run in processes of its own, which outlive the page, the browser and the shell."""
 
 import os
 import shutil

@@ -1,7 +1,7 @@
-"""The process that works the queue off: `python -m library.runs.worker`. It ends when nothing is left to do.
+"""The queue's worker process: `python -m library.runs.worker`. It ends when nothing is left to do.
 
-It lives on when the page and the browser are gone, and of all that are started only one works: the one that holds the
-lock. Trainings are no part of it and go on without it; the next worker finds them by their records.
+It outlives the page and the browser. Several may be started, but only the one that holds the lock works. Trainings are
+no part of it and go on without it; the next worker finds them by their records.
 """
 
 import os
@@ -20,7 +20,7 @@ HANDOVER = 5.0  # seconds that the worker before may take to end
 # Why: docs/decisions/2026-11-20-queue-is-a-file-with-a-worker.md
 def main() -> int:
     """Work until nothing waits and nothing that was started from the queue works."""
-    for name in ("SIGINT", "SIGHUP"):  # a terminal's affairs are not ours
+    for name in ("SIGINT", "SIGHUP"):  # signals of a terminal are not for the worker
         if number := getattr(signal, name, None):
             signal.signal(number, signal.SIG_IGN)
     with locking.held(queue.place() / "worker.lock", HANDOVER) as mine:
@@ -68,7 +68,8 @@ def after(found: queue.Queue, entry: queue.QueueEntry) -> None:
 
 
 def start_next(found: queue.Queue, active: Sequence[reader.RecordedRun]) -> None:
-    """Start what finds free devices, in order: who waits for certain GPUs keeps these from those behind."""
+    """Start the entries for which devices are free, in order; an entry that waits for certain GPUs keeps them from
+    later ones."""
     known = {run.facts.get("queued"): run.id for run in active}
     free = list(gpu_slots.free(run.facts for run in active))
     for entry in found.waiting:

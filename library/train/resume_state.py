@@ -18,7 +18,6 @@ from library.compiler.torch_private import LazyTensor, pytree
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Problem, Text, listed
 from library.config.run_config import RunConfig
-from library.config.schema import options
 from library.config.sections import AdapterRun
 from library.families.shared.weights import header
 from library.files import need_space, write_folder_atomic
@@ -28,6 +27,7 @@ from library.tools.names import possible_families, sizes_of
 from library.tools.storage import FilePlan
 from library.train import rng
 from library.train.choices import Choices
+from library.train.deciding_options import computed_by, deciding_options, differences
 
 if TYPE_CHECKING:
     from library.train.training import Training
@@ -49,19 +49,6 @@ SCALER = "scaler.pt"
 OTHER_OPTIMIZER = Problem("resume",
     ": the state is of a run with another optimizer, or with other learning rates for other parts; "
     "resume with its own config")  # fmt: skip
-
-# Sections that decide where files go and how fast it is, but no number.
-ELSEWHERE = ("save", "sample", "validation", "metadata", "hub", "log", "compile", "memory", "distributed", "cache")
-# Of those, what changes the last digits of numbers.
-ROUNDING = ("compile", "compile_from_step", "cuda_allow_tf32", "attention_kernel", "fsdp")
-# Of the others: what says where to start, how data is read, or is part of what the data themselves are compared by.
-NO_MATTER = (
-    *("resume", "resume_from_huggingface", "initial_epoch", "initial_step", "skip_until_initial_step", "seed"),
-    *("max_data_loader_n_workers", "persistent_data_loader_workers", "cache_info", "debug_dataset", "dataset_class"),
-    *("tokenizer_cache_dir", "disable_mmap_load_safetensors", "clip_skip", "training_comment", "no_metadata"),
-    *("max_train_steps", "max_train_epochs", "network_weights", "dim_from_weights", "weights", "init_word"),
-)
-FLAT = ("constant", "constant_with_warmup")  # schedules that do not look at the length of the training
 
 
 # Why: docs/decisions/2026-11-20-states-are-our-own-files.md
@@ -353,41 +340,3 @@ def _size(value: Any) -> int:
     if isinstance(value, Mapping):
         return sum(map(_size, value.values()))
     return sum(map(_size, value)) if isinstance(value, list | tuple) else 0
-
-
-# ---- what decides the numbers of a training
-
-
-def deciding_options(config: RunConfig, total_steps: int) -> JsonObject:
-    """The options that decide numbers, as JSON knows them; of files and folders the name, as they may move."""
-    found = {}
-    for name, option in options(type(config)).items():
-        if (option.section in ELSEWHERE and name not in ROUNDING) or name in NO_MATTER:
-            continue
-        value = getattr(getattr(config, option.section), name)
-        is_path = option.hints.get("kind") in ("file", "folder")
-        if not (is_path and option.section == "data"):  # images and captions themselves are compared
-            found[name] = Path(value).name if is_path and value else value
-    if config.optim.lr_scheduler not in FLAT or isinstance(config.optim.lr_warmup_steps, float):
-        found["number of steps"] = total_steps
-    return json.loads(json.dumps(found, default=str))
-
-
-def computed_by(device: torch.device) -> dict[str, str]:
-    """What determines rounding: the kind of device, and PyTorch's version."""
-    kind = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return {"the device": kind, "torch": torch.__version__}
-
-
-def differences(known: JsonMapping, now: JsonMapping) -> Iterator[str]:
-    """A sentence for each setting that differs. Options that one of the two versions of this program lacks are
-    skipped."""
-    for name, value in now.items():
-        if name in known and known[name] != value:
-            yield Text("{name} was {before} and is {now}", name=name, before=_shown(known[name]), now=_shown(value))
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, list):
-        return " ".join(map(str, value)) or Text("not set")
-    return Text("not set") if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,61 @@
+"""The options and the machine that decide the results of a training, to compare a saved state with a resuming run."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from library.config.json_types import JsonMapping, JsonObject
+from library.config.problems import Text
+from library.config.run_config import RunConfig
+from library.config.schema import options
+
+# Sections whose options decide where files go or how fast a step is, but not its result.
+ELSEWHERE = ("save", "sample", "validation", "metadata", "hub", "log", "compile", "memory", "distributed", "cache")
+# Options of these sections that change rounding.
+ROUNDING = ("compile", "compile_from_step", "cuda_allow_tf32", "attention_kernel", "fsdp")
+# Options of other sections that only say where to start or how data is read, or that the comparison of the data covers.
+NO_MATTER = (
+    *("resume", "resume_from_huggingface", "initial_epoch", "initial_step", "skip_until_initial_step", "seed"),
+    *("max_data_loader_n_workers", "persistent_data_loader_workers", "cache_info", "debug_dataset", "dataset_class"),
+    *("tokenizer_cache_dir", "disable_mmap_load_safetensors", "clip_skip", "training_comment", "no_metadata"),
+    *("max_train_steps", "max_train_epochs", "network_weights", "dim_from_weights", "weights", "init_word"),
+)
+FLAT = ("constant", "constant_with_warmup")  # schedules that do not depend on the number of steps
+
+
+def deciding_options(config: RunConfig, total_steps: int) -> JsonObject:
+    """The options that decide results, as JSON values; of files and folders the name alone, as they may have moved."""
+    found = {}
+    for name, option in options(type(config)).items():
+        if (option.section in ELSEWHERE and name not in ROUNDING) or name in NO_MATTER:
+            continue
+        value = getattr(getattr(config, option.section), name)
+        is_path = option.hints.get("kind") in ("file", "folder")
+        if not (is_path and option.section == "data"):  # images and captions themselves are compared
+            found[name] = Path(value).name if is_path and value else value
+    if config.optim.lr_scheduler not in FLAT or isinstance(config.optim.lr_warmup_steps, float):
+        found["number of steps"] = total_steps
+    return json.loads(json.dumps(found, default=str))
+
+
+def computed_by(device: torch.device) -> dict[str, str]:
+    """What determines rounding: the kind of device, and PyTorch's version."""
+    kind = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return {"the device": kind, "torch": torch.__version__}
+
+
+def differences(known: JsonMapping, now: JsonMapping) -> Iterator[str]:
+    """A sentence for each setting that differs. Options that one of the two versions of this program lacks are
+    skipped."""
+    for name, value in now.items():
+        if name in known and known[name] != value:
+            yield Text("{name} was {before} and is {now}", name=name, before=_shown(known[name]), now=_shown(value))
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value)) or Text("not set")
+    return Text("not set") if value is None else str(value).lower() if isinstance(value, bool) else str(value)
