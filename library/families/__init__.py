@@ -1,7 +1,7 @@
 """Model families, one folder each; `FAMILIES` is their registry.
 
-What other parts of the project ask about a family is a fact that it states (`facts.py` of its folder). Nothing here
-loads torch before `of` is called.
+What other parts of the project need to know of a family stands in its `facts.py`. Nothing here imports torch before
+`family_for` is called.
 """
 
 import functools
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from library.families.base import Family
 
 FAMILIES = ("sdxl", "flux", "flux_2", "qwen_image", "zimage", "anima")  # folders, in the order of the page
-# What a demo trains unless it is told another: two graphs, which any processor compiles within a minute.
+# The default of `kohya demo`: two graphs, which any CPU compiles within a minute.
 SHOWN_BY_DEMO = "flux"
 
 

@@ -1,5 +1,5 @@
-"""The kinds of adapters that people choose between: which network_module and network_args make each one, and which
-arguments it has besides. No torch in here."""
+"""The kinds of adapters on offer: the network_module and network_args that select each, and its other arguments. Needs
+no torch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,7 +38,7 @@ class AdapterKind:
     args: type[Any]  # what its network_args may say: NetworkArgs, or LycorisArgs
     names: tuple[str, ...]  # of its arguments, in the order of the fields
     fixed: Mapping[str, str] = field(default_factory=dict)  # arguments that make it this kind
-    start: Mapping[str, str] = field(default_factory=dict)  # arguments that it begins with, and is known by
+    start: Mapping[str, str] = field(default_factory=dict)  # arguments that it starts with, and is recognised by
     presets: tuple[LayerPreset, ...] = ()
 
     @property
@@ -92,8 +92,8 @@ def kinds(family: str) -> list[AdapterKind]:
 
 
 def kind_of(config: AdapterRun, known: Sequence[AdapterKind]) -> AdapterKind | None:
-    """The kind that a run's module and arguments make; None for one that has no fields here. The most is said by the
-    kind that needs the most arguments."""
+    """The kind that a run's module and arguments select; None for one that has no fields here. Of several that fit, the
+    one with the most fixed arguments."""
     given, module = network_args.texts(config), config.network.module
     meant = [kind for kind in known if kind.is_meant(module, given)]
     return max(meant, key=lambda kind: (len(kind.fixed), len(kind.start)), default=None)

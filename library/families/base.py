@@ -27,18 +27,18 @@ class DeferredNetwork:
 
 @dataclass(frozen=True)
 class WeightPlacement:
-    """Where the weights of a denoiser go as they are read, by the names of its parameters."""
+    """The device and the storage of a denoiser's weights as they are read, by the names of its parameters."""
 
-    device: "torch.device"  # of all that are not named here; what has to change its type does so there
+    device: "torch.device"  # of all weights not named below; casts are computed there
     host: Collection[str] = ()  # those that stay on the host
-    eight_bits: Collection[str] = ()  # those that are kept as float8_e4m3fn, after the type that they are asked for in
+    eight_bits: Collection[str] = ()  # those that are stored as float8_e4m3fn, cast from the requested dtype
 
 
 @dataclass
 class ModelComponents:
     """The networks of one checkpoint, on the host until something moves them."""
 
-    denoiser: "nn.Module"  # without memory for its weights until `read_denoiser`, where reading it was deferred
+    denoiser: "nn.Module"  # on the meta device until `read_denoiser`, where reading it was deferred
     vae: "nn.Module | None"
     encoders: "dict[str, nn.Module]"  # text encoders by short name: clip_l, clip_g, t5xxl
     tokenizers: Mapping[str, Any]
@@ -48,7 +48,8 @@ class ModelComponents:
     fill_denoiser: "Callable[[WeightPlacement | None], object] | None" = None  # reads its weights, if that was deferred
 
     def read_denoiser(self, place: "Callable[[nn.Module], WeightPlacement] | None" = None) -> None:
-        """Read the denoiser's weights, if that was deferred; `place` says of the empty one where they go."""
+        """Read the denoiser's weights, if that was deferred; `place` returns their placement, given the empty
+        denoiser."""
         if self.fill_denoiser:
             self.fill_denoiser(place(self.denoiser) if place else None)
             self.fill_denoiser = None
@@ -82,8 +83,10 @@ class TextCache:
     """The file format of a family's cached text outputs."""
 
     suffix: str  # of the file's name, after <stem>: "_te_outputs.npz"
-    keys: tuple[str, ...]  # the arrays in it, which are also the names that Family.text answers with
-    options: tuple[str, ...] = ()  # of the model section, besides lengths: with other values, the arrays are others
+    keys: tuple[str, ...]  # the arrays in it, which are also the keys of what Family.text returns
+    options: tuple[
+        str, ...
+    ] = ()  # of the model section, besides lengths: a change of their values invalidates the cache
     mask: str = ""  # the key whose ones are the caption's own tokens: other arrays are stored so long, and it is not
     architecture: str = ""  # musubi-tuner's name of the model, where the file has its format
     names: Mapping[str, str] = field(default_factory=dict)  # what some of the keys are called in the file
@@ -105,7 +108,7 @@ class BlockInputs:
     dynamic: tuple[tuple[int, int], ...]  # (position, dimension) of sizes that depend on the bucket
     sizes: int = 1  # how many of them occur, where each is compiled on its own
     level: int = 0  # Family.resolution_level, where sizes are compiled one by one: other levels see other sizes
-    before_trainable: bool = False  # the block runs before all that learns, so that no gradient goes through it
+    before_trainable: bool = False  # the block runs before all trained parameters, so that no gradient goes through it
 
 
 @dataclass(frozen=True)
@@ -186,12 +189,12 @@ class Family(Protocol):
 
     @property
     def latent_cache(self) -> LatentCache:
-        """How encoded images are kept."""
+        """The file format of cached latents."""
         ...
 
     @property
     def text_cache(self) -> TextCache:
-        """How encoded captions are kept."""
+        """The file format of cached text outputs."""
         ...
 
     @property
@@ -216,12 +219,12 @@ class Family(Protocol):
 
     @property
     def architecture(self) -> str:
-        """modelspec's word: "stable-diffusion-xl-v1-base", "flux-1-dev", "flux-1-schnell"."""
+        """modelspec.architecture in saved files: "stable-diffusion-xl-v1-base", "flux-1-dev", "flux-1-schnell"."""
         ...
 
     @property
     def base_model_version(self) -> str:
-        """sd-scripts' word (ss_base_model_version): "sdxl_base_v1-0", "flux1", "chroma"."""
+        """ss_base_model_version in saved files: "sdxl_base_v1-0", "flux1", "chroma"."""
         ...
 
     def problems(self) -> "Iterator[Problem]":
@@ -229,7 +232,7 @@ class Family(Protocol):
         ...
 
     def notes(self) -> "Iterator[Problem]":
-        """Options that have no effect with this very model; asked when nothing is wrong with it."""
+        """Options that have no effect with this model; called only where `problems` has found none."""
         ...
 
     def stored_shapes(self) -> Mapping[str, Mapping[str, tuple[int, ...]]]:
@@ -240,10 +243,11 @@ class Family(Protocol):
     def load(
         self, dtype: "torch.dtype", frozen: "torch.dtype | None" = None, deferring: bool = False
     ) -> ModelComponents:
-        """Everything on the CPU; sizes come from the file. What may learn is in `dtype`, the rest in `frozen`.
+        """Load everything to the CPU, in the sizes of the file. Networks that may be trained are in `dtype`, the others
+        in `frozen`.
 
-        With fp8_base the matrices that the file has in 8 bits stay so. `deferring` leaves the VAE and the text encoders
-        in `deferred`, for whom they may not be needed, and the weights of the denoiser to `read_denoiser`.
+        With fp8_base the matrices that the file has in 8 bits stay so. With `deferring` the VAE and the text encoders
+        are left in `deferred`, as caches may make them unnecessary, and the denoiser's weights to `read_denoiser`.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""What some families can do and others cannot: protocols beside `Family`, asked for with isinstance. Needs no torch."""
+"""Protocols of optional capabilities of a `Family`, checked with isinstance. Needs no torch."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,43 +13,44 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class TakesControls(Protocol):
-    """A family whose model is shown pictures besides noise and words (`RunConfig.control_images`)."""
+    """A family whose denoiser is conditioned on images besides text (`RunConfig.control_images`)."""
 
     def control_latents(self, components: ModelComponents, pixels: "Tensor") -> "Tensor":
-        """Pixels [B, 3, H, W] in [-1, 1] of such pictures -> latents [B, C, h, w], float32 and deterministic."""
+        """Pixels [B, 3, H, W] in [-1, 1] of such images -> latents [B, C, h, w], float32 and deterministic."""
         ...
 
 
 @runtime_checkable
 class HasControlledLayers(Protocol):
-    """A family whose denoiser can be taught to follow a control image (ControlNet-LLLite)."""
+    """A family for whose denoiser a ControlNet-LLLite can be trained."""
 
     def controlled_layers(self, denoiser: "nn.Module") -> Iterator[tuple[str, int]]:
-        """Paths of the linear layers that get small networks, and how often the latents were halved there."""
+        """Paths of the linear layers that LLLite modules are attached to, and log2 of the downsampling of the latents
+        there."""
         ...
 
     def control_name(self, path: str) -> str:
-        """What such a layer is called in files."""
+        """The name of the module on such a layer in files."""
         ...
 
 
 @runtime_checkable
 class ReadsPictures(Protocol):
-    """A family whose text encoder may be shown the reference images together with the words, as its model asks."""
+    """A family whose text encoder may read the reference images together with the caption, depending on the model."""
 
     @property
     def picture_template(self) -> str:
-        """How they are shown to it, in a word that caches remember; "" where it is shown none."""
+        """The name of the template with which it reads them, which caches store; "" where it reads none."""
         ...
 
     def text_with_pictures(
         self, components: ModelComponents, captions: Sequence[str], pictures: "Sequence[Sequence[Image.Image]]"
     ) -> "dict[str, Tensor]":
-        """`Family.text` of captions with the pictures of each, which may be none."""
+        """`Family.text` of captions with the reference images of each, which may be none."""
         ...
 
     def picture_tokens(self, components: ModelComponents, sizes: Sequence[tuple[int, int]]) -> int:
-        """How many tokens more than `Family.train_text_length` says pictures of these widths and heights make it."""
+        """How many tokens images of these widths and heights add to `Family.train_text_length`."""
         ...
 
 
@@ -66,10 +67,10 @@ class WritesFolders(Protocol):
 
 @runtime_checkable
 class HasFrozenParts(Protocol):
-    """A family whose denoiser may have parts that no training changes."""
+    """A family whose denoiser may have parameters that are never trained."""
 
     def is_frozen(self, path: str) -> bool:
-        """Whether a parameter of the denoiser never learns."""
+        """Whether a parameter of the denoiser is never trained."""
         ...
 
 

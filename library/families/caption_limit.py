@@ -1,4 +1,4 @@
-"""How much of a caption a family's text encoder reads, so that what it cuts is told."""
+"""How much of a caption a family's text encoder reads, to warn of captions that are cut."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

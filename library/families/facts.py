@@ -1,4 +1,4 @@
-"""What a family states about itself, so that no other part of the project has to know its name. No torch in here."""
+"""The facts that each family states about itself, so that no other package depends on its name. Needs no torch."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping

@@ -25,7 +25,7 @@ DROPPING_RANKS = {
     False: ("lora", "locon", "loha", "lokr", "diag-oft", "full"),
     True: ("lora", "locon", "loha", "glora"),
 }  # by bypass_mode
-STRONG = 100  # alpha / rank that nobody means
+STRONG = 100  # alpha / rank above which it is likely a mistake
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,8 +154,8 @@ def problems(config: AdapterRun) -> Iterator[Problem]:
 
 
 def _random_in_python(args: LycorisArgs, config: AdapterRun) -> Iterator[Problem]:
-    """What the package decides by chance while a layer computes: a graph has no room for it, and computing the layer
-    again for its gradient would decide anew where Python draws."""
+    """Options with which LyCORIS draws random numbers in Python during forward: a compiled graph would fix the draw,
+    and the recomputation of a checkpoint would draw again."""
     if config.compile.compile and args.module_dropout:
         yield wrong_argument("module_dropout", "of LyCORIS cannot be compiled: leave it out, or switch compile off")
     if args.algo.lower() == "dylora" and (config.compile.compile or config.memory.checkpointing):
@@ -165,7 +165,7 @@ def _random_in_python(args: LycorisArgs, config: AdapterRun) -> Iterator[Problem
 
 
 def _beyond_the_package(args: LycorisArgs, config: AdapterRun) -> Iterator[Problem]:
-    """What the package takes and fails at: with the model loaded, or in the first step."""
+    """Combinations that LyCORIS accepts, but fails with after the model is loaded or in the first step."""
     algo = args.algo.lower()
     if args.bypass_mode and algo in ("dylora", "full"):
         yield wrong_argument("bypass_mode", "cannot be used with algo={algo}: leave it out", algo=algo)

@@ -1,4 +1,4 @@
-"""Relatives of a family's model that an option names. No torch in here."""
+"""Variants of a family's model that an option selects. Needs no torch."""
 
 from dataclasses import dataclass
 from typing import Self

@@ -126,7 +126,7 @@ def changing() -> Iterator[Queue]:
 
 
 def add(job: start.TrainingJob, first: bool = False) -> QueueEntry:
-    """Put a job at the end of the queue (or in front), and start the worker unless the queue is paused or halted."""
+    """Put a job at the end of the queue (or in front), and start the worker unless the queue was halted."""
     entry = QueueEntry(
         f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}", job.script, job.title, job.name, job.output,
         dict(job.how), job.folder, job.resumes, time.time(),

@@ -23,7 +23,7 @@ def is_known(tokenizer: Any, word: str) -> bool:
 
 
 def add(tokenizer: Any, words: Sequence[str]) -> int:
-    """Teach a tokenizer words in this order; the token of the first, behind all others."""
+    """Add words to a tokenizer in this order, as new tokens at its end; returns the id of the first."""
     first = len(tokenizer)
     tokenizer.add_tokens(list(words))
     found = tokenizer.convert_tokens_to_ids(list(words))

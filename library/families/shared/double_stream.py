@@ -28,7 +28,7 @@ def count(shapes: Mapping[str, Iterable[int]], blocks: str) -> int:
 
 
 class RMSNorm(nn.Module):
-    """Bring each head's vector to length sqrt(D), in float32 whatever comes in, so that q and k are rounded once."""
+    """RMS norm of each head's vector, computed in float32 for any input dtype, so that q and k are rounded once."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -245,7 +245,7 @@ class PositionTables:
         self._tables: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def as_one_graph(self) -> None:
-        """Make RoPE tables anew in each call: a table that is kept would be a constant of one compiled graph."""
+        """Compute RoPE tables in each call: a cached table would be a constant of one compiled graph."""
         self.positions = lambda txt_ids, img_ids: rope(torch.cat((txt_ids, img_ids)), self.axes, self.theta)
 
     def positions(self, txt_ids: Tensor, img_ids: Tensor) -> Tensor:
@@ -255,7 +255,7 @@ class PositionTables:
         would make the host wait for the device.
         """
         if img_ids.is_cuda and torch.cuda.is_current_stream_capturing():
-            # A table that is kept may go, a recording stays.
+            # A cached table may be evicted, but a CUDA graph keeps its address.
             return rope(torch.cat((txt_ids, img_ids)), self.axes, self.theta)
         for index, (txt_known, img_known, table) in enumerate(self._tables):
             if txt_known is txt_ids and img_known is img_ids:

@@ -1,4 +1,4 @@
-"""Networks and layers as they are before a file fills them."""
+"""Build networks and layers without initialising their weights, which a file provides later."""
 
 import contextlib
 import sys
@@ -11,7 +11,7 @@ from torch.nn import init
 
 @contextlib.contextmanager
 def empty_weights() -> Iterator[None]:
-    """Inside, networks are built without memory for their weights, and no numbers are drawn for them: a file has them.
+    """Within the context, networks are built on the meta device and their weights are not initialised.
 
     Buffers are real. Drawing took most of the time, though nothing is kept on the device "meta".
     """
@@ -21,7 +21,8 @@ def empty_weights() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_random_init() -> Iterator[None]:
-    """Inside, new layers keep whatever their memory holds, and random states stay: what follows gives them weights."""
+    """Within the context, new layers are not initialised and random states do not change; the caller assigns the
+    weights."""
     patched: list[tuple[Any, str, Any]] = [
         (init, name, function) for name, function in vars(init).items() if name.endswith("_") and name[0] != "_"
     ]

@@ -95,7 +95,7 @@ def listed(name: str, token: str | None = None) -> list[str]:
 
 
 def answered(question: Callable[[], Answer]) -> Answer:
-    """What the hub says. Asked once, and not waited for long: whoever has no network shall know it soon."""
+    """The answer of the hub, with a short timeout and no retry, so that a missing network is reported soon."""
     answer: list[Answer | Exception] = []
 
     def ask() -> None:
@@ -104,7 +104,7 @@ def answered(question: Callable[[], Answer]) -> Answer:
         except Exception as e:
             answer.append(e)
 
-    # A name server that is silent keeps the system waiting for longer than any timeout of a request.
+    # A name server that does not respond blocks for longer than any timeout of a request.
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(PATIENCE + 1)

@@ -37,10 +37,10 @@ def rounded(ids: Sequence[Sequence[int]], step: int, dropped: int = 0) -> int:
 
 
 def encode(model: Any, ids: Sequence[Sequence[int]], step: int, dropped: int = 0) -> tuple[Tensor, Tensor]:
-    """Token ids -> what the model says last of each [B, L, C] behind the first `dropped`, zero behind each caption, and
-    a mask [B, L] of the tokens that are a caption's own. L is a multiple of `step`.
+    """Token ids -> the last hidden states [B, L, C] after the first `dropped`, zero after each caption, and a mask [B,
+    L] of the tokens that are a caption's own. L is a multiple of `step`.
 
-    The padding stands behind the captions, which cannot look at what comes after them.
+    Captions are padded on the right, which causal attention does not see.
     """
     length = rounded(ids, step, dropped) or step  # where there is nothing but empty captions
     device = next(model.parameters()).device

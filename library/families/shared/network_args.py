@@ -1,4 +1,4 @@
-"""What `--network_args key=value ...` may say to any LoRA, and the small languages that its values are written in.
+"""The keys of `--network_args key=value ...` that every LoRA has, and parsers for the formats of their values.
 
 The classes are sections of the config engine, so a wrong name, a wrong value and a number out of range are found and
 worded like those of any other option, all at once and without loading torch.
@@ -74,7 +74,7 @@ class LayerPreset:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NetworkArgs:
-    """What every kind of LoRA can be told, and how it decides about layers."""
+    """The arguments of every kind of LoRA, and how they select layers and set ranks."""
 
     matches_paths: ClassVar[bool] = False  # whether patterns of ranks and rates must fit the whole path of a layer
     ggpo: ClassVar[bool] = False  # whether it has GGPO, and shows how large the mean gradient is
@@ -140,7 +140,7 @@ class NetworkArgs:
 
     @property
     def ggpo_strengths(self) -> tuple[float, float] | None:
-        """Sigma and beta of GGPO (gradient-guided perturbation); None where it is off."""
+        """Sigma and beta of GGPO; None where it is off."""
         return None
 
     @property
@@ -177,8 +177,8 @@ class PatternArgs(NetworkArgs):
     )
 
     def unreadable(self, **readers: Callable[[str], object]) -> Iterator[Problem]:
-        """What is wrong with the texts that are small languages of their own: the patterns, and what these readers read
-        by its name. A reader raises ConfigError."""
+        """Problems of the values that have a format of their own: the patterns, and those that `readers` parse, by
+        name. A reader raises ConfigError."""
         readers |= {
             "exclude_patterns": regexes,
             "include_patterns": regexes,
@@ -241,7 +241,7 @@ class BlockArgs(TransformerArgs):
     train_block_indices: str = opt("all", 'blocks that carry adapters: "all", "none" or "0-3,5"')
 
     def check(self, _run: RunConfig | None = None) -> Iterator[Problem]:
-        """The texts that are small languages of their own."""
+        """Problems of the values that have a format of their own."""
         yield from self.unreadable(train_block_indices=indices)
 
     def rank_in_block(self, layer: NetworkLayer, block: re.Match[str] | None) -> int | None:

@@ -26,7 +26,7 @@ def part(what: str, file: str) -> Part:
 
 
 class ImageVAE(nn.Module):
-    """A video VAE that is given one frame and answers one."""
+    """A video VAE that encodes and decodes single frames."""
 
     def __init__(self, network: Any):
         super().__init__()
@@ -60,7 +60,7 @@ def latents(vae: Any, pixels: Tensor) -> Tensor:
 
 
 def normalised(means: Tensor) -> Tensor:
-    """What `encode` answers -> latents [B, 16, h, w] as they are trained, float32."""
+    """What `encode` returns -> latents [B, 16, h, w] as they are trained, float32."""
     mean, std = _constants(means)
     return (means.float() - mean) / std
 

@@ -1,4 +1,4 @@
-"""Reading checkpoints that people have: what a file is (from its header alone), and its tensors, one at a time."""
+"""Read checkpoints in the formats in use: headers, and tensors one at a time."""
 
 import contextlib
 import functools
@@ -38,7 +38,7 @@ _shapes_only: ContextVar[bool] = ContextVar("_shapes_only", default=False)
 
 @contextlib.contextmanager
 def shapes_only() -> Iterator[None]:
-    """Inside, checkpoints are read without their numbers: their tensors are on the device "meta"."""
+    """Within the context, checkpoints are read without their data: their tensors are on the meta device."""
     token = _shapes_only.set(True)
     try:
         yield
@@ -317,8 +317,8 @@ def cast(tensor: Any, dtype: Any) -> Any:
 
 
 def stored_oddly(path: Path, entries: Mapping[str, JsonMapping], scaled: bool = False) -> str | None:
-    """Why the way the numbers are stored cannot be read: 8 bits with scales (but for `scaled`), other kinds of 8 bits,
-    4 bits."""
+    """Why the dtypes of a file are not supported: 8 bits with scales (allowed if `scaled`), other formats of 8 bits, 4
+    bits."""
     marks = {name for name in entries if name.rpartition(".")[2] in SCALED}
     types = {about["dtype"] for name, about in entries.items() if name not in marks and name not in TOKENIZERS}
     if types & {"U8", "I8"} or any(name.endswith((".absmax", ".quant_map")) for name in entries):
