@@ -296,7 +296,8 @@ def _from_metadata(result: Survey, subset: SubsetConfig) -> list[FoundImage]:
 
 def _read_sizes(result: Survey, subset: SubsetConfig, found: list[FoundImage]) -> list[tuple[FoundImage, Size, str]]:
     """Read image headers and caption files that are not known yet."""
-    known = _Remembered(result, subset)
+    remembers = subset.cache_info and not subset.metadata_file
+    known = metadata.RememberedFacts(Path(subset.image_dir or "") if remembers else None)
     phase = Text("reading image sizes" if any(one.size is None for one in found) else "reading captions")
     facts = spread(partial(_facts, result, subset, known), found, result.report, phase)
     good, broken, bad_words = [], [], []
@@ -318,39 +319,15 @@ def _read_sizes(result: Survey, subset: SubsetConfig, found: list[FoundImage]) -
         result.warnings.append(
             about_images("{count} without words: {empty}", count=counted(len(empty), "caption file"), empty=some(empty))
         )
-    if subset.cache_info and result.keep and good and not subset.metadata_file and not broken:
+    if remembers and result.keep and good and not broken:
         about = {one.path: (words, size, result.unread.get(one.caption_file, 0)) for one, size, words in good}
         metadata.write_cache(Path(subset.image_dir or ""), about)
     return good
 
 
-class _Remembered:
-    """What metadata_cache.json says of images and captions that have not changed since it was written."""
-
-    def __init__(self, result: Survey, subset: SubsetConfig):
-        self.about: dict[str, Any] = {}
-        self.modified = 0
-        if subset.cache_info and not subset.metadata_file:
-            self.about = metadata.read_cache(Path(subset.image_dir or ""))
-        if self.about:
-            self.modified = (Path(subset.image_dir or "") / metadata.CACHE_NAME).stat().st_mtime_ns
-
-    def size(self, path: str, changed: int) -> Size | None:
-        return metadata.cached_size(self.about.get(path)) if changed <= self.modified else None
-
-    def unread(self, path: str) -> int:
-        """Lines of the caption file that were left out when it was read."""
-        lines = self.about.get(path, {}).get("unread_lines", 0)
-        return lines if isinstance(lines, int) else 0
-
-    def caption(self, path: str, file: str) -> str | None:
-        if path not in self.about or (file and os.stat(file).st_mtime_ns > self.modified):
-            return None
-        words = self.about[path].get("caption")
-        return words if file and isinstance(words, str) else None
-
-
-def _facts(result: Survey, subset: SubsetConfig, known: _Remembered, one: FoundImage) -> tuple[Size, str | Exception]:
+def _facts(
+    result: Survey, subset: SubsetConfig, known: metadata.RememberedFacts, one: FoundImage
+) -> tuple[Size, str | Exception]:
     folder, name = os.path.split(one.path)
     file = result.files(folder).images.get(name)
     size = one.size or (known.size(one.path, file.changed) if file else None)

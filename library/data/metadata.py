@@ -59,9 +59,30 @@ def read_cache(folder: Path) -> JsonObject:
     return found if isinstance(found, dict) else {}
 
 
-def cached_size(about: Any) -> tuple[int, int] | None:
-    """The size that an entry of metadata_cache.json tells, or None."""
-    return _size(about.get("resolution")) if isinstance(about, Mapping) else None
+class RememberedFacts:
+    """What a folder's metadata_cache.json says of images and captions that have not changed since it was written."""
+
+    def __init__(self, folder: Path | None) -> None:
+        """Read the cache of a folder; without one nothing is remembered."""
+        found = read_cache(folder) if folder else {}
+        self._about: dict[str, JsonObject] = {path: about for path, about in found.items() if isinstance(about, dict)}
+        self._modified = (folder / CACHE_NAME).stat().st_mtime_ns if folder and self._about else 0
+
+    def size(self, path: str, changed: int) -> tuple[int, int] | None:
+        """Width and height of an image that changed last at this time (in ns), if they are known."""
+        return _size(self._about.get(path, {}).get("resolution")) if changed <= self._modified else None
+
+    def caption(self, path: str, file: str) -> str | None:
+        """The caption of an image, read from this file, if it is known and the file has not changed."""
+        if path not in self._about or (file and os.stat(file).st_mtime_ns > self._modified):
+            return None
+        words = self._about[path].get("caption")
+        return words if file and isinstance(words, str) else None
+
+    def unread(self, path: str) -> int:
+        """Lines of the caption file that were left out when it was read."""
+        lines = self._about.get(path, {}).get("unread_lines", 0)
+        return lines if isinstance(lines, int) else 0
 
 
 def write_cache(folder: Path, known: Mapping[str, tuple[str, tuple[int, int], int]]) -> None:

@@ -157,6 +157,8 @@ def test_cache_info_remembers_what_has_not_changed(tmp_path):
     (folder / "01.txt").write_text("changed")
     os.utime(folder / "01.txt", (2e9, 2e9))
     assert [image.caption for image in data.scan(config).items] == ["remembered", "changed", "cat"]
+    memory.write_text(json.dumps(dict.fromkeys(known, "edited by hand")))
+    assert [image.size for image in data.scan(config).items] == [(64, 64)] * 3
 
 
 def test_a_dataset_file_has_resolutions_and_subsets_of_its_own(tmp_path):
