@@ -1,4 +1,4 @@
-"""Settings of other trainers, read into a config of ours with an account of every key, and written back."""
+"""Convert settings of other trainers to a config of this one, with a report on every key, and export them again."""
 
 from library.importers.builder import Configs, Imported, KeyOutcome
 from library.importers.files import (

@@ -1,4 +1,4 @@
-"""ai-toolkit: YAML files of a training (job: extension), as far as their meaning carries over."""
+"""ai-toolkit: YAML files of a training (job: extension), as far as this trainer has equivalent options."""
 
 import re
 from collections.abc import Mapping
@@ -66,7 +66,7 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
 
 
 def _refuse(process: JsonMapping, job: str) -> None:
-    """Other programs than that for LoRA and whole models are named."""
+    """Raise ConfigError, with its name, for a process that trains neither a LoRA nor a whole model."""
     kind = str(process.get("type") or "")
     adapter = process.get("adapter")
     jobs, others = TABLES["other_jobs"], TABLES["other_processes"]

@@ -10,7 +10,7 @@ from library.importers.shared import ENCODED_ONCE, PREPARED, dataset_toml, load_
 
 TABLES = load_tables("aitoolkit")["datasets"]
 DEFAULTS = {"width": 512, "height": 512, "seed": 0, "sample_steps": 20, "guidance_scale": 7}
-# What a prompt may say itself: "a cat --w 512 --ctrl_img cat.png".
+# Options that may stand in a prompt: "a cat --w 512 --ctrl_img cat.png".
 IN_PROMPTS = {"w": "width", "h": "height", "d": "seed", "s": "sample_steps", "n": "neg", "l": "guidance_scale"}
 REFERENCES = ("ctrl_img", "ctrl_img_1", "ctrl_img_2", "ctrl_img_3")
 

@@ -6,7 +6,7 @@ from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import equal, load_tables, nearest, optimizer, plain, precision
 
 TRAINER = "ai-toolkit"
-# In the order in which they win.
+# In order of precedence.
 RANKS = (
     ("network.rank", "network_dim"),
     ("network.linear", "network_dim"),

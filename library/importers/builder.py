@@ -1,4 +1,4 @@
-"""Builds a config of ours from a foreign file, with an account of every setting that leaves nothing out."""
+"""Build a config from a file of another trainer, with a report that covers each of its settings."""
 
 import textwrap
 from collections.abc import Iterable, Mapping
@@ -23,7 +23,7 @@ SECRET = "tokens and keys stay out of configs; set the environment variable of t
 
 @dataclass(frozen=True, slots=True)
 class KeyOutcome:
-    """What became of one key, and for all but kept and empty ones, the sentence about it."""
+    """The outcome of one key, and a sentence about it unless it was kept or empty."""
 
     key: str
     kind: Kind
@@ -75,7 +75,7 @@ class ImportBuilder:
         self._set(key, KeyOutcome(key, "renamed", option), {option: value})
 
     def change(self, key: str, text: str, values: JsonMapping | None = None) -> None:
-        """The key means something that is said in another way here."""
+        """The key corresponds to other options, or to another value, here."""
         self._set(key, KeyOutcome(key, "changed", text), values or {})
 
     def explain(self, text: str, *keys: str) -> None:
@@ -90,7 +90,7 @@ class ImportBuilder:
             self.source, self.absent = {**self.source, key: value}, self.absent | {key}
 
     def ignore(self, key: str, reason: str) -> None:
-        """The key has no meaning here; if it is off or empty, nobody needs to hear of it."""
+        """The key has no equivalent here; not reported where it is off or empty."""
         off = is_empty(self.source.get(key)) or self.source.get(key) in (False, 0, "0")
         self.outcomes[key] = KeyOutcome(key, "empty") if off else KeyOutcome(key, "ignored", reason)
 
@@ -116,7 +116,7 @@ class ImportBuilder:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """A foreign file as a config of ours, and the account of its keys."""
+    """A file of another trainer as a config, and the report on its keys."""
 
     trainer: str  # with the tab that wrote it, as in "kohya_ss (LoRA)"
     config: RunConfig
@@ -138,7 +138,7 @@ class Imported:
         return [outcome for outcome in self.outcomes if outcome.kind == kind]
 
     def lines(self) -> list[str]:
-        """What is worth knowing, a sentence each, for a page: what changed or was left out, notes, what to fix."""
+        """The sentences that the page shows: what changed or was left out, notes, what to fix."""
         to_fix = [Text(TO_FIX, problem=problem) for problem in self.problems]
         changed = [Text("{key}: {text}", key=outcome.key, text=outcome.text) for outcome in self.of("changed")]
         renamed = [
@@ -160,7 +160,7 @@ class Imported:
         return [f"{outcome.key} ({outcome.text})" for outcome in self.of("default")]
 
     def account(self) -> JsonObject:
-        """The whole account for programs."""
+        """The whole report as JSON."""
         outcomes = [{"key": outcome.key, "became": outcome.kind, "text": outcome.text} for outcome in self.outcomes]
         settings = {name: _plain(value) for name, value in flat(changed(self.config)).items()}
         remarks = {"notes": list(self.notes), "problems": list(self.problems), "files": dict(self.texts)}
@@ -168,7 +168,7 @@ class Imported:
         return {**head, "settings": settings, "keys": outcomes, **remarks}
 
     def report(self) -> str:
-        """The whole account as text."""
+        """The whole report as text."""
         blocks = [f"{self.trainer} -> {self.config.script} ({self.config.title})"]
         if kept := self.of("kept"):
             blocks.append(_block("kept", len(kept), [", ".join(f.key for f in kept)]))

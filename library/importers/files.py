@@ -1,4 +1,4 @@
-"""A file of any trainer -> a config of ours: which trainer wrote it, and who reads it."""
+"""A file of any trainer -> a config: detect which trainer wrote it, and call its importer."""
 
 import contextlib
 import re
@@ -104,7 +104,7 @@ def named(path: Path, configs: Configs) -> str:
 
 
 def of_others(found: JsonMapping) -> bool:
-    """Whether these are settings in the words of another trainer, and not a flat file as sd-scripts and we have it."""
+    """Whether these are settings with the keys of another trainer, and not a flat file with those of sd-scripts."""
     return any(reader.fits(found) for reader in READERS)
 
 

@@ -69,7 +69,7 @@ def script_of(found: JsonMapping, configs: Configs) -> str:
     best = max(fit.values(), default=0)
     fitting = [script for script, count in fit.items() if count == best]
     if len(fitting) > 1:
-        # FLUX.1 never goes without its own files, so a file without a word of them is for SDXL.
+        # FLUX.1 needs options for its own files, so a file without any of them is for SDXL.
         fitting = [script for script in fitting if script.startswith("sdxl")] or fitting
     if len(fitting) > 1:
         fitting = [*of_told_kind(found, {script: configs[script] for script in fitting})] or fitting

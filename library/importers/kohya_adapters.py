@@ -16,7 +16,7 @@ LORA_PLUS = ["loraplus_lr_ratio", "loraplus_unet_lr_ratio", "loraplus_text_encod
 # Where kohya_ss's field and the argument have different names.
 ARGUMENTS: Mapping[str, str] = TABLES["arguments"]
 FIELDS = {argument: key for key, argument in ARGUMENTS.items()}
-# Values that say nothing, because they are what the adapter does anyway.
+# Values that are the adapter's defaults.
 SILENT: JsonMapping = {"preset": "full", "factor": -1} | dict.fromkeys(
     ("train_double_block_indices", "train_single_block_indices"), "all"
 )

@@ -1,4 +1,4 @@
-"""The box for additional parameters of kohya_ss's page: flags that win over its fields."""
+"""The box for additional parameters of kohya_ss's page: flags that take precedence over its fields."""
 
 from library.config.problems import Text
 from library.config.values import split
@@ -6,7 +6,7 @@ from library.importers.builder import ImportBuilder
 
 
 def read(builder: ImportBuilder) -> None:
-    """What was typed as further flags, which win over all fields."""
+    """The flags that were typed, which take precedence over all fields."""
     text = builder.get("additional_parameters")
     if not isinstance(text, str):
         builder.empty("additional_parameters")

@@ -132,7 +132,7 @@ def _switches(builder: ImportBuilder, tab: str) -> None:
 
 
 def _length(builder: ImportBuilder, tab: str) -> None:
-    """Epochs stay epochs, and win over steps; kohya_ss' own field for them counts where no steps are set."""
+    """Epochs stay epochs and take precedence over steps; kohya_ss' own field for them counts where no steps are set."""
     steps, epochs, epoch = (builder.number(k) for k in ("max_train_steps", "max_train_epochs", "epoch"))
     if epochs and epochs > 0:
         builder.keep("max_train_epochs", int(epochs))
@@ -220,7 +220,7 @@ def _old_names(builder: ImportBuilder, tab: str) -> None:
             builder.ignore("use_8bit_adam", "optimizer is set, and wins")
         elif is_on(old):
             builder.change("use_8bit_adam", "becomes optimizer_type = AdamW8bit", {"optimizer_type": "AdamW8bit"})
-    if "use_wandb" in builder.source:  # only this very word ever switched it on
+    if "use_wandb" in builder.source:  # kohya_ss enables it for this value only
         if builder.source["use_wandb"] == "True":
             builder.change("use_wandb", "becomes log_with = wandb", {"log_with": "wandb"})
         else:

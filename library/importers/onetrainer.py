@@ -1,4 +1,4 @@
-"""OneTrainer: JSON files of its presets and configs, as far as their meaning carries over."""
+"""OneTrainer: JSON files of its presets and configs, as far as this trainer has equivalent options."""
 
 import re
 

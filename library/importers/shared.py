@@ -1,4 +1,4 @@
-"""What the readers share: tables of other programs' keys, keys with dots, number formats, optimizers, dataset files."""
+"""What importers share: tables of other programs' keys, dotted keys, number formats, optimizers, dataset files."""
 
 import re
 import tomllib
@@ -114,7 +114,7 @@ def take(builder: ImportBuilder, names: Mapping[str, str], read: Callable[[Any],
 
 
 def rest(builder: ImportBuilder, reasons: Mapping[str, str], otherwise: str = NOT_HERE) -> None:
-    """What is left means nothing here; reasons by key, or by the beginning of keys where they end with a dot."""
+    """Ignore all remaining keys; reasons by key, or by a prefix of keys that ends with a dot."""
     for key in builder.left():
         starts = (why for start, why in reasons.items() if start.endswith(".") and key.startswith(start))
         builder.ignore(key, reasons.get(key) or next(starts, otherwise))

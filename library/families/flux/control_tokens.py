@@ -1,4 +1,4 @@
-"""What Kontext and Fill read besides noise and words: reference images as more tokens, a mask as more channels."""
+"""Image conditioning of Kontext and Fill: reference images as additional tokens, a mask as additional channels."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING

@@ -61,7 +61,8 @@ class FluxFamily(TransformerFamily):
         # Text encoder -> its tokenizer: id on the hub, and folder in a diffusers model.
         places = {"clip_l": (tokenizers.CLIP_L, "tokenizer"), "t5xxl": (tokenizers.T5_XXL, self.variant.tokenizer)}
         self.tokenizers = {name: places[name] for name in self.variant.encoders}
-        # Modulation is asked once for an image, and a double block has one half for the image and one for the words.
+        # Modulation runs once per image, and a double block has one half for the image tokens and one for the text
+        # tokens.
         double, single = self.variant.used
         self.block_costs: Mapping[str, BlockCost] = {
             "DoubleStreamBlock": BlockCost("double_blocks", activations=30, used=double),
@@ -87,12 +88,12 @@ class FluxFamily(TransformerFamily):
 
     @property
     def architecture(self) -> str:
-        """modelspec's word for this model."""
+        """modelspec.architecture of this model."""
         return self.variant.architecture or ("flux-1-schnell" if self.is_schnell else "flux-1-dev")
 
     @property
     def base_model_version(self) -> str:
-        """sd-scripts' word for this model."""
+        """ss_base_model_version of this model."""
         return self.variant.base_model_version
 
     @property
@@ -240,7 +241,7 @@ class FluxFamily(TransformerFamily):
         return f"{PREFIXES[part]}_{path.replace('.', '_')}"
 
     def is_frozen(self, path: str) -> bool:
-        """Chroma's approximator, which nobody trains, and a guidance embedding that is left out."""
+        """Chroma's approximator, which is never trained, and a guidance embedding that is unused."""
         bypassed = self.config.model.bypass_guidance_embedding and path.startswith("guidance_in.")
         return bypassed or path.startswith(f"{APPROXIMATOR}.")
 

@@ -30,7 +30,7 @@ APPROXIMATOR = "distilled_guidance_layer"
 
 @dataclass(frozen=True)
 class Sizes:
-    """What tells one FLUX model from another, read from the shapes of its tensors."""
+    """The sizes and variants of a FLUX model, read from the shapes of its tensors."""
 
     in_channels: int
     out_channels: int
@@ -85,9 +85,9 @@ class Sizes:
 
 
 class Approximator(nn.Module):
-    """The one network by which Chroma makes what FLUX.1's modulations make: a vector for each of their outputs.
+    """The network of Chroma that replaces all modulations of FLUX.1: it computes a vector for each of their outputs.
 
-    It was distilled from them and is never trained here, as everywhere: no gradient is asked of it.
+    It was distilled from them and is never trained, so that no gradients are computed for it.
     """
 
     def __init__(self, channels: int, width: int, layers: int, hidden: int):

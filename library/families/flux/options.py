@@ -1,4 +1,4 @@
-"""What can be set when FLUX.1 is trained."""
+"""The options of FLUX.1."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -122,7 +122,7 @@ class FluxModel(sections.Model):
                 also="cache_text_encoder_outputs", fix={"t5xxl_train_length": "256"})  # fmt: skip
 
     def notes(self, run: RunConfig) -> Iterator[Problem]:
-        """There may be nothing to cut."""
+        """A length that does not cut anything has no effect."""
         if self.t5xxl_train_length == "256" and (self.t5xxl_max_token_length or 512) <= 256:
             yield Problem("t5xxl_train_length", "has no effect: t5xxl_max_token_length is {length}",
                 length=self.t5xxl_max_token_length, fix={"t5xxl_train_length": "max"})  # fmt: skip
@@ -175,7 +175,7 @@ class FluxAdapterCache(sections.TextBatchCache):
     """What is encoded once, when adapters learn."""
 
     def check(self, run: Any) -> Iterator[Problem]:
-        """T5 that learns cannot be asked once; CLIP-L can learn while T5 is cached."""
+        """A trained T5 cannot be cached; CLIP-L can be trained while T5 is cached."""
         yield from sections.TextBatchCache.check(self, run)
         if self.text and "train_t5xxl=True" in run.network.network_args:
             yield Problem("cache_text_encoder_outputs",
@@ -185,7 +185,7 @@ class FluxAdapterCache(sections.TextBatchCache):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FluxFlow(sections.Flow):
-    """How much noise a step has, and what the model answers."""
+    """The noise of a step, and the parametrization of the prediction."""
 
     timestep_sampling: Literal["sigma", "uniform", "sigmoid", "shift", "flux_shift"] = opt(
         "sigma", "How timesteps are sampled. shift, flux_shift and sigmoid are usual."

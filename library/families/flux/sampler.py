@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class FluxSampler(FlowSampler):
-    """Kontext and Fill are shown pictures behind the tokens of the image, or beside each of them."""
+    """Kontext reads reference images as tokens behind those of the image, Fill as channels of each token."""
 
     family: "FluxFamily"
 
     def is_guided(self, request: SampleRequest) -> bool:
-        """Whether the negative prompt is steered away from."""
+        """Whether classifier-free guidance with the negative prompt is used."""
         return request.scale != 1.0
 
     def latents(self, request: SampleRequest) -> Tensor:

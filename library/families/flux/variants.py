@@ -1,4 +1,4 @@
-"""Relatives of FLUX.1 that `model_type` names: what each one is, and where it differs. No torch in here."""
+"""Variants of FLUX.1 that `model_type` selects, and how they differ. Needs no torch."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

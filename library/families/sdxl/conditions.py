@@ -1,4 +1,4 @@
-"""What SDXL's two text encoders say of captions: hidden states for the attention, a pooled vector besides."""
+"""The outputs of SDXL's two text encoders: hidden states for cross-attention, and a pooled vector."""
 
 from collections.abc import Sequence
 

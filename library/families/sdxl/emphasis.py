@@ -9,7 +9,7 @@ from torch import Tensor
 
 from library.families.shared import clip
 
-STEP = 1.1  # what one pair of brackets means
+STEP = 1.1  # the factor of one pair of brackets
 SIGN = re.compile(r"\\[()\[\]\\]|:\s*([+-]?\d*\.?\d+)\s*\)|[()\[\]]")
 
 

@@ -46,7 +46,7 @@ class SdxlFamily:
     block_costs = {
         "BasicTransformerBlock": BlockCost("transformer_blocks", activations=36, used=0.85)
     }  # keys and values of words are few
-    utilization = {False: 0.13, True: 0.195}  # much of the U-Net is no product of matrices
+    utilization = {False: 0.13, True: 0.195}  # much of the U-Net's time is not spent in matrix products
     patch_size = 1
     sample_defaults = {"negative_prompt": "", "width": 512, "height": 512, "sample_steps": 30, "scale": 7.5}
     sample_multiple = 8
@@ -94,7 +94,7 @@ class SdxlFamily:
             yield from (problem.replaced(topic="model") for problem in e.problems)
 
     def notes(self) -> Iterator[Problem]:
-        """What is set and seldom does what was meant."""
+        """Warnings about settings that rarely do what was intended."""
         config = self.config
         half = config.precision.mixed_precision == "fp16" and not config.model.no_half_vae
         if half and not config.model.vae:
@@ -134,7 +134,7 @@ class SdxlFamily:
         where = hub.local(options.pretrained_model_name_or_path or "", f"--{checkpoint.OPTION}", choose, self.token)
         stored = model.opened(where, half, mmap, options.vae)
         place = hub.local(options.vae, "--vae", checkpoint.vae_files, self.token) if options.vae else None
-        # Whole models are saved with all their parts, and what is open cannot be taken away meanwhile.
+        # A fine-tune saves the VAE, too, so it is read now: its file could be deleted meanwhile.
         vae = functools.partial(model.read_vae, place, half, mmap) if place else None
         if vae:
             stored.parts["vae"] = vae if deferring and self.config.adapters else functools.partial(dict, vae())
@@ -252,7 +252,7 @@ class SdxlFamily:
         folder.write(components, place, put, model_options.v_parameterization, noise.zero_terminal_snr)
 
     def resolution_level(self, path: str) -> int:
-        """How often the picture was halved where a block of the U-Net is."""
+        """log2 of the downsampling of the latents at a block of the U-Net."""
         side, _, below = path.partition(".")
         lowest, number = len(self.layout.attention) - 1, below.partition(".")[0]
         return {"down_blocks": lambda: int(number), "up_blocks": lambda: lowest - int(number)}.get(
@@ -260,7 +260,7 @@ class SdxlFamily:
         )()
 
     def execution_key(self, path: str) -> tuple[int, ...]:
-        """When a part of the U-Net runs: down, the middle, up; and of a pair the convolutions first."""
+        """Execution order in the U-Net: down, middle, up; within a level each resnet before its attention."""
         side, *below = path.split(".")
         if side not in SIDES:
             return (len(SIDES),) if side.startswith("conv_") and side != "conv_in" else (-1,)

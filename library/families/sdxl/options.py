@@ -36,7 +36,7 @@ class SdxlAdapterCache(sections.Cache):
     """What is encoded once, when adapters learn."""
 
     def check(self, run: Any) -> Iterator[Problem]:
-        """A text encoder that learns cannot be asked once."""
+        """The outputs of a trained text encoder cannot be cached."""
         yield from sections.Cache.check(self, run)
         if self.text and not run.network.network_train_unet_only:
             yield Problem("cache_text_encoder_outputs",
