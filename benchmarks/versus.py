@@ -228,7 +228,8 @@ def main(arguments: list[str] | None = None) -> int:
     every = [case for case in versus_files.cases(asked.tiny, asked.steps)
              if case.family in asked.family and case.kind in asked.kind]  # fmt: skip
     if unknown := {*(asked.cases or ())} - {case.name for case in every}:
-        parser.error(f"--cases: there is no {', '.join(sorted(unknown))} here")
+        names = ", ".join(dict.fromkeys(case.name for case in every))
+        parser.error(f"--cases: there is no {', '.join(sorted(unknown))} here; choose from {names}")
     every = [case for case in every if not asked.cases or case.name in asked.cases]
     work, out = asked.work.resolve(), asked.out or asked.work / "results"
     versus_files.make(work / "inputs", {case.family for case in every}, asked.tiny)

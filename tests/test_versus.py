@@ -103,6 +103,9 @@ def test_programs_are_run_in_turn_and_a_failure_is_a_row(checkout, inputs, monke
     assert "1 tensors missing, 1 of another shape, 1 more metadata, 1 metadata missing" in table[1]
     assert f"| {other['s_it'] / mine['s_it']:.2f} |" in table[0] and "| 1.00 |" in table[1]
     assert any(line.startswith(f"- {OURS}") and "torch" in line for line in lines)
+    with pytest.raises(SystemExit):
+        versus.main([*asked, "--cases", "fastest"])
+    assert "there is no fastest here; choose from checkpointing, " in capsys.readouterr().err
     assert versus.main([*asked, "--cases", "checkpointing"]) == 0  # the files of the first time are in nobody's way
 
 

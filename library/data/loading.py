@@ -177,7 +177,7 @@ class Batches:
         """Go on behind the batch that was given last. Returns what prevents an exact resume, or ""."""
         self.epoch, self.index, self.seed = state["epoch"], min(state["index"], len(self)), state["seed"]
         changed = [Text("the {part}", part=name) for name, now in self._made_of.items() if state.get(name) != now]
-        return Text("{what} differ from those of the saved state", what=together(changed)) if changed else ""
+        return Text("{what} changed since the state was saved", what=together(changed)) if changed else ""
 
     def __iter__(self) -> Iterator[Batch]:
         todo = self.draws(self.epoch)[self.index :]

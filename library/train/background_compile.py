@@ -97,7 +97,7 @@ class BackgroundCompiler:
         denoiser, log, device = compute_loss.components.denoiser, self._log, self._world.device
         recorder = cudagraph.recorder_of(denoiser)
         if why := self.why_not(denoiser):
-            if self._forced:
+            if self._forced and not self._config.compile.why_not_in_background(self._config):  # the check has told that
                 self._journal.say(BEFORE.format(why=why))
             return False
         blocks.postpone(denoiser, log)

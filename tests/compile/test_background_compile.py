@@ -11,7 +11,7 @@ import torch
 from library import families
 from library.compiler import block_calls, cudagraph, graph_recording, prewarm, torch_private
 from library.compiler.block_calls import BlockCall, NotDescribed
-from library.config.building import build
+from library.config.building import build, notes
 from library.config.problems import ConfigError
 from library.train import background_compile, compile_process, compile_worker
 from library.train.background_compile import BackgroundCompiler
@@ -167,7 +167,7 @@ def compiler(steps=1000, ranks=1, kind="cpu", **values):
         ({}, "recorded on a GPU"),
         ({"compile_warmup": "beside"}, ""),
         ({"compile_warmup": "beside", "compile_scope": "model"}, "compile_scope is model"),
-        ({"compile_warmup": "beside", "compile_from_step": "4"}, "another option"),
+        ({"compile_warmup": "beside", "compile_from_step": "4"}, "compile_from_step says when"),
         ({"compile_warmup": "beside", "blocks_to_swap": 2}, "blocks_to_swap or"),
         ({"compile_warmup": "true"}, "compile_warmup is true"),
         ({"compile_backend": "aot_eager"}, "only inductor"),
@@ -175,8 +175,12 @@ def compiler(steps=1000, ranks=1, kind="cpu", **values):
     ],
 )
 def test_where_it_cannot_be_blocks_compile_before_the_first_step(values, why):
-    found = compiler(**values).why_not(torch.nn.Linear(1, 1))
+    asked = compiler(**values)
+    found = asked.why_not(torch.nn.Linear(1, 1))
     assert why in found if why else not found
+    told = [note for note in notes(asked._config) if note.option == "compile_warmup"]
+    assert bool(told) == (values.get("compile_warmup") == "beside" and bool(why))
+    assert all(note.startswith("compile_warmup has no effect here: ") and why in note for note in told)
     assert "several processes" in compiler(ranks=2, compile_warmup="beside").why_not(torch.nn.Linear(1, 1))
 
 

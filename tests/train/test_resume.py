@@ -172,7 +172,7 @@ def test_a_result_that_is_missing_is_written(run, tmp_path):
 
 
 CHANGES = [
-    ({"train_batch_size": 1}, ["train_batch_size was 2 and is 1", "the batch sizes or buckets differ"]),
+    ({"train_batch_size": 1}, ["train_batch_size was 2 and is 1", "the batch sizes or buckets changed"]),
     (
         {"learning_rate": 1e-5, "lr_scheduler": "cosine"},
         ["learning_rate was 0.005 and is 1e-05", "is cosine"],
@@ -201,7 +201,7 @@ def test_other_pictures_are_told_and_epochs_still_end(run, after_four, tmp_path,
     few = pictures(tmp_path / "few", ((64, 64),) * 4, repeats=1)
     part = run(resume=after_four, train_data_dir=few, max_train_steps=9)
     (warning,) = [event["text"] for event in part.events("warning") if event["text"].startswith("resume")]
-    assert "the images or captions and the batch sizes or buckets differ" in warning
+    assert "the images or captions and the batch sizes or buckets changed" in warning
     assert "the device was cpu and is NVIDIA H200" in warning
     assert [event["epoch"] for event in part.events("step")] == [2, 2, 3, 3, 4]
 

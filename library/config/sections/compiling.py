@@ -98,7 +98,6 @@ class Compile:
         min=0,
         advanced=True,
     )
-
     compile_warmup: Literal["auto", "true", "beside", "false"] = opt(
         "auto",
         "Compile before the first step (true), during the first steps (beside) or when needed.",
@@ -106,14 +105,12 @@ class Compile:
         label="When to compile",
         advanced=True,
     )
-
     compile_from_step: str | None = opt(
         None,
         'Compile from this step on: 40, or by kind of block "transformer:20, resnet:80".',
         label="Compile from step",
         advanced=True,
     )
-
     cuda_allow_tf32: bool = opt(
         False,
         "TF32 for float32 products: faster, less exact. Not for mixed precision.",
@@ -164,6 +161,10 @@ class Compile:
             yield Problem("compile_activation_budget",
                 "has no effect here: add compile, or use gradient_checkpointing",
                 fix={"compile_activation_budget": 1.0})  # fmt: skip
+        if self.compile and self.compile_warmup == "beside" and (why := self.why_not_in_background(run)):
+            yield Problem("compile_warmup", "has no effect here: {reason}", reason=Text(why),
+                also="compile compile_from_step compile_compare_steps compile_scope blocks_to_swap "
+                "cpu_offload_checkpointing", fix={"compile_warmup": "auto"}, code="ineffective")  # fmt: skip
         if not run.steps.max_train_epochs:
             yield from self.never_begun(run.steps.max_train_steps)
         if self.compile and self.compile_blocks:
@@ -369,7 +370,8 @@ class Compile:
         if self.compile_warmup not in ("auto", "beside"):
             return f"compile_warmup is {self.compile_warmup}"
         if self.compile_from_step or self.compile_compare_steps:
-            return "another option says when compiling begins"
+            option = "compile_from_step" if self.compile_from_step else "compile_compare_steps"
+            return Text("{option} says when compiling begins", option=option)
         if self.compile_warmup == "auto" and self._backends != {"inductor"}:
             return "only inductor keeps what it compiles"
         if self.compile_warmup == "auto" and (run.precision.fp8_compute or run.precision.int8_compute):
