@@ -16,7 +16,7 @@ from library.bench.subjects import FACTOR, FamilySubject, LearnedText, Subject, 
 from library.compiler.log import CompileLog
 from library.compiler.torch_private import FakeTensor
 from library.config.run_config import RunConfig
-from library.data.loading import Batch
+from library.data.batch import Batch
 from library.measuring import shapes
 from library.memory import swapping
 from library.memory.prepare import prepare_denoiser

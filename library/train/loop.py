@@ -13,8 +13,9 @@ from library.compiler.log import CompileLog
 from library.config.problems import Text
 from library.config.run_config import RunConfig
 from library.data import encoding, text_encoding
+from library.data.batch import Batch
 from library.data.images import ImageSet
-from library.data.loading import Batch, Batches
+from library.data.loading import Batches
 from library.families.base import Family, ModelComponents
 from library.imports import without_collecting
 from library.memory import attention, placement

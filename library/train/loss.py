@@ -10,7 +10,7 @@ from torch import Tensor
 
 from library.compiler.log import CompileLog
 from library.config.run_config import RunConfig
-from library.data.loading import Batch
+from library.data.batch import Batch
 from library.families.base import Family, ModelComponents, NoisedBatch
 from library.families.capabilities import TakesControls
 from library.methods import TrainingMethod

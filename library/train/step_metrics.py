@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from library.compiler import cudagraph
-from library.data.loading import Batch
+from library.data.batch import Batch
 
 T = TypeVar("T")
 

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from library.compiler.log import CompileLog
 from library.config.problems import ConfigError
-from library.data.loading import Batch, Batches
+from library.data.batch import Batch
+from library.data.loading import Batches
 from library.train import rng
 from library.train.clock import Clock, windows
 from library.train.rng import StepGenerators

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from library.compiler import cudagraph
 from library.config.problems import ConfigError, Text
 from library.config.sections import AdapterRun, Validation
+from library.data.batch import Batch
 from library.data.images import ImageSet
-from library.data.loading import Batch, Batches
+from library.data.loading import Batches
 from library.data.threads import ahead, num_workers
 from library.families.base import NoisedBatch
 from library.optim import optimizers

@@ -190,9 +190,9 @@ def test_the_base_models_answer_is_kept_where_asked(tmp_path):
 def test_texts_of_different_length_are_filled_up_with_zeros():
     import numpy as np
 
-    from library.data.loading import _padded
+    from library.data.batch import padded
 
-    found = _padded([{"a": np.ones((2, 3), np.float32)}, {"a": np.ones((4, 3), np.float32)}])
+    found = padded([{"a": np.ones((2, 3), np.float32)}, {"a": np.ones((4, 3), np.float32)}])
     assert found["a"].shape == (2, 4, 3) and found["a"][0, 2:].abs().sum() == 0
 
 

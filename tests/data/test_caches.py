@@ -11,7 +11,8 @@ import torch
 
 from library import data
 from library.config.problems import ConfigError
-from library.data import caches, encoding, loading
+from library.data import caches, encoding
+from library.data.batch import padded
 from library.families.base import TextCache
 from library.train.loss import with_text_length
 from tests import fork_server
@@ -398,7 +399,7 @@ def test_captions_of_any_length_are_kept_without_padding(folder, disk):
         again = Ragged()
         encoded(make.config(folder.parent, **values), again)
         assert len(family.read) == 3 and not again.read
-    batch = loading._padded(found)
+    batch = padded(found)
     assert batch["own"].tolist() == [[1, 0, 0], [1, 1, 1], [1, 1, 0]] and batch["hidden"][0, 1:].sum() == 0
     assert with_text_length(batch["own"], 5).tolist()[2] == [1, 1, 0, 0, 0] and with_text_length(
         batch["own"], 2

@@ -1,0 +1,136 @@
+"""What a step is given: the samples of several images, stacked."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from library.data.caches import LATENT
+
+if TYPE_CHECKING:
+    from library.data.images import Image
+
+
+@dataclass(slots=True)
+class Batch:
+    """One batch of a step. All images have one size; it has latents or pixels, not both."""
+
+    captions: list[str]
+    sizes: Tensor  # float32 [B,6]: original height, width; crop top, left; target height, width
+    weights: Tensor  # float32 [B]
+    paths: list[str]
+    latents: Tensor | None = None  # float32 [B,C,h,w], in the convention of the family's cache
+    pixels: Tensor | None = None  # float32 [B,3,H,W] in -1..1
+    text: dict[str, Tensor] | None = None  # by the names of the family's cache, when captions are cached
+    mask: Tensor | None = None  # float32 [B,1,h,w]; the loss is multiplied by it
+    # What the model is shown besides: latents, or pixels where the images are, the first of each image, the second, ...
+    controls: tuple[Tensor, ...] = ()
+    is_guided: bool = False  # whether the only one is a control image, as pixels in any case
+    paint: Tensor | None = None  # float32 [B,1,H,W], 1 where a model that inpaints has to paint
+    keep_base: Tensor | None = None  # bool [B]: diff_output_preservation, the target is the base model's own answer
+    text_length: int | None = None  # tokens of its captions that a step reads; None: all
+    full: int = 0  # images of a full batch of this data set; the last of a bucket may have fewer
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Height and width of the latents."""
+        if self.latents is not None:
+            return self.latents.shape[-2], self.latents.shape[-1]
+        return int(self.sizes[0, 4]) // LATENT, int(self.sizes[0, 5]) // LATENT
+
+    @property
+    def bucket(self) -> str:
+        """Width and height of the images in pixels, as in "1024x768"; asks no device."""
+        scale = 1 if self.latents is None else LATENT
+        first = self.pixels if self.latents is None else self.latents
+        beside = () if self.paint is not None or self.is_guided else self.controls
+        shown = (first, *beside)
+        return "+".join(f"{one.shape[-1] * scale}x{one.shape[-2] * scale}" for one in shown if one is not None)
+
+    def to(self, device: torch.device | str) -> "Batch":
+        """The same on another device, copied without waiting."""
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pinned(self) -> "Batch":
+        """The same in memory from which the GPU can copy by itself."""
+        return self._each(Tensor.pin_memory)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved: dict[str, Any] = {name: change(v) for name, v in values.items() if isinstance(v, Tensor)}
+        if self.text is not None:
+            moved["text"] = {name: change(value) for name, value in self.text.items()}
+        return replace(self, **moved, controls=tuple(map(change, self.controls)))
+
+
+@dataclass(slots=True)
+class BatchSample:
+    """The tensors of one image of a batch."""
+
+    caption: str
+    size: list[int]
+    weight: float
+    latents: Tensor | None
+    pixels: Tensor | None
+    text: dict[str, np.ndarray] | None
+    mask: Tensor | None  # [H,W], as large as the pixels
+    controls: list[Tensor]  # latents or pixels of what the model is shown besides
+    paint: Tensor | None  # [H,W], 1 where it has to paint
+
+
+def batch_of(samples: Sequence[BatchSample], images: Sequence["Image"]) -> Batch:
+    """The batch of these samples, each of one image."""
+    batch = Batch(
+        captions=[sample.caption for sample in samples],
+        sizes=torch.tensor([sample.size for sample in samples], dtype=torch.float32),
+        weights=torch.tensor([sample.weight for sample in samples], dtype=torch.float32),
+        paths=[image.path for image in images],
+        latents=_stacked([sample.latents for sample in samples]),
+        pixels=_stacked([sample.pixels for sample in samples]),
+        text=padded([sample.text for sample in samples if sample.text is not None]),
+    )
+    batch.mask = _masks([sample.mask for sample in samples], batch.shape)
+    batch.controls = tuple(torch.stack(row) for row in zip(*(sample.controls for sample in samples), strict=True))
+    if (paint := _stacked([sample.paint for sample in samples])) is not None:
+        batch.paint = paint[:, None]
+    kept = [bool((image.subset.custom_attributes or {}).get("diff_output_preservation")) for image in images]
+    batch.keep_base = torch.tensor(kept) if any(kept) else None
+    return batch
+
+
+def _stacked(tensors: list[Tensor | None]) -> Tensor | None:
+    found = [tensor for tensor in tensors if tensor is not None]
+    return torch.stack(found) if found else None
+
+
+def padded(texts: list[dict[str, np.ndarray]]) -> dict[str, Tensor] | None:
+    """Stack the outputs of text encoders; shorter ones end in zeros."""
+    if not texts:
+        return None
+    together = {}
+    for name in texts[0]:
+        parts = [torch.from_numpy(np.atleast_1d(text[name])) for text in texts]
+        longest = max(part.shape[0] for part in parts)
+        if any(part.shape[0] != longest for part in parts):
+            gaps = [[0, 0] * (part.ndim - 1) + [0, longest - part.shape[0]] for part in parts]
+            parts = [functional.pad(part, gap) for part, gap in zip(parts, gaps, strict=True)]
+        together[name] = torch.stack(parts)
+    return together
+
+
+def _masks(masks: list[Tensor | None], shape: tuple[int, int]) -> Tensor | None:
+    """Masks at the size of the latents; all ones for an image without one."""
+    if all(mask is None for mask in masks):
+        return None
+    full = torch.ones(shape)
+    small = [
+        full if mask is None else functional.interpolate(mask[None, None], shape, mode="area")[0, 0] for mask in masks
+    ]
+    return torch.stack(small)[:, None]
