@@ -5,6 +5,7 @@ import datetime
 import faulthandler
 import gc
 import os
+import threading
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -59,9 +60,15 @@ class World:
 
     def __exit__(self, *error: object) -> None:
         if self.ranks > 1 and torch.distributed.is_initialized():
-            if error[0]:  # destroying the group waits for pending collectives, which other processes may never answer
-                faulthandler.dump_traceback_later(CLOSING, exit=True)
-            torch.distributed.destroy_process_group()
+            if not error[0]:
+                torch.distributed.destroy_process_group()
+                return
+            # NCCL waits for pending collectives, which other processes may never answer. So a thread does this while
+            # the error is reported, and a process that still hangs after that is ended.
+            faulthandler.dump_traceback_later(CLOSING, exit=True, file=os.open(os.devnull, os.O_WRONLY))
+            closing = threading.Thread(target=torch.distributed.destroy_process_group, daemon=True)
+            closing.start()
+            closing.join(CLOSING / 5)
 
     @property
     def scaler(self) -> "torch.amp.GradScaler | None":

@@ -9,12 +9,29 @@ from typing import Any
 
 import pytest
 
+from library.config.formats import to_toml
 from library.runs import process, reader
 from library.runs.record import Record
 from library.train import process_watch
 from library.train.errors import process_gone
 from library.train.process_watch import ProcessWatch
 from library.train.stop_requests import ControlRequests
+from tests.training import config_of, ranks, runs_in
+
+# A process whose group cannot be destroyed, as NCCL's with collectives that no other process answers.
+PENDING = """
+import sys, threading, torch.distributed as distributed
+from library.cli.train_script import main
+from library.families import config_class
+from library.train import messages, world
+
+def silent(self, own):
+    raise distributed.DistStoreError("wait timeout after 1 s")
+
+distributed.destroy_process_group = lambda: threading.Event().wait()
+world.CLOSING, messages.Messages.first_problem = 5, silent
+sys.exit(main(config_class("flux_train_network"), ["--config_file", sys.argv[1]]))
+"""
 
 
 @pytest.fixture
@@ -82,3 +99,16 @@ def test_the_signal_of_a_launcher_that_has_lost_a_process_is_no_wish_to_stop(fir
     assert not requests.asked()
     requests._handle_signal(signal.SIGINT)  # somebody's own
     assert requests.asked()
+
+
+def test_the_error_is_printed_where_the_processes_cannot_be_parted(demo, squares, tmp_path):
+    config = config_of(demo, "flux_train_network", train_data_dir=squares, output_dir=tmp_path / "out")
+    (tmp_path / "run.toml").write_text(to_toml(config), encoding="utf-8")
+    both = ranks(["-c", PENDING, tmp_path / "run.toml"])
+    said = [process.communicate(timeout=600)[0] for process in both]
+    print(*said)
+    assert [process.returncode for process in both] == [1, 1]
+    (line,) = [line for line in said[0].splitlines() if line.startswith("error: ")]
+    assert "has not answered in time" in line and "Thread 0x" not in said[0] and "Traceback" not in said[0]
+    (run,) = map(reader.at, runs_in(tmp_path / "out"))
+    assert (run.state, f"error: {run.error}") == ("failed", line)
