@@ -32,8 +32,8 @@ def table(language: str) -> Mapping[str, str]:
         return {str(line.id): str(line.string) for line in read_po(file) if line.id and line.string}
 
 
-def answers() -> dict[str, Handler]:
-    """What scripts may ask."""
+def handlers() -> dict[str, Handler]:
+    """Handlers of requests from the page's scripts."""
 
     def words(sent: ApiRequest) -> JsonObject:
         return {"words": table(sent.text("language"))}

@@ -58,7 +58,7 @@ class AllowedFolders:
         self.roots = roots
 
     @property
-    def answers(self) -> dict[str, Handler]:
+    def handlers(self) -> dict[str, Handler]:
         """What may be asked for."""
         return {"allow": self.allow}
 
