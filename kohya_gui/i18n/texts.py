@@ -1,4 +1,4 @@
-"""The page's words in other languages: a gettext catalogue for each, from English templates to theirs.
+"""Translations of the page: a gettext catalogue for each language, keyed by English templates.
 
 The page is made in English once, for all visitors. Each browser asks for the words of its language and puts them over
 what it shows (words.js); so whoever adds a text writes it in English, and its line into each catalogue. What stands in

@@ -140,7 +140,7 @@ class SamplingTab:
                 raise ConfigError("There is no such choice: load the page again.")
             given = form.parse_submission(sent.text("form"))
             family, values = given.family, given.values
-        config = build(config_class(families.lora_script(family)), plan.kept(family, values), notes=[])
+        config = build(config_class(families.lora_script(family)), plan.sampling_values(family, values), notes=[])
         if not config.model.pretrained_model_name_or_path:
             raise ConfigError("The form of {titles} names no base model: fill that in first.",
                 titles=self.titles.get(name.removeprefix(TAB), name))  # fmt: skip

@@ -57,7 +57,7 @@ def is_here(scope: Scope) -> bool:
 
 
 def new_token() -> str:
-    """A token that nobody guesses."""
+    """A random token."""
     return secrets.token_urlsafe(24)
 
 

@@ -35,7 +35,7 @@ HEADERS = (
 
 
 class Protected:
-    """Send every answer with the headers that tell a browser what it may do."""
+    """Send every response with security headers."""
 
     def __init__(self, app: App) -> None:
         self.app = app
