@@ -1,11 +1,11 @@
-"""docs/speed.svg and the tables of presets in README.md and docs/presets.md, made of docs/measured/*.json and the
-presets: `python -m benchmarks.figure`.
+"""docs/speed.svg and the tables of presets in README.md, docs/presets.md and docs/performance.md, made of
+docs/measured/*.json and the presets: `python -m benchmarks.figure`.
 
 A file of measurements is `{"machine": {...}, "rows": [...]}`. The machine names `gpu`, `processor`, `cores`, `torch`
 and may have a `note` on how to read its figures. A row has `family` (the name of its folder), `method` (lora, finetune,
 dreambooth), `preset` (such as sdxl/lora-12gb, or null), `trainer` (sd-scripts or here), `how` (the settings, in at most
 45 letters), `batch`, `s_it` (seconds per step), `gpu_gib`, `compile_s`, `gpu_busy_s` (seconds per step; both null where
-not measured), and `shown`, which is true for the rows of the figure.
+not measured), `shown`, which is true for the rows of the figure, and may have a `note` for readers of its figures.
 """
 
 import json
@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FIGURE = ROOT / "docs" / "speed.svg"
 README = ROOT / "README.md"
 PRESETS = ROOT / "docs" / "presets.md"
+PERFORMANCE = ROOT / "docs" / "performance.md"
 TABLE = re.compile(r"(<!-- presets -->\n).*?(<!-- /presets -->)", re.DOTALL)
 TITLES = {facts.name: facts.title for facts in families.every()}
 METHODS = {"lora": "LoRA", "finetune": "fine-tune", "dreambooth": "DreamBooth", "lllite": "LLLite",
@@ -32,20 +33,26 @@ Measured = dict[str, Any]
 
 
 def main() -> None:
-    """Write all three."""
+    """Write the figure and the tables."""
     from library.files import write_atomic
 
     every = measured()
     write_atomic(FIGURE, figure(newest(every)))
-    for page, lines in ((README, overview(every)), (PRESETS, table(every))):
+    for page, lines in tables(every).items():
         write_atomic(page, with_table(page.read_text(encoding="utf-8"), lines))
-    print(f"wrote {FIGURE} and the tables of presets in {README} and {PRESETS}")
+        print(f"wrote the table of presets in {page}")
+    print(f"wrote {FIGURE}")
+
+
+def tables(every: list[Measured]) -> dict[Path, list[str]]:
+    """The lines of the table of presets in each document."""
+    return {README: overview(every), PRESETS: table(every), PERFORMANCE: figures(every)}
 
 
 def measured(folder: Path = ROOT / "docs" / "measured") -> list[Measured]:
     """All files of measurements, the newest first; their names begin with the date."""
     paths = sorted(folder.glob("*.json"), key=lambda path: path.stem, reverse=True)
-    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    return [json.loads(path.read_text(encoding="utf-8")) | {"file": path.name} for path in paths]
 
 
 def newest(every: list[Measured]) -> Measured:
@@ -177,6 +184,26 @@ def table(every: list[Measured]) -> list[str]:
         name, size = f"{path.parent.name}/{path.stem}", _gigabytes(path)
         sets, _, figures = details.removesuffix(".").partition("; ")
         lines.append(f"| `{name}` | {size} GB | {sets} | {_result(name, size, every) or figures} |")
+    return lines
+
+
+def figures(every: list[Measured]) -> list[str]:
+    """A row for each preset that was measured, with all figures and the file that holds them.
+
+    DreamBooth's presets are left out: they hold the settings of the fine-tunes'.
+    """
+    lines = ["| preset | s | busy | GiB | compile s | measured | |", "|---|---|---|---|---|---|---|"]
+    for path in _presets():
+        name = f"{path.parent.name}/{path.stem}"
+        if path.stem.startswith("dreambooth") or not (found := _measurement(name, every)):
+            continue
+        one, row = found
+        busy, compiling = (row.get(key) for key in ("gpu_busy_s", "compile_s"))
+        lines.append(
+            f"| `{name}` | {row['s_it']:.3f} | {f'{busy:.3f}' if busy else ''} | {row['gpu_gib']:.1f} "
+            f"| {f'{compiling:.0f}' if compiling else ''} | [{one['file'][:10]}](measured/{one['file']}) "
+            f"| {row.get('note', '')} |"
+        )
     return lines
 
 

@@ -72,6 +72,8 @@ def run_case(case: GoldenCase, place: Place) -> dict[str, Json]:
     ]
     texts = left.setdefault(LOOSE, {})
     assert isinstance(texts, dict)
+    # That line names the phases that took at least 0.05 s, which depends on the machine's load.
+    unhurried = [re.sub(r"(Ready for the first step after N s): .*", r"\1", line) for line in unhurried]
     texts["console"] = [place.text(line) for line in unhurried]
     return left
 

@@ -51,12 +51,12 @@ TITLE = "Kohya Trainer"
 
 
 class Page(gr.Blocks):
-    """The page, and what its own scripts may ask the server."""
+    """The page, and the API of its own scripts."""
 
     def __init__(self, training: TrainingTabs, **how: Any) -> None:
         self.service, self.training = JsonApi(), training
-        self.asked_first: list[Path | bytes] = []  # files that each new visitor asks for
-        self.service.add(training.answers, training.shows)
+        self.first_files: list[Path | bytes] = []  # files that each first visit requests
+        self.service.add(training.handlers, training.picture_handlers)
         super().__init__(**how)
 
 
@@ -90,28 +90,26 @@ def build(roots: Sequence[Path] = ()) -> Page:
                     ToolsTab()
             with gr.Column(scale=2, min_width=0, elem_id="side"):
                 panel = monitor.RunPanel()
-    page.service.add(panel.answers)
-    page.service.add(Picker(roots or paths.roots()).answers)
-    page.service.add(images.answers, images.shows)
+    page.service.add(panel.handlers)
+    page.service.add(Picker(roots or paths.roots()).handlers)
+    page.service.add(images.handlers, images.picture_handlers)
     masks = MaskEditing(roots or paths.roots(), images.collection)
-    page.service.add(masks.answers, masks.shows)
-    page.service.takes.update(masks.takes)
+    page.service.add(masks.handlers, masks.picture_handlers, masks.piece_handlers)
     uploads = ImageUploads(roots or paths.roots())
-    page.service.add(uploads.answers)
-    page.service.takes.update(uploads.takes)
-    page.service.add(ToolCommands(roots or paths.roots()).answers)
-    page.service.add(texts.answers())
-    page.service.add(CommandPrinter(roots or paths.roots()).answers)
-    page.service.add(AllowedFolders(roots).answers)
+    page.service.add(uploads.handlers, pieces=uploads.piece_handlers)
+    page.service.add(ToolCommands(roots or paths.roots()).handlers)
+    page.service.add(texts.handlers())
+    page.service.add(CommandPrinter(roots or paths.roots()).handlers)
+    page.service.add(AllowedFolders(roots).handlers)
     page.service.here_only.add("allow")
-    page.service.add(FormApi(forms, {tab.id: tab.kind for tab in TABS}, roots or paths.roots()).answers)
-    page.service.add(SeveralValues(training.tabs).answers)
-    page.service.add(CacheApi(forms, roots or paths.roots()).answers)
-    page.service.add(ModelsApi(forms, roots or paths.roots()).answers)
-    page.service.add(sampling.answers, sampling.shows)
-    page.service.add(lab.answers)
+    page.service.add(FormApi(forms, {tab.id: tab.kind for tab in TABS}, roots or paths.roots()).handlers)
+    page.service.add(SeveralValues(training.tabs).handlers)
+    page.service.add(CacheApi(forms, roots or paths.roots()).handlers)
+    page.service.add(ModelsApi(forms, roots or paths.roots()).handlers)
+    page.service.add(sampling.handlers, sampling.picture_handlers)
+    page.service.add(lab.handlers)
     acts = RunActions(forms)
-    page.service.add(acts.answers, acts.shows)
+    page.service.add(acts.handlers, acts.picture_handlers)
     return page
 
 
@@ -138,14 +136,14 @@ def application(page: Page, access: JsonObject, root_path: str = "") -> Any:
     packed = GZipMiddleware(tagged, minimum_size=2000, compresslevel=4)
     own = scripts.FILES | styles | {"/theme.css": page.theme_css.encode()}
     shown = TensorboardProxy(Assets(packed, own))
-    page.asked_first = [*own.values(), *(FOLDER / name for name in used)]
+    page.first_files = [*own.values(), *(FOLDER / name for name in used)]
     return Protected(AuthGate(Routes(shown, prefix_of(root_path)), **access))
 
 
 def prepare(page: Page) -> None:
-    """Make what the first visit asks for, a third of a second's work, while the browser is being started."""
+    """Prepare the responses of a first visit, a third of a second of work, while the browser starts."""
     page.training.prepare()
-    for file in page.asked_first:
+    for file in page.first_files:
         contents(file, packed=True)
 
 

@@ -22,7 +22,7 @@ def test_both_are_up_to_date_with_the_measurements_and_presets():
     every = figure.measured()
     again = "run: python -m benchmarks.figure"
     assert figure.FIGURE.read_text(encoding="utf-8") == figure.figure(figure.newest(every)), again
-    for path, lines in ((figure.README, figure.overview(every)), (figure.PRESETS, figure.table(every))):
+    for path, lines in figure.tables(every).items():
         page = path.read_text(encoding="utf-8")
         assert figure.TABLE.search(page) and page == figure.with_table(page, lines), again
     rows = figure.table(every)[2:]

@@ -44,8 +44,8 @@ class DatasetTab:
         gr.HTML(settings.markup(), js_on_load="window.kohya.mountImages(element)", apply_default_css=False)
 
     @property
-    def answers(self) -> dict[str, Handler]:
-        """What scripts may ask."""
+    def handlers(self) -> dict[str, Handler]:
+        """Handlers of requests from the page's scripts."""
         return {
             "images_open": self.open, "images_work": self.work, "images_stop": self.stop, "images_page": self.page,
             "images_caption": self.caption, "images_tags": self.tags, "images_edit": self.edit,
@@ -55,7 +55,7 @@ class DatasetTab:
         }  # fmt: skip
 
     @property
-    def shows(self) -> dict[str, PictureHandler]:
+    def picture_handlers(self) -> dict[str, PictureHandler]:
         """What can be looked at."""
         return {"images_thumb": self.thumb}
 

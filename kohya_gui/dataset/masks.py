@@ -21,17 +21,17 @@ class MaskEditing:
         self.roots, self.collection_of = roots, collection_of
 
     @property
-    def answers(self) -> dict[str, Handler]:
-        """What scripts may ask."""
+    def handlers(self) -> dict[str, Handler]:
+        """Handlers of requests from the page's scripts."""
         return {"masks": self.look, "masks_undo": self.undo}
 
     @property
-    def shows(self) -> dict[str, PictureHandler]:
+    def picture_handlers(self) -> dict[str, PictureHandler]:
         """What can be looked at."""
         return {"mask": self.show}
 
     @property
-    def takes(self) -> dict[str, PieceHandler]:
+    def piece_handlers(self) -> dict[str, PieceHandler]:
         """What can be sent."""
         return {"mask_put": self.put}
 

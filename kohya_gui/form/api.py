@@ -36,8 +36,8 @@ class FormApi:
         self.sizes = SizeProcess()
 
     @property
-    def answers(self) -> dict[str, Handler]:
-        """What scripts may ask."""
+    def handlers(self) -> dict[str, Handler]:
+        """Handlers of requests from the page's scripts."""
         return {"judge": self.judge, "preset": self.preset, "choices": self.choices, "compare": self.compare,
                 "probe": self.probe, "probing": self.probing, "unprobe": self.unprobe,
                 "forget": self.forget, "compile_log": self.compile_log, "prompts": self.prompts,

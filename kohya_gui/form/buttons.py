@@ -27,12 +27,12 @@ class TrainingTabs:
         self.making = Lock()  # or who asks while a tab is being made would have it made a second time, more slowly
 
     @property
-    def answers(self) -> dict[str, Handler]:
-        """What scripts may ask."""
+    def handlers(self) -> dict[str, Handler]:
+        """Handlers of requests from the page's scripts."""
         return {"press": self.press}
 
     @property
-    def shows(self) -> dict[str, PictureHandler]:
+    def picture_handlers(self) -> dict[str, PictureHandler]:
         """What may be looked at."""
         return {"form": self.show}
 

@@ -35,8 +35,8 @@ class CacheApi:
         self.forms, self.roots = forms, roots
 
     @property
-    def answers(self) -> dict[str, Handler]:
-        """What scripts may ask."""
+    def handlers(self) -> dict[str, Handler]:
+        """Handlers of requests from the page's scripts."""
         return {"caches": self.begin}
 
     def begin(self, sent: ApiRequest) -> JsonObject:

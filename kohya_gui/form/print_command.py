@@ -29,7 +29,7 @@ class CommandPrinter:
         self.roots = roots
 
     @property
-    def answers(self) -> dict[str, Handler]:
+    def handlers(self) -> dict[str, Handler]:
         """What may be asked for."""
         return {"keep": self.keep}
 

@@ -27,8 +27,8 @@ class SeveralValues:
         self.tabs = tabs
 
     @property
-    def answers(self) -> dict[str, Handler]:
-        """What scripts may ask."""
+    def handlers(self) -> dict[str, Handler]:
+        """Handlers of requests from the page's scripts."""
         return {"several": self.several}
 
     def several(self, sent: ApiRequest) -> JsonObject:

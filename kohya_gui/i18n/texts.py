@@ -1,4 +1,4 @@
-"""The page's words in other languages: a gettext catalogue for each, from English templates to theirs.
+"""Translations of the page: a gettext catalogue for each language, keyed by English templates.
 
 The page is made in English once, for all visitors. Each browser asks for the words of its language and puts them over
 what it shows (words.js); so whoever adds a text writes it in English, and its line into each catalogue. What stands in
@@ -32,8 +32,8 @@ def table(language: str) -> Mapping[str, str]:
         return {str(line.id): str(line.string) for line in read_po(file) if line.id and line.string}
 
 
-def answers() -> dict[str, Handler]:
-    """What scripts may ask."""
+def handlers() -> dict[str, Handler]:
+    """Handlers of requests from the page's scripts."""
 
     def words(sent: ApiRequest) -> JsonObject:
         return {"words": table(sent.text("language"))}

@@ -53,7 +53,7 @@ class LabTab:
         gr.HTML(self._markup(), js_on_load="window.kohya.mountLab(element)", apply_default_css=False)
 
     @property
-    def answers(self) -> dict[str, Handler]:
+    def handlers(self) -> dict[str, Handler]:
         """What the script may ask."""
         return {"lab": self.look, "lab-start": self.start, "lab-stop": self.stop, "lab-apply": self.apply}
 

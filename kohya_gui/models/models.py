@@ -38,8 +38,8 @@ class ModelsApi:
         self.forms, self.roots = forms, roots
 
     @property
-    def answers(self) -> dict[str, Handler]:
-        """What scripts may ask."""
+    def handlers(self) -> dict[str, Handler]:
+        """Handlers of requests from the page's scripts."""
         return {"models": self.look, "models_hub": self.ask, "models_get": self.get, "models_token": self.token}
 
     def look(self, sent: ApiRequest) -> JsonObject:

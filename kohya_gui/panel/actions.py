@@ -98,13 +98,13 @@ class RunActions:
         self.forms = forms
 
     @property
-    def answers(self) -> dict[str, Handler]:
+    def handlers(self) -> dict[str, Handler]:
         """What may be asked for, and changes something."""
         return {"act": self.act, "queue": self.queue, "queue-act": self.queue_act,
                 "gpus": lambda sent: {"gpus": gpus.listing()}}  # fmt: skip
 
     @property
-    def shows(self) -> dict[str, PictureHandler]:
+    def picture_handlers(self) -> dict[str, PictureHandler]:
         """What may be looked at."""
         return {"picture": samples.show, "bundle": self.bundle}
 

@@ -49,8 +49,8 @@ class RunPanel:
         looked.success(None, js="() => window.kohya.endLook()", show_progress="hidden")  # asks the server nothing
 
     @property
-    def answers(self) -> dict[str, Handler]:
-        """What scripts may ask."""
+    def handlers(self) -> dict[str, Handler]:
+        """Handlers of requests from the page's scripts."""
         return {"panel": self.mark}
 
     # Why: docs/decisions/2026-11-23-panel-asks-for-news.md

@@ -46,13 +46,13 @@ class SamplingTab:
         gr.HTML(self._markup(), js_on_load="window.kohya.mountSampling(element)", apply_default_css=False)
 
     @property
-    def answers(self) -> dict[str, Handler]:
-        """What scripts may ask."""
+    def handlers(self) -> dict[str, Handler]:
+        """Handlers of requests from the page's scripts."""
         return {"sampling_choices": self.choices, "sampling_run": self.of_run, "sampling_begin": self.begin,
                 "sampling_sheet": self.sheet}  # fmt: skip
 
     @property
-    def shows(self) -> dict[str, PictureHandler]:
+    def picture_handlers(self) -> dict[str, PictureHandler]:
         """The pictures that may be asked for."""
         return {"generated": self.show}
 
@@ -140,7 +140,7 @@ class SamplingTab:
                 raise ConfigError("There is no such choice: load the page again.")
             given = form.parse_submission(sent.text("form"))
             family, values = given.family, given.values
-        config = build(config_class(families.lora_script(family)), plan.kept(family, values), notes=[])
+        config = build(config_class(families.lora_script(family)), plan.sampling_values(family, values), notes=[])
         if not config.model.pretrained_model_name_or_path:
             raise ConfigError("The form of {titles} names no base model: fill that in first.",
                 titles=self.titles.get(name.removeprefix(TAB), name))  # fmt: skip

@@ -58,7 +58,7 @@ class AllowedFolders:
         self.roots = roots
 
     @property
-    def answers(self) -> dict[str, Handler]:
+    def handlers(self) -> dict[str, Handler]:
         """What may be asked for."""
         return {"allow": self.allow}
 
@@ -84,7 +84,7 @@ class AllowedFolders:
 
 def place() -> Path:
     """The file with what was allowed."""
-    return registry.home() / "folders.json"
+    return registry.data_folder() / "folders.json"
 
 
 def remembered() -> tuple[Path, ...]:
@@ -149,7 +149,7 @@ def _forbidden(folder: Path) -> str:
         return "it is hidden or reserved: choose another folder"
     if _holds(folder, _resolved(Path.home())):
         return "it holds your home folder: choose a folder in it"
-    own = [_resolved(one) for one in (registry.home(), Path(sys.prefix))]
+    own = [_resolved(one) for one in (registry.data_folder(), Path(sys.prefix))]
     if any(_holds(folder, one) or _holds(one, folder) for one in own):
         return "it holds files of this program: choose another folder"
     temporary = _resolved(Path(tempfile.gettempdir()))

@@ -57,7 +57,7 @@ def is_here(scope: Scope) -> bool:
 
 
 def new_token() -> str:
-    """A token that nobody guesses."""
+    """A random token."""
     return secrets.token_urlsafe(24)
 
 
@@ -90,7 +90,7 @@ class AuthGate:
             return
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         if reason := self.refusal(scope, headers):
-            await answer(scope, send, 403, reason)
+            await respond(scope, send, 403, reason)
         elif self.token and not self.known(headers):
             if headers.get("authorization", "").lower().startswith("basic "):
                 async with self.guesses:
@@ -157,13 +157,13 @@ class AuthGate:
         asked = [(b"www-authenticate", b'Basic realm="Kohya Trainer", charset="UTF-8"')] if self.login else []
         missing = "Name or password is missing or wrong: load the page again." if self.login else ""
         if scope["type"] != "http" or scope.get("method") not in ("GET", "HEAD"):
-            await answer(scope, send, 401, missing, asked)
+            await respond(scope, send, 401, missing, asked)
             return
         query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
         offered = query.pop("token", [""])[0]
         if not self._opens(offered):
             ask = None if self.login else FORM
-            await answer(scope, send, 401, "Wrong token." if offered and not self.login else missing, asked, ask)
+            await respond(scope, send, 401, "Wrong token." if offered and not self.login else missing, asked, ask)
             return
         left = urlencode(query, doseq=True)
         # Relative, so that it stays on this page, whatever the path is and whatever a proxy put in front of it.
@@ -209,7 +209,7 @@ FORM = (
 )
 
 
-async def answer(scope: Scope, send: Send, status: int, text: str, headers: Iterable[tuple[bytes, bytes]] = (),
+async def respond(scope: Scope, send: Send, status: int, text: str, headers: Iterable[tuple[bytes, bytes]] = (),
                  form: str | None = None) -> None:  # fmt: skip
     """A short page, or JSON for what is no page view; a socket is closed."""
     if scope["type"] == "websocket":
@@ -230,7 +230,7 @@ async def answer(scope: Scope, send: Send, status: int, text: str, headers: Iter
 
 
 async def send_all(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
-    """A whole answer at once."""
+    """Send a whole response at once."""
     length = (b"content-length", str(len(body)).encode())
     await send({"type": "http.response.start", "status": status, "headers": [length, *headers]})
     await send({"type": "http.response.body", "body": body})

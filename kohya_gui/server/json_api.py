@@ -1,7 +1,7 @@
-"""What the page's own scripts ask the server: small JSON questions, all by POST, and pictures by GET.
+"""The API of the page's own scripts: JSON requests by POST, and pictures by GET.
 
-They pass the same checks as everything else (Host, Origin, token). A question is JSON and says so: a form on
-another site cannot send that without being asked first by the browser, and is refused then.
+Requests pass the same checks as all others (Host, Origin, token). Their content type is JSON: a form on another site
+cannot send that without a preflight request of the browser, which is refused.
 """
 
 import json
@@ -18,13 +18,13 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, how_made
 
 PREFIX = "/own/"
-LONGEST = 4_500_000  # bytes of a question, or of a piece of a file
-PIECE = "application/octet-stream"  # which no form on another site can send unasked either
+LONGEST = 4_500_000  # bytes of a request, or of a piece of a file
+PIECE = "application/octet-stream"  # a form on another site cannot send it without a preflight request either
 DEEPEST = "this is not what the page sends: load it again"
 
 
 class ApiRequest:
-    """A question's fields. Each is asked for by its type, since whatever comes from a browser may be anything."""
+    """The fields of a request, each read with its type, since a browser may send anything."""
 
     def __init__(self, fields: Any) -> None:
         if not isinstance(fields, dict):
@@ -73,36 +73,42 @@ PieceHandler = Callable[[Mapping[str, str], bytes], JsonObject]  # the query, an
 
 # Why: docs/decisions/2026-11-22-page-asks-by-post.md
 class JsonApi:
-    """Questions by name, and who answers each. An answer is a dict; what the user can mend is `{"error": sentence}`.
+    """Handlers of requests by name. They return a dict; for a mistake of the user it is `{"error": sentence}`.
 
     A file comes in pieces, each a POST of its bytes.
     """
 
     def __init__(self) -> None:
-        self.answers: dict[str, Handler] = {}
-        self.shows: dict[str, PictureHandler] = {}
-        self.takes: dict[str, PieceHandler] = {}
-        self.here_only: set[str] = set()  # questions that only a browser on this computer may ask
+        self.handlers: dict[str, Handler] = {}
+        self.picture_handlers: dict[str, PictureHandler] = {}
+        self.piece_handlers: dict[str, PieceHandler] = {}
+        self.here_only: set[str] = set()  # requests that only a browser on this computer may send
 
-    def add(self, answers: Mapping[str, Handler], shows: Mapping[str, PictureHandler] | None = None) -> None:
-        """Let these names be asked for: `answers` by POST, `shows` (which may change nothing) by GET."""
-        self.answers.update(answers)
-        self.shows.update(shows or {})
+    def add(
+        self,
+        handlers: Mapping[str, Handler],
+        pictures: Mapping[str, PictureHandler] | None = None,
+        pieces: Mapping[str, PieceHandler] | None = None,
+    ) -> None:
+        """Add handlers of JSON (POST), of pictures (GET, which may change nothing) and of pieces of files (POST)."""
+        self.handlers.update(handlers)
+        self.picture_handlers.update(pictures or {})
+        self.piece_handlers.update(pieces or {})
 
     def attach(self, app: FastAPI) -> None:
-        """Answer under /own/NAME, before Gradio sees the request."""
+        """Serve them under /own/NAME, before Gradio sees the request."""
         app.add_api_route(PREFIX + "{name}", self._post, methods=["POST"], include_in_schema=False)
         app.add_api_route(PREFIX + "{name}", self._get, methods=["GET"], include_in_schema=False)
 
     async def _post(self, name: str, request: Request) -> Response:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        answer, take = self.answers.get(name), self.takes.get(name)
-        if answer is None and take is None:
+        handler, take = self.handlers.get(name), self.piece_handlers.get(name)
+        if handler is None and take is None:
             return JSONResponse({"error": "there is no such question"}, 404)
         if kind == PIECE and take is not None:
-            say = lambda: take(request.query_params, body)  # noqa: E731
-        elif kind == "application/json" and answer is not None:
-            say = lambda: answer(ApiRequest(json.loads(body)))  # noqa: E731
+            handle = lambda: take(request.query_params, body)  # noqa: E731
+        elif kind == "application/json" and handler is not None:
+            handle = lambda: handler(ApiRequest(json.loads(body)))  # noqa: E731
         else:
             return JSONResponse({"error": "questions are JSON"}, 415)
         if name in self.here_only and request.scope.get(HERE) is not True:
@@ -112,11 +118,11 @@ class JsonApi:
             body += piece
             if len(body) > LONGEST:
                 return JSONResponse({"error": "this is too much at once"}, 413)
-        # What the user can mend has status 200, or browsers would write it into their consoles as a failure.
-        return _json(await run_in_threadpool(_said, say))
+        # Mistakes of the user have status 200: browsers write failures into their consoles.
+        return _json(await run_in_threadpool(_handled, handle))
 
     async def _get(self, name: str, request: Request) -> Response:
-        show = self.shows.get(name)
+        show = self.picture_handlers.get(name)
         if show is None:
             return Response("There is nothing here.", 404)
         try:
@@ -126,14 +132,14 @@ class JsonApi:
 
 
 def refused(error: ConfigError) -> JsonObject:
-    """The answer that says what is wrong, and which of its sentences ask to allow a folder."""
+    """The response with what is wrong, and which of its sentences offer to allow a folder."""
     folders = {problem: problem.arguments["folder"] for problem in error.problems if problem.code == "allow"}
     return {"error": str(error), "texts": list(how_made(error.problems))} | ({"allow": folders} if folders else {})
 
 
-def _said(answer: Callable[[], JsonObject]) -> JsonObject:
+def _handled(handle: Callable[[], JsonObject]) -> JsonObject:
     try:
-        return answer()
+        return handle()
     except ConfigError as error:
         return refused(error)
     except (ValueError, RecursionError):

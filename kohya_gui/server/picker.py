@@ -58,8 +58,8 @@ class Picker:
         self.roots = roots
 
     @property
-    def answers(self) -> dict[str, Handler]:
-        """What scripts may ask."""
+    def handlers(self) -> dict[str, Handler]:
+        """Handlers of requests from the page's scripts."""
         return {"list": self.list}
 
     def list(self, sent: ApiRequest) -> JsonObject:

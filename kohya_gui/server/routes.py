@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.types import Receive, Send
 
-from kohya_gui.server.auth import App, Scope, answer
+from kohya_gui.server.auth import App, Scope, respond
 
 API = "/gradio_api/"
 READ = re.compile(
@@ -35,7 +35,7 @@ HEADERS = (
 
 
 class Protected:
-    """Send every answer with the headers that tell a browser what it may do."""
+    """Send every response with security headers."""
 
     def __init__(self, app: App) -> None:
         self.app = app
@@ -72,7 +72,7 @@ class Routes:
         if scope["type"] == "http" and is_open(scope["method"], path):
             await self.app(scope, receive, explained(scope, send) if is_visited(scope, path) else send)
         else:
-            await answer(scope, send, 404, "There is nothing here.")
+            await respond(scope, send, 404, "There is nothing here.")
 
 
 def is_visited(scope: Scope, path: str) -> bool:
@@ -91,7 +91,7 @@ def explained(scope: Scope, send: Send) -> Send:
         if message["type"] == "http.response.start" and message["status"] == 404:
             missing, path = True, scope["path"].rstrip("/")
             said = f"There is nothing at {path}. If a proxy shows the page there, start it with --root_path {path}."
-            await answer(scope, send, 404, said)
+            await respond(scope, send, 404, said)
         elif not missing:
             await send(message)
 

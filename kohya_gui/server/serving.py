@@ -205,7 +205,7 @@ class QuietServer(uvicorn.Server):
 
 
 def serve(app: Any, bound: socket.socket) -> None:
-    """Answer requests until the process is told to end."""
+    """Serve requests until the process is told to end."""
     config = uvicorn.Config(app, log_level="warning", server_header=False, timeout_graceful_shutdown=1)
     with contextlib.suppress(KeyboardInterrupt):
         QuietServer(config).run(sockets=[bound])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from starlette.types import Receive, Send
 
-from kohya_gui.server.auth import App, Scope, answer, send_all
+from kohya_gui.server.auth import App, Scope, respond, send_all
 from library.config.problems import Text
 from library.runs import reader
 
@@ -45,11 +45,11 @@ class TensorboardProxy:
         elif path == f"{PREFIX}/start" and scope["method"] == "POST":
             await self._start(scope, send)
         elif path == f"{PREFIX}/" and not self.server.shows(folders()):
-            await answer(scope, send, 200, *self._offer())
+            await respond(scope, send, 200, *self._offer())
         elif self.server.running:
             await self._pass_on(scope, receive, send)
         else:
-            await answer(scope, send, 404, "TensorBoard does not run.")
+            await respond(scope, send, 404, "TensorBoard does not run.")
 
     def _offer(self) -> tuple[str, list[tuple[bytes, bytes]], str]:
         """What is said before it runs, with the button that starts it: looking at a page starts nothing."""
@@ -64,7 +64,7 @@ class TensorboardProxy:
         try:
             await asyncio.to_thread(self.server.start, folders())
         except OSError as error:
-            await answer(scope, send, 500, Text("TensorBoard could not be started: {error}", error=error))
+            await respond(scope, send, 500, Text("TensorBoard could not be started: {error}", error=error))
             return
         await send_all(send, 303, b"", [(b"location", b"./")])
 
@@ -73,7 +73,7 @@ class TensorboardProxy:
 
         body = await _body(receive)
         if body is None:
-            await answer(scope, send, 413, "This is too much for TensorBoard.")
+            await respond(scope, send, 413, "This is too much for TensorBoard.")
             return
         given = [(name, value) for name, value in scope["headers"] if name.lower() in PASSED]
         query = scope.get("query_string", b"").decode("latin-1")
@@ -87,7 +87,7 @@ class TensorboardProxy:
                 data = b"".join([part async for part in got.aiter_raw()])
                 await got.aclose()
         except httpx.HTTPError as error:
-            await answer(scope, send, 502, Text("TensorBoard does not answer: {error}", error=error))
+            await respond(scope, send, 502, Text("TensorBoard does not answer: {error}", error=error))
             return
         headers = [(name.encode(), got.headers[name].encode()) for name in KEPT if name in got.headers]
         await send_all(send, got.status_code, data, headers)

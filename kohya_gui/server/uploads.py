@@ -46,12 +46,12 @@ class ImageUploads:
         self.busy = threading.Lock()
 
     @property
-    def answers(self) -> dict[str, Handler]:
-        """What scripts may ask."""
+    def handlers(self) -> dict[str, Handler]:
+        """Handlers of requests from the page's scripts."""
         return {"upload": self.begin, "upload_folder": self.suggest}
 
     @property
-    def takes(self) -> dict[str, PieceHandler]:
+    def piece_handlers(self) -> dict[str, PieceHandler]:
         """What takes pieces of files."""
         return {"upload": self.take}
 

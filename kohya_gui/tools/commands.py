@@ -34,8 +34,8 @@ class ToolCommands:
         self.roots = roots
 
     @property
-    def answers(self) -> dict[str, Handler]:
-        """What scripts may ask."""
+    def handlers(self) -> dict[str, Handler]:
+        """Handlers of requests from the page's scripts."""
         return {"command_begin": self.begin, "command_read": self.read, "command_stop": self.stop,
                 "command_list": self.list}  # fmt: skip
 

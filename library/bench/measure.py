@@ -118,7 +118,7 @@ class BenchRun:
         yield from self._plain({"part": part, "resolution": resolution}, call)
 
     def _plain(self, row: JsonMapping, call: Callable[[], Any]) -> Iterator[JsonObject]:
-        """What does not learn: as it is, and compiled if that is asked for."""
+        """The parts without trained parameters, eager and, if asked for, compiled."""
         eager = self._row({**row, "candidate": "eager"}, _no_grad(call))
         yield eager
         if self.compile_all:
@@ -165,7 +165,7 @@ class BenchRun:
 
 
 def titled(row: JsonMapping) -> Text:
-    """What is measured, for who waits."""
+    """A progress line: what is measured."""
     what = row["candidate"] if row["part"] == STEP else Text(row["part"])
     size = row.get("resolution")
     return Text("{what}", what=what) if size is None else Text("{what} at {size}", what=what, size=size)

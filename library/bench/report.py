@@ -87,7 +87,7 @@ def titled(row: Row) -> str:
 
 
 def line(row: Row) -> str:
-    """One measurement as a line, for who watches."""
+    """One measurement as a line."""
     name = titled(row)
     if row["status"] != "ok":
         return f"{name}: {row['status']}, {row['why']}"

@@ -31,7 +31,7 @@ PATH = "random"  # stands for files that are never opened
 
 @dataclass
 class TrainableModel:
-    """A denoiser with what learns inside it, not yet prepared: what `prepare_denoiser` is given."""
+    """A denoiser with its trained parameters, as `prepare_denoiser` takes it."""
 
     components: ModelComponents
     family: Any
@@ -105,7 +105,7 @@ class FamilySubject:
         return build(self.kind, {**self.values, **given}, notes=[])
 
     def make(self, config: RunConfig, device: torch.device) -> TrainableModel:
-        """A fresh denoiser on the device, with what learns in it."""
+        """A new denoiser on the device, with its trained parameters."""
         family, dtype = families.family_for(config), fp8_storage.storage_type(config)
         with prewarm_inductor(config.compile, device):
             if self.random:

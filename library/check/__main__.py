@@ -1,4 +1,4 @@
-"""The check that the page asks for: `python -m library.check`."""
+"""The check of a form, started by the page: `python -m library.check`."""
 
 from library.imports import without_collecting
 

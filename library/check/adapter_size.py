@@ -122,7 +122,7 @@ def answer(asked: JsonMapping) -> JsonObject:
 
 
 def main() -> None:
-    """Answer lines until nobody asks any more."""
+    """Answer each line of standard input with a line."""
     logging.disable(logging.ERROR)
     answers, sys.stdout = sys.stdout, sys.stderr  # packages say things
     idle = threading.Timer(IDLE, os._exit, (0,))

@@ -1,9 +1,8 @@
-"""What a training will need, before it starts: GPU memory at its peak, and seconds per step. An estimate, never a
-promise: `kohya probe` measures.
+"""Estimate a training's peak of GPU memory and its seconds per step before it starts. `kohya probe` measures instead.
 
-Memory is what is counted (weights, gradients, the optimizer's states) plus what is kept for the backward pass, by rules
-of thumb per block and token. Time is the number of operations over a rate: one that this machine has shown in an
-earlier run where there is one, else a share of what its GPU can do on paper.
+Memory is counted (weights, gradients, states of the optimizer) plus estimated activations per block and token. Time is
+the number of operations over a rate: that of an earlier run on this machine where there is one, else a share of the
+rate in its GPU's data sheet.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -16,7 +15,7 @@ from library.config.problems import Text
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun, ControlRun, EmbeddingRun
 from library.measuring.model_stats import ModelStats, model_stats
-from library.measuring.operations import on_paper, operations_of_image, tokens
+from library.measuring.operations import data_sheet_rate, operations_of_image, tokens
 from library.memory import swapping
 from library.memory.quantization import fp8_storage
 from library.runs import layout, reader
@@ -24,28 +23,31 @@ from library.runs import layout, reader
 GIB = 2**30
 BYTES = {"no": 4, "fp16": 2, "bf16": 2}
 
-# All of these were put right by steps of rank 16 on an H200 at 1024 x 1024, batches of 1 and 4; docs/performance.md.
+# All of these were fitted to steps of rank 16 on an H200 at 1024 x 1024, batches of 1 and 4; docs/performance.md.
 
 COMPILED = 0.725  # of the activations that autograd keeps, with the graphs of a compiler
-ATTENTION = 2.1  # what stays at the door of a block, its input and the outputs of attention, in inputs
-SWAP = 1 / 110e9  # seconds that a swapped byte costs in each step, beside what is hidden behind computing
-LINK = 45e9  # bytes that travel between host and device in a second, while blocks compute
-PARKED = 4  # inputs of blocks that are on their way to the host or back at a time
-# States of the optimizer, in bytes for each number that learns.
+ATTENTION = 2.1  # inputs of a block: the size of its checkpoint with the outputs of attention
+SWAP = 1 / 110e9  # seconds per swapped byte in each step that computing does not hide
+LINK = 45e9  # bytes per second between host and device while blocks compute
+IN_TRANSIT = 4  # inputs of blocks that are being copied to the host or back at a time
+# States of the optimizer, in bytes per trained parameter.
 STATES = {"adamw8bit": 2, "pagedadamw8bit": 0, "pagedadamw": 0, "pagedadamw32bit": 0, "lion": 4, "lion8bit": 1,
           "pagedlion8bit": 0, "sgdnesterov": 4, "sgdnesterov8bit": 1, "adafactor": 0.1, "prodigy": 16, "came": 4,
           "adammini": 4, "muon": 4, "prodigyplusschedulefree": 5, "dadaptation": 12, "dadaptadampreprint": 12,
           "dadaptadagrad": 12, "dadaptadam": 12, "dadaptadan": 20, "dadaptadanip": 20, "dadaptsgd": 12,
           "sgdschedulefree": 4}  # fmt: skip
-USUAL_STATES = 8  # two float32 numbers, as AdamW has them
-CONTEXT = 0.85 * GIB  # what the driver, cuBLAS and cuDNN take for themselves
-SLACK = 1.08  # holes between tensors
-RECORDED = 0.9  # of the activations, which recordings of compiled convolutions take once more
-FILLED = 0.95  # of the GPU's memory, which recordings take that do not fit, before they are given up
+USUAL_STATES = 8  # two float32 numbers, as of AdamW
+CONTEXT = 0.85 * GIB  # memory of the driver, cuBLAS and cuDNN
+SLACK = 1.08  # for fragmentation
+RECORDED = 0.9  # of the activations: what recordings of compiled convolutions take in addition
+FILLED = 0.95  # of the GPU's memory: what recordings that do not fit take before they are given up
 
-LAUNCH = {False: 0.7e-3, True: 0.3e-3}  # seconds of host work per block and pass, which small steps wait for
-FULL = 64  # a rank about as large as LoKr's factors without a low-rank part
-WORD = 2048  # numbers of a word that learns, in all text encoders, about
+LAUNCH = {
+    False: 0.7e-3,
+    True: 0.3e-3,
+}  # seconds of host work per block and pass, eager and compiled
+FULL = 64  # the rank that about equals LoKr's full factors
+WORD = 2048  # parameters of a trained word in all text encoders, about
 RUNS = 30  # earlier runs to learn from
 
 
@@ -88,7 +90,7 @@ def estimate(config: RunConfig, size: tuple[int, int], gpu: str = "", memory: fl
     rate, known = last_run_rate(config, gpu, model)
     if not rate and gpu:
         share = model.utilization[config.compile.compile]
-        rate = on_paper(gpu) * 1e12 * share
+        rate = data_sheet_rate(gpu) * 1e12 * share
         known = Text("{share} of what this GPU can do on paper", share=f"{share:.0%}")
     passes = (3 + bool(config.memory.checkpointing)) * config.steps.gradient_accumulation_steps
     launches = len(model.blocks) * passes * LAUNCH[config.compile.compile]  # of kernels by the host
@@ -106,7 +108,7 @@ def estimate(config: RunConfig, size: tuple[int, int], gpu: str = "", memory: fl
 
 
 def _parts(config: RunConfig, model: ModelStats, size: tuple[int, int], memory: float | None) -> dict[str, float]:
-    learning = numbers_that_learn(config, model)
+    learning = trained_parameters(config, model)
     grads = 2 if config.precision.full_bf16 or config.precision.full_fp16 else 4
     early = bool(config.optim.stepped_early)
     weights, optimizer = _weights(config, model), (config.optim.optimizer or "AdamW").lower()
@@ -153,7 +155,7 @@ def _recordings(config: RunConfig, model: ModelStats, learning: float, activatio
 
 
 def _per_number(config: RunConfig, optimizer: str) -> float:
-    """Bytes that an optimizer keeps for each number that learns."""
+    """Bytes of optimizer states per trained parameter."""
     half = (config.precision.full_bf16 or config.precision.full_fp16) and "8bit" not in optimizer
     return STATES.get(optimizer, USUAL_STATES) * (0.5 if half else 1)
 
@@ -163,7 +165,7 @@ def state_size(config: RunConfig, model: ModelStats) -> float:
     optimizer = (config.optim.optimizer or "AdamW").lower().removeprefix("paged")  # on the disk nothing is paged
     weight = 4 if config.adapters else fp8_storage.storage_type(config).itemsize
     average = 4 if config.optim.ema_decay else 0
-    return numbers_that_learn(config, model) * (weight + average + _per_number(config, optimizer))
+    return trained_parameters(config, model) * (weight + average + _per_number(config, optimizer))
 
 
 def _weights(config: RunConfig, model: ModelStats) -> float:
@@ -184,11 +186,11 @@ def _weights(config: RunConfig, model: ModelStats) -> float:
     return (sum(every) - gone + min(slots, gone) + convolutions) * in_blocks + model.outside * each
 
 
-def numbers_that_learn(config: RunConfig, model: ModelStats) -> float:
-    """How many numbers learn."""
+def trained_parameters(config: RunConfig, model: ModelStats) -> float:
+    """How many parameters are trained."""
     if isinstance(config, AdapterRun):
         rank = config.network.network_dim or 4
-        if not config.network.module.startswith("networks."):  # to LyCORIS 100000 means matrices that are whole
+        if not config.network.module.startswith("networks."):  # to LyCORIS 100000 means full matrices
             rank = min(rank, FULL)
         return rank * sum(block.fan_in_plus_out for block in model.blocks)
     if isinstance(config, EmbeddingRun):
@@ -196,7 +198,7 @@ def numbers_that_learn(config: RunConfig, model: ModelStats) -> float:
     if isinstance(config, ControlRun):
         width, channels = config.control.network_dim or 0, config.control.cond_emb_dim or 0
         blocks = [block for block in model.blocks if not block.is_convolution]
-        # Four layers of each; about half of the blocks are on the way up, where there are none.
+        # Four layers of each block; about half of the blocks are in the decoder, which has none.
         return sum(4 * width * (2 * block.width + width + channels) for block in blocks) / 2
     encoders = model.encoders if config.trains_whole_encoders else 0
     return model.denoiser + encoders
@@ -209,22 +211,22 @@ def saved_bytes(config: RunConfig) -> int:
 
 
 def _activations(config: RunConfig, model: ModelStats, size: tuple[int, int]) -> float:
-    """What is kept for the backward pass; with checkpointing the inputs of blocks, and one block's inside at a time."""
+    """Memory kept for the backward pass; with checkpointing the inputs of blocks, and the activations of one block."""
     memory, each = config.memory, BYTES[config.precision.mixed_precision]
     compiled = COMPILED if config.compile.compile else 1.0
     batch = config.data.train_batch_size
-    kept, doors, door, largest = 0.0, 0.0, 0.0, 0.0
+    kept, checkpoints, largest_input, largest = 0.0, 0.0, 0.0, 0.0
     for block in model.blocks:
         stream = tokens(config, block, size) * block.width * each * batch
         inside = stream * block.cost.activations * compiled
         kept, largest = kept + inside, max(largest, inside)
-        # Convolutions are not computed again: their outputs wait for the way up.
-        doors += stream * (2 if block.is_convolution else ATTENTION if memory.checkpoint_keep_attention else 1)
-        door = max(door, stream)
+        # Convolutions are not recomputed: their outputs are kept for the decoder.
+        checkpoints += stream * (2 if block.is_convolution else ATTENTION if memory.checkpoint_keep_attention else 1)
+        largest_input = max(largest_input, stream)
     if not memory.checkpointing:
         budget = config.compile.compile_activation_budget if config.compile.compile else 1.0
         return max(kept * budget, largest)
-    return largest + (min(PARKED * door, doors) if memory.cpu_offload_checkpointing else doors)
+    return largest + (min(IN_TRANSIT * largest_input, checkpoints) if memory.cpu_offload_checkpointing else checkpoints)
 
 
 # ---- time

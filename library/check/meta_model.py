@@ -60,7 +60,7 @@ def _resumes(config: RunConfig) -> bool:
 
 
 def is_here(config: RunConfig) -> bool:
-    """Whether the model lies on this machine."""
+    """Whether the model's files are on this machine."""
     files = [o.name for o in options(type(config)).values() if o.section == "model" and o.kind == "file"]
     given = [getattr(config.model, name) for name in files]
     return all(Path(name).exists() for name in given if name)

@@ -255,7 +255,7 @@ def _disk(config: RunConfig) -> Finding:
 def saved_size(config: RunConfig) -> float:
     """About how many bytes a saved file has."""
     model = model_stats(config)
-    numbers = fitting.numbers_that_learn(config, model)
+    numbers = fitting.trained_parameters(config, model)
     if not config.adapters and families.facts(config.family).saves_all_parts:
         numbers = model.denoiser + model.encoders + model.vae
     return numbers * fitting.saved_bytes(config)

@@ -115,7 +115,7 @@ class GraphedModel:
         self.denoiser: Callable[[], Any] = weakref.ref(denoiser)
         self.made: dict[Hashable, Recording] = {}
         self.learn: list[nn.Parameter] = []
-        self.gradients: list[Tensor] = []  # of what learns, where recordings put them
+        self.gradients: list[Tensor] = []  # of the trained parameters; recordings write them
         self.most = MOST
         self.why_not = ""  # why nothing is recorded any more
         self.lacks_memory = False  # whether that is the GPU's memory, which other steps may need less of
@@ -141,8 +141,8 @@ class GraphedModel:
         in_flight = _InFlight(recording, self)
         self._busy = weakref.ref(in_flight)
         learned = [t for t in (*asked.tensors, *self.learn) if t.requires_grad]
-        answers = _Replay.apply(in_flight, asked.tensors, *learned)
-        return pytree.tree_unflatten(list(answers), recording.tree)
+        outputs = _Replay.apply(in_flight, asked.tensors, *learned)
+        return pytree.tree_unflatten(list(outputs), recording.tree)
 
     def free(self) -> None:
         """Allow the next replay: the backward pass has run, or never will."""
@@ -265,22 +265,22 @@ class _Replay(torch.autograd.Function):
         ctx.place = recording.states.place
         torch_private.foreach_copy_(recording.inputs, [t.detach() for t in given])
         recording.forward.replay()
-        answers = tuple(answer.clone() for answer in recording.answers)
-        ctx.mark_non_differentiable(*(a for a, grad in zip(answers, recording.with_gradient, strict=True) if not grad))
-        return answers
+        outputs = tuple(output.clone() for output in recording.outputs)
+        ctx.mark_non_differentiable(*(out for out, grad in zip(outputs, recording.needs_grad, strict=True) if not grad))
+        return outputs
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         in_flight, ctx.in_flight = ctx.in_flight, None
         recording, recorder = in_flight.recording, in_flight.recorder
         recorder.keep_gradients()
-        arrived = [g for g, grad in zip(gradients, recording.with_gradient, strict=True) if grad]
-        torch_private.foreach_copy_(recording.incoming, arrived)
+        grad_outputs = [g for g, grad in zip(gradients, recording.needs_grad, strict=True) if grad]
+        torch_private.foreach_copy_(recording.grad_outputs, grad_outputs)
         recording.states.rewind(*ctx.place)
         recording.backward.replay()
         recorder.free()
-        weights = [g.detach() if does else None for g, does in zip(recorder.gradients, recording.learns, strict=True)]
-        return None, None, *(None if g is None else g.clone() for g in recording.of_inputs), *weights
+        weights = [g.detach() if does else None for g, does in zip(recorder.gradients, recording.has_grad, strict=True)]
+        return None, None, *(None if g is None else g.clone() for g in recording.grad_inputs), *weights
 
 
 @contextlib.contextmanager

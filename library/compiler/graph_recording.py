@@ -65,9 +65,9 @@ class Recording:
             began, rng_state = time.perf_counter(), torch.get_rng_state()
             with memory.used():
                 with self.states.forward():
-                    ends = [answer for answer in pytree.tree_leaves(self._call()) if answer.requires_grad]
-                self._gradients(ends, [torch.zeros_like(end) for end in ends])
-            del ends
+                    roots = [output for output in pytree.tree_leaves(self._call()) if output.requires_grad]
+                self._gradients(roots, [torch.zeros_like(root) for root in roots])
+            del roots
             torch.cuda.synchronize()
             self.before = time.perf_counter() - began
             self._random_on_host = not torch.equal(rng_state, torch.get_rng_state())
@@ -78,12 +78,12 @@ class Recording:
             return "the processor draws random numbers for each pass"
         try:
             with memory.capturing(self.forward), self.states.forward(capturing=True):
-                answers, self.tree = pytree.tree_flatten(self._call())
-            ends = [answer for answer in answers if answer.requires_grad]
-            self.incoming = [torch.zeros_like(end) for end in ends]
+                outputs, self.tree = pytree.tree_flatten(self._call())
+            roots = [output for output in outputs if output.requires_grad]
+            self.grad_outputs = [torch.zeros_like(root) for root in roots]
             self.states.register(self.backward)
             with memory.capturing(self.backward):
-                found = self._gradients(ends, self.incoming)
+                found = self._gradients(roots, self.grad_outputs)
                 of_weights = found[len(found) - len(learn) :]
                 there = [(to, new) for to, new in zip(gradients, of_weights, strict=True) if new is not None]
                 if there:  # where only text encoders learn, nothing of the denoiser does
@@ -93,14 +93,14 @@ class Recording:
         except RuntimeError as error:
             first: BaseException = error
             while isinstance(first.__context__, RuntimeError):
-                first = first.__context__  # ending a failed capture raises again
+                first = first.__context__  # leaving a failed capture raises again
             if isinstance(first, torch.OutOfMemoryError):
                 raise first from None
             return f"PyTorch could not record them ({str(first).splitlines()[0]})"
-        self.learns = [new is not None for new in of_weights]
-        self.of_inputs = found[: len(found) - len(learn)]
-        self.with_gradient = [answer.requires_grad for answer in answers]
-        self.answers = [answer.detach() for answer in answers]  # frees the autograd graph for the next recording
+        self.has_grad = [new is not None for new in of_weights]
+        self.grad_inputs = found[: len(found) - len(learn)]
+        self.needs_grad = [output.requires_grad for output in outputs]
+        self.outputs = [output.detach() for output in outputs]  # frees the autograd graph for the next recording
         self._call = None
         return ""
 
@@ -115,5 +115,5 @@ class Recording:
             self.seconds = time.perf_counter() - began
         return self.seconds
 
-    def _gradients(self, ends: list[Tensor], incoming: list[Tensor]) -> Sequence[Tensor | None]:
-        return torch.autograd.grad(ends, self._targets, incoming, allow_unused=True)
+    def _gradients(self, roots: list[Tensor], grad_outputs: list[Tensor]) -> Sequence[Tensor | None]:
+        return torch.autograd.grad(roots, self._targets, grad_outputs, allow_unused=True)

@@ -31,7 +31,7 @@ class Batch:
     controls: tuple[Tensor, ...] = ()
     is_guided: bool = False  # whether the only one is a control image, as pixels in any case
     paint: Tensor | None = None  # float32 [B,1,H,W], 1 where a model that inpaints has to paint
-    keep_base: Tensor | None = None  # bool [B]: diff_output_preservation, the target is the base model's own answer
+    keep_base: Tensor | None = None  # bool [B]: diff_output_preservation, the target is the base model's prediction
     text_length: int | None = None  # tokens of its captions that a step reads; None: all
     full: int = 0  # images of a full batch of this data set; the last of a bucket may have fewer
 

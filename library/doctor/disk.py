@@ -9,7 +9,7 @@ from huggingface_hub.constants import HF_HUB_CACHE
 from library.compiler import cache
 from library.config.problems import Text
 from library.doctor.finding import MachineFinding, bad, hint, ok
-from library.runs.registry import home
+from library.runs.registry import data_folder
 
 FREE_SPACE, LEAST_SPACE = 20.0, 1.0  # GB; caches, samples and a few checkpoints of a small run; one LoRA file
 
@@ -29,7 +29,7 @@ def disk() -> MachineFinding:
 
 def folders() -> MachineFinding:
     """Where downloads, compiled code and the list of runs are kept."""
-    where = {"models": HF_HUB_CACHE, "compiled": str(cache.default_root()), "runs": str(home())}
+    where = {"models": HF_HUB_CACHE, "compiled": str(cache.default_root()), "runs": str(data_folder())}
     for path in where.values():
         place = Path(path)
         while not place.exists():

@@ -152,7 +152,7 @@ def download(file: RemoteFile, path: Path, report: Report) -> Path:
     wrong.
     """
     _guard()
-    lock = registry.home() / "downloads" / f"{hashlib.sha256(str(path).encode()).hexdigest()[:24]}.lock"
+    lock = registry.data_folder() / "downloads" / f"{hashlib.sha256(str(path).encode()).hexdigest()[:24]}.lock"
     with locking.held(lock, 0.5) as mine:
         if not mine:
             raise ConfigError("{path} is being downloaded already: wait until that has ended, or stop it", path=path)

@@ -1,6 +1,6 @@
-"""The ways to run a model that are compared: options of a training, nothing else, so that the best can be trained with.
+"""Candidate settings to compare: options of a training and nothing else, so that the best can be trained with.
 
-`ALL` is what `kohya bench` compares, each in full; the functions are what a training may change to need less memory or
+`ALL` are those of `kohya bench`, each complete; the functions yield changes that make a training need less memory or
 less time, for probes, `compile_autotune` and the advice of a check. No torch in here: the page offers these as well.
 """
 
@@ -17,7 +17,7 @@ from library.config.values import did_you_mean
 
 Overrides = dict[str, Any]  # options that differ from those of the training as it was asked for
 
-# What every candidate starts from: nothing is compiled, and nothing is computed twice.
+# Every candidate starts from these: nothing is compiled, and nothing is recomputed.
 PLAIN: JsonMapping = {
     "compile": False, "compile_scope": "blocks", "compile_autotune": False, "compile_mode": "default",
     "compile_dynamic": "auto", "compile_activation_budget": 1.0, "cuda_graphs": "false",
@@ -30,16 +30,16 @@ CKPT = {"gradient_checkpointing": True}
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way: its name, the options that make it, and what it is, in words."""
+    """Settings to measure: a name, a description, and the options."""
 
     name: str
     about: str
     options: JsonMapping = field(default_factory=dict)
-    needs: str = ""  # "cuda" where it means nothing without a GPU
-    usual: bool = True  # measured when nobody asks for others
+    needs: str = ""  # "cuda" where it has no meaning without a GPU
+    usual: bool = True  # measured unless others are named
 
     def chosen(self) -> JsonObject:
-        """Every option that it decides, so that it can be put over any other settings."""
+        """Every option that it sets, to override any other settings."""
         return {**PLAIN, **self.options} if self.name != OWN else dict(self.options)
 
 
@@ -105,7 +105,7 @@ def choose(names: Iterable[str], own: bool, device: str, known: Iterable[str]) -
 
 
 def saving_memory(config: RunConfig) -> Iterator[Overrides]:
-    """What can be done against too little memory, the cheapest first; last what rounds more, or steps otherwise."""
+    """Changes that save memory, the cheapest first; last those that round more or change the optimizer."""
     if not config.memory.checkpointing:
         yield dict(CKPT)
     if config.adapters and not config.precision.fp8_denoiser and config.precision.mixed_precision != "no":
@@ -126,7 +126,7 @@ def saving_memory(config: RunConfig) -> Iterator[Overrides]:
 
 
 def advised(changes: Overrides, config: RunConfig) -> str:
-    """What to do to a config, in words: "use fp8_base", "lower train_batch_size"."""
+    """Changes of a config as advice: "use fp8_base", "lower train_batch_size"."""
 
     def one(name: str, value: Any) -> Text:
         if isinstance(value, bool | str):
@@ -139,18 +139,18 @@ def advised(changes: Overrides, config: RunConfig) -> str:
 
 
 def shown(changes: JsonMapping) -> str:
-    """Options and their values, as a config file has them."""
+    """Options and values as in a config file."""
     return ", ".join(f"{name} = {str(value).lower()}" for name, value in changes.items())
 
 
 def swapping_less(config: RunConfig) -> list[Overrides]:
-    """Fewer blocks in host memory, none of them first."""
+    """Changes that swap fewer blocks: first none, then half of them."""
     number = config.memory.blocks_to_swap or 0
     return [{"blocks_to_swap": fewer} for fewer in dict.fromkeys((0, number // 2)) if fewer != number]
 
 
 def checkpointing_less(config: RunConfig) -> list[Overrides]:
-    """Fewer activations that are computed a second time, none of them first; with swapped blocks all have to be."""
+    """Changes that recompute fewer activations, first none; swapped blocks recompute all."""
     memory = config.memory
     if not memory.checkpointing:
         return []

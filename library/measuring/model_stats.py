@@ -1,5 +1,7 @@
-"""What a model is made of: parameters and blocks, counted in the headers of its files: building the networks would load
-diffusers and transformers, which takes a check seconds."""
+"""Parameters and blocks of a model, counted in the headers of its files.
+
+Building the networks instead would load diffusers and transformers, which takes seconds.
+"""
 
 import contextlib
 import math
@@ -28,19 +30,19 @@ class BlockStats:
     kind: str  # its class
     parameters: int
     width: int  # numbers per token in its stream
-    downsampling: int  # sides of its pictures are so many times smaller than the latents'
-    fan_in_plus_out: int  # rows and columns of its matrices together: an adapter of rank 1 has a number for each
+    downsampling: int  # its feature maps are so many times smaller than the latents, per side
+    fan_in_plus_out: int  # rows and columns of all its matrices: the parameters of adapters of rank 1
     cost: BlockCost
 
     @property
     def is_convolution(self) -> bool:
-        """Whether it is no block, but a convolution between blocks."""
+        """Whether it is a convolution between blocks."""
         return self.cost is CONVOLUTION
 
 
 @dataclass(frozen=True, slots=True)
 class ModelStats:
-    """A whole model. `counted` says whether the numbers are of its own files, or of the published model."""
+    """A whole model. `counted`: the numbers are of its own files, not of the published model."""
 
     blocks: tuple[BlockStats, ...]
     outside: int  # parameters of the denoiser that are in no block
@@ -48,11 +50,11 @@ class ModelStats:
     vae: int
     counted: bool
     swap_plan: Callable[[int], Mapping[str, int]]  # blocks_to_swap -> blocks of each class
-    utilization: Mapping[bool, float]  # eager and compiled: share of the GPU's rate on paper that a step reaches
+    utilization: Mapping[bool, float]  # of steps, eager (False) and compiled (True): share of the GPU's data sheet rate
 
     @property
     def denoiser(self) -> int:
-        """All its parameters."""
+        """All parameters of the denoiser."""
         return self.outside + sum(block.parameters for block in self.blocks)
 
 

@@ -1,39 +1,37 @@
-"""How many floating point operations a training step has, by rules of thumb over what a model consists of, and how
-many a GPU does in a second on paper."""
+"""Floating point operations of a training step, estimated from a model's blocks, and rates from GPUs' data sheets."""
 
 from library import families
 from library.config.run_config import RunConfig
 from library.measuring.model_stats import BlockStats, ModelStats
 
-# Dense bf16 matrix products on paper, in TFLOP/s, by a part of the GPU's name. The first that fits counts.
-PAPER = {"B200": 2250, "H200": 989, "H100": 989, "H800": 989, "A100": 312, "A800": 312, "L40S": 362,
+# Dense bf16 matrix products in TFLOP/s, by a part of the GPU's name; the first part that is in the name counts.
+DATA_SHEETS = {"B200": 2250, "H200": 989, "H100": 989, "H800": 989, "A100": 312, "A800": 312, "L40S": 362,
          "RTX 6000 Ada": 364, "RTX PRO 6000": 500, "A6000": 155, "A40": 150, "L4": 121, "A10": 125, "T4": 65,
          "V100": 112,
          "5090": 210, "5080": 113, "5070 Ti": 88, "5070": 62, "5060": 48, "4090": 165, "4080": 98, "4070 Ti": 80,
          "4070": 58, "4060": 30, "3090": 71, "3080": 60, "3070": 41, "3060": 26}  # fmt: skip
 
 
-def on_paper(gpu: str) -> float:
+def data_sheet_rate(gpu: str) -> float:
     """TFLOP/s of dense bf16 products in the data sheet of a GPU of this name; 0 where that is not known."""
-    return next((rate for part, rate in PAPER.items() if part in gpu), 0)
+    return next((rate for part, rate in DATA_SHEETS.items() if part in gpu), 0)
 
 
 def tokens(config: RunConfig, block: BlockStats, size: tuple[int, int]) -> int:
-    """Places of a picture of `size` (width, height in pixels) in a block, and the words beside them where it reads both
-    in one stream."""
-    places = (size[0] // 8 // block.downsampling) * (size[1] // 8 // block.downsampling)
-    if block.is_convolution or not (words := families.facts(config.family).text_tokens):
-        return places
-    return places + (getattr(config.model, "text_tokens", None) or words)
+    """Tokens of an image of `size` (width, height in pixels) in a block, plus those of the text where it reads both."""
+    image_tokens = (size[0] // 8 // block.downsampling) * (size[1] // 8 // block.downsampling)
+    if block.is_convolution or not (text_tokens := families.facts(config.family).text_tokens):
+        return image_tokens
+    return image_tokens + (config.model.text_tokens or text_tokens)
 
 
 def operations_of_image(config: RunConfig, model: ModelStats, size: tuple[int, int]) -> float:
     """Operations of the forward and backward pass of one image: a product of n x k and k x m has 2 n k m."""
     forward = 0.0
     for block in model.blocks:
-        places = tokens(config, block, size)
-        attention = 4 * places**2 * block.width if not block.is_convolution else 0
-        forward += 2 * block.parameters * places * block.cost.used + attention
-    memory = config.memory  # what is computed a second time in the backward pass, as a share of a forward pass
+        count = tokens(config, block, size)
+        attention = 4 * count**2 * block.width if not block.is_convolution else 0
+        forward += 2 * block.parameters * count * block.cost.used + attention
+    memory = config.memory  # what the backward pass recomputes, as a share of a forward pass
     again = 0.75 if memory.checkpointing and memory.checkpoint_keep_attention else float(memory.checkpointing)
     return forward * ((2 if config.adapters else 3) + again)

@@ -1,4 +1,4 @@
-"""What a training costs with some of its options changed: the one result of all that is tried before a choice.
+"""The measured cost of a training with some options changed.
 
 `timing.measure_passes` measures inside the process that trains, `library.bench.probe` in a process of its own.
 """
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from library.config.problems import Text, counted, listed
 from library.measuring.candidates import Overrides, shown
 
-OUT_OF_MEMORY = ("out of memory", "OutOfMemory", "ALLOC_FAILED", "ran out of memory")  # as reasons say it
-MEMORY_MARGIN = 0.92  # of the GPU's memory may be in use by what is chosen
+OUT_OF_MEMORY = ("out of memory", "OutOfMemory", "ALLOC_FAILED", "ran out of memory")  # parts of error messages
+MEMORY_MARGIN = 0.92  # share of the GPU's memory that chosen settings may use
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Measured:
         return any(sign in self.why for sign in OUT_OF_MEMORY)
 
     def sentence(self, of_steps: bool = True) -> Text:
-        """What it takes, its time being that of a step, or else of a batch; or why it cannot be used."""
+        """Memory, seconds of a step (or of a batch), graphs and compiling; or why it cannot be used."""
         what = shown(self.changes) or Text("as it is")
         if self.why:
             return Text("{settings}: {found}", settings=what, found=self.why)

@@ -1,4 +1,4 @@
-"""What a network does, counted without doing it: a copy without memory tells FLOPs and what its blocks are given."""
+"""FLOPs of a network and the inputs of its blocks, found with a copy that has shapes but no memory."""
 
 import contextlib
 import copy
@@ -19,19 +19,19 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]  # the arguments of a block
 
 
 class FakeTensorContext:
-    """A world in which tensors have shapes, types and devices but no numbers, and take neither memory nor time."""
+    """Fake tensors: shapes, types and devices without values, which take neither memory nor time."""
 
     def __init__(self) -> None:
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
-        """Attention is taken apart into its matrix products, which are counted the same on every device."""
+        """Within, tensors are fake, and attention is computed by matrix products, which every device counts alike."""
         with self._mode, sdpa_kernel(SDPBackend.MATH):
             yield
 
     def copy(self, model: nn.Module, device: torch.device, eight_bits: torch.dtype) -> nn.Module:
-        """The same network in this world; weights that are kept in 8 bits are taken for `eight_bits`."""
+        """The same network of fake tensors; weights that are kept in 8 bits get the type `eight_bits`."""
         known: dict[int, Any] = {}
 
         def like(x: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ def flops(call: Callable[[], Any], quietly: bool = False) -> int | None:
 
 
 def called_blocks(model: nn.Module, kinds: Iterable[str], call: Callable[[], Any]) -> dict[str, tuple[str, Call]]:
-    """What the middle block of each kind is called with: kind -> its path in the model, and its arguments."""
+    """The arguments of the middle block of each class: class -> its path in the model, its arguments."""
     wanted, caught, hooks = dict(_middle(model, kinds)), {}, []
     for kind, (path, block) in wanted.items():
 
@@ -83,7 +83,7 @@ def _middle(model: nn.Module, kinds: Iterable[str]) -> Iterator[tuple[str, tuple
 
 
 def without_memory(call: Call) -> Call:
-    """The same arguments, holding nothing."""
+    """The same arguments with tensors on the meta device."""
 
     def light(x: Any) -> Any:
         return torch.empty_like(x, device="meta").requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x
@@ -92,7 +92,7 @@ def without_memory(call: Call) -> Call:
 
 
 def made_real(call: Call, device: torch.device) -> Call:
-    """Arguments with random numbers in the place of tensors without memory; what had a gradient has one again."""
+    """Arguments with random values for tensors on the meta device; they require gradients as those did."""
 
     def real(value: Any) -> Any:
         if not isinstance(value, Tensor):
@@ -107,7 +107,7 @@ def made_real(call: Call, device: torch.device) -> Call:
 
 
 def forward_backward(block: nn.Module, call: Call, autocast: Callable[[], Any] = contextlib.nullcontext) -> None:
-    """Run a block both ways, as training does; gradients are thrown away."""
+    """Run a block forward and backward; gradients are discarded."""
     args, kwargs = call
     with autocast():
         outputs = [x for x in pytree.tree_leaves(block(*args, **kwargs)) if isinstance(x, Tensor) and x.requires_grad]

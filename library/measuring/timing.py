@@ -1,4 +1,4 @@
-"""How long something takes once it runs steadily, and how much memory it needs."""
+"""Time and peak memory of a call once it runs steadily."""
 
 import gc
 import math
@@ -17,24 +17,24 @@ from library.config.problems import ConfigError
 from library.measuring.result import OUT_OF_MEMORY
 
 GIB = 2**30
-MATRICES = {"cuda": (4096, 8192), "cpu": (512, 1024)}  # sides of those that devices multiply to show their rate
-RATE_SECONDS = 0.4  # of multiplying, for each of them
-FEWEST = 3  # measured repetitions, however long each takes
+MATRICES = {"cuda": (4096, 8192), "cpu": (512, 1024)}  # sides of the square matrices that `matmul_rate` multiplies
+RATE_SECONDS = 0.4  # for each of them
+FEWEST = 3  # measured repetitions at least
 SETTLED = 1.15  # warm-up goes on while a repetition takes less than the one before, divided by this
 
 
 @dataclass(frozen=True)
 class TimingPlan:
-    """How thoroughly to measure."""
+    """Numbers of repetitions, and a limit of time."""
 
     steps: int = 20  # measured repetitions
     warmup: int = 3  # repetitions before them, at least
-    seconds: float = 30.0  # most time for the measured ones
+    seconds: float = 30.0  # for the measured ones, at most
 
 
 @dataclass(frozen=True)
 class Timing:
-    """What was measured: milliseconds of each repetition, seconds of warm-up, and the memory at the highest."""
+    """Milliseconds of each repetition, seconds of warm-up, and peak memory."""
 
     each: tuple[float, ...]
     warmup_seconds: float
@@ -47,11 +47,11 @@ class Timing:
 
     @property
     def p90(self) -> float:
-        """Nine of ten repetitions took no longer."""
+        """The 90th percentile in milliseconds."""
         return sorted(self.each)[max(0, math.ceil(0.9 * len(self.each)) - 1)]
 
     def facts(self) -> JsonObject:
-        """As the result file has it."""
+        """As JSON for the result file."""
         return {
             "ms": {"p50": round(self.p50, 3), "p90": round(self.p90, 3), "min": round(min(self.each), 3)},
             "repetitions": len(self.each),
@@ -70,7 +70,7 @@ def measure(call: Callable[[], Any], device: torch.device, plan: TimingPlan) -> 
             break
         last = took
     warmed = time.perf_counter() - began
-    if device.type == "cuda":  # what is cached stays, or the first repetition would have to ask for it again
+    if device.type == "cuda":  # the allocator's cache stays, or the first repetition would allocate again
         torch.cuda.reset_peak_memory_stats(device)
     number = min(plan.steps, max(FEWEST, int(plan.seconds / max(took, 1e-9))))
     each, peak = (_on_gpu if device.type == "cuda" else _on_cpu)(call, device, number)
@@ -78,7 +78,7 @@ def measure(call: Callable[[], Any], device: torch.device, plan: TimingPlan) -> 
 
 
 def timed(call: Callable[[], Any], device: torch.device) -> float:
-    """Seconds of one call, until the device has done it all."""
+    """Seconds of one call, until the device has finished."""
     wait(device)
     began = time.perf_counter()
     call()
@@ -97,13 +97,13 @@ def failure(error: Exception) -> str:
 
 
 def wait(device: torch.device) -> None:
-    """Let the device finish."""
+    """Wait until the device has finished."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def clean(device: torch.device) -> None:
-    """Let go of what nobody holds."""
+    """Release unreferenced memory."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -111,14 +111,14 @@ def clean(device: torch.device) -> None:
 
 
 def _on_gpu(call: Callable[[], Any], device: torch.device, number: int) -> tuple[list[float], float]:
-    """Marks between the calls, read at the end: waiting after each would show the host's pauses instead."""
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(number + 1)]
-    marks[0].record()
-    for mark in marks[1:]:
+    """Time with CUDA events that are read at the end: waiting after each call would add pauses of the host."""
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(number + 1)]
+    events[0].record()
+    for event in events[1:]:
         call()
-        mark.record()
+        event.record()
     torch.cuda.synchronize(device)
-    each = [before.elapsed_time(after) for before, after in zip(marks, marks[1:], strict=False)]
+    each = [before.elapsed_time(after) for before, after in zip(events, events[1:], strict=False)]
     return each, cudagraph.peak(device) / GIB
 
 
@@ -133,10 +133,10 @@ def _on_cpu(call: Callable[[], Any], device: torch.device, number: int) -> tuple
 def measure_passes(
     passes: Iterable[tuple[Callable[[], Any], float]], repeats: int, device: torch.device
 ) -> tuple[float, float, float]:
-    """Time passes over batches of several sizes, each with the share of batches that it stands for.
+    """Time passes over batches of several sizes, each weighted by its share of all batches.
 
-    Returns seconds of a pass once it runs steadily, the mean over sizes; seconds that first passes took longer, which
-    is compiling; and the peak of GPU memory in GiB, 0 without a GPU.
+    Returns seconds of a steady pass, the mean over sizes; seconds by which first passes took longer, which is
+    compiling; and the peak of GPU memory in GiB, 0 without a GPU.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -150,7 +150,7 @@ def measure_passes(
 
 
 def matmul_rate(on: torch.device, dtype: torch.dtype) -> JsonObject:
-    """The best rate of plain matrix products of this type, in TFLOP/s: what utilisation is measured against."""
+    """The best rate of plain matrix products of this type, in TFLOP/s: the reference of utilization."""
     best: JsonObject = {"dtype": str(dtype).removeprefix("torch."), "tflops": 0.0, "size": 0}
     for size in MATRICES[on.type]:
         a, b = (torch.randn(size, size, device=on, dtype=dtype) for _ in range(2))

@@ -43,7 +43,7 @@ def wrap(
             else:
                 block.__class__ = _checkpointed(type(block), keep_attention, own_gradients)
             if host:
-                host.serve(block)
+                host.offload_inputs_of(block)
 
 
 def _keep_attention(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -71,7 +71,7 @@ _keeping_nothing.cache_hash = "nothing"  # type: ignore[attr-defined]
 
 
 def _keeps_function_outputs() -> bool:
-    """Whether compiled checkpoints keep what functions with a gradient of their own answer, such as products in 8 bits.
+    """Whether compiled checkpoints keep the outputs of autograd functions, such as 8-bit products.
 
     PyTorch 2.11 does, which took 15 GB of FLUX.1 per image; 2.13 asks every operation anyway.
     """

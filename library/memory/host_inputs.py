@@ -19,17 +19,17 @@ from torch import Tensor, nn
 
 from library.compiler.subclass import keep_class_name
 
-STAYING = 1  # calls whose copies to the host may be unfinished when the next block begins
+PENDING_CALLS = 1  # calls whose copies to the host may be unfinished when the next block begins
 
 
 @dataclass(eq=False)
-class _Parked:
-    """One offloaded input: its copy on the host, and the tensor on the device until that is freed, or once it is
-    fetched again."""
+class _OffloadedInput:
+    """One offloaded input: its copy on the host, and the tensor on the device until it is freed, and again once it is
+    fetched."""
 
     host: Tensor
     device: Tensor | None
-    arrival: Any  # the event after the last copy, which whoever uses `device`, or lets go of it, waits for
+    arrival: Any  # the event after the last copy; using or freeing `device` waits for it
 
 
 @dataclass(eq=False)
@@ -38,8 +38,8 @@ class _Call:
     next."""
 
     before: "weakref.ref[_Call] | None"
-    parked: list[_Parked] = field(default_factory=list)
-    is_wanted: bool = False
+    offloaded: list[_OffloadedInput] = field(default_factory=list)
+    in_backward: bool = False
 
 
 # Why: docs/decisions/2026-11-23-inputs-of-blocks-wait-on-the-host.md
@@ -48,88 +48,88 @@ class HostInputs:
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.is_cuda = device, device.type == "cuda"
-        self._leave, self._return = (torch.cuda.Stream(device) if self.is_cuda else None for _ in range(2))
+        self._to_host, self._to_device = (torch.cuda.Stream(device) if self.is_cuda else None for _ in range(2))
         self._last: weakref.ref[_Call] | None = None
-        self._leaving: deque[_Call] = deque()
+        self._pending: deque[_Call] = deque()
 
-    def serve(self, block: nn.Module) -> None:
+    def offload_inputs_of(self, block: nn.Module) -> None:
         """Offload the inputs of a checkpointed block at every call."""
         block.__dict__["_host_inputs"] = self
-        block.__class__ = _parking(type(block))
+        block.__class__ = _offloading(type(block))
 
     @contextlib.contextmanager
-    def parking(self, inputs: Sequence[Tensor]) -> Iterator[None]:
+    def offloading(self, inputs: Sequence[Tensor]) -> Iterator[None]:
         """Within the context, save for the backward pass a copy on the host in place of these tensors."""
         call = _Call(self._last)
         ready = torch.cuda.current_stream(self.device).record_event() if self.is_cuda else None
         memory = {(x.data_ptr(), x.nbytes) for x in inputs}
 
         def pack(saved: Tensor) -> Any:
-            if (saved.data_ptr(), saved.nbytes) in memory and (one := self._park(saved, ready)):
-                call.parked.append(one)
-                return call, len(call.parked) - 1
+            if (saved.data_ptr(), saved.nbytes) in memory and (one := self._offload(saved, ready)):
+                call.offloaded.append(one)
+                return call, len(call.offloaded) - 1
             # Leaves are saved as they are: swapped weights get other memory meanwhile. Other tensors are saved without
             # their autograd history, since a node that saves its own output would be a reference cycle.
             return saved if saved.is_leaf else saved.detach()
 
         def unpack(kept: Any) -> Tensor:
-            return kept if isinstance(kept, Tensor) else self._take(*kept)
+            return kept if isinstance(kept, Tensor) else self._restore(*kept)
 
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
             yield
-        if call.parked:
+        if call.offloaded:
             self._last = weakref.ref(call)
-            self._leaving.append(call)
-        while len(self._leaving) > STAYING:
-            self._let_go(self._leaving.popleft())
+            self._pending.append(call)
+        while len(self._pending) > PENDING_CALLS:
+            self._free(self._pending.popleft())
 
-    def _park(self, x: Tensor, ready: Any) -> _Parked | None:
+    def _offload(self, x: Tensor, ready: Any) -> _OffloadedInput | None:
         x = x.detach()
         host = torch.empty_like(x, device="cpu", pin_memory=self.is_cuda)
         if host.stride() != x.stride():
             return None  # not dense: a compiled block expects the strides
-        if self._leave is None:
-            return _Parked(host.copy_(x), x, None)
-        self._leave.wait_event(ready)
-        with torch.cuda.stream(self._leave):
+        if self._to_host is None:
+            return _OffloadedInput(host.copy_(x), x, None)
+        self._to_host.wait_event(ready)
+        with torch.cuda.stream(self._to_host):
             host.copy_(x, non_blocking=True)
-        return _Parked(host, x, self._leave.record_event())
+        return _OffloadedInput(host, x, self._to_host.record_event())
 
-    def _take(self, call: _Call, number: int) -> Tensor:
+    def _restore(self, call: _Call, number: int) -> Tensor:
         """Return an input for the backward pass of its block, and prefetch those of the next block on a stream of their
         own."""
-        one = call.parked[number]
+        one = call.offloaded[number]
         self._fetch(one)
         tensor = self._wait_for(one)
         one.device = None
-        if not call.is_wanted:
-            call.is_wanted = True
+        if not call.in_backward:
+            call.in_backward = True
             before = call.before() if call.before else None
-            for other in before.parked if before and not before.is_wanted else ():
+            for other in before.offloaded if before and not before.in_backward else ():
                 self._fetch(other)
         return tensor
 
-    def _fetch(self, one: _Parked) -> None:
+    def _fetch(self, one: _OffloadedInput) -> None:
         if one.device is not None:
             return
-        if self._return is None:
+        if self._to_device is None:
             one.device = one.host.clone()
             return
         # Allocated on the compute stream, which may still use that memory.
         one.device = torch.empty_like(one.host, device=self.device, pin_memory=False)
-        self._return.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._return):
+        self._to_device.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._to_device):
             one.device.copy_(one.host, non_blocking=True)
-        one.arrival = self._return.record_event()
+        one.arrival = self._to_device.record_event()
 
-    def _let_go(self, call: _Call) -> None:
+    def _free(self, call: _Call) -> None:
         """Free the device memory of a call's inputs after their copies to the host."""
-        for one in call.parked:
+        for one in call.offloaded:
             if one.device is not None:
                 self._wait_for(one)
                 one.device = None
 
-    def _wait_for(self, one: _Parked) -> Tensor:
+    def _wait_for(self, one: _OffloadedInput) -> Tensor:
         assert one.device is not None
         if self.is_cuda:
             torch.cuda.current_stream(self.device).wait_event(one.arrival)
@@ -137,15 +137,15 @@ class HostInputs:
 
 
 @functools.cache
-def _parking(cls: type[nn.Module]) -> type[nn.Module]:
-    class Parking(cls):
+def _offloading(cls: type[nn.Module]) -> type[nn.Module]:
+    class Offloading(cls):
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
                 return super().__call__(*args, **kwargs)
-            with self.__dict__["_host_inputs"].parking([x for x in args if _is_stream(x)]):
+            with self.__dict__["_host_inputs"].offloading([x for x in args if _is_stream(x)]):
                 return super().__call__(*args, **kwargs)
 
-    return keep_class_name(Parking, cls, "inputs on the host")
+    return keep_class_name(Offloading, cls, "inputs on the host")
 
 
 def _is_stream(x: Any) -> bool:

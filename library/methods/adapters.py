@@ -99,10 +99,10 @@ class Adapter(nn.Module):
         hidden = self._dropout(self._down(x, down) if hidden is None else hidden)
         if not scaled_in(ups[0].dtype):
             hidden = hidden * self.scale
-        answer = self._up(hidden, ups)
+        output = self._up(hidden, ups)
         if not self.spec.noise or not self.training:
-            return answer
-        return answer + ggpo.disturbance(x, self.ggpo_rows * (self.scale != 0)).to(answer.dtype)
+            return output
+        return output + ggpo.disturbance(x, self.ggpo_rows * (self.scale != 0)).to(output.dtype)
 
     @torch.no_grad()
     def note_gradients(self) -> None:

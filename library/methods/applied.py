@@ -1,7 +1,7 @@
-"""Finished LoRA files beside the layers of a model, to sample with: each at a strength that may change between images.
+"""LoRA files applied beside the layers of a model for sampling, each at a strength that may change between images.
 
-Nothing is merged: a layer's answer and what each file adds to it are summed, so that weights in 8 bits or on the host
-stay as they are, and the model without a file is exactly itself.
+Nothing is merged: what each file adds is summed to the output of a layer, so that weights in 8 bits or on the host stay
+as they are, and the model with all files off computes exactly what it does without them.
 """
 
 from collections.abc import Mapping
@@ -25,29 +25,29 @@ OTHERS = {"dora_scale": "DoRA", "lora_mid.weight": "LoRA with Tucker", "hada_t1"
 
 
 class LayerChange:
-    """What one file adds to one layer."""
+    """What one file adds to the output of one layer."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.stored, self.strength = dict(tensors), 0.0
-        self._ready: dict[str, Tensor] = {}  # on the device, while it is used
+        self._on_device: dict[str, Tensor] = {}  # while it is used
 
     def set_strength(self, strength: float) -> None:
-        """0 switches it off and gives its memory back."""
+        """0 switches it off and frees its memory on the device."""
         self.strength = strength
         if not strength:
-            self._ready = {}
+            self._on_device = {}
 
-    def answer(self, layer: nn.Linear | nn.Conv2d, x: Tensor) -> Tensor:
-        """What is added to the layer's answer to `x`."""
-        if not self._ready:
-            self._ready = {name: value.to(x.device) for name, value in self.stored.items() if name != "alpha"}
-        if LORA[0] in self._ready:
+    def delta(self, layer: nn.Linear | nn.Conv2d, x: Tensor) -> Tensor:
+        """What is added to the layer's output for `x`."""
+        if not self._on_device:
+            self._on_device = {name: value.to(x.device) for name, value in self.stored.items() if name != "alpha"}
+        if LORA[0] in self._on_device:
             return self._low_rank(layer, x)
         weight = cast_like((self._product() * self.strength).reshape(layer.weight.shape), x)
         return F.linear(x, weight) if isinstance(layer, nn.Linear) else layer._conv_forward(x, weight, None)
 
     def _low_rank(self, layer: nn.Linear | nn.Conv2d, x: Tensor) -> Tensor:
-        down, up = (cast_like(self._ready[name], x) for name in LORA)
+        down, up = (cast_like(self._on_device[name], x) for name in LORA)
         scale = self.strength * saved_alpha(self.stored, down.shape[0]) / down.shape[0]
         if isinstance(layer, nn.Linear):
             return F.linear(F.linear(x, down.flatten(1)), up.flatten(1)) * scale
@@ -56,7 +56,7 @@ class LayerChange:
 
     def _product(self) -> Tensor:
         """The change of the weight by LoHa or LoKr at strength 1, in float32."""
-        ready = {name: value.float() for name, value in self._ready.items()}
+        ready = {name: value.float() for name, value in self._on_device.items()}
         if LOHA[0] in ready:
             first, second = ready[LOHA[0]] @ ready[LOHA[1]], ready[LOHA[2]] @ ready[LOHA[3]]
             return first * second * saved_alpha(self.stored, ready[LOHA[1]].shape[0]) / ready[LOHA[1]].shape[0]
@@ -69,12 +69,12 @@ class LayerChange:
                 ranks.append(ready[b].shape[0])
         small, large = factors
         small = small.reshape(*small.shape, *(1 for _ in range(large.ndim - small.ndim)))
-        # Without a rank there is nothing that alpha is a share of.
+        # alpha is relative to the rank; of two full factors there is none.
         return torch.kron(small, large.contiguous()) * (saved_alpha(self.stored, ranks[-1]) / ranks[-1] if ranks else 1)
 
 
 class AppliedLoras:
-    """Files of adapters in a model. Text encoders that a file was trained for are changed as well."""
+    """LoRA, LoHa and LoKr files applied to a model, and to its text encoders where a file was trained for them."""
 
     def __init__(self, components: ModelComponents, family: Family) -> None:
         self._layers, self._family = {}, family.config.family
@@ -119,11 +119,11 @@ class AppliedLoras:
 
 
 def _hook(changes: list[LayerChange]):  # noqa: ANN202 - what torch calls
-    def add(layer: nn.Linear | nn.Conv2d, given: tuple[Tensor, ...], answer: Tensor) -> Tensor:
+    def add(layer: nn.Linear | nn.Conv2d, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         for change in changes:
             if change.strength:
-                answer = answer + change.answer(layer, given[0]).to(answer.dtype)
-        return answer
+                output = output + change.delta(layer, inputs[0]).to(output.dtype)
+        return output
 
     return add
 
@@ -137,9 +137,9 @@ def _check(layer: nn.Module, change: LayerChange, path: Path, name: str) -> None
             down, up = (change.stored[key] for key in LORA)
             fits = up.shape[0] == weight.shape[0] and down[0].numel() == weight[0].numel() and up.shape[1] == len(down)
         else:
-            change._ready = {key: value.to("meta") for key, value in change.stored.items() if key != "alpha"}
+            change._on_device = {key: value.to("meta") for key, value in change.stored.items() if key != "alpha"}
             fits = change._product().numel() == weight.numel()
-            change._ready = {}
+            change._on_device = {}
     except (KeyError, RuntimeError, IndexError):
         fits = False
     if not fits:

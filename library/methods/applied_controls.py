@@ -1,4 +1,4 @@
-"""ControlNet-LLLite files beside the layers of a model, to sample with: they read the prompt's control image."""
+"""ControlNet-LLLite files applied beside the layers of a model for sampling; they read the prompt's control image."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,19 +15,19 @@ from library.methods.small_files import tensors_of
 
 
 class AppliedControl(ControlledLinear):
-    """One layer that a file changes, at a strength."""
+    """A layer that a file changes, at a strength."""
 
     strength = 0.0
 
     def forward(self, x: Tensor) -> Tensor:
-        """As in a training, but for the strength; at 0 it is the layer alone."""
+        """As in training, with the change times the strength; at 0 it is the layer alone."""
         if (pixels := self.picture.pixels) is None or not self.strength:
             return self.layer(x)
         return self.layer(x + self.change(x, pixels) * self.strength)
 
 
 class AppliedControls:
-    """Files of LLLite in a model; all read one control image."""
+    """LLLite files applied to a model; all read one control image."""
 
     def __init__(self, components: ModelComponents, family: Family) -> None:
         self._denoiser: Any = components.denoiser

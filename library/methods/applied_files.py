@@ -1,4 +1,4 @@
-"""Finished files of what was learned beside a model, of any kind, in that model: LoRAs, embeddings and LLLite."""
+"""Trained files of any kind applied to a model for sampling: LoRAs, embeddings and LLLite."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,10 +11,10 @@ from library.methods.small_files import names_of
 
 
 class AppliedFiles:
-    """Each file at a strength that may change between pictures. The text encoders must be there already."""
+    """Files at strengths that may change between images. The text encoders must be loaded already."""
 
     def __init__(self, components: ModelComponents, family: Family, word: str = "") -> None:
-        """`word` is that of embeddings whose files do not say theirs."""
+        """`word` is the prompt word of embeddings whose files name none."""
         self._parts = components
         self._loras = AppliedLoras(components, family)
         self.words, self.controls = AppliedWords(components, word), AppliedControls(components, family)
@@ -23,7 +23,7 @@ class AppliedFiles:
 
     @property
     def changes_text(self) -> bool:
-        """Whether a file changes what text encoders say."""
+        """Whether a file changes the outputs of text encoders."""
         return self._has_words or self._loras.changes_text
 
     def add(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Finished embeddings in the text encoders of a model, to sample with: each is a word of prompts, used or left out."""
+"""Textual inversion embeddings applied to the text encoders of a model: each replaces a word in prompts."""
 
 import re
 from collections.abc import Mapping
@@ -17,17 +17,17 @@ TRIGGER = "modelspec.trigger_phrase"
 
 
 def is_embedding(names: set[str], components: ModelComponents) -> bool:
-    """Whether a file with tensors of these names holds vectors of words, be it for another model."""
+    """Whether a file with tensors of these names holds vectors of words, for this or another model."""
     return bool(names) and names <= {*components.encoders, "emb_params"}
 
 
 class AppliedWords:
-    """Embeddings by their files. What a tokenizer reads is no word of anyone's, so that a name may be a known word."""
+    """Embeddings by their files. The tokenizers get new tokens for them, so that a word may be one they know."""
 
     def __init__(self, components: ModelComponents, word: str = "") -> None:
-        """`word` is the word of files that do not say theirs; without it it is the file's name."""
+        """`word` is the prompt word of files that name none; without it, it is the file's name."""
         self._parts, self._word = components, word
-        self._known: dict[Path, tuple[re.Pattern[str], str]] = {}  # what is written in prompts, what is read instead
+        self._known: dict[Path, tuple[re.Pattern[str], str]] = {}  # the word in prompts, the tokens that replace it
         self._used: list[Path] = []
 
     def add(self, path: Path) -> None:
@@ -53,8 +53,8 @@ class AppliedWords:
         """Use the files that have a strength."""
         self._used = [path for path in self._known if strengths.get(path)]
 
-    def read_as(self, text: str) -> str:
-        """A prompt with the vectors in the place of words."""
+    def with_tokens(self, text: str) -> str:
+        """A prompt in which the words of embeddings are replaced by their tokens."""
         for path in self._used:
             written, words = self._known[path]
             text = written.sub(words, text)
@@ -69,7 +69,7 @@ def _vectors(path: Path) -> dict[str, Tensor]:
 
 
 def _word_of(path: Path) -> str:
-    """The word that a file says it has, "" where it says none."""
+    """The prompt word in a file's metadata, "" where it has none."""
     if path.suffix != ".safetensors":
         return ""
     with safe_open(path, "pt") as file:

@@ -47,8 +47,8 @@ class FactorCache:
         for make, some in jobs.items():
             if some:
                 given = [factor for factor, _ in some]
-                answers = make(dtype, [s for _, s in some], self.multiplier.clone(), *given)
-                made.update(zip(map(id, given), answers, strict=True))
+                scaled = make(dtype, [s for _, s in some], self.multiplier.clone(), *given)
+                made.update(zip(map(id, given), scaled, strict=True))
         for adapter, factors in zip(self.adapters, learned, strict=True):
             adapter.cached_factors = tuple(made[id(factor)] for factor in factors)
 

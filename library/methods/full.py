@@ -62,14 +62,14 @@ class FullFinetune(BaseMethod):
         self.family.write_folder(self.components, place, put)
 
     def snapshot(self) -> dict[str, Tensor]:
-        """All that learns, as it is, for a saved state; not copied."""
+        """All trained parameters for a saved state; not copied."""
         taken = super().snapshot()
         if shards := self.shards:
             taken |= {name: shards.whole(name.partition(".")[2]) for name, p in self.named().items() if rows_of(p)}
         return taken
 
     def train(self, mode: bool = True) -> "FullFinetune":
-        """Training or evaluation mode of the networks that learn."""
+        """Training or evaluation mode of the trained networks."""
         for name, network in _networks(self.components).items():
             network.train(mode and self.trained_parts.get(name, False))  # those kept for saving stay in evaluation mode
         return self

@@ -1,4 +1,4 @@
-"""GGPO: noise in an adapted layer's answer while it learns, larger where weights and gradients are.
+"""GGPO: noise added to the output of an adapted layer in training, larger where its weights and gradients are large.
 
 sd-scripts adds x P^T, P random of the weight's shape, each row i scaled by
 (sigma * |W_i + dW_i| + beta * |G_i|^2) / sqrt(out). |W_i| is the mean over all rows of the frozen weight, dW = s U D
@@ -69,8 +69,8 @@ def mean_gradient(adapters: Iterable[Any]) -> Tensor | None:
 def disturbance(x: Tensor, rows: Tensor) -> Tensor:
     """[..., in] -> [..., out]: x times a new random matrix whose rows are scaled by `rows` [out]."""
     random = torch.randn(rows.shape[0], x.shape[-1], device=x.device, dtype=x.dtype)
-    answer = F.linear(x, random)
-    return answer * rows.to(answer.dtype)
+    output = F.linear(x, random)
+    return output * rows.to(output.dtype)
 
 
 def gradients_of(down: nn.Linear | nn.Conv2d, ups: Sequence[Any]) -> tuple[Tensor, Tensor] | None:

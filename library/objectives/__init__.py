@@ -1,1 +1,1 @@
-"""What the denoiser is asked to predict, and how wrong it was."""
+"""Training objectives: noise and targets of diffusion and flow matching, and the loss."""

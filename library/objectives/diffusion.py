@@ -1,6 +1,6 @@
-"""Noise prediction on a discrete schedule of 1000 steps (SDXL): what to add, what to ask for, how much it counts.
+"""Noise prediction on a discrete schedule of 1000 steps (SDXL): noised latents, targets and loss weights.
 
-Everything is looked up in tables that live where the latents live, so that a training step never waits for the device.
+Everything is looked up in tables on the device of the latents, so that a training step never waits for it.
 Formulas: DDPM (arXiv 2006.11239), v-prediction (2202.00512), zero terminal SNR (2305.08891), min-SNR (2303.09556),
 input perturbation (2301.11706); their combination is that of kohya-ss/sd-scripts.
 """
@@ -18,7 +18,7 @@ from library.objectives.base import NoisedBatch
 
 STEPS = 1000
 BETA_START, BETA_END = 0.00085, 0.012
-LARGEST_SNR = 1000.0  # the first steps are nearly free of noise; their weights are cut there
+LARGEST_SNR = 1000.0  # the first steps are nearly free of noise; the ratio is clipped there
 
 
 def betas() -> Tensor:
@@ -27,21 +27,21 @@ def betas() -> Tensor:
 
 
 def alphas(terminal_zero: bool = False) -> Tensor:
-    """Cumulative products of 1 - beta, float32 [1000]; with `terminal_zero` shifted and scaled to end in pure noise."""
-    kept = torch.cumprod(1.0 - betas(), dim=0)
+    """Cumulative products of 1 - beta (abar), float32 [1000]; with `terminal_zero` scaled to end in zero."""
+    alpha_bar = torch.cumprod(1.0 - betas(), dim=0)
     if not terminal_zero:
-        return kept
-    root = kept.sqrt()
+        return alpha_bar
+    root = alpha_bar.sqrt()
     return ((root - root[-1]) * root[0] / (root[0] - root[-1])) ** 2
 
 
 def weights(loss: sections.Loss, v_prediction: bool) -> Tensor:
-    """How much each timestep counts, float32 [1000]: the product of every weighting that is switched on.
+    """The loss weight of each timestep, float32 [1000]: the product of every weighting that is switched on.
 
-    The signal-to-noise ratio is that of the schedule before `zero_terminal_snr`, as upstream has it.
+    The signal-to-noise ratio is that of the schedule before `zero_terminal_snr`, as in sd-scripts.
     """
-    kept = alphas()
-    snr = kept / (1.0 - kept)
+    alpha_bar = alphas()
+    snr = alpha_bar / (1.0 - alpha_bar)
     cut = snr.clamp(max=LARGEST_SNR)
     out = torch.ones(STEPS)
     if loss.min_snr_gamma:
@@ -55,21 +55,21 @@ def weights(loss: sections.Loss, v_prediction: bool) -> Tensor:
     return out
 
 
-def huber_thresholds(loss: sections.Loss, kept: Tensor) -> Tensor | None:
+def huber_thresholds(loss: sections.Loss, alpha_bar: Tensor) -> Tensor | None:
     """The threshold c of the huber and smooth_l1 losses by timestep, float32 [1000]; None for losses without one."""
     if loss.loss_type not in ("huber", "smooth_l1"):
         return None
     if loss.huber_schedule == "exponential":
         return loss.huber_c ** (torch.arange(STEPS, dtype=torch.float32) / STEPS) * loss.huber_scale
     if loss.huber_schedule == "snr":
-        sigmas = ((1.0 - kept) / kept).sqrt()
+        sigmas = ((1.0 - alpha_bar) / alpha_bar).sqrt()
         return (1.0 - loss.huber_c) / (1.0 + sigmas) ** 2 + loss.huber_c
     return torch.full((STEPS,), loss.huber_c * loss.huber_scale)
 
 
 @dataclass(frozen=True)
 class Tables:
-    """What is looked up by timestep, each float32 [1000] on one device."""
+    """Values by timestep, each float32 [1000] on one device."""
 
     signal: Tensor  # sqrt(abar)
     noise: Tensor  # sqrt(1 - abar)
@@ -80,30 +80,30 @@ class Tables:
 class Diffusion:
     """The training objective of one run.
 
-    `noise` and `loss` are the config's sections of these names; `scale` takes cached latents (raw VAE samples) to the
-    model's units.
+    `noise` and `loss` are the config's sections of these names; cached latents (raw VAE samples) times `scale`
+    are in the model's units.
     """
 
     def __init__(self, noise: sections.Noise, loss: sections.Loss, v_prediction: bool = False, scale: float = 0.13025):
         self.options, self.v_prediction, self.scale = noise, v_prediction, scale
-        kept = alphas(noise.zero_terminal_snr)
-        thresholds = huber_thresholds(loss, kept)
-        self._host = Tables(kept.sqrt(), (1.0 - kept).sqrt(), weights(loss, v_prediction), thresholds)
+        alpha_bar = alphas(noise.zero_terminal_snr)
+        thresholds = huber_thresholds(loss, alpha_bar)
+        self._host = Tables(alpha_bar.sqrt(), (1.0 - alpha_bar).sqrt(), weights(loss, v_prediction), thresholds)
         self._tables: dict[torch.device, Tables] = {}
 
     def tables(self, device: torch.device) -> Tables:
         """The tables on a device; copied there once."""
         if device not in self._tables:
             host = self._host
-            there = None if host.huber_c is None else host.huber_c.to(device)
+            thresholds = None if host.huber_c is None else host.huber_c.to(device)
             moved = (host.signal.to(device), host.noise.to(device), host.weight.to(device))
-            self._tables[device] = Tables(*moved, there)
+            self._tables[device] = Tables(*moved, thresholds)
         return self._tables[device]
 
     def noised(self, latents: Tensor, generator: torch.Generator, timesteps: Tensor | None = None) -> NoisedBatch:
-        """Raw latents [B, C, h, w] -> what the denoiser sees and should answer, float32.
+        """Raw latents [B, C, h, w] -> the input of the denoiser and its target, float32.
 
-        `generator` lives on the latents' device. `timesteps` [B] fixes them (validation); they are drawn otherwise.
+        `generator` lives on the latents' device. `timesteps` [B] are drawn unless given (validation).
         """
         clean = latents.float() * self.scale
         table = self.tables(clean.device)
@@ -131,7 +131,7 @@ class Diffusion:
         return torch.randint(low, high, (count,), generator=generator, device=device)
 
     def noise(self, clean: Tensor, generator: torch.Generator) -> Tensor:
-        """The noise to be predicted: Gaussian, and on demand an offset per channel and a coarser pyramid."""
+        """The noise to be predicted: Gaussian, with an offset per channel and a pyramid of coarser noise by option."""
         options = self.options
         noise = _normal(clean.shape, clean, generator)
         if options.noise_offset:
@@ -151,10 +151,10 @@ class Diffusion:
         return strength
 
     def pyramid(self, noise: Tensor, generator: torch.Generator) -> Tensor:
-        """Noise at ever coarser sizes, added with falling weight, and the sum brought back to a deviation of one.
+        """Noise at ever coarser sizes, added with falling weight; the sum is scaled to a standard deviation of one.
 
-        https://wandb.ai/johnowhitaker/multires_noise. The sizes are needed on the host, so their randomness is drawn
-        from the generator's state, which the host has, rather than from its numbers, for which it would have to wait.
+        https://wandb.ai/johnowhitaker/multires_noise. The sizes are needed on the host, so they are drawn from
+        the generator's state, which the host has: for its numbers it would have to wait.
         """
         height, width = noise.shape[-2:]
         host_random = _host_random(generator)
@@ -169,7 +169,7 @@ class Diffusion:
         return noise / noise.std()
 
     def perturbed(self, noise: Tensor, generator: torch.Generator) -> Tensor:
-        """The noise that is added: with `ip_noise_gamma` a little more than the model is asked to find."""
+        """The noise that is added: with `ip_noise_gamma` a little more than the target contains."""
         options, gamma = self.options, self.options.ip_noise_gamma
         if not gamma:
             return noise
@@ -183,6 +183,6 @@ def _normal(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) ->
 
 
 def _host_random(generator: torch.Generator) -> random.Random:
-    """Randomness for the host that follows a generator's state, and so is the same again after a resume."""
+    """A random source on the host seeded by a generator's state, so it is the same again after a resume."""
     state = generator.get_state().numpy().tobytes()
     return random.Random(hashlib.blake2b(state, digest_size=8).digest())

@@ -1,13 +1,12 @@
-"""Flow matching: how noise is mixed in, what the model should answer, and how much each answer weighs.
+"""Flow matching: noised latents, targets, sampling of timesteps, and loss weights.
 
-sigma in [0, 1] is the share of noise: x = (1 - sigma) * x0 + sigma * noise; the answer is noise - x0, whatever the
+sigma in [0, 1] is the share of noise: x = (1 - sigma) * x0 + sigma * noise; the target is noise - x0, whatever the
 prediction type. A FLUX timestep is 1000 * sigma; our denoiser takes sigma itself. Formulas are those of
 kohya-ss/sd-scripts. Every number stays on the latents' device: nothing here makes the host wait.
 """
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,22 +16,22 @@ from library.config.problems import ConfigError
 from library.objectives.base import NoisedBatch
 
 Line = tuple[tuple[int, float], tuple[int, float]]  # numbers of image tokens, and mu
-LINE: Line = ((256, 0.5), (4096, 1.15))  # of FLUX
+LINE: Line = sections.Flow.shift_line
 TABLE = 1000  # steps of the table that `timestep_sampling = sigma` draws from
 NO_SNR = "huber_schedule: snr needs a schedule that flow matching does not have; set it to constant or exponential"
 
 
 def noised(
     latents: Tensor,
-    noise: Any,
+    noise: sections.Flow,
     loss: sections.Loss,
     generator: torch.Generator,
     sigmas: Tensor | None = None,
 ) -> NoisedBatch:
     """Mix noise into latents [B, C, h, w] by the options of the sections `noise` and `loss`; all float32.
 
-    The generator lives on the latents' device; it is asked for noise, timesteps, perturbation, in this order. `sigmas`
-    [B] are used instead of drawn ones when given.
+    The generator lives on the latents' device; noise, timesteps and perturbation are drawn from it in this order.
+    `sigmas` [B] are drawn unless given.
     """
     latents = latents.float()
     eps = _normal(latents, generator)
@@ -52,8 +51,8 @@ def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
     return torch.randn(like.shape, dtype=torch.float32, device=like.device, generator=generator)
 
 
-def perturbation(latents: Tensor, noise: Any, generator: torch.Generator) -> Tensor | float:
-    """Noise that the model sees and the target does not contain (ip_noise_gamma), or 0."""
+def perturbation(latents: Tensor, noise: sections.Flow, generator: torch.Generator) -> Tensor | float:
+    """Noise in the input of the model that the target does not contain (ip_noise_gamma), or 0."""
     if not noise.ip_noise_gamma:
         return 0.0
     strength: Tensor | float = noise.ip_noise_gamma
@@ -62,8 +61,8 @@ def perturbation(latents: Tensor, noise: Any, generator: torch.Generator) -> Ten
     return strength * _normal(latents, generator)
 
 
-def sampled(latents: Tensor, noise: Any, generator: torch.Generator) -> Tensor:
-    """One sigma per image [B], distributed as timestep_sampling says; some ways look at the size of the latents."""
+def sampled(latents: Tensor, noise: sections.Flow, generator: torch.Generator) -> Tensor:
+    """One sigma per image [B], distributed by timestep_sampling; flux_shift depends on the latents' size."""
     count, device = latents.shape[0], latents.device
 
     def uniform() -> Tensor:
@@ -76,19 +75,16 @@ def sampled(latents: Tensor, noise: Any, generator: torch.Generator) -> Tensor:
         return uniform()
     if noise.timestep_sampling == "sigma":
         return from_table(density(noise, uniform, normal), noise.discrete_flow_shift)
-    bell = torch.sigmoid(noise.sigmoid_scale * normal())
+    sigmas = torch.sigmoid(noise.sigmoid_scale * normal())
     if noise.timestep_sampling == "sigmoid":
-        return bell
-    by_size = noise.shift_by_size
-    line = getattr(noise, "shift_line", LINE)
-    return shifted(
-        bell,
-        math.exp(shift_of_size(latents.shape[-2], latents.shape[-1], line)) if by_size else noise.discrete_flow_shift,
-    )
+        return sigmas
+    if noise.shift_by_size:
+        return shifted(sigmas, math.exp(shift_of_size(latents.shape[-2], latents.shape[-1], noise.shift_line)))
+    return shifted(sigmas, noise.discrete_flow_shift)
 
 
-def density(noise: Any, uniform: Callable[[], Tensor], normal: Callable[[], Tensor]) -> Tensor:
-    """Where in the table to look, in [0, 1] for each image: the half of weighting_scheme that chooses timesteps."""
+def density(noise: sections.Flow, uniform: Callable[[], Tensor], normal: Callable[[], Tensor]) -> Tensor:
+    """A position in the table for each image, in [0, 1]: the half of weighting_scheme that chooses timesteps."""
     if noise.weighting_scheme == "logit_normal":
         return torch.sigmoid(noise.logit_mean + noise.logit_std * normal())
     u = uniform()
@@ -125,8 +121,8 @@ def schedule(steps: int, tokens: int, shift: bool = True) -> list[float]:
     return (shifted(line, math.exp(shift_of_tokens(tokens))) if shift else line).tolist()
 
 
-def weights(sigmas: Tensor, noise: Any) -> Tensor:
-    """How much each image counts [B]: weighting_scheme, which most models apply to sigma_scaled predictions only."""
+def weights(sigmas: Tensor, noise: sections.Flow) -> Tensor:
+    """The loss weight of each image [B]: weighting_scheme, which most models apply to sigma_scaled predictions only."""
     if noise.model_prediction_type != "sigma_scaled" and not noise.always_weighted:
         return torch.ones_like(sigmas)
     if noise.weighting_scheme == "sigma_sqrt":
@@ -137,7 +133,7 @@ def weights(sigmas: Tensor, noise: Any) -> Tensor:
 
 
 def huber_threshold(sigmas: Tensor, loss: sections.Loss) -> Tensor | None:
-    """Where huber and smooth_l1 turn from square to linear [B]; None for the other losses."""
+    """The threshold between square and linear of huber and smooth_l1 [B]; None for the other losses."""
     if loss.loss_type not in ("huber", "smooth_l1"):
         return None
     if loss.huber_schedule == "constant":
@@ -147,10 +143,11 @@ def huber_threshold(sigmas: Tensor, loss: sections.Loss) -> Tensor | None:
     raise ConfigError(NO_SNR)
 
 
-def prediction(output: Tensor, noisy: Tensor, sigmas: Any, kind: str) -> Tensor:
-    """What the model answered -> what is compared with the target, by model_prediction_type."""
+def prediction(output: Tensor, noisy: Tensor, sigmas: Tensor | None, kind: str) -> Tensor:
+    """The model's output -> what is compared with the target, by model_prediction_type."""
     if kind == "raw":
         return output
     if kind == "additive":
         return output + noisy
+    assert sigmas is not None  # those of a NoisedBatch, which has them under flow matching
     return output * -sigmas.view(-1, 1, 1, 1) + noisy

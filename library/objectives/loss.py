@@ -1,6 +1,6 @@
-"""How wrong an answer is: per element, then one number per image, then their mean.
+"""The loss: per element, then one number per image, then their mean.
 
-Nothing here waits for the device: a mask or a weight that is not there costs nothing, and one that is stays a tensor.
+Nothing here waits for the device: masks and weights stay tensors, and cost nothing where there are none.
 """
 
 from typing import Any
@@ -34,7 +34,7 @@ def elementwise(pred: Tensor, target: Tensor, config: RunConfig, noised: NoisedB
 def per_image(
     loss: Tensor, weight: Tensor | None = None, image_weight: Tensor | None = None, mask: Tensor | None = None
 ) -> Tensor:
-    """[B, C, h, w] -> [B]: times the mask, mean over all but the batch, times the weights.
+    """[B, C, h, w] -> [B]: multiplied by the mask, averaged over all but the batch, multiplied by the weights.
 
     `weight` [B] is the objective's (`noised.weight`), `image_weight` [B] the data's (regularisation images). `mask`
     [B, 1, h, w] in 0..1 counts what is masked out as zero loss and does not rescale the rest, as sd-scripts does.
@@ -52,5 +52,5 @@ def per_image(
 def reduce(
     loss: Tensor, weight: Tensor | None = None, image_weight: Tensor | None = None, mask: Tensor | None = None
 ) -> Tensor:
-    """[B, C, h, w] -> the number to differentiate: the mean of `per_image`."""
+    """[B, C, h, w] -> the loss to differentiate: the mean of `per_image`."""
     return per_image(loss, weight, image_weight, mask).mean()

@@ -11,10 +11,10 @@ from library.runs import gpu_slots, machine
 
 IS_WINDOWS = sys.platform == "win32"
 SPACING = 10.0  # seconds between two samples: each takes some hundredths of a second of this thread
-EVERY = 3  # looks between two questions about shared memory, for each of which Windows starts a process
-PATIENCE = 20  # seconds for its answer
+SHARED_EVERY = 3  # samples between two queries of shared memory, each of which starts a process on Windows
+TIMEOUT = 20  # seconds of that process
 FULL = 0.95  # of a GPU's own memory
-GROWN = 0.5  # GiB of shared memory that came since it was full
+GROWN = 0.5  # GiB of shared memory that were added since it was full
 SPILLED = (
     "The GPU's memory is full, and {size} GiB of this training are in the computer's memory, which slows its steps "
     "down many times: lower the batch size or the resolution, or use gradient_checkpointing or blocks_to_swap"
@@ -27,34 +27,34 @@ SHARED = (
 
 
 class GpuLog:
-    """Looks at the GPUs of this process until `ended`: `event(kind, **data)` gets what it sees, `say` a warning."""
+    """Samples the GPUs of this process until `ended`; `event(kind, **data)` gets the samples, `say` a warning."""
 
     def __init__(self, event: Callable[..., None], say: Callable[[str], None], ended: threading.Event) -> None:
         self._event, self._say, self._ended = event, say, ended
-        self._looks, self._shared, self._spilled = 0, 0.0, 0.0
+        self._samples, self._shared, self._spilled = 0, 0.0, 0.0
 
     def follow(self) -> None:
         """Sample periodically; where there is no GPU, only once."""
         while self.look() and not self._ended.wait(SPACING):
-            self._looks += 1
+            self._samples += 1
 
     def look(self) -> bool:
         """Log one sample of the GPUs; False where there are none."""
         visible = gpu_slots.devices()
         every = machine.read_gpus() if gpu_slots.CPU not in visible else []
-        own = [gpu for gpu in every if gpu.index in visible] or every  # they may be named by other than their numbers
+        own = [gpu for gpu in every if gpu.index in visible] or every  # devices may be named otherwise than by numbers
         if not own:
             return False
-        if IS_WINDOWS and self._looks % EVERY == 0:
+        if IS_WINDOWS and self._samples % SHARED_EVERY == 0:
             self._measure_spilled(any(gpu.used >= FULL * gpu.total for gpu in own))
         more = {"spilled": round(self._spilled, 1)} if self._spilled else {}
         self._event("gpu", gpus=[{name: v for name, v in asdict(gpu).items() if v is not None} for gpu in own], **more)
         return True
 
     def _measure_spilled(self, is_full: bool) -> None:
-        """How much of this process came into the host's memory since a GPU was full, with a warning the first time.
+        """Measure how much shared memory this process has added since a GPU was full, and warn the first time.
 
-        What was there before counts for nothing: pinned memory, such as that of swapped blocks, is shared memory, too.
+        Shared memory from before does not count: pinned memory, such as that of swapped blocks, is part of it.
         """
         shared = shared_memory(os.getpid())
         if shared is None:
@@ -72,15 +72,15 @@ def shared_memory(pid: int) -> float | None:
     command = ["powershell.exe", "-NoProfile", "-NonInteractive", "-Command", SHARED.format(pid=pid)]
     hidden = getattr(subprocess, "CREATE_NO_WINDOW", 0)
     try:
-        told = subprocess.run(
+        result = subprocess.run(
             command,
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
             check=False,
             creationflags=hidden,
         )
-        return int(told.stdout) / machine.GIB
+        return int(result.stdout) / machine.GIB
     except (OSError, subprocess.SubprocessError, ValueError):
         return None

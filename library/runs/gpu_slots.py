@@ -34,7 +34,7 @@ def _count() -> int:
 def choosing() -> Iterator[None]:
     """Hold the lock under which devices are assigned on this machine. Raises ConfigError when another process does not
     release it."""
-    with locking.held(Path(registry.home()) / "devices.lock", PATIENCE) as mine:
+    with locking.held(Path(registry.data_folder()) / "devices.lock", PATIENCE) as mine:
         if not mine:
             raise ConfigError("another training is just being started: try again in a moment")
         yield
@@ -120,7 +120,7 @@ def held() -> set[str]:
 
 
 def _holders() -> Path:
-    return registry.home() / "devices"
+    return registry.data_folder() / "devices"
 
 
 def free(active: Iterable[JsonMapping]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""GPUs for a process that is no training: it waits until they are free, and then reserves them."""
+"""Wait for free GPUs for a process that is no training, and reserve them."""
 
 import contextlib
 import time
@@ -9,12 +9,12 @@ from library.config.problems import Text
 from library.runs import gpu_slots, reader
 
 WAITS = "waiting for images that are generated, or a cache that is made"
-WAITING = 1.0  # seconds between two looks whether they are free
+WAITING = 1.0  # seconds between two checks
 
 
 @contextlib.contextmanager
-def free_devices(how: JsonMapping, told: Callable[[Text], None]) -> Iterator[tuple[str, ...]]:
-    """The devices for a process with these launch options, for it alone; meanwhile `told` hears for whom it waits."""
+def free_devices(how: JsonMapping, report: Callable[[Text], None]) -> Iterator[tuple[str, ...]]:
+    """Reserve devices for a process with these launch options; `report` gets what it waits for."""
     with contextlib.ExitStack() as stack:
         while True:
             with gpu_slots.choosing():
@@ -24,6 +24,6 @@ def free_devices(how: JsonMapping, told: Callable[[Text], None]) -> Iterator[tup
                     stack.enter_context(gpu_slots.holding(own))
                     break
             names = ", ".join(run.id for run in active)
-            told(Text("waiting for {trainings}", trainings=names) if names else Text(WAITS))
+            report(Text("waiting for {trainings}", trainings=names) if names else Text(WAITS))
             time.sleep(WAITING)
         yield own

@@ -68,7 +68,7 @@ class BackgroundJob(reader.ProcessFolder):
 
 def root() -> Path:
     """The folder of all jobs."""
-    return registry.home() / "jobs"
+    return registry.data_folder() / "jobs"
 
 
 def every(*kinds: str) -> list[BackgroundJob]:

@@ -17,7 +17,7 @@ ENVIRONMENT = {"wandb_api_key": "WANDB_API_KEY", "huggingface_token": "HF_TOKEN"
 # Why: docs/decisions/2026-11-20-tokens-in-one-file.md
 def place() -> Path:
     """The file."""
-    return registry.home() / "keys.json"
+    return registry.data_folder() / "keys.json"
 
 
 def kept() -> dict[str, str]:

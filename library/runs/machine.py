@@ -1,4 +1,4 @@
-"""How busy this machine is: GPUs as the NVIDIA driver tells (NVML), memory, disk."""
+"""The state of this machine: GPUs by the NVIDIA driver (NVML), memory, disk."""
 
 import contextlib
 import shutil
@@ -92,7 +92,7 @@ def _read(index: int) -> GpuStatus | None:
 
 
 def _ask_driver(question: Callable[..., Any], *given: Any) -> Any:
-    """The driver's answer, None where it has none: not every GPU supports every question."""
+    """A query of the driver; None where a GPU does not support it."""
     try:
         return question(*given)
     except pynvml.NVMLError:
@@ -101,7 +101,7 @@ def _ask_driver(question: Callable[..., Any], *given: Any) -> Any:
 
 @dataclass
 class GpuMonitor:
-    """What the driver said last. Looked up on a thread: the first question gets no answer yet."""
+    """The newest reading of the driver, made on a thread: the first call returns nothing yet."""
 
     _found: list[GpuStatus] = field(default_factory=list)
     _at: float = 0.0

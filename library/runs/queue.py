@@ -88,7 +88,7 @@ class Queue:
 
 def place() -> Path:
     """The folder of the queue."""
-    return registry.home() / "queue"
+    return registry.data_folder() / "queue"
 
 
 def read() -> Queue:

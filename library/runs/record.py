@@ -1,4 +1,4 @@
-"""The record that a training writes for its readers: its settings, its progress, and its events."""
+"""The record that a training writes: its settings, its progress, and its events."""
 
 import contextlib
 import functools
@@ -38,7 +38,7 @@ PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "
 class Record:
     """The record of one running training. Only the main process of a training writes one.
 
-    Use it as a context manager, and an exception on the way out is written down as the cause of the failure:
+    Use it as a context manager, and an exception that leaves it is recorded as the cause of the failure:
 
         with Record.start(changed(config), script, output_dir, output_name, title) as record:
             record.plan(1600)
@@ -53,7 +53,7 @@ class Record:
         self._phase_said = ("", 0.0)
         self._progress: IO[str] = (folder / layout.PROGRESS).open("a+", encoding="utf-8", buffering=1)
         self._log = _follow_logging(folder / layout.LOG, self._hidden) if in_shell else None
-        self._kept = restoring.Kept(folder)
+        self._copy = restoring.FolderCopy(folder)
         self._write()
         registry.add(folder, facts)
         threading.Thread(target=self._beat, name="run heartbeat", daemon=True).start()
@@ -97,7 +97,7 @@ class Record:
         return self.folder.name
 
     def plan(self, total_steps: int, **facts: Any) -> None:
-        """Say how many optimizer steps there will be, and any further fact for run.json (batches, images, epochs)."""
+        """Record the number of optimizer steps, and further facts for run.json (batches, images, epochs)."""
         self.note(total_steps=int(total_steps), **facts)
 
     def note(self, **facts: Any) -> None:
@@ -109,7 +109,7 @@ class Record:
         self._write()
 
     def phase(self, name: Text, done: int | None = None, total: int | None = None) -> None:
-        """Say what is going on before, between and after the steps: `caching latents`, 312 of 1000."""
+        """Record the phase before, between or after the steps: `caching latents`, 312 of 1000."""
         now, (last, said) = time.monotonic(), self._phase_said
         with self._lock:
             self.facts["phase"] = {"name": name, "done": done, "total": total}
@@ -126,7 +126,7 @@ class Record:
 
     def event(self, kind: str, **data: Any) -> None:
         """Anything else that a reader should know: compile, saved, sample, warning, error."""
-        line = self._hidden.out_of(layout.dump({"t": round(time.time(), 3), "kind": kind, **data}))
+        line = self._hidden.redact(layout.dump({"t": round(time.time(), 3), "kind": kind, **data}))
         # A full disk ends the training when it saves, not when it logs a line.
         with self._lock, contextlib.suppress(OSError):
             if not self._progress.closed:
@@ -135,7 +135,7 @@ class Record:
     def say(self, text: str) -> None:
         """A line for the console that is also kept in log.txt, whoever started the run."""
         with contextlib.suppress(OSError):  # a terminal that was closed, a pipe whose reader left
-            print(self._hidden.out_of(text) + "\n", end="", flush=True)  # in one write: threads may print
+            print(self._hidden.redact(text) + "\n", end="", flush=True)  # in one write: threads may print
         if self._log:
             self._keep(text + "\n")
 
@@ -143,11 +143,11 @@ class Record:
         """Put text into the log; what is said on the console of a run that the page started gets there by itself."""
         with contextlib.suppress(OSError):
             if self._log and self._log.stream:
-                self._log.stream.write(self._hidden.out_of(text))
+                self._log.stream.write(self._hidden.redact(text))
                 self._log.flush()
                 return
             with (self.folder / layout.LOG).open("a", encoding="utf-8") as log:
-                log.write(self._hidden.out_of(text))
+                log.write(self._hidden.redact(text))
 
     def stop_requested(self) -> str:
         """What a reader asked for: one of layout.STOPS. One look at the disk per call."""
@@ -183,13 +183,13 @@ class Record:
             self._restore()
             self._ended.set()
             if error:
-                error = self._hidden.out_of(error)
+                error = self._hidden.redact(error)
                 self.event("error", text=error)
             self.facts |= {"state": state, "error": error, "ended": time.time(), "phase": None}
             with contextlib.suppress(OSError):
                 self._progress.close()
         self._write()
-        self._kept.close()
+        self._copy.close()
         if self._log:
             logging.getLogger().removeHandler(self._log)
             self._log.close()
@@ -219,12 +219,12 @@ class Record:
             self._write()
 
     def _restore(self) -> None:
-        """Write the run's folder again when somebody has deleted it, so that the training goes on and is still seen."""
-        self._kept.look()
+        """Write the run's folder again if it was deleted, so that the run stays visible."""
+        self._copy.update()
         if self._progress.closed or restoring.is_same(self._progress, self.folder / layout.PROGRESS):
             return
         with contextlib.suppress(OSError, ConfigError):  # a disk that was unmounted: the next heartbeat tries again
-            self._kept.put_back()
+            self._copy.restore()
             self._progress = restoring.copied(self._progress, self.folder / layout.PROGRESS)
             if self._log and self._log.stream:
                 self._log.acquire()
@@ -246,7 +246,7 @@ class Record:
 
 
 def sentence(error: BaseException) -> str:
-    """An exception as its user should read it: our own messages as they are, others with their kind in front."""
+    """An exception as a sentence for users: a ConfigError's own, others with their type in front."""
     if isinstance(error, ConfigError):
         return error.said
     text = str(error).strip()
@@ -255,7 +255,7 @@ def sentence(error: BaseException) -> str:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """What is installed, read from the package records so that nothing heavy is imported."""
+    """Versions of packages, read from their metadata so that nothing heavy is imported."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -289,7 +289,7 @@ class _Lines(logging.Formatter):
         self._hidden = hidden
 
     def format(self, record: logging.LogRecord) -> str:
-        return self._hidden.out_of(super().format(record))
+        return self._hidden.redact(super().format(record))
 
 
 def _follow_logging(path: Path, hidden: Secrets) -> logging.FileHandler:

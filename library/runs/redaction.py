@@ -16,15 +16,15 @@ from library.runs import keys, layout, reader
 from library.runs.refusal import ENVIRONMENT, Secrets
 
 ROOT = Path(__file__).resolve().parents[2]
-SHORT = 4  # characters; what is shorter is found in any text, and says nothing
-MOST_FILES, MOST_BYTES = 5000, 20_000  # of captions that are looked at, and of each
+SHORT = 4  # characters; shorter texts occur everywhere, and reveal nothing
+MOST_FILES, MOST_BYTES = 5000, 20_000  # of files with captions that are read, and of each of them
 CAPTIONS = (".txt", ".caption", ".json", ".jsonl", ".toml")
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".avif", ".jxl")
 # Options with folders of masks and references.
 SECOND_PICTURES = ("conditioning_data_dir", "control_directory", "more_control_directories")
-SETTINGS = re.compile(r"[\w.,:=+ -]{0,60}")  # how a value looks that is a word from a list, and no path or sentence
+SETTINGS = re.compile(r"[\w.,:=+ -]{0,60}")  # values that are a word from a list, and no path or sentence
 
-# Options whose values are words of ours; of every other text only its presence is told.
+# Options whose values are names of this program; of every other text option only whether it is set is kept.
 WORDS = frozenset((
     "network_module", "network_args", "optimizer_type", "optimizer_args", "lr_scheduler", "lr_scheduler_type",
     "lr_scheduler_args", "mixed_precision", "save_precision", "save_model_as", "compile_backend", "compile_mode",
@@ -43,18 +43,18 @@ PATH = re.compile(
 # Why: docs/decisions/2026-11-20-support-bundle-allows-by-name.md
 @dataclass(frozen=True)
 class Redactor:
-    """Knows what is private about one run."""
+    """Removes the private data of one run from texts."""
 
     secrets: Secrets
     names: tuple[tuple[str, str], ...]  # what is replaced, and by what; the longest first
-    quoted: frozenset[str]  # captions and prompts: a line that holds one goes
+    quoted: frozenset[str]  # captions and prompts: a line that contains one is removed
 
     def text(self, text: str) -> str:
-        """Line by line without anything private."""
+        """A text without private data."""
         return "\n".join(self._line(line) for line in text.splitlines()) + ("\n" if text.endswith("\n") else "")
 
     def inside(self, value: JsonValue) -> Any:
-        """A value of JSON with all its texts, and the names of its fields, made clean."""
+        """A JSON value, redacted in all its texts and field names."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
@@ -64,18 +64,18 @@ class Redactor:
     def _line(self, line: str) -> str:
         if any(words in line for words in self.quoted):
             return "<a line with a caption or a prompt>"
-        line = TOKENS.sub("<token>", self.secrets.out_of(line))
+        line = TOKENS.sub("<token>", self.secrets.redact(line))
         for place, shown in ((str(ROOT), "<program>"), (sys.prefix, "<python>"), (sys.base_prefix, "<python>")):
             line = line.replace(place, shown)
         for name, shown in self.names:
             line = line.replace(name, shown)
-        # Paths may hold blanks, so nobody can tell where one ends: the rest of the line goes with it.
+        # Paths may hold spaces, so where one ends is unknown: the rest of the line is removed.
         found = PATH.search(line)
         return f"{line[: found.start()]}<path>" if found else line
 
 
 def redactor_for(run: reader.RecordedRun) -> Redactor:
-    """What is private about this run: its own texts, its data set's, and this user's."""
+    """The Redactor of a run: for its own texts, its data set's, and this user's."""
     config = run.facts.get("config") or {}
     private = {value: f"<{name}>" for name, value in _texts(config) if name not in WORDS}
     private |= {Path(value).name: shown for value, shown in private.items() if "/" in value or "\\" in value}
@@ -99,7 +99,7 @@ def redactor_for(run: reader.RecordedRun) -> Redactor:
 
 
 def settings(config: JsonMapping) -> JsonObject:
-    """The settings of a run by name, with the values that are numbers, switches and words of ours."""
+    """The settings of a run by name; only values that are numbers, switches and names of this program are kept."""
     plain = layout.without_secrets(config)
     return {name: settings(v) if isinstance(v, Mapping) else _shown(name, v) for name, v in plain.items()}
 
@@ -122,7 +122,7 @@ def _texts(config: JsonMapping) -> Iterator[tuple[str, str]]:
 
 
 def _people() -> Iterator[tuple[str, str]]:
-    """Who works here, and where."""
+    """The names of the user, the home folder and the computer."""
     yield str(Path.home()), "<home>"
     yield socket.gethostname(), "<computer>"
     try:

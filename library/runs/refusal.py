@@ -1,4 +1,4 @@
-"""Why a training of the page ends before its record begins, and what no record may hold. Quick to import."""
+"""Record why a training fails before its record begins, and keep secrets out of all records. Quick to import."""
 
 import contextlib
 import os
@@ -14,26 +14,26 @@ SHORTEST = 6  # characters; a shorter word is no secret, and hiding it would spo
 
 
 class Secrets:
-    """Tokens and keys of this run, which no file of it may hold, whatever an error message quotes."""
+    """Removes this run's tokens and keys from texts before they are written."""
 
     def __init__(self, config: JsonMapping) -> None:
         own = [layout.secrets_in(config), [os.environ.get(name, "") for name in ENVIRONMENT]]
         self._words = sorted({word for words in own for word in words if len(word) >= SHORTEST}, key=len, reverse=True)
 
-    def out_of(self, text: str) -> str:
-        """The text without them; made as before, where it was made of a template."""
+    def redact(self, text: str) -> str:
+        """The text without them; a Text keeps its template."""
         if isinstance(text, Text):
-            return text.changed(self.out_of)
+            return text.changed(self.redact)
         for word in self._words:
             text = text.replace(word, "***")
         return text
 
 
 def refuse(error: ConfigError) -> None:
-    """Write down why a training ends before its record begins, where the page has prepared a folder for it."""
+    """Write the error of a training whose record has not begun into the folder that the page prepared, if any."""
     prepared = os.environ.get("KOHYA_RUN_DIR", "")
     facts = layout.load(Path(prepared) / layout.RUN) if prepared else {}
     if facts.get("state") == "starting":
-        ended = {"state": "failed", "error": Secrets({}).out_of(error.said), "ended": time.time()}
-        with contextlib.suppress(OSError, ConfigError):  # a full disk: the log says it, too
+        ended = {"state": "failed", "error": Secrets({}).redact(error.said), "ended": time.time()}
+        with contextlib.suppress(OSError, ConfigError):  # a full disk: the log has the error as well
             layout.store(Path(prepared) / layout.RUN, facts | ended)

@@ -10,52 +10,54 @@ import platformdirs
 from library.config.json_types import JsonMapping, JsonObject
 from library.runs import layout, process
 
-# What a pointer repeats of a run: who it is, how its process is found, and what that occupies.
-TOLD = ("id", "script", "title", "started", "from", "output_dir", "output_name", "devices", "launch", "pid",
+# Facts of run.json that a pointer repeats: of the run, of its process and of its devices.
+COPIED_FACTS = ("id", "script", "title", "started", "from", "output_dir", "output_name", "devices", "launch", "pid",
         "process_start", "boot", "since_boot", "host")  # fmt: skip
 
 
-def home() -> Path:
-    """The user's own folder of this program: KOHYA_HOME, or where the system keeps such data."""
+def data_folder() -> Path:
+    """The user's data folder of this program: KOHYA_HOME, or the system's place for such data."""
     given = os.environ.get("KOHYA_HOME")
     return Path(given).expanduser() if given else Path(platformdirs.user_data_dir("kohya", appauthor=False))
 
 
 def add(folder: Path, facts: JsonMapping | None = None) -> None:
-    """Remember a run's folder under its name; `facts` that name its process let it be known without its folder."""
-    pointers = home() / "runs"
+    """Add a pointer to a run's folder; with the `facts` of its process the run is found even without its folder."""
+    pointers = data_folder() / "runs"
     pointers.mkdir(parents=True, exist_ok=True)
-    about = {name: (facts or {})[name] for name in TOLD if name in (facts or {})}
+    about = {name: (facts or {})[name] for name in COPIED_FACTS if name in (facts or {})}
     layout.store(pointers / f"{folder.name}.json", {**about, "folder": str(folder.absolute())})
 
 
 def working(run_id: str) -> JsonObject:
-    """What is known of a run whose process works although its folder, or what is in it, was deleted; else nothing."""
-    known = layout.load(home() / "runs" / f"{run_id}.json") if layout.is_id(run_id) else {}
-    if not _works(known):
+    """The pointer's facts of a run whose process is alive although its folder was deleted; else nothing."""
+    known = layout.load(data_folder() / "runs" / f"{run_id}.json") if layout.is_id(run_id) else {}
+    if not _is_alive(known):
         return {}
-    return {name: value for name, value in known.items() if name in TOLD} | {"state": "running", "lost": True}
+    return {name: value for name, value in known.items() if name in COPIED_FACTS} | {"state": "running", "lost": True}
 
 
 def folders() -> dict[str, Path]:
-    """Every remembered run that still has its folder, or a process that works without it, by id."""
-    pointers = home() / "runs"
+    """The folders of all runs, by id, that exist or whose process is alive."""
+    pointers = data_folder() / "runs"
     try:
         changed = pointers.stat().st_mtime_ns
     except OSError:
         return {}
-    known = _known(pointers, changed).items()
-    return {run_id: Path(about["folder"]) for run_id, about in known if os.path.isdir(about["folder"]) or _works(about)}
+    known = _pointers(pointers, changed).items()
+    return {
+        run_id: Path(about["folder"]) for run_id, about in known if os.path.isdir(about["folder"]) or _is_alive(about)
+    }
 
 
-def _works(about: JsonMapping) -> bool:
-    """Whether the process that a pointer names is at work."""
+def _is_alive(about: JsonMapping) -> bool:
+    """Whether the process that a pointer names is alive."""
     return "pid" in about and process.alive(dict(about))
 
 
 @lru_cache(maxsize=4)
-def _known(pointers: Path, changed: int) -> dict[str, JsonObject]:
-    """What the pointers say; one that is written changes its folder. The page asks every second."""
+def _pointers(pointers: Path, changed: int) -> dict[str, JsonObject]:
+    """All pointers. The page reads them every second, so they are cached; writing one changes the folder's time."""
     found = {}
     for pointer in pointers.glob("*.json"):
         about = layout.load(pointer)
@@ -67,7 +69,7 @@ def _known(pointers: Path, changed: int) -> dict[str, JsonObject]:
 def folder(run_id: str) -> Path:
     """The folder of one run. Raises KeyError for an id that is malformed, unknown or whose folder is gone for good."""
     if layout.is_id(run_id):
-        found = layout.load(home() / "runs" / f"{run_id}.json").get("folder")
+        found = layout.load(data_folder() / "runs" / f"{run_id}.json").get("folder")
         if found and (Path(found).is_dir() or working(run_id)):
             return Path(found)
     raise KeyError(f"No run is called {run_id!r}.")

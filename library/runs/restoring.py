@@ -1,7 +1,7 @@
 """Keep the files of a running training open, so that its record can be restored when its folder is deleted.
 
-A file that is open can be read after it was deleted, so what a run has said is copied back from there. (Windows deletes
-no open file in the first place.)
+An open file can be read after it was deleted, so its contents are copied back from there. (Windows deletes no open
+files.)
 """
 
 import contextlib
@@ -13,21 +13,21 @@ from typing import IO
 from library.files import write_atomic
 from library.runs import layout
 
-SMALL = (layout.TOML, layout.LAUNCHER)  # written once, by whoever prepared the run
-CONSOLE = (1, 2)  # standard output and errors, which of a run that the page started are its log
+SMALL = (layout.TOML, layout.LAUNCHER)  # written once, when the run is prepared
+CONSOLE = (1, 2)  # standard output and errors: the log of a run that the page started
 
 
-class Kept:
-    """What the folder of a run holds besides run.json, which is written anew every few seconds."""
+class FolderCopy:
+    """Copies of a run folder's files except run.json, which is written every few seconds anyway."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._small: dict[str, bytes] = {}
         self._log: IO[bytes] | None = None
-        self.look()
+        self.update()
 
-    def look(self) -> None:
-        """Take what has come into the folder since."""
+    def update(self) -> None:
+        """Read files that were added to the folder since the last call."""
         for name in SMALL:
             if name not in self._small:
                 with contextlib.suppress(OSError):
@@ -36,8 +36,8 @@ class Kept:
             with contextlib.suppress(OSError):
                 self._log = (self.folder / layout.LOG).open("rb")
 
-    def put_back(self) -> None:
-        """Write all of it again, where it is missing; the console goes on into the new log. Raises OSError."""
+    def restore(self) -> None:
+        """Write missing files again; the console continues into the new log. Raises OSError."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for name, content in self._small.items():
             if not (self.folder / name).exists():
@@ -70,7 +70,7 @@ def is_same(file: IO[bytes] | IO[str], path: Path) -> bool:
 
 
 def copied(file: IO[str], path: Path) -> IO[str]:
-    """An open file of lines, written again under its name, and open there."""
+    """Copy an open text file to `path`, and return the copy, open for appending."""
     fresh = path.open("a+", encoding="utf-8", buffering=1)
     file.seek(0)
     shutil.copyfileobj(file, fresh)

@@ -1,4 +1,4 @@
-"""Stopping a run from any process on its machine: it is asked, and saves. Only one that hangs is killed."""
+"""Request a run to stop, from any process on its machine. It saves before it ends; one that hangs can be killed."""
 
 import os
 import time
@@ -10,16 +10,16 @@ from library.files import UNFINISHED, write_atomic
 from library.runs import layout, process, reader
 from library.runs.lineage import step_of
 
-PATIENCE = 120.0  # seconds without a sign of work after which a run that was asked to end may hang
+PATIENCE = 120.0  # seconds without activity after which a run that was asked to end is taken to hang
 STEPS = 20  # or as many steps, where these take longer
 
 
 def request(run_id: str, how: str) -> None:
-    """Ask a run to stop: "after_step" lets it finish its step, "now" ends the step early; both save what was learned.
+    """Ask a run to stop: "after_step" lets it finish its step, "now" ends the step early; both save what was trained.
 
     "kill" ends its processes, and what is not saved is lost. Raises KeyError for an unknown run, ValueError for an
-    unknown way, and ConfigError for a run on another computer that shall be killed. A run that has ended is left as it
-    is, and one that was asked for more is not asked for less.
+    unknown request, and ConfigError to kill a run on another computer. A run that has ended is left as it is, and an
+    earlier, stronger request stays.
     """
     if how not in layout.STOPS[1:]:
         raise ValueError(f"A run stops after_step or now, or by kill, not {how!r}.")
@@ -47,7 +47,7 @@ def request_output(run_id: str, what: str) -> None:
 
 
 def lost_now(run: reader.RecordedRun) -> tuple[str, float]:
-    """What "now" would throw away, and how many seconds of work that is.
+    """What stopping with "now" would discard, and how many seconds of work that is.
 
     "start": loading, caching and compiling, as no step is done; "step": the batches of an unfinished step; "look":
     samples or a validation; "": nothing.
@@ -73,17 +73,17 @@ def lost_by_kill(run: reader.RecordedRun) -> tuple[int | None, float]:
 
 
 def hangs(run: reader.RecordedRun) -> bool:
-    """Whether a run that was asked to end now has shown no sign of work for long; what it writes is such a sign."""
+    """Whether a run that was asked to end now has written nothing for long."""
     if not run.active or layout.stop_asked(run.folder) not in ("now", "kill"):
         return False
     progress = reader.progress(run.folder).update()
     pace = progress.last.get("s_it")
-    patience = max(PATIENCE, STEPS * pace if isinstance(pace, int | float) else 0.0)
-    return time.time() - max(_signs(run, progress)) > patience
+    limit = max(PATIENCE, STEPS * pace if isinstance(pace, int | float) else 0.0)
+    return time.time() - max(_activity(run, progress)) > limit
 
 
-def _signs(run: reader.RecordedRun, progress: reader.RunProgress) -> Iterator[float]:
-    """When it was asked, when it said something, and when it wrote into what it is saving."""
+def _activity(run: reader.RecordedRun, progress: reader.RunProgress) -> Iterator[float]:
+    """Times of the request, of the newest lines, and of writes to files that are being saved."""
     yield 0.0
     yield from (t for part in (progress.last, progress.phase or {}) if isinstance(t := part.get("t"), int | float))
     yield from (event.get("t", 0.0) for event in list(progress.events.get("saved", ()))[-1:])
@@ -105,7 +105,7 @@ def _changed(path: Path) -> float:
 def _end(found: reader.RecordedRun) -> None:
     known = (layout.load(found.folder / layout.LAUNCHER), found.facts)
     if not process.kill([p for p in map(process.find, known) if p is not None]):
-        return  # the system does not let it go yet: it is shown as stopping until it has ended
+        return  # the process still exists: it is shown as stopping until it has ended
     facts = layout.load(found.folder / layout.RUN)
     if facts.get("state") in layout.ACTIVE:
         layout.store(found.folder / layout.RUN, facts | {"state": "stopped", "ended": time.time(), "phase": None})

@@ -1,4 +1,4 @@
-"""Generate a comparison with the trainer's own preview sampler. Importing this loads torch."""
+"""Generate a comparison with the sampler of the trainer's sample images. Importing this loads torch."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -26,13 +26,13 @@ from library.sampling.plan import Column
 from library.train.samples import request_of
 from library.train.world import World
 
-MARGIN, TITLE = 8, 22  # pixels in the sheet
+MARGIN, TITLE = 8, 22  # pixels in the grid
 SMALLEST = 160
 
 
 @dataclass
 class Sheet:
-    """The pictures of a comparison, by row and column; "" where none is there yet."""
+    """The image files of a comparison, by row and column; "" where one is not generated yet."""
 
     columns: list[str]
     rows: list[str]
@@ -41,12 +41,12 @@ class Sheet:
     grid: str = ""
 
     def as_json(self) -> JsonObject:
-        """For the page."""
+        """As JSON for the page."""
         return {"columns": self.columns, "rows": self.rows, "folder": str(self.folder), "files": self.files,
                 "grid": self.grid}  # fmt: skip
 
 
-def generate(  # noqa: PLR0913 - what is generated from what, and who is told of it
+def generate(  # noqa: PLR0913 - the inputs of a comparison, and two callbacks
     config: RunConfig,
     columns: Sequence[Column],
     prompts: Sequence[Prompt],
@@ -56,8 +56,8 @@ def generate(  # noqa: PLR0913 - what is generated from what, and who is told of
     word: str = "",
 ) -> Sheet:
     """Generate each prompt in each column, column by column, into a new folder in `folder`. `store` is called after
-    each image; `word` is that of embeddings whose files do not say theirs. Raises ConfigError for files that do not
-    fit.
+    each image; `word` is the prompt word of embeddings whose files name none. Raises ConfigError for files that do not
+    fit the model.
     """
     family = families.family_for(config)
     if wrong := [*family.problems()]:
@@ -109,7 +109,7 @@ def generate(  # noqa: PLR0913 - what is generated from what, and who is told of
 
 
 def _applied(components: ModelComponents, family: Family, columns: Sequence[Column], word: str) -> AppliedFiles:
-    """All files of the columns in the model, switched off."""
+    """Apply all files of the columns to the model, switched off."""
     applied = AppliedFiles(components, family, word)
     for path in dict.fromkeys(path for column in columns for path, _ in column.loras):
         applied.add(path)
@@ -117,14 +117,15 @@ def _applied(components: ModelComponents, family: Family, columns: Sequence[Colu
 
 
 def _requested(prompt: Prompt, applied: AppliedFiles) -> SampleRequest:
-    """What is asked of the sampler: words of embeddings are read, and the control image where a file follows it."""
+    """The sampler's request: words of embeddings are replaced by their tokens, and the control image is read."""
     made, guide = request_of(prompt), prompt.controlnet_image
-    return replace(made, prompt=applied.words.read_as(made.prompt), negative=applied.words.read_as(made.negative),
+    with_tokens = applied.words.with_tokens
+    return replace(made, prompt=with_tokens(made.prompt), negative=with_tokens(made.negative),
                    guide=Image.fromarray(pixels.read(guide)) if guide else None)  # fmt: skip
 
 
 def _check_guides(prompts: Sequence[Prompt], follows: bool) -> None:
-    """Raise ConfigError where a control image is missing, not there, or read by nothing."""
+    """Raise ConfigError where a control image is missing, does not exist, or no file follows it."""
     for prompt in prompts:
         guide = prompt.controlnet_image
         if follows and not guide:
@@ -137,7 +138,7 @@ def _check_guides(prompts: Sequence[Prompt], follows: bool) -> None:
 
 
 def side_by_side(sheet: Sheet) -> Image.Image:
-    """All pictures in one, under the titles of their columns."""
+    """All images in a grid, under the titles of their columns."""
     pictures = [[Image.open(name) for name in row] for row in sheet.files]
     width = max(SMALLEST, max(picture.width for row in pictures for picture in row)) + MARGIN
     heights = [max(picture.height for picture in row) + MARGIN for row in pictures]
@@ -157,7 +158,7 @@ def side_by_side(sheet: Sheet) -> Image.Image:
 
 
 def _save(image: Image.Image, path: Path, facts: dict[str, str]) -> None:
-    told = PngImagePlugin.PngInfo()
+    info = PngImagePlugin.PngInfo()
     for name, text in facts.items():
-        told.add_itxt(name, text)
-    write_atomic(path, lambda place: image.save(place, pnginfo=told))
+        info.add_itxt(name, text)
+    write_atomic(path, lambda place: image.save(place, pnginfo=info))

@@ -1,4 +1,4 @@
-"""What is generated: a column for each setting of the LoRA files, a row for each prompt. No torch in here."""
+"""The plan of a comparison: a column for each setting of the LoRA files, a row for each prompt. No torch in here."""
 
 import json
 import math
@@ -15,9 +15,9 @@ from library.outputs.prompts import Prompt
 
 COMPARE = ("together", "strengths", "files")
 STRENGTHS = (0.0, 0.5, 1.0)
-MOST = 200  # pictures
-# Options that say, besides those of the model, with which numbers and in how much memory.
-KEPT = ("mixed_precision", "fp8_base", "fp8_base_unet", "int8_base", "blocks_to_swap", "attention_kernel", "sdpa",
+MOST = 200  # images
+# Options besides those of the model: number formats, memory, sampler.
+OPTIONS = ("mixed_precision", "fp8_base", "fp8_base_unet", "int8_base", "blocks_to_swap", "attention_kernel", "sdpa",
         "xformers", "sample_sampler")  # fmt: skip
 
 Weighted = Sequence[tuple[Path, float]]  # LoRA files and their strengths
@@ -48,21 +48,21 @@ def columns(compare: str, loras: Weighted, strengths: Sequence[float] = STRENGTH
     return [Column(together, tuple(loras))]
 
 
-def kept(family: str, values: JsonMapping) -> JsonObject:
-    """Of a config's values those that a comparison needs."""
+def sampling_values(family: str, values: JsonMapping) -> JsonObject:
+    """The values of a config that sampling uses."""
     known = options(families.config_class(families.lora_script(family)))
-    own = {name for name, option in known.items() if option.section == "model"} | {*KEPT}
+    own = {name for name, option in known.items() if option.section == "model"} | {*OPTIONS}
     return {name: value for name, value in values.items() if name in own & known.keys()}
 
 
 def with_one_seed(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """The prompts; those without a seed get one, the same for all, so that columns differ in nothing but the files."""
+    """The prompts; those without a seed get one, the same for all, so that columns differ by their files alone."""
     seed = secrets.randbelow(2**32)
     return [prompt if prompt.seed is not None else replace(prompt, seed=seed) for prompt in prompts]
 
 
 def check_size(number_of_columns: int, prompts: Sequence[Prompt]) -> None:
-    """Raise ConfigError for nothing to generate, or far more than anyone looks at."""
+    """Raise ConfigError for no prompts, or too many images."""
     if not prompts:
         raise ConfigError("There is nothing to generate: write a prompt")
     if number_of_columns * len(prompts) > MOST:
@@ -71,8 +71,8 @@ def check_size(number_of_columns: int, prompts: Sequence[Prompt]) -> None:
 
 
 def metadata(prompt: Prompt, column: Column, model: str, tagged: Collection[Path]) -> dict[str, str]:
-    """What is written into a picture: a text that other programs read, and all of it as JSON. `tagged` are the LoRAs,
-    which are named in prompts elsewhere."""
+    """PNG texts of an image: `parameters` as other programs read them, and everything as JSON. `tagged` are LoRA files,
+    which get the <lora:...> tags of other programs."""
     given: JsonObject = {name: value for name, value in asdict(prompt).items() if value is not None}
     tags = "".join(f" <lora:{path.stem}:{strength:g}>" for path, strength in column.loras if path in tagged)
     text = [prompt.prompt + tags]

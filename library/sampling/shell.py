@@ -136,4 +136,6 @@ def config_of(path: Path, given: JsonMapping, script_of: Callable[[Path], str]) 
         if not found.family:
             raise ConfigError("{path} is {words}, and no base model", path=path, words=found.words)
         family, values = found.family, {BASE: str(path), **found.options}
-    return build(families.config_class(families.lora_script(family)), plan.kept(family, {**values, **given}), notes=[])
+    return build(
+        families.config_class(families.lora_script(family)), plan.sampling_values(family, {**values, **given}), notes=[]
+    )

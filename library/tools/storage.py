@@ -26,7 +26,7 @@ ORDER = {dtype: (place, code) for place, (code, dtype) in enumerate(CODES.items(
 
 
 def silent(what: str, done: int, total: int) -> None:
-    """A report that nobody reads."""
+    """A report callback that does nothing."""
 
 
 def dtype_of(name: str | None) -> torch.dtype | None:

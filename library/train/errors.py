@@ -52,7 +52,7 @@ class ProcessGone(ConfigError):
 
 
 class ProcessSilent(ProcessGone):
-    """Another process of the training does not answer any more."""
+    """Another process of the training does not respond any more."""
 
 
 def process_silent(doing: Text, newest: Newest) -> ProcessSilent:

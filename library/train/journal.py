@@ -1,4 +1,4 @@
-"""What a training reports: its record, lines on the console, curves of trackers, uploads."""
+"""The output of a training besides its files: run record, lines on the console, trackers, uploads."""
 
 import datetime
 import itertools
@@ -27,19 +27,19 @@ SPACING = 5.0  # seconds between two lines about the same work
 
 
 class Journal:
-    """The one place where a training says something. As a context manager it closes the record with the outcome.
+    """Writes the record, console, trackers and uploads of a training. As a context manager it records the outcome.
 
-    What is said in any process but the first is dropped.
+    Only the first process writes; in the others all calls do nothing.
     """
 
     def __init__(self, config: RunConfig, world: World, seed: int, began: float = 0) -> None:
-        """`began` is when the process did, in seconds since 1970; now, if it is not given."""
+        """`began` is when the process started, in seconds since 1970; by default now."""
         self._config, self._world = config, world
-        # Before the first step: what was done until when.
+        # Before the first step: finished phases and when they ended.
         self._marks: list[tuple[str, float]] = [("", began or time.time())]
         self.record: Record | None = None
         if world.main:
-            known = changed(config, secrets=True)  # so that they can be kept out of whatever is written
+            known = changed(config, secrets=True)  # so that they can be removed from all that is written
             save = config.save
             self.record = Record.start(known, config.script, save.output_dir or "", save.output_name, config.title)
             self.record.note(seed=seed, hardware=world.memory.hardware(world.ranks))
@@ -47,8 +47,8 @@ class Journal:
         self.uploads = Uploads(config, self)
         self.process_watch = ProcessWatch(world, self.record)
         self.requests = ControlRequests(self.record, config.save.save_state_every_n_minutes, self.process_watch)
-        self.doing = Text("")  # what goes on, for the sentence of an error: a phase, or "step 12"
-        self.completed = False  # whether all steps were done: a request to stop during the last one changed nothing
+        self.doing = Text("")  # for the message of an error: the current phase, or "step 12"
+        self.completed = False  # whether all steps were done, even if a stop was requested during the last one
         self.newest: dict[str, Path] = {}  # "file" and "state" -> what was saved last
         self._progress = Progress(self.say)
 
@@ -61,17 +61,17 @@ class Journal:
         self.requests.end()
         explained = errors.explain_error(error, self._config, self.doing, self.newest) if error else None
         if isinstance(error, Exception) and self.requests.interrupted:
-            explained = Stopped()  # the interruption fell into code in C, which answered with an error of its own
-        # Of a lost process every backend tells in words of its own.
+            explained = Stopped()  # the interruption hit code in C, which raised an error of its own
+        # Each backend raises another error for a lost process.
         lost = explained is error and isinstance(error, RuntimeError) and self.process_watch.gone
         if lost or isinstance(explained, errors.ProcessGone):
             explained = self._process_gone(explained)
             self.process_watch.tell(explained)
         elif isinstance(explained, Exception) and self._world.messages and not self._world.main:
-            self._world.messages.report_failure(sentence(explained))  # the first one prints its own
+            self._world.messages.report_failure(sentence(explained))  # the first process prints its own
         self.process_watch.leave()
         if explained is not None and explained is not error:
-            explained.__cause__ = error  # whose traceback belongs into the log
+            explained.__cause__ = error  # for the traceback in the log
         try:
             self.uploads.finish()
             if self.record:
@@ -94,7 +94,7 @@ class Journal:
         return errors.process_gone(self.doing, newest, said)
 
     def begin(self, remarks: Sequence[Text], notes: Sequence[Text]) -> None:
-        """Open trackers and uploads, and say what should be known first; `notes` are on the console already."""
+        """Open trackers and uploads, and log remarks and notes; `notes` were printed already."""
         for note in notes:
             self.event("warning", text=note)
         if self.record:
@@ -105,31 +105,31 @@ class Journal:
 
     @property
     def has_curves(self) -> bool:
-        """Whether a tracker is open, for numbers that are only computed where somebody sees them."""
+        """Whether a tracker is open; some numbers are only computed for them."""
         return self.trackers is not None and self.trackers.open
 
     def say(self, text: str) -> None:
-        """A line for the user."""
+        """Print a line."""
         if self.record:
             self.record.say(text)
 
     def warn(self, text: Text) -> None:
-        """A sentence that should not be overlooked."""
+        """Print and record a warning."""
         self.event("warning", text=text)
         self.say(f"Warning: {text}")
 
     def event(self, kind: str, **facts: Any) -> None:
-        """Something for the run's record."""
+        """Add an event to the run's record."""
         if self.record:
             self.record.event(kind, **facts)
 
     def note(self, **facts: Any) -> None:
-        """Facts of the whole run, for run.json."""
+        """Add facts of the whole run to run.json."""
         if self.record:
             self.record.note(**facts)
 
     def phase(self, name: Text, done: int | None = None, total: int | None = None) -> None:
-        """What goes on outside of the steps. Before the first step it raises Stopped when somebody asked for a stop."""
+        """Report the current phase outside of steps. Before the first step, raise Stopped if a stop was requested."""
         if self._marks and name != self.doing:
             self.mark(self.doing or "imports and checks")
         self.doing = name
@@ -139,11 +139,11 @@ class Journal:
         self.requests.check()
 
     def mark(self, done: str) -> None:
-        """Before the first step: what has been going on is done."""
+        """Before the first step: note that a phase has ended."""
         self._marks.append((done, time.time()))
 
     def ready(self) -> None:
-        """Say where the time before the first step went."""
+        """Print how the time before the first step was spent."""
         self.mark("the rest")
         spent: dict[str, float] = {}
         for (_, before), (name, now) in itertools.pairwise(self._marks):
@@ -154,11 +154,11 @@ class Journal:
 
     @property
     def on_graph(self) -> Report | None:
-        """Who is told that a graph is begun, which may be in a thread of the compiler."""
+        """The callback for a graph that is begun; it may be called from a thread of the compiler."""
         return self.record.phase if self.record else None
 
     def plan(self, clock: Clock, data: JsonMapping, batches: Batches) -> None:
-        """Say what lies ahead."""
+        """Report the numbers of images, batches, steps and epochs."""
         self.mark(self.doing)
         if self.record:
             self.record.plan(clock.total, epochs=clock.epochs, data=data)
@@ -171,7 +171,7 @@ class Journal:
             self.say(f"Steps read {span} tokens of the captions, validation and samples read all")
 
     def step(self, line: JsonMapping, total: int) -> None:
-        """The numbers of a step: all of them for record and trackers, a line on the console now and then."""
+        """Log the numbers of a step to record and trackers, and about 100 times in a training on the console."""
         if not self.record or not self.trackers:
             return
         self.record.step(line)
@@ -183,18 +183,17 @@ class Journal:
                      f"(average {line['avr_loss']:.4f}){pace}")  # fmt: skip
 
     def sampled(self, step: int, number: int, path: Path, image: Any, prompt: Prompt) -> None:
-        """A sample image is on the disk."""
+        """Report that a sample image was saved."""
         self.event("sample", file=str(path), step=step, prompt=prompt.prompt, number=number)
         if self.trackers:
             self.trackers.image(f"sample_{number}", image, step)
 
     def saving(self, state: Path, step: int) -> None:
-        """The folder of a state is about to appear. Who is killed once it is there, and before `saved`, leaves a record
-        that names it."""
+        """Report that a state is about to be saved, so that the record names it if the process is killed meanwhile."""
         self.event("saving", file=str(state), step=step)
 
     def saved(self, path: Path, step: int, **checked: Any) -> None:
-        """A file or the folder of a state is on the disk, whole; `checked` is what `verify.check` found."""
+        """Report that a file or a state was saved completely; `checked` is the result of `verify.check`."""
         self.newest[paths.saved_kind(path)] = path
         size = sum(f.stat().st_size for f in (path.rglob("*") if path.is_dir() else [path]) if f.is_file())
         self.event("saved", file=str(path), step=step, bytes=size, **checked)
@@ -202,8 +201,8 @@ class Journal:
             self.uploads.add(path)
 
     def validated(self, when: str, clock: Clock, losses: Mapping[str, float], average: float) -> None:
-        """Held back images were measured at the end of a "step" or an "epoch": `losses` by noise level, beside the
-        `average` loss of training."""
+        """Report a validation at the end of a "step" or an "epoch": `losses` by noise level, and the `average` loss of
+        training."""
         loss = sum(losses.values()) / len(losses)
         divergence, number = loss - average, getattr(clock, when)
         facts = {"when": when, "loss": loss, "divergence": divergence, "by_timestep": losses}
@@ -215,18 +214,18 @@ class Journal:
 
 
 class Progress:
-    """Lines about work that takes long: at its beginning, its end and now and then how much is done.
+    """Progress of long work as lines: at its beginning, its end and every few seconds.
 
-    Call it with the name of the work, how much of it is done, and how much there is.
+    Call it with the name of the work, the number that is done, and the total.
     """
 
-    def __init__(self, say: Callable[[str], object], patience: float = 0.0) -> None:
-        """Nothing is said about work that takes less than `patience` seconds."""
-        self._say, self._patience = say, patience
+    def __init__(self, say: Callable[[str], object], min_seconds: float = 0.0) -> None:
+        """Work that takes less than `min_seconds` is not reported."""
+        self._say, self._min_seconds = say, min_seconds
         self._name, self._since, self._before, self._said = "", 0.0, 0, 0.0
 
     def __call__(self, name: str, done: int | None = None, total: int | None = None) -> None:
-        """Say it, unless the last line is too young."""
+        """Report progress, unless the last line is less than SPACING seconds old."""
         now = time.monotonic()
         if not total:
             self._name = ""
@@ -235,14 +234,14 @@ class Progress:
         done, begins = done or 0, name != self._name
         if begins:
             self._name, self._since, self._before = name, now, done
-        if now - self._since < self._patience:
+        if now - self._since < self._min_seconds:
             return
         if begins or done == total or now - self._said >= SPACING:
             self._said = now
             self._say(f"{name}: {done} of {total}{self._left(done, total, now)}")
 
     def _left(self, done: int, total: int, now: float) -> str:
-        """The time that the rest will take at the pace so far."""
+        """The estimated time of the rest."""
         if done in (self._before, total):
             return ""
         seconds = (now - self._since) / (done - self._before) * (total - done)
@@ -250,5 +249,5 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people read them: 1:02:03."""
+    """Seconds as h:mm:ss."""
     return str(datetime.timedelta(seconds=round(seconds)))

@@ -21,7 +21,7 @@ Predict = Callable[[NoisedBatch, dict[str, Tensor], Tensor], Tensor]
 
 
 class Machine(Protocol):
-    """What a loss asks of the machine: which of how many processes this is, and its mixed precision."""
+    """The part of `World` that a loss uses: this process' rank, the number of processes, mixed precision."""
 
     rank: int
     ranks: int
@@ -108,7 +108,7 @@ class LossFunction:
         return text
 
     def _base_prediction(self, predict: Callable[[Sequence[Tensor]], Tensor], controls: Sequence[Tensor]) -> Tensor:
-        """The base model's own answer, for images that shall not change it (diff_output_preservation).
+        """The prediction without adapters, the target of images with diff_output_preservation.
 
         Gradients stay enabled and the result is detached: without them a compiled block would need another graph.
         """

@@ -30,7 +30,7 @@ from library.files import write_atomic
 from library.measuring import timing
 from library.measuring.shapes import FakeTensorContext
 from library.memory.prepare import blocks_by_class
-from library.memory.quantization import fp8_matmul, fp8_storage, int8_matmul
+from library.memory.quantization import fp8_matmul, fp8_storage, int8_matmul, multiplies_in_8_bits
 from library.objectives.base import NoisedBatch
 from library.train import autotune_cache, resume_state
 from library.train.journal import Journal
@@ -151,7 +151,7 @@ def matrix_sizes(config: RunConfig, family: Family, denoiser: nn.Module, kind: K
     model = world.copy(denoiser, torch.device("cpu"), dtype)
 
     def note(layer: nn.Linear, given: tuple[torch.Tensor, ...]) -> None:
-        if given[0].dim() > 2 and int8_matmul.supports_layer(layer):
+        if given[0].dim() > 2 and multiplies_in_8_bits(layer):
             sizes[Size(given[0].numel() // layer.in_features, layer.in_features, layer.out_features)] += 1
 
     for block in (block for group in blocks_by_class(model, family.block_classes) for block in group):

@@ -1,7 +1,7 @@
 """Ends a process of a training after another process of it has ended.
 
-Some backends answer with an error, as gloo does; others let the rest wait for the lost one without an end, as NCCL
-does, in code that no exception reaches. So a thread watches the other processes, whatever the backend is.
+Some backends raise an error, such as gloo; with others, such as NCCL, the remaining processes wait forever in code that
+no exception reaches. So a thread watches the other processes, with every backend.
 """
 
 import contextlib

@@ -9,7 +9,7 @@ from library.data.caches import LATENT
 from library.data.loading import Kind, latent_area
 from library.measuring import timing
 from library.measuring.model_stats import model_stats
-from library.measuring.operations import on_paper, operations_of_image
+from library.measuring.operations import data_sheet_rate, operations_of_image
 
 
 def step_operations(config: RunConfig, kinds: Counter[Kind]) -> float:
@@ -28,7 +28,7 @@ def utilization(operations: float, seconds: float, device: torch.device) -> dict
     """
     if device.type != "cuda":
         return {}
-    rate = on_paper(torch.cuda.get_device_name(device))
+    rate = data_sheet_rate(torch.cuda.get_device_name(device))
     try:
         rate = rate or timing.matmul_rate(device, torch.bfloat16)["tflops"]
     except torch.OutOfMemoryError:

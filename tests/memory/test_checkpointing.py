@@ -86,14 +86,16 @@ def test_text_encoders_that_learn_recompute_too(run, monkeypatch, script, values
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in plain.tensors().items())
 
 
-def test_what_flows_from_block_to_block_is_parked_once_a_block(run, monkeypatch):
-    parked = []
-    park = HostInputs._park
-    monkeypatch.setattr(HostInputs, "_park", lambda host, x, ready: (parked.append(x.shape), park(host, x, ready))[1])
+def test_what_flows_from_block_to_block_is_offloaded_once_a_block(run, monkeypatch):
+    offloaded = []
+    offload = HostInputs._offload
+    monkeypatch.setattr(
+        HostInputs, "_offload", lambda host, x, ready: (offloaded.append(x.shape), offload(host, x, ready))[1]
+    )
     run("flux_train_network", **OFFLOAD, max_train_steps=1)
     tiny = {"DoubleStreamBlock": 2, "SingleStreamBlock": 4}
     # Image and text, then both as one; what enters the first block is in no graph of gradients, and stays.
-    assert len(parked) == 2 * (tiny["DoubleStreamBlock"] - 1) + tiny["SingleStreamBlock"]
+    assert len(offloaded) == 2 * (tiny["DoubleStreamBlock"] - 1) + tiny["SingleStreamBlock"]
 
 
 class Block(torch.nn.Module):
@@ -108,18 +110,18 @@ class Block(torch.nn.Module):
 @pytest.mark.parametrize("backend", ["", "aot_eager"])
 def test_inputs_leave_the_device_behind_a_block_and_return_one_ahead(backend, monkeypatch):
     """How many are there at a time, and each of them moves once in each direction."""
-    given, parked, before, after, returned = [], [], [], [], []
-    park, take, fetch = HostInputs._park, HostInputs._take, HostInputs._fetch
+    given, offloaded, before, after, returned = [], [], [], [], []
+    offload, restore, fetch = HostInputs._offload, HostInputs._restore, HostInputs._fetch
 
-    def parking(host, x, ready):
+    def offloading(host, x, ready):
         given.append(StorageWeakRef(x.untyped_storage()))
-        parked.append(park(host, x, ready))
+        offloaded.append(offload(host, x, ready))
         before.append(sum(not storage.expired() for storage in given))
-        return parked[-1]
+        return offloaded[-1]
 
-    def taking(host, call, number):
-        tensor = take(host, call, number)
-        after.append(1 + sum(one.device is not None for one in parked))
+    def restoring(host, call, number):
+        tensor = restore(host, call, number)
+        after.append(1 + sum(one.device is not None for one in offloaded))
         return tensor
 
     def fetching(host, one):
@@ -139,9 +141,9 @@ def test_inputs_leave_the_device_behind_a_block_and_return_one_ahead(backend, mo
         return [start.grad, *(p.grad for block in blocks for p in block.parameters())]
 
     expected = gradients()
-    for name, noted in (("_park", parking), ("_take", taking), ("_fetch", fetching)):
+    for name, noted in (("_offload", offloading), ("_restore", restoring), ("_fetch", fetching)):
         monkeypatch.setattr(HostInputs, name, noted)
     assert all(map(torch.equal, gradients(torch.device("cpu")), expected))
     assert before == [1, 2] + [3] * 6, "the first, which this test holds, that of the block, and that of the one before"
     assert after == [2] * 7 + [1], "that of the block, and that of the next one"
-    assert returned == parked[-2::-1], "all but the last, which has not left yet"
+    assert returned == offloaded[-2::-1], "all but the last, which has not left yet"

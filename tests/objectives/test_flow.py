@@ -13,13 +13,18 @@ from library.config.building import build
 from library.config.ineffective import ineffective_options
 from library.config.problems import ConfigError
 from library.config.schema import options
+from library.families.flux.options import FluxFlow
 from library.objectives import flow
 
 VECTORS = Path(__file__).parent.parent / "golden" / "sd_scripts_vectors.json"
 GOLDEN = json.loads(VECTORS.read_text(encoding="utf-8"))
 
 
-def noise(**changes):
+class AlwaysWeighted(FluxFlow):
+    always_weighted = True
+
+
+def noise(kind=FluxFlow, **changes):
     defaults = {
         "timestep_sampling": "sigma",
         "weighting_scheme": "uniform",
@@ -31,10 +36,8 @@ def noise(**changes):
         "model_prediction_type": "sigma_scaled",
         "ip_noise_gamma": None,
         "ip_noise_gamma_random_strength": False,
-        "always_weighted": False,
     }
-    given = {**defaults, **changes}
-    return SimpleNamespace(**given, shift_by_size=given["timestep_sampling"] == "flux_shift")
+    return kind(**{**defaults, **changes})
 
 
 def loss(**changes):
@@ -130,7 +133,7 @@ def test_weights_apply_to_scaled_predictions_and_to_models_that_always_weigh():
         {"weighting_scheme": "cosmap", "model_prediction_type": "raw"},
     ):
         assert flow.weights(sigmas, noise(**changes)).tolist() == [1, 1, 1]
-    always = noise(weighting_scheme="cosmap", model_prediction_type="raw", always_weighted=True)
+    always = noise(AlwaysWeighted, weighting_scheme="cosmap", model_prediction_type="raw")
     assert torch.equal(flow.weights(sigmas, always), cosmap)
 
 
@@ -193,9 +196,9 @@ def test_nothing_makes_the_host_wait_for_the_device(sampling):
     """Fake tensors have no values: reading one (.item(), nonzero, a branch) would raise."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    options = noise(timestep_sampling=sampling, ip_noise_gamma=0.1, ip_noise_gamma_random_strength=True)
+    given = {"timestep_sampling": sampling, "ip_noise_gamma": 0.1, "ip_noise_gamma_random_strength": True}
     for scheme in ("logit_normal", "mode", "sigma_sqrt", "cosmap"):
-        options.weighting_scheme = scheme
+        options = noise(weighting_scheme=scheme, **given)
         with FakeTensorMode():
             made = flow.noised(
                 torch.zeros(2, 16, 8, 8), options, loss(loss_type="huber", huber_schedule="exponential"), None

@@ -71,8 +71,8 @@ def test_of_a_file_its_folder_is_asked_for(place):
 def bad_places(place):
     anchor = Path(place.anchor)
     found = [anchor, Path.home(), Path.home().parent, Path.home() / ".ssh", place / "other" / ".hidden",
-             place / ".new" / "sub", registry.home(), registry.home().parent, registry.home() / "runs",
-             Path(sys.prefix)]  # fmt: skip
+             place / ".new" / "sub", registry.data_folder(), registry.data_folder().parent,
+             registry.data_folder() / "runs", Path(sys.prefix)]  # fmt: skip
     if os.name != "nt":
         names = "/etc /etc/x /usr /usr/share /bin /proc/self /dev /sys /var /var/lib /boot /ETC /run/x /lib/x"
         found += [Path(one) for one in names.split()]

@@ -157,7 +157,7 @@ def test_a_probe_reads_and_writes_where_the_page_may_only(helper, tmp_path):
 )  # fmt: skip
 def test_whatever_is_sent_is_answered_or_refused_in_words(helper, name, fields):
     try:
-        answer = helper.answers[name](ApiRequest(fields))
+        answer = helper.handlers[name](ApiRequest(fields))
     except ConfigError as refused:
         assert str(refused)
     else:

@@ -140,7 +140,7 @@ def test_nothing_that_is_sent_breaks_or_leads_out(images, data, tmp_path):  # no
         "action", "find", "names", "how", "repeats", "source", "work", "prefix",
     ]  # fmt: skip
     changing = ("images_caption", "images_prepare", "images_edit", "images_remove")
-    safe = set(images.answers) - {"images_compare"}
+    safe = set(images.handlers) - {"images_compare"}
     for _ in range(1500):
         question = chance.choice(sorted(safe))
         fields = {name: chance.choice(values) for name in chance.sample(names, 6)}
@@ -151,7 +151,7 @@ def test_nothing_that_is_sent_breaks_or_leads_out(images, data, tmp_path):  # no
             fields |= {"folder": str(secret)} if chance.random() < 0.5 else wrong_place
             fields["apply"] = False
         try:
-            answer = images.answers[question](ApiRequest(fields))
+            answer = images.handlers[question](ApiRequest(fields))
         except ConfigError as wrong:
             answer = {"error": str(wrong)}
         assert isinstance(ended(images, answer), dict)

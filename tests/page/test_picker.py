@@ -72,7 +72,7 @@ def test_three_thousand_hostile_folders_stay_inside(root):
 @pytest.fixture
 def client(root):
     app, service = FastAPI(), JsonApi()
-    service.add(Picker([root]).answers)
+    service.add(Picker([root]).handlers)
     service.attach(app)
     return TestClient(app)
 

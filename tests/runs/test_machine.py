@@ -89,7 +89,7 @@ def test_a_training_notes_its_own_gpus_and_memory_that_spills(monkeypatch):
     for used in (18, 18, 23, 23, 23, 23, 18):
         monkeypatch.setitem(FEW, "nvmlDeviceGetMemoryInfo", SimpleNamespace(used=used * GIB, total=24 * GIB))
         log.look()
-        log._looks += gpu_log.EVERY
+        log._samples += gpu_log.SHARED_EVERY
     assert [data.get("spilled", 0) for _, data in noted] == [0, 0, 0, 2, 2, 2, 0]
     assert len(said) == 1 and "2.0 GiB of this training are in the computer's memory" in said[0]
     assert f"pid[_]{os.getpid()}[_]%" in asked[0]

@@ -231,7 +231,7 @@ def test_a_deleted_folder_is_written_again_with_all_that_was_said(tmp_path, monk
         record.plan(10)
         for step in range(1, 4):
             record.step({"step": step, "loss": 0.5})
-        wait_for(lambda: layout.TOML in record._kept._small)  # which came after the run had begun
+        wait_for(lambda: layout.TOML in record._copy._small)  # which came after the run had begun
         for step in (4, 5):  # deleted twice, and told once
             deleted(record)
             record.step({"step": step, "loss": 0.5})

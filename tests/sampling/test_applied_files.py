@@ -73,8 +73,8 @@ def test_what_is_read_is_what_a_training_reads(config, files, shallow):  # noqa:
     for name in ("e.safetensors", "zorb.pt"):
         applied.add(files / name)
     applied.set({files / "e.safetensors": 1.0})
-    assert applied.words.read_as("a zorbs, red") == "a zorbs, red" and applied.changes_text
-    text = applied.words.read_as("A Zorb, red")
+    assert applied.words.with_tokens("a zorbs, red") == "a zorbs, red" and applied.changes_text
+    text = applied.words.with_tokens("A Zorb, red")
     learned = config_of(shallow, WORD, weights=files / "zorb.pt", num_vectors_per_token=2, token_string="zorb")
     other = families.family_for(learned)
     trained = other.load(torch.float32)

@@ -115,7 +115,7 @@ def test_reading_changes_nothing(client, page, place):
     for path in routes():
         answer = client.get(path) if "heartbeat" not in path and "queue/data" not in path else None
         assert answer is None or answer.status_code < 500, path
-    for name in page.service.shows:
+    for name in page.service.picture_handlers:
         for value in HOSTILE:
             answer = client.get(f"/own/{name}", params={field: ascii(value)[:40] for field in fields()})
             assert answer.status_code < 500 and SECRET not in answer.text, (name, value)
@@ -155,10 +155,10 @@ def fields():
 
 def test_the_pages_own_questions_survive_everything(client, page, place):
     names = fields()
-    assert len(names) > 10 and len(page.service.answers) >= 1
+    assert len(names) > 10 and len(page.service.handlers) >= 1
     before = listing(place / "outside")
     chance, everything, wrong = random.Random(0), list(values(place)), []
-    for name in page.service.answers:
+    for name in page.service.handlers:
         for value in chance.sample(everything, 16):
             sent = chance.choice([lambda v: v, lambda v: v, lambda v: [v], lambda v: {"x": v}])
             answer = client.post(f"/own/{name}", content=json.dumps({n: sent(value) for n in names}), headers=JSON)

@@ -36,7 +36,7 @@ def test_the_time_left_is_told_now_and_then(clock):
 
 def test_what_is_quickly_done_is_not_worth_a_word(clock):
     said = []
-    tell = Progress(said.append, patience=2.0)
+    tell = Progress(said.append, min_seconds=2.0)
     for done in (1, 2):
         tell("reading image sizes", done, 2)
     assert not said

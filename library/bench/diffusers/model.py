@@ -71,7 +71,7 @@ class DiffusersLora:
                 setattr(block.get_submodule(place), name, self.layers[-1])
 
     def parameters(self) -> list[nn.Parameter]:
-        """All that learns."""
+        """All trained parameters."""
         return [p for layer in self.layers for p in (*layer.lora_down.parameters(), *layer.lora_up.parameters())]
 
     def groups(self) -> list[JsonObject]:

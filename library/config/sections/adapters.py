@@ -1,4 +1,4 @@
-"""What is set when adapters learn and the model does not."""
+"""Options for training adapters of a frozen model."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from library.config.sections.machine import Precision
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Network:
-    """The adapters that learn."""
+    """The adapters that are trained."""
 
     network_module: Literal["networks.lora", "lycoris.kohya"] | str | None = opt(
         None, "The network module, that is the adapter type. Empty: LoRA.", label="Network module"
@@ -76,7 +76,7 @@ class Network:
         return self.network_module or self.usual
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
-        """Rules about which adapters learn and where they start."""
+        """Rules about which adapters are trained and how they are initialized."""
         if self.network_train_unet_only and self.network_train_text_encoder_only:
             yield Problem("network_train_unet_only", "and {other} leave nothing to train: choose one",
                 other="network_train_text_encoder_only", also="network_train_text_encoder_only",
@@ -182,7 +182,7 @@ class AdapterSteps(Steps):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrozenPrecision(Precision):
-    """The same for a model that stays as it is, with its parts told apart."""
+    """The same for a frozen model, with options for single parts."""
 
     fp8_base_unet: bool = opt(
         False,

@@ -1,4 +1,4 @@
-"""What is set when a small network learns to follow control images (ControlNet-LLLite) beside a frozen model."""
+"""Options for training ControlNet-LLLite: a small network beside a frozen model that follows control images."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class ControlData(AdapterData):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Control:
-    """The small network that learns."""
+    """The small network that is trained."""
 
     cond_emb_dim: int | None = opt(
         None, "Channels that describe the control image. 32 is usual.", label="Control channels", min=2
@@ -57,7 +57,7 @@ class Control:
                 yield Problem(name, "is not set: {usual} is usual", usual=usual, fix={name: usual})
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
-        """Something has to be left to learn."""
+        """Something has to be left to train."""
         if self.network_dropout == 1:
             yield Problem("network_dropout", "must be below 1: at 1 nothing would be trained")
 

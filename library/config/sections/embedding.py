@@ -1,4 +1,4 @@
-"""What is set when words learn a meaning (textual inversion) and the model stays as it is."""
+"""Options of textual inversion: vectors of new words are trained, the model stays frozen."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ STYLES = tuple(f"{sight} in the style of {{}}" for sight in STYLE_SIGHTS)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Embedding:
-    """The words that learn a meaning."""
+    """The words whose vectors are trained."""
 
     token_string: str | None = opt(
         None, "The new word that stands for your subject in captions and prompts.", label="New word"
@@ -67,7 +67,7 @@ class Embedding:
         return CaptionChange(replaced, words, tuple(sentence.format(words) for sentence in sentences))
 
     def missing(self, run: RunConfig) -> Iterator[Problem]:
-        """What learns needs a name."""
+        """A trained word needs a name."""
         if not self.token_string:
             yield Problem("token_string", "is not set: write the word that shall learn, such as sks-cat")
 

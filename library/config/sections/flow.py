@@ -61,7 +61,7 @@ _RULES: tuple[Rule, ...] = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flow(Noise):
-    """How much noise a step has, and what the model answers."""
+    """Noise, timesteps and the type of the prediction."""
 
     timestep_sampling: Literal["sigma", "uniform", "sigmoid", "shift"] | str = opt(
         "sigma", "How timesteps are sampled."
@@ -88,6 +88,8 @@ class Flow(Noise):
     mode_scale: float = opt(1.29, "The scale of mode.", advanced=True)
     always_weighted: ClassVar[bool] = False  # by weighting_scheme, also where no prediction is sigma_scaled
     size_shift: ClassVar[str]  # the timestep_sampling that shifts by the number of tokens of an image
+    # Two numbers of tokens with the logarithm of their shift; others lie on the line through both. As FLUX has it.
+    shift_line: ClassVar[tuple[tuple[int, float], tuple[int, float]]] = ((256, 0.5), (4096, 1.15))
 
     @property
     def shift_by_size(self) -> bool:

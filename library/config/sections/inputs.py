@@ -84,6 +84,11 @@ class Model:
         return self.others
 
     @property
+    def text_tokens(self) -> int | None:
+        """The most tokens of text that a step reads, where an option limits them; None: as many as the family's."""
+        return None
+
+    @property
     def float32_vae(self) -> bool | None:
         """Whether no_half_vae keeps the VAE in float32; None where the model has no such option."""
         return None

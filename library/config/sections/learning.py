@@ -1,4 +1,4 @@
-"""How a training learns: optimizer, length and validation."""
+"""Optimizer, learning rates, length and validation."""
 
 import re
 from collections.abc import Iterator
@@ -62,7 +62,7 @@ EARLY = ("fused_backward_pass", "fused_optimizer_groups", "blockwise_fused_optim
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Optim:
-    """How fast it learns, and by which rule."""
+    """Learning rates and the optimizer."""
 
     learning_rate: float = opt(
         2e-6, "1e-4 for LoRA, 1e-5 for a full model, 1 for Prodigy. Lower it if images are distorted.", min=0.0
@@ -190,7 +190,7 @@ def _no_accumulation(name: str) -> Problem:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FullOptim(Optim):
-    """The same, with what saves memory when the whole model learns."""
+    """The same, with options that save memory when the whole model is trained."""
 
     fused_optimizer_groups: int | None = opt(
         None,

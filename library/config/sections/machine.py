@@ -96,7 +96,7 @@ class Precision:
                 also="mixed_precision", fix={"mixed_precision": "bf16"})  # fmt: skip
 
     def notes(self, run: RunConfig) -> Iterator[Problem]:
-        """A model that learns cannot be kept in 8 bits."""
+        """A trained model cannot be stored in 8 bits."""
         if self.fp8_base and not run.adapters:
             yield Problem("fp8_base",
                 "has no effect here: the whole model is trained, which needs more than 8 bits",

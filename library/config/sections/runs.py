@@ -52,7 +52,7 @@ class BaseRun(Run):
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterRun(BaseRun):
-    """Adapters learn, the model does not."""
+    """A training of adapters beside a frozen model."""
 
     kind: ClassVar[str] = "lora"
     told_by: ClassVar[str] = "network_"
@@ -72,7 +72,7 @@ class AdapterRun(BaseRun):
 
 @dataclass(frozen=True, kw_only=True)
 class FullRun(BaseRun):
-    """The model itself learns."""
+    """A training of the model itself."""
 
     kind: ClassVar[str] = "finetune"
     adapters: ClassVar[bool] = False
@@ -88,7 +88,7 @@ class FullRun(BaseRun):
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingRun(BaseRun):
-    """New words of the text encoders learn (textual inversion), the model does not."""
+    """A training of vectors of new words (textual inversion) beside a frozen model."""
 
     kind: ClassVar[str] = "textual-inversion"
     told_by: ClassVar[str] = "token_string"
@@ -110,7 +110,7 @@ class EmbeddingRun(BaseRun):
 
 @dataclass(frozen=True, kw_only=True)
 class ControlRun(BaseRun):
-    """Small networks learn to follow a control image (ControlNet-LLLite), the model does not learn."""
+    """A training of small networks that follow a control image (ControlNet-LLLite) beside a frozen model."""
 
     kind: ClassVar[str] = "lllite"
     told_by: ClassVar[str] = "cond_emb_dim"

@@ -83,7 +83,7 @@ def _extended(section: type[S], options: Mapping[str, tuple[Any, Any]], **facts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransformerFlow(Flow):
-    """How much noise a step has, and what the model answers."""
+    """Noise, timesteps and the type of the prediction."""
 
     sigmoid_scale: float = opt(1.0, "Above 1 trains very low and very high timesteps more often. 1 is usual.", min=0.0)
     model_prediction_type: Literal["raw", "additive", "sigma_scaled"] = opt(
@@ -98,7 +98,7 @@ class TransformerFlow(Flow):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransformerNetwork(Network):
-    """The adapters that learn."""
+    """The adapters that are trained."""
 
     network_train_unet_only: bool = opt(
         True, "Train the image model only, not the text encoder, which is never trained here.", label="Image model only"
@@ -106,11 +106,11 @@ class TransformerNetwork(Network):
 
     @property
     def encoders_learn(self) -> bool:
-        """Adapters learn in the transformer only."""
+        """Adapters are trained in the transformer only."""
         return False
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
-        """Adapters learn in the transformer."""
+        """Adapters in the transformer."""
         yield from Network.check(self, run)
         if self.network_train_text_encoder_only and not self.network_train_unet_only:
             yield Problem("network_train_text_encoder_only",
@@ -120,7 +120,7 @@ class TransformerNetwork(Network):
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerRun:
-    """What trainings of such a family share, whatever learns."""
+    """Common parts of all trainings of such a family."""
 
     grid: ClassVar[int] = 16
     ineffective: ClassVar[Mapping[str, str]] = FLOW_INEFFECTIVE
@@ -133,14 +133,14 @@ class TransformerRun:
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerLora(TransformerRun, AdapterRun):
-    """Adapters learn in the transformer."""
+    """Adapters in the transformer."""
 
     foreign: ClassVar[Mapping[str, str]] = {"mem_eff_save": "adapter files are small"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerTrain(TransformerRun, FullRun):
-    """The transformer itself learns."""
+    """A training of the transformer itself."""
 
     foreign: ClassVar[Mapping[str, str]] = {
         "train_text_encoder": "the text encoder of this model is not trained",

@@ -17,7 +17,7 @@ BLOCK = "LLMAdapterTransformerBlock"
 
 @dataclass(frozen=True)
 class AdapterShape:
-    """What tells one adapter from another."""
+    """The sizes of an adapter."""
 
     words: int
     source: int

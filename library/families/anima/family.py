@@ -123,11 +123,11 @@ class AnimaFamily(OneEncoderFamily):
     def velocity(
         self, denoiser: nn.Module, noised: NoisedBatch, text: dict[str, Tensor], controls: Sequence[Tensor]
     ) -> Tensor:
-        """The denoiser's answer for noise minus image, float32 [B, C, h, w]."""
+        """The denoiser's output for noise minus image, float32 [B, C, h, w]."""
         latents = noised.latents
         size = latents.shape[-2] // 2, latents.shape[-1] // 2
-        answer = denoiser(packing.pack(latents), size, *(text[name] for name in TEXT), noised.timesteps)
-        return packing.unpack_channels_last(answer.float(), *size)
+        output = denoiser(packing.pack(latents), size, *(text[name] for name in TEXT), noised.timesteps)
+        return packing.unpack_channels_last(output.float(), *size)
 
     def sampler(self, components: ModelComponents) -> "Sampler":
         """The sampler that generates images with these networks."""

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from library.families.anima import keys
 from library.families.anima.facts import TRANSFORMER
-from library.families.shared.lora_names import LoraNames, Shapes, WeightSlice, matrices
+from library.families.shared.lora_names import LoraNames, Shapes, matrices
 from library.families.shared.tensor_names import prefix_of
 
 ENCODER = "text_encoder"
@@ -42,10 +42,6 @@ class AnimaLoraNames(LoraNames):
     def canonical(self, path: str) -> tuple[str, int, int]:
         """A path of either tree -> ours."""
         return keys.canonical(path), 0, 1
-
-    def slice_of(self, part: str, path: str, shapes: Shapes) -> WeightSlice | None:
-        """The file is the transformer alone."""
-        return WeightSlice(f"{prefix_of(shapes)}{path}.weight") if part == "denoiser" else None
 
     def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:
         """Attention and MLP of all blocks; modulation, embedders and the text adapter are left as they are."""

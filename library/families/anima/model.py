@@ -35,7 +35,7 @@ LARGER = 4.0  # how many times wider than those of its first training the images
 
 @dataclass(frozen=True)
 class AnimaShape:
-    """What tells one model from another, read from the shapes of its tensors."""
+    """The sizes of a model, read from the shapes of its tensors."""
 
     channels: int  # of the tokens of the latents
     hidden: int

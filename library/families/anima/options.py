@@ -77,7 +77,7 @@ class AnimaModel(sections.Model):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnimaFlow(sections.TransformerFlow):
-    """How much noise a step has, and what the model answers."""
+    """Noise, timesteps and the type of the prediction."""
 
     timestep_sampling: Literal["sigma", "uniform", "sigmoid", "shift", "flux_shift"] = opt(
         "sigmoid", "How timesteps are sampled. sigmoid is usual."
@@ -92,10 +92,10 @@ class AnimaFlow(sections.TransformerFlow):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnimaAdapterCache(sections.TextBatchCache):
-    """What is encoded once, when adapters learn."""
+    """What is encoded once when adapters are trained."""
 
     def check(self, run: Any) -> Iterator[Problem]:
-        """A text encoder that learns cannot be asked once."""
+        """The outputs of a trained text encoder change, so they cannot be cached."""
         yield from sections.TextBatchCache.check(self, run)
         if self.text and not run.network.network_train_unet_only:
             yield Problem("cache_text_encoder_outputs",

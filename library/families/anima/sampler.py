@@ -31,8 +31,8 @@ class AnimaSampler(FlowSampler):
 
         def velocity(latents: Tensor, sigma: float) -> Tensor:
             times = torch.full((len(latents),), sigma, device=device)
-            answer = model(packing.pack(latents), (height, width), *text, times).float()
-            return packing.unpack_channels_last(answer, height, width)
+            output = model(packing.pack(latents), (height, width), *text, times).float()
+            return packing.unpack_channels_last(output, height, width)
 
         return self.integrate(noise.to(device), schedule(request.steps, request.shift or SHIFT), request, velocity)
 

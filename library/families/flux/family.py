@@ -296,20 +296,20 @@ class FluxFamily(TransformerFamily):
     def velocity(
         self, denoiser: nn.Module, noised: NoisedBatch, text: dict[str, Tensor], controls: Sequence[Tensor]
     ) -> Tensor:
-        """The denoiser's answer for noise minus image, float32 [B, C, h, w]."""
+        """The denoiser's output for noise minus image, float32 [B, C, h, w]."""
         latents, inpaints = noised.latents, self.variant.control_images.inpaints
         height, width = latents.shape[-2] // 2, latents.shape[-1] // 2
         options, guidance = self.config.model, None
         if not options.bypass_guidance_embedding:
             guidance = torch.full((len(latents),), options.guidance_scale, device=latents.device)
         references = [] if inpaints else [(one.shape[-2] // 2, one.shape[-1] // 2) for one in controls]
-        answer = denoiser(
+        output = denoiser(
             img=control_tokens.shown(packing.pack(latents), control_tokens.packed(controls, inpaints), inpaints),
             timesteps=noised.timesteps,
             guidance=guidance,
             **self.conditions(text, (height, width), latents.device, references),
         )
-        return packing.unpack(answer[:, : height * width].float(), height, width)
+        return packing.unpack(output[:, : height * width].float(), height, width)
 
     def conditions(
         self,

@@ -23,7 +23,7 @@ from library.families.shared.double_stream import (
     SingleStreamBlock,
     count,
 )
-from library.families.shared.transformer import TIME_CHANNELS, sinusoids
+from library.families.shared.transformer import TIME_CHANNELS, rope_axes, sinusoids
 
 APPROXIMATOR = "distilled_guidance_layer"
 
@@ -73,15 +73,8 @@ class Sizes:
 
     @property
     def axes(self) -> tuple[int, int, int]:
-        """How the width of a head is shared by the three axes of a position: (index, row, column).
-
-        128 gives FLUX.1's (16, 56, 56). Other widths keep the first axis near one eighth, as a multiple of 4, so that
-        the other two are equal and even.
-        """
-        if self.head % 4:
-            raise ValueError(f"a head of width {self.head} cannot be shared by three axes; it must be a multiple of 4")
-        first = 4 * max(self.head // 32, 1)
-        return first, (self.head - first) // 2, (self.head - first) // 2
+        """How the width of a head is shared by the three axes of a position: (index, row, column)."""
+        return rope_axes(self.head)
 
 
 class Approximator(nn.Module):

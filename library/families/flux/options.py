@@ -101,7 +101,7 @@ class FluxModel(sections.Model):
 
     @property
     def text_tokens(self) -> int | None:
-        """The most tokens of text that a step reads, where the options say it."""
+        """The most tokens of text that a step reads, where an option limits them."""
         known, most = self.t5xxl_max_token_length, 256 if self.t5xxl_train_length == "256" else None
         return min(known, most) if known and most else known or most
 
@@ -130,7 +130,7 @@ class FluxModel(sections.Model):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FluxLoraModel(FluxModel):
-    """The same, when adapters learn."""
+    """The same when adapters are trained."""
 
     no_half_vae: bool = opt(
         False, "Run the autoencoder in float32.", label="Autoencoder in full precision", advanced=True
@@ -164,7 +164,7 @@ class FluxData(sections.Data):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FluxAdapterData(sections.AdapterData):
-    """The same, when adapters learn."""
+    """The same when adapters are trained."""
 
     control_directory: str | None = REFERENCES
     random_masks: int = RANDOM_MASKS
@@ -172,7 +172,7 @@ class FluxAdapterData(sections.AdapterData):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FluxAdapterCache(sections.TextBatchCache):
-    """What is encoded once, when adapters learn."""
+    """What is encoded once when adapters are trained."""
 
     def check(self, run: Any) -> Iterator[Problem]:
         """A trained T5 cannot be cached; CLIP-L can be trained while T5 is cached."""
@@ -196,7 +196,7 @@ class FluxFlow(sections.Flow):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FluxFullOptim(sections.FullOptim):
-    """Rates, and what saves memory when the whole transformer learns."""
+    """Learning rates, and options that save memory when the whole transformer is trained."""
 
     blockwise_fused_optimizers: bool = opt(
         False, "One optimizer per block, stepped during the backward pass. Saves memory.", advanced=True

@@ -85,7 +85,7 @@ class Flux2Family(OneEncoderFamily):
         return self.version.sample_defaults
 
     def notes(self) -> Iterator[Problem]:
-        """What nothing but the user's word tells, and what distilled models lose."""
+        """What no file tells, and what distilled models lose."""
         named, version = self.config.model.model_version, self.version
         if not named and not version.guided:
             yield Problem("model_version",
@@ -132,14 +132,14 @@ class Flux2Family(OneEncoderFamily):
     def velocity(
         self, denoiser: nn.Module, noised: NoisedBatch, text: dict[str, Tensor], controls: Sequence[Tensor]
     ) -> Tensor:
-        """The denoiser's answer for noise minus image, float32 [B, C, h, w]."""
+        """The denoiser's output for noise minus image, float32 [B, C, h, w]."""
         latents = noised.latents
         size, count = (latents.shape[-2] // 2, latents.shape[-1] // 2), len(latents)
         guidance = torch.full((count,), self.config.model.guidance_scale, device=latents.device)
         conditions = self.conditions(text, size, latents.device, controls)
         tokens = shown(packing.pack(latents), controls)
-        answer = denoiser(img=tokens, timesteps=noised.timesteps, guidance=guidance, **conditions)
-        return packing.unpack(answer[:, : size[0] * size[1]].float(), *size)
+        output = denoiser(img=tokens, timesteps=noised.timesteps, guidance=guidance, **conditions)
+        return packing.unpack(output[:, : size[0] * size[1]].float(), *size)
 
     def conditions(
         self, text: dict[str, Tensor], size: tuple[int, int], device: torch.device, controls: Sequence[Tensor] = ()

@@ -32,7 +32,7 @@ THETA = 2000.0
 
 @dataclass(frozen=True)
 class Flux2Shape:
-    """What tells one FLUX.2 model from another, read from the shapes of its tensors."""
+    """The sizes of a FLUX.2 model, read from the shapes of its tensors."""
 
     in_channels: int
     text_channels: int

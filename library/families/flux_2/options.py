@@ -55,7 +55,7 @@ class Flux2Model(sections.Model):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flux2Flow(sections.TransformerFlow):
-    """How much noise a step has, and what the model answers."""
+    """Noise, timesteps and the type of the prediction."""
 
     timestep_sampling: Literal["sigma", "uniform", "sigmoid", "shift", "flux2_shift"] = opt(
         "flux2_shift", "How timesteps are sampled. flux2_shift and shift are usual."

@@ -111,11 +111,11 @@ class QwenFamily(OneEncoderFamily):
     def velocity(
         self, denoiser: nn.Module, noised: NoisedBatch, text: dict[str, Tensor], controls: Sequence[Tensor]
     ) -> Tensor:
-        """The denoiser's answer for noise minus image, float32 [B, C, h, w]."""
+        """The denoiser's output for noise minus image, float32 [B, C, h, w]."""
         latents = noised.latents
         tokens, sizes_in_tokens = tokens_of(latents, controls)
-        answer = denoiser(tokens, sizes_in_tokens, text["vl_embed"], text["vl_mask"], noised.timesteps)
-        return packing.unpack(answer.float(), *sizes_in_tokens[0])
+        output = denoiser(tokens, sizes_in_tokens, text["vl_embed"], text["vl_mask"], noised.timesteps)
+        return packing.unpack(output.float(), *sizes_in_tokens[0])
 
     def sampler(self, components: ModelComponents) -> "Sampler":
         """The sampler that generates images with these networks."""

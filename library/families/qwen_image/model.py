@@ -23,6 +23,7 @@ from library.families.shared.transformer import (
     modulated,
     projections,
     rope,
+    rope_axes,
     rotated,
     sdpa,
     sinusoids,
@@ -34,7 +35,7 @@ BLOCKS = "transformer_blocks"
 
 @dataclass(frozen=True)
 class QwenShape:
-    """What tells one model from another, read from the shapes of its tensors."""
+    """The sizes of a model, read from the shapes of its tensors."""
 
     in_channels: int
     out_channels: int
@@ -62,14 +63,8 @@ class QwenShape:
 
     @property
     def axes(self) -> tuple[int, int, int]:
-        """How the width of a head is shared by the three axes of a position: (frame, row, column).
-
-        128 gives (16, 56, 56); other widths keep the first axis near one eighth, as a multiple of 4.
-        """
-        if self.head % 4:
-            raise ValueError(f"a head of width {self.head} cannot be shared by three axes; it must be a multiple of 4")
-        first = 4 * max(self.head // 32, 1)
-        return first, (self.head - first) // 2, (self.head - first) // 2
+        """How the width of a head is shared by the three axes of a position: (frame, row, column)."""
+        return rope_axes(self.head)
 
 
 def count(names: Iterable[str]) -> int:

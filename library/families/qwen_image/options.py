@@ -97,7 +97,7 @@ def version(old: JsonMapping, given: Collection[str]) -> tuple[JsonObject, list[
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QwenFlow(sections.TransformerFlow):
-    """How much noise a step has, and what the model answers."""
+    """Noise, timesteps and the type of the prediction."""
 
     timestep_sampling: Literal["sigma", "uniform", "sigmoid", "shift", "qwen_shift"] = opt(
         "qwen_shift", "How timesteps are sampled. qwen_shift and shift are usual."

@@ -220,17 +220,17 @@ class SdxlFamily:
         sizes: Tensor,
         controls: Sequence[Tensor] = (),
     ) -> Tensor:
-        """The denoiser's answer, float32 [B, 4, h, w]. `sizes` [B, 6]: original h w, crop top left, target h w."""
+        """The denoiser's output, float32 [B, 4, h, w]. `sizes` [B, 6]: original h w, crop top left, target h w."""
         dtype = compute_dtype(denoiser, noised.latents.device.type)
         context = torch.cat([text["hidden_state1"], text["hidden_state2"]], dim=-1).to(dtype)
         # time_ids stay float32: diffusers turns them into [cos, sin] of 6 x 256 and puts them behind the pooled text.
         added = {"text_embeds": text["pool2"].to(dtype), "time_ids": sizes}
         if controls:  # one, which LLLite reads
             added["control"] = controls[0].to(dtype)
-        answer = denoiser(
+        output = denoiser(
             noised.latents.to(dtype), noised.timesteps, context, added_cond_kwargs=added, return_dict=False
         )
-        return answer[0].float()
+        return output[0].float()
 
     def export(self, components: ModelComponents) -> dict[str, Tensor]:
         """The whole model by the single file's names, in the dtypes it has."""

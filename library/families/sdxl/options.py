@@ -33,7 +33,7 @@ class SdxlModel(sections.Model):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SdxlAdapterCache(sections.Cache):
-    """What is encoded once, when adapters learn."""
+    """What is encoded once when adapters are trained."""
 
     def check(self, run: Any) -> Iterator[Problem]:
         """The outputs of a trained text encoder cannot be cached."""
@@ -47,10 +47,10 @@ class SdxlAdapterCache(sections.Cache):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SdxlFullCache(sections.Cache):
-    """What is encoded once, when the model learns."""
+    """What is encoded once when the model is trained."""
 
     def check(self, run: Any) -> Iterator[Problem]:
-        """A text encoder that learns cannot be asked once."""
+        """The outputs of a trained text encoder change, so they cannot be cached."""
         yield from sections.Cache.check(self, run)
         if self.text and run.steps.train_text_encoder:
             yield Problem("cache_text_encoder_outputs",
@@ -66,10 +66,10 @@ class SdxlFullCache(sections.Cache):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SdxlEmbeddingCache(sections.Cache):
-    """What is encoded once, when words learn."""
+    """What is encoded once when words are trained."""
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
-        """Words that learn are another text in each step."""
+        """Outputs of the text encoders change with the trained words, so they cannot be cached."""
         yield from sections.Cache.check(self, run)
         if self.text:
             yield Problem("cache_text_encoder_outputs",
@@ -89,7 +89,7 @@ def slow_products(precision: sections.Precision, run: RunConfig) -> Iterator[Pro
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SdxlAdapterPrecision(sections.AdapterPrecision):
-    """The kind of numbers that are used, when adapters learn."""
+    """Number formats when adapters are trained."""
 
     def notes(self, run: RunConfig) -> Iterator[Problem]:
         """8-bit products that do not pay."""
@@ -143,7 +143,7 @@ class SdxlFullOptim(sections.FullOptim):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SdxlFullSteps(sections.Steps):
-    """How long, and what learns."""
+    """Length of the training, and which parts are trained."""
 
     train_text_encoder: bool = opt(False, "Train the text encoders too.", label="Train text encoders")
 

@@ -104,13 +104,13 @@ class SdxlSampler(Sampler):
         extra = {"generator": generator} if "generator" in inspect.signature(steps.step).parameters else {}
         guide = [control_pixels(request.guide, (width, height), device)] if request.guide else []
         for t in steps.timesteps:
-            answer = self._answer(steps.scale_model_input(latents, t), t, text, sizes, guide)
-            if len(answer) == 2:
-                answer = answer[:1] + (answer[1:] - answer[:1]) * request.scale
-            latents = steps.step(answer, t, latents, **extra, return_dict=False)[0]
+            prediction = self._predict(steps.scale_model_input(latents, t), t, text, sizes, guide)
+            if len(prediction) == 2:
+                prediction = prediction[:1] + (prediction[1:] - prediction[:1]) * request.scale
+            latents = steps.step(prediction, t, latents, **extra, return_dict=False)[0]
         return latents
 
-    def _answer(
+    def _predict(
         self, latents: Tensor, timestep: Tensor, text: dict[str, Tensor], sizes: Tensor, guide: list[Tensor]
     ) -> Tensor:
         """The denoiser's prediction for every prompt, from the same latents."""

@@ -100,9 +100,9 @@ class DenseGradient(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, answer: Tensor) -> Tensor:
+    def forward(ctx: Any, output: Tensor) -> Tensor:
         """The same tensor."""
-        return answer.view_as(answer)
+        return output.view_as(output)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
@@ -114,8 +114,8 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """Attention by torch: q, k, v [B, H, S, D]; mask [B, S], true where a key may be seen, or None -> [B, S, C]."""
     if mask is not None:
         mask = mask[:, None, None, :]
-    answer = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    return DenseGradient.apply(answer).transpose(1, 2).flatten(2)
+    output = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    return DenseGradient.apply(output).transpose(1, 2).flatten(2)
 
 
 def finite(x: Tensor) -> Tensor:
@@ -135,6 +135,17 @@ def sinusoids(t: Tensor, channels: int = TIME_CHANNELS, scale: float = 1000.0) -
 
 
 @torch.no_grad()
+def rope_axes(head: int) -> tuple[int, int, int]:
+    """How the width of a head is shared by three axes of a position: 128 gives (16, 56, 56).
+
+    Other widths keep the first axis near one eighth, as a multiple of 4, so that the other two are equal and even.
+    """
+    if head % 4:
+        raise ValueError(f"a head of width {head} cannot be shared by three axes; it must be a multiple of 4")
+    first = 4 * max(head // 32, 1)
+    return first, (head - first) // 2, (head - first) // 2
+
+
 def rope(ids: Tensor, axes: tuple[int, ...], theta: float = 10000.0) -> Tensor:
     """Positions [S, axes] -> cosines and sines [2, S, D / 2], computed in float64 and rounded once to float32."""
     exact = torch.float32 if ids.device.type == "mps" else torch.float64

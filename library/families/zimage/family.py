@@ -76,7 +76,7 @@ class ZImageFamily(OneEncoderFamily):
         return usual | ({"sample_steps": 9, "scale": 0.0} if self.is_turbo else {})
 
     def notes(self) -> Iterator[Problem]:
-        """What nothing but the user's word tells, and what Turbo loses."""
+        """What no file tells, and what Turbo loses."""
         if not self.config.model.model_version:
             yield Problem("model_version",
                 "is not set, so that the file is trained as base; files of Turbo look alike",
@@ -109,11 +109,11 @@ class ZImageFamily(OneEncoderFamily):
     def velocity(
         self, denoiser: nn.Module, noised: NoisedBatch, text: dict[str, Tensor], controls: Sequence[Tensor]
     ) -> Tensor:
-        """The denoiser's answer for noise minus image, float32 [B, C, h, w]."""
+        """The denoiser's output for noise minus image, float32 [B, C, h, w]."""
         latents = noised.latents
         size = latents.shape[-2] // 2, latents.shape[-1] // 2
-        answer = denoiser(pack_channels_last(latents), size, text["llm_embed"], text["llm_mask"], 1 - noised.timesteps)
-        return -unpack_channels_last(answer.float(), *size)
+        output = denoiser(pack_channels_last(latents), size, text["llm_embed"], text["llm_mask"], 1 - noised.timesteps)
+        return -unpack_channels_last(output.float(), *size)
 
     def sampler(self, components: ModelComponents) -> "Sampler":
         """The sampler that generates images with these networks."""

@@ -35,7 +35,7 @@ PATCH = "2-1"  # in names: 2 by 2 latents and 1 frame are a token
 
 @dataclass(frozen=True)
 class ZImageShape:
-    """What tells one model from another, read from the shapes of its tensors."""
+    """The sizes of a model, read from the shapes of its tensors."""
 
     in_channels: int
     text_channels: int
@@ -99,8 +99,8 @@ class ZImageAttention(nn.Module):
     def qkv(self, x: Tensor, pe: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[B, S, C] -> q, k (normed and turned) and v, each [B, H, S, D]."""
         q, k, v = (
-            answer.unflatten(-1, (-1, self.norm_q.weight.shape[0])).transpose(1, 2)
-            for answer in projections(x, self.to_q, self.to_k, self.to_v)
+            output.unflatten(-1, (-1, self.norm_q.weight.shape[0])).transpose(1, 2)
+            for output in projections(x, self.to_q, self.to_k, self.to_v)
         )
         return rotated(self.norm_q(q), pe).to(v.dtype), rotated(self.norm_k(k), pe).to(v.dtype), v
 
@@ -137,13 +137,13 @@ class ZImageLayers(nn.Module):
         scale1, gate1, scale2, gate2 = modulation or (None,) * 4
         inside = self.attention_norm1(x).to(x.dtype)
         inside = inside if scale1 is None else inside * (1 + scale1)
-        answer = self.attention.to_out[0](self.attend(*self.attention.qkv(inside, pe), mask))
-        answer = self.attention_norm2(answer).to(x.dtype)
-        x = x + (answer if gate1 is None else gate1.tanh() * answer)
+        output = self.attention.to_out[0](self.attend(*self.attention.qkv(inside, pe), mask))
+        output = self.attention_norm2(output).to(x.dtype)
+        x = x + (output if gate1 is None else gate1.tanh() * output)
         inside = self.ffn_norm1(x).to(x.dtype)
         inside = inside if scale2 is None else inside * (1 + scale2)
-        answer = self.ffn_norm2(self.feed_forward(inside)).to(x.dtype)
-        return finite(x + (answer if gate2 is None else gate2.tanh() * answer))
+        output = self.ffn_norm2(self.feed_forward(inside)).to(x.dtype)
+        return finite(x + (output if gate2 is None else gate2.tanh() * output))
 
 
 class ZImageContextRefiner(ZImageLayers):

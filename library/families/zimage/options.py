@@ -44,7 +44,7 @@ class ZImageModel(sections.Model):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ZImageFlow(sections.TransformerFlow):
-    """How much noise a step has, and what the model answers."""
+    """Noise, timesteps and the type of the prediction."""
 
     timestep_sampling: Literal["sigma", "uniform", "sigmoid", "shift", "flux_shift"] = opt(
         "shift", "How timesteps are sampled. shift and sigmoid are usual."

@@ -24,18 +24,12 @@ FP8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FP8).max
 TINY = 1e-12  # the scale of a row of zeros
 ROUNDED_AT_ONCE = 2**22  # numbers: what rounding needs besides stays small, and leaves no holes between weights
-ALIGNED = 16  # the hardware multiplies rows whose lengths are multiples of this
 
 
 # Why: docs/decisions/2026-11-22-fp8-products-scale-by-row.md
 def supports_fp8(device: torch.device) -> bool:
     """Whether a device multiplies numbers of 8 bits."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9) and torch.version.hip is None
-
-
-def supports_layer(layer: nn.Module) -> bool:
-    """Whether a layer's matrix can be multiplied like that."""
-    return isinstance(layer, nn.Linear) and not (layer.in_features % ALIGNED or layer.out_features % ALIGNED)
 
 
 @torch.no_grad()
@@ -75,8 +69,8 @@ def _forward_fp8(layer: Any, x: Tensor) -> Tensor:
         weight = layer.weight.to(torch.bfloat16) * layer.weight_scale[:, None].to(torch.bfloat16)
         return F.linear(x.to(torch.bfloat16), weight, _bias(layer))
     rows = x.to(torch.bfloat16).flatten(0, -2)
-    answer = _Product.apply(rows, layer.weight, layer.weight_scale).unflatten(0, x.shape[:-1])
-    return answer if layer.bias is None else answer + _bias(layer)
+    output = _Product.apply(rows, layer.weight, layer.weight_scale).unflatten(0, x.shape[:-1])
+    return output if layer.bias is None else output + _bias(layer)
 
 
 def _bias(layer: Any) -> Tensor | None:

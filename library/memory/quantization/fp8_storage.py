@@ -13,7 +13,7 @@ from library import families
 from library.compiler.subclass import EIGHT_BIT, keep_class_name, wanted_type
 from library.config.run_config import RunConfig
 from library.families.base import ModelComponents
-from library.memory.quantization import fp8_matmul, int8, int8_matmul
+from library.memory.quantization import fp8_matmul, int8, int8_matmul, multiplies_in_8_bits
 
 TYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 FP8 = torch.float8_e4m3fn
@@ -88,7 +88,7 @@ def _store(
 ) -> None:
     for module in frozen_layers(block):
         storage = device if device and stays else module.weight.device
-        if multiply_on and fp8_matmul.supports_layer(module):
+        if multiply_on and multiplies_in_8_bits(module):
             fp8_matmul.quantize_fp8_(module, multiply_on, storage)
             continue
         rounded = module.weight.data if module.weight.dtype == FP8 else module.weight.data.to(device).to(FP8)

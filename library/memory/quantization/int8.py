@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from library.compiler.subclass import wanted_type, with_forward
-from library.memory.quantization import int8_matmul, one_row
+from library.memory.quantization import int8_matmul, multiplies_in_8_bits, one_row
 
 
 @torch.no_grad()
@@ -24,7 +24,7 @@ def quantize_int8_(
     rows of its input and of its weight alike before they are rounded, which leaves their products as they are.
     """
     here, dtype = layer.weight.device, layer.weight.dtype
-    in_int8 = multiply and int8_matmul.supports_layer(layer)
+    in_int8 = multiply and multiplies_in_8_bits(layer)
     rows = layer.weight.data.to(device).float().flatten(1)
     rotate = rotate and in_int8 and rows.shape[1] % int8_matmul.BLOCK == 0
     if rotate:
@@ -53,8 +53,8 @@ def _forward_int8(layer: Any, x: Tensor) -> Tensor:
         return _forward_dequantized(layer, x)
     dtype = wanted_type(x)
     rows = x.to(dtype).flatten(0, -2)
-    answer = int8_matmul.Int8Product.apply(rows, layer.weight, layer.weight_scale).unflatten(0, x.shape[:-1])
-    return answer if layer.bias is None else answer + layer.bias.to(dtype)
+    output = int8_matmul.Int8Product.apply(rows, layer.weight, layer.weight_scale).unflatten(0, x.shape[:-1])
+    return output if layer.bias is None else output + layer.bias.to(dtype)
 
 
 def _forward_dequantized(layer: Any, x: Tensor) -> Tensor:

@@ -10,14 +10,13 @@ summed side, so the backward pass turns Q first, which a compiled block does as 
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from library.compiler import torch_private
 
 LARGEST = 127
 TINY = 1e-12  # the scale of a row of zeros
 BLOCK = 64  # numbers of a row that are rotated together
-ALIGNED = 16  # rows of such lengths begin where a GPU reads 16 bytes at once
 
 
 # Why: docs/decisions/2026-11-22-int8-products-by-one-kernel.md
@@ -26,11 +25,6 @@ def supports_int8(device: torch.device) -> bool:
     if device.type != "cuda" or torch.version.hip is not None:
         return False
     return torch.cuda.get_device_capability(device) >= (7, 5) and torch_private.has_triton()
-
-
-def supports_layer(layer: nn.Module) -> bool:
-    """Whether a layer's matrix can be multiplied like that."""
-    return isinstance(layer, nn.Linear) and not (layer.in_features % ALIGNED or layer.out_features % ALIGNED)
 
 
 def rounded(rows: Tensor) -> tuple[Tensor, Tensor]:

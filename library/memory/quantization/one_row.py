@@ -16,5 +16,5 @@ def is_one_row(x: Tensor) -> bool:
 # Why: docs/decisions/2026-11-23-one-row-is-read-in-8-bits.md
 def multiplied(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     """x [1, in], weight [out, in] in 8 bits, the scale of each of its rows [out], bias [out] -> [1, out] as x."""
-    answer = ((x.float() * weight.float()).sum(-1) * scale)[None]
-    return (answer if bias is None else answer + bias.float()).to(x.dtype)
+    output = ((x.float() * weight.float()).sum(-1) * scale)[None]
+    return (output if bias is None else output + bias.float()).to(x.dtype)
