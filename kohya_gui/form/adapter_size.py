@@ -1,5 +1,5 @@
-"""How large a form's adapter is, asked of a process that has torch (`library.check.adapter_size`) and stays for a
-while: starting one takes seconds, an answer a part of one."""
+"""The size of a form's adapter, counted by a process that has torch (`library.check.adapter_size`) and keeps running,
+as starting one takes seconds and counting a fraction of one."""
 
 import json
 import subprocess
@@ -12,30 +12,30 @@ from library.config.json_types import JsonObject
 from library.config.problems import Text, read
 from library.config.sections import AdapterRun
 
-KEPT = 64  # answers
+KEPT = 64  # sizes
 UNKNOWN = "The size of this adapter is known once it trains."
 FAILED = "The size cannot be counted: run Check."
 MODEL = "pretrained_model_name_or_path"
 
 
 class SizeProcess:
-    """The process, started when it is asked first, and its latest answers."""
+    """The process, started on first use, and its latest results."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
-        self._lock = threading.Lock()  # a pipe has one answer at a time
-        self._answers: dict[str, JsonObject] = {}
+        self._lock = threading.Lock()  # a pipe carries one result at a time
+        self._results: dict[str, JsonObject] = {}
         self._counts: dict[str, list[int]] = {}
 
     def ask(self, config: AdapterRun) -> JsonObject:
         """The size of a config's adapter; `why` says why there is none."""
-        question = json.dumps({"script": config.script, "values": sent(config)})
+        request = json.dumps({"script": config.script, "values": sent(config)})
         with self._lock:
-            if question not in self._answers:
-                self._answers[question] = self._answered(question)
-                for old in list(self._answers)[:-KEPT]:
-                    del self._answers[old]
-            found = self._answers[question]
+            if request not in self._results:
+                self._results[request] = self._counted(request)
+                for old in list(self._results)[:-KEPT]:
+                    del self._results[old]
+            found = self._results[request]
         if "counts" in found:
             self._counts[_model(config)] = found["counts"]
         return _with_words(found)
@@ -44,7 +44,7 @@ class SizeProcess:
         """Blocks of a config's model by group, where it was counted already."""
         return self._counts.get(_model(config))
 
-    def _answered(self, question: str) -> JsonObject:
+    def _counted(self, request: str) -> JsonObject:
         for _ in range(2):  # the one that was started earlier may have ended meanwhile
             process = self._process
             if process is None or process.poll() is not None:
@@ -54,7 +54,7 @@ class SizeProcess:
                     encoding="utf-8", env=environment({}))  # fmt: skip
             try:
                 if process.stdin and process.stdout:
-                    process.stdin.write(question + "\n")
+                    process.stdin.write(request + "\n")
                     process.stdin.flush()
                     return dict(json.loads(process.stdout.readline()))
             except (OSError, ValueError):

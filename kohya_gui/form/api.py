@@ -1,4 +1,4 @@
-"""What the form asks while it is filled in: what is wrong or has no effect, presets, comparisons, probes, keys."""
+"""The API of the form while it is filled in: mistakes, options without effect, presets, comparisons, probes, keys."""
 
 import json
 import re
@@ -28,10 +28,10 @@ FILE = re.compile(r"[\\/].*\.[a-z]{2,}[\"']?\s*$", re.I | re.S)  # a path that n
 
 
 class FormApi:
-    """Answers for the forms of all training tabs, by tab."""
+    """Handlers for the forms of all training tabs, by tab."""
 
     def __init__(self, forms: Mapping[str, SettingsForm], kinds: Mapping[str, str], roots: Sequence[Path]) -> None:
-        """`kinds` say what learns, by tab."""
+        """`kinds` is what is trained, by tab."""
         self.forms, self.kinds, self.roots = forms, kinds, roots
         self.sizes = SizeProcess()
 

@@ -1,4 +1,4 @@
-"""The training tabs as a browser asks for them: what is in each, and what its buttons do."""
+"""The training tabs: their contents, loaded on demand, and their buttons."""
 
 import secrets
 from collections.abc import Iterator, Mapping
@@ -33,7 +33,7 @@ class TrainingTabs:
 
     @property
     def picture_handlers(self) -> dict[str, PictureHandler]:
-        """What may be looked at."""
+        """Handlers of GET requests."""
         return {"form": self.show}
 
     def place(self, tab: str) -> None:
@@ -60,7 +60,7 @@ class TrainingTabs:
         return Response(made, media_type="text/html", headers=headers)
 
     def prepare(self) -> None:
-        """Make what is shown first before anybody asks for it."""
+        """Prepare the first tab before it is requested."""
         self.show({"tab": next(iter(self.tabs))})
 
     def _tab(self, name: str) -> TrainingTab:

@@ -29,7 +29,7 @@ BUTTONS = {option: BUTTON.format(kind=kind) for kind, (option, _) in WANTED.item
 
 
 class CacheApi:
-    """Answers for the forms of all training tabs."""
+    """Handlers for the forms of all training tabs."""
 
     def __init__(self, forms: Mapping[str, SettingsForm], roots: Sequence[Path]) -> None:
         self.forms, self.roots = forms, roots

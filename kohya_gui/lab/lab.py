@@ -45,7 +45,7 @@ SIZES = re.compile(r"[0-9]{2,4}( *, *[0-9]{2,4}){0,5}")
 
 
 class LabTab:
-    """The tab's place on the page, and the answers to what its script asks."""
+    """The tab, and the handlers of its script's requests."""
 
     def __init__(self, forms: Mapping[str, SettingsForm], titles: Mapping[str, str], roots: Sequence[Path]) -> None:
         """`forms` and their `titles` by tab; files that a form names lie below `roots`. Made inside `gr.Blocks`."""

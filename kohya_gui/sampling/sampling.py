@@ -39,7 +39,7 @@ TAB, RUN, JOB = "tab:", "run:", "job:"  # what begins the name of a choice
 
 
 class SamplingTab:
-    """The tab's place on the page, and the answers to what its script asks. Made inside `gr.Blocks`."""
+    """The tab, and the handlers of its script's requests. Made inside `gr.Blocks`."""
 
     def __init__(self, forms: Mapping[str, SettingsForm], titles: Mapping[str, str], roots: Sequence[Path]) -> None:
         self.forms, self.titles, self.roots = forms, titles, roots

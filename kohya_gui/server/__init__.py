@@ -1,1 +1,1 @@
-"""The server behind the page: who may ask, files and folders, its answers as JSON, TensorBoard."""
+"""The server of the page: access checks, files and folders, the JSON API, TensorBoard."""

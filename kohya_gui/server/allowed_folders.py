@@ -1,7 +1,7 @@
-"""Folders that the user has allowed on the page: asked for once, kept in a file, and only on this computer.
+"""Folders that the user has allowed on the page: confirmed once, stored in a file, and only on this computer.
 
-Roots are the folders below which the page may touch files. Those given at the start always count. Where the page is
-open to this computer alone, a person who names another folder is asked, and the answer is kept for the next start.
+Roots are the folders below which the page may use files. Those given at the start always count. Where only this
+computer can open the page, a path in another folder leads to a question, and the answer is stored.
 """
 
 import os
@@ -30,7 +30,7 @@ RESERVED_OF_WINDOWS = ("$recycle.bin", "system volume information", "recovery", 
 
 
 class Roots(Sequence[Path]):
-    """Folders that may be used: those given, and, where the page `asks`, those that were allowed, as they are now."""
+    """Folders that may be used: those given, and, where the page `asks`, those that are allowed at the moment."""
 
     def __init__(self, given: Sequence[Path], asks: bool = False) -> None:
         self.given, self.asks = tuple(given), asks
@@ -52,18 +52,18 @@ class Roots(Sequence[Path]):
 
 
 class AllowedFolders:
-    """What scripts may ask: to allow a folder. The service answers this to browsers on this computer only."""
+    """The request to allow a folder, which only browsers on this computer may send."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self.roots = roots
 
     @property
     def handlers(self) -> dict[str, Handler]:
-        """What may be asked for."""
+        """Handlers of requests from the page's scripts."""
         return {"allow": self.allow}
 
     def allow(self, sent: ApiRequest) -> JsonObject:
-        """Remember a folder. Nothing of what was asked before counts: it is looked at anew."""
+        """Allow a folder, after checking it again."""
         text = sent.text("folder")
         if not isinstance(self.roots, Roots) or not self.roots.asks:
             raise ConfigError("Folders are allowed on the computer itself only: start the page with --root FOLDER.")
@@ -83,12 +83,12 @@ class AllowedFolders:
 
 
 def place() -> Path:
-    """The file with what was allowed."""
+    """The file of allowed folders."""
     return registry.data_folder() / "folders.json"
 
 
 def remembered() -> tuple[Path, ...]:
-    """What was allowed, as far as it still can be: the file is looked at as if anyone had written it."""
+    """The allowed folders that still may be; the file's contents are not trusted."""
     path = place()
     try:
         found = path.stat()
@@ -141,7 +141,7 @@ def refusal(folder: Path) -> str:
 
 
 def _forbidden(folder: Path) -> str:
-    """Why a place is none for a training's files, whatever lies there."""
+    """Why a folder must not be used for a training's files, whatever is in it."""
     parts = folder.parts[1:]
     if not parts:
         return "it is a whole disk: choose a folder on it"
@@ -167,7 +167,7 @@ def _system() -> list[Path]:
 
 
 def _holds(folder: Path, other: Path) -> bool:
-    """Whether a path is a folder or lies below it; upper and lower case are one, as on some systems they are."""
+    """Whether a path is a folder or inside it, ignoring case, as some systems do."""
     mine, theirs = ([part.casefold() for part in one.parts] for one in (folder, other))
     return theirs[: len(mine)] == mine
 

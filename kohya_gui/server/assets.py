@@ -1,4 +1,4 @@
-"""Scripts and styles, straight from memory: sixty small files of Gradio's that every visit asks for, and our own."""
+"""Scripts and styles served from memory: sixty small files of Gradio that every visit loads, and the page's own."""
 
 import gzip
 import mimetypes
@@ -23,7 +23,7 @@ App = Callable[[Scope, Any, Any], Awaitable[None]]
 
 
 class Assets:
-    """Answer for these files before Gradio does.
+    """Serve these files before Gradio does.
 
     Gradio reads and compresses each one anew for every visitor, one after the other, which is a third of the time that
     a first look at the page takes. Their addresses contain a hash of what is in them, so a browser may keep them for
@@ -31,7 +31,7 @@ class Assets:
     """
 
     def __init__(self, app: App, own: Mapping[str, bytes]) -> None:
-        """`own` are texts of ours by address."""
+        """`own` are the page's own texts by address."""
         self.app = app
         found = FOLDER.iterdir() if FOLDER.is_dir() else ()
         self.files: dict[str, Path | bytes] = {PREFIX + file.name: file for file in found if file.is_file()}
@@ -60,7 +60,7 @@ class Assets:
 
 @lru_cache(maxsize=512)
 def contents(file: Path | bytes, packed: bool) -> bytes:
-    """One file or text, as it goes over the wire. It is read once, so that it stays what its address says."""
+    """One file or text as it is sent. It is read once, so that it matches the hash in its address."""
     if packed:
         return gzip.compress(contents(file, False), 6)
     if not isinstance(file, Path):
@@ -70,6 +70,6 @@ def contents(file: Path | bytes, packed: bool) -> bytes:
 
 
 def kind(name: str) -> str:
-    """The content type of a file. For .js Windows asks its registry, which any program may have changed."""
+    """The content type of a file. For .js Windows looks into its registry, which any program may have changed."""
     own = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
     return own.get(Path(name).suffix) or mimetypes.guess_type(name)[0] or "application/octet-stream"

@@ -1,8 +1,8 @@
-"""Who may come in: an ASGI layer around the whole page, so that no route can be forgotten.
+"""Access checks: an ASGI layer around the whole page, so that no route can be forgotten.
 
-Three questions, in this order. Is the page asked for under a name of its own (else another site may have pointed its
-name here: DNS rebinding)? Does the request come from the page itself (else another site lets the browser press
-buttons here)? And, when the page is open to other machines: does the visitor know the token, or user and password?
+Three checks, in this order. Is the Host a name of the page (else another site may have pointed its name here: DNS
+rebinding)? Is the Origin the page itself (else another site makes the browser send requests: CSRF)? And, when the page
+is open to other machines: does the request carry the token, or user and password?
 """
 
 import asyncio
@@ -102,7 +102,7 @@ class AuthGate:
             await self.app({**scope, "headers": headers, HERE: is_here(scope)}, receive, send)
 
     def refusal(self, scope: Scope, headers: dict[str, str]) -> str:
-        """Why a request is turned away whoever sent it, or ""."""
+        """Why a request is refused by its Host or Origin, or ""."""
         name = name_of(headers.get("host", ""))
         if not self._is_ours(name) or sum(key.lower() == b"host" for key, _ in scope["headers"]) > 1:
             return (
@@ -119,7 +119,7 @@ class AuthGate:
         return ""
 
     def known(self, headers: dict[str, str]) -> bool:
-        """Whether the visitor shows the token, in the cookie or as a bearer, or user and password."""
+        """Whether a request carries the token, in the cookie or as a bearer, or user and password."""
         shown = [part.strip().partition("=")[2] for part in headers.get("cookie", "").split(";")
                  if part.strip().startswith(f"{self.cookie}=")]  # fmt: skip
         kind, _, credentials = headers.get("authorization", "").partition(" ")
@@ -153,7 +153,7 @@ class AuthGate:
         return sent in own or (name_of(sent) not in LOOPBACK and self._is_allowed(name_of(sent)))
 
     async def _ask(self, scope: Scope, send: Send) -> None:
-        """Take the token from the address into a cookie, so that it does not stay in the address; else ask for it."""
+        """Move the token from the address into a cookie; without one show the form that asks for it."""
         asked = [(b"www-authenticate", b'Basic realm="Kohya Trainer", charset="UTF-8"')] if self.login else []
         missing = "Name or password is missing or wrong: load the page again." if self.login else ""
         if scope["type"] != "http" or scope.get("method") not in ("GET", "HEAD"):
@@ -182,7 +182,7 @@ class AuthGate:
 
 
 def same(one: str, other: str) -> bool:
-    """Whether two secrets are equal, in a time that tells nothing about them."""
+    """Whether two secrets are equal, compared in constant time."""
     first, second = (hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest() for text in (one, other))
     return hmac.compare_digest(first, second)
 
@@ -211,7 +211,7 @@ FORM = (
 
 async def respond(scope: Scope, send: Send, status: int, text: str, headers: Iterable[tuple[bytes, bytes]] = (),
                  form: str | None = None) -> None:  # fmt: skip
-    """A short page, or JSON for what is no page view; a socket is closed."""
+    """Send a short page, or JSON if the client does not accept HTML; close a websocket."""
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008})
         return

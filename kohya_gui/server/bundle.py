@@ -1,4 +1,4 @@
-"""The page's modules as one script, so that a browser asks once and not for each of them."""
+"""Bundle the page's modules into one script, so that a browser sends one request."""
 
 import re
 from pathlib import Path, PurePosixPath
@@ -10,8 +10,8 @@ _LEFT = re.compile(r"^(?:import|export)\b.*", re.MULTILINE)
 
 # Why: docs/decisions/2026-11-23-scripts-are-one-file.md
 def bundle(folder: Path, first: str) -> str:
-    """`first` and all that it imports, each module as a function that hands back what it exports, in the order in which
-    a browser would run them. Raises ValueError for what cannot be put together: a circle, or another kind of import."""
+    """`first` and all that it imports, each module as a function that returns its exports, in the order in which a
+    browser would run them. Raises ValueError for a circular import or another kind of import."""
     made: dict[str, str] = {}
     _add(folder, first, made, ())
     entries = ", ".join(f'"{name}": {_variable(name)}' for name in made)
@@ -19,7 +19,7 @@ def bundle(folder: Path, first: str) -> str:
 
 
 def _add(folder: Path, name: str, made: dict[str, str], above: tuple[str, ...]) -> None:
-    """Put a module behind those that it imports."""
+    """Append a module after those that it imports."""
     if name in above:
         raise ValueError(f"{name} imports itself by way of {' and '.join(above[above.index(name) + 1 :])}")
     if name in made:
@@ -46,7 +46,7 @@ def _add(folder: Path, name: str, made: dict[str, str], above: tuple[str, ...]) 
 
 
 def _resolved(name: str, wanted: str) -> str:
-    """What a module means by the relative path of another."""
+    """Resolve a relative import of a module."""
     parts: list[str] = []
     for part in (PurePosixPath(name).parent / wanted).parts:
         if part == "..":

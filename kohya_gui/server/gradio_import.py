@@ -1,4 +1,4 @@
-"""Importing Gradio, and making a page with it, without the work whose result nothing here uses."""
+"""Import Gradio and build a page with it without work whose result the page does not use."""
 
 import importlib.machinery
 import importlib.util
@@ -14,7 +14,7 @@ LATER = "pandas"  # what Gradio imports for components that the page has not
 
 class _Loader(importlib.machinery.SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
-        """Run the module, and let its writer do nothing; a later version may have none."""
+        """Run the module, and disable its writer of .pyi files; a later version may have none."""
         super().exec_module(module)
         if hasattr(module, WRITER):
             setattr(module, WRITER, lambda *_: None)
@@ -22,7 +22,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 # Why: docs/decisions/2026-11-23-gradio-imports-less.md
 class LightGradio:
-    """Finds two modules: of one it takes what writes a .pyi file for each component, the other runs when it is used."""
+    """Finds two modules: in one it disables writing .pyi files of components, the other is loaded on first use."""
 
     def __init__(self) -> None:
         self.left = {MODULE, LATER}
@@ -53,7 +53,7 @@ class _NoApp:
 
 @contextmanager
 def without_apps() -> Iterator[None]:
-    """Put a page together without the two servers that Gradio makes on the way, before the one that is mounted."""
+    """Build a page without the two server applications that Gradio makes besides the one that is mounted."""
     from gradio import blocks
 
     real, blocks.App = blocks.App, _NoApp  # type: ignore[misc]

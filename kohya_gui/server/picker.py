@@ -1,4 +1,4 @@
-"""The browser's file picker: what lies in the folders that the page may use. It lists names and reads nothing."""
+"""The page's file picker: lists names in the folders that the page may use, and reads no file."""
 
 import os
 import re
@@ -63,7 +63,7 @@ class Picker:
         return {"list": self.list}
 
     def list(self, sent: ApiRequest) -> JsonObject:
-        """The folders and files of a folder. Of a path that is not there, the nearest folder above it that is."""
+        """The folders and files of a folder; of a missing path those of its nearest existing parent."""
         endings = tuple(end.lower() for end in sent.text("endings").split())
         where, part = self._nearest(sent.text("folder")), sent.text("filter").lower()
         places = [{"name": _title(root), "path": str(root)} for root in self.roots]
@@ -79,7 +79,7 @@ class Picker:
         }  # fmt: skip
 
     def _nearest(self, text: str) -> Path:
-        """The folder that is meant: the first root when nothing is, else it or the nearest one above that is there."""
+        """The folder to list: the first root for an empty path, else the path or its nearest existing parent."""
         if not text.strip():
             return next((root for root in self.roots if root.is_dir()), self.roots[0])
         path = paths.inside(text, self.roots, "folder")
@@ -90,7 +90,7 @@ class Picker:
         return path
 
     def _may(self, entry: os.DirEntry[str]) -> bool:
-        """Whether the guard would let it pass: what is hidden or reserved, and links that lead out, are not shown."""
+        """Whether `paths` would allow it: no hidden or reserved name, and no link that leads out of the roots."""
         plain = not (entry.name.startswith(".") or RESERVED.fullmatch(entry.name) or ":" in entry.name)
         if not plain or not entry.name.isprintable():
             return False
@@ -122,7 +122,7 @@ def _sized(where: Path, entry: JsonObject) -> JsonObject:
 
 
 def _order(entry: JsonObject) -> tuple[bool, list[tuple[int, str]]]:
-    """Folders first, and numbers in names by their value."""
+    """Sort key: folders first, numbers in names by their value."""
     parts = DIGITS.split(entry["name"].lower())
     return not entry["folder"], [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 

@@ -1,4 +1,4 @@
-"""Which of Gradio's routes the page needs, and what a browser may do with its answers.
+"""Allow only those of Gradio's routes that the page needs, and send security headers.
 
 Gradio comes with some eighty routes: a proxy, a code editor, run histories, links that store what is on screen when
 they are read. The page needs a dozen; what is not listed here does not exist.
@@ -54,7 +54,7 @@ class Protected:
 
 
 class Routes:
-    """Answer 404 for all that the page does not need."""
+    """Respond with 404 to all routes that the page does not need."""
 
     def __init__(self, app: App, prefix: str = "") -> None:
         """`prefix` is the path under which a proxy shows the page; a proxy may leave it in the path or cut it off."""
@@ -76,14 +76,14 @@ class Routes:
 
 
 def is_visited(scope: Scope, path: str) -> bool:
-    """Whether a browser asks for this to show it as a page of its own, and not for a part of one."""
+    """Whether a browser navigates to this address, and does not load a part of the page."""
     wants = dict(scope["headers"]).get(b"accept", b"")
     return b"text/html" in wants and not path.startswith((API, "/own/", "/tensorboard/"))
 
 
 def explained(scope: Scope, send: Send) -> Send:
-    """What sends an answer on, and says in its place how to start the page where nothing is found: most often a
-    proxy shows the page under a path that it was not started with."""
+    """A `send` that replaces 404 by how to start the page: most often a proxy serves it under a path that it was not
+    started with."""
     missing = False
 
     async def tell(message: Any) -> None:
@@ -99,7 +99,7 @@ def explained(scope: Scope, send: Send) -> Send:
 
 
 def is_open(method: str, path: str) -> bool:
-    """Whether the page needs this route. Gradio reads with GET and acts with POST; other methods it has no use for."""
+    """Whether the page needs this route. Gradio reads with GET and acts with POST; other methods are refused."""
     if NEVER.fullmatch(path):
         return False
     if not path.startswith(API):

@@ -1,4 +1,4 @@
-"""How the page is reached: its options on the command line, its address, its secrets, and the server itself."""
+"""Command line options of the page, its address and secrets, and the server."""
 
 import argparse
 import contextlib
@@ -32,7 +32,7 @@ REFUSED = {
 
 
 class _Refusing(argparse.Action):
-    """An option that only says why it is none."""
+    """An option of other programs that is refused with a reason."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
         name = self.option_strings[0]
@@ -76,7 +76,7 @@ def prefix_of(root_path: str) -> str:
 
 
 def access_of(given: argparse.Namespace) -> JsonObject:
-    """Who may ask for the page: the arguments of AuthGate. Raises ConfigError for a secret that is none."""
+    """The arguments of AuthGate. Raises ConfigError for an unusable secret."""
     names = [
         *given.allowed_host,
         *filter(None, [urlsplit(given.root_path).hostname if "://" in given.root_path else ""]),
@@ -96,7 +96,7 @@ def access_of(given: argparse.Namespace) -> JsonObject:
 
 
 def is_private(access: JsonObject, root_path: str) -> bool:
-    """Whether the page is for this computer alone: no other address, no other name, nobody who has to show anything."""
+    """Whether only this computer can open the page: no other address, no other name, no token or password."""
     return is_loopback(access["host"]) and not (access["token"] or access.get("login") or access["also"] or root_path)
 
 
@@ -123,7 +123,7 @@ def password() -> str:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket. Held from here to the server, so that nobody takes the port in between.
+    """A listening socket. It stays open until the server uses it, so that no other program takes the port.
 
     Raises OSError, with a sentence, when the address or the port cannot be had.
     """
@@ -142,7 +142,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def _bound(host: str, port: int) -> tuple[socket.socket | None, str]:
-    """A listening socket, or why there is none."""
+    """A listening socket, or the error."""
     # asyncio sends at once only through sockets that say TCP of themselves. Else the second half of an answer, which
     # begins with its headers, waits for the browser to acknowledge the first: 40 ms for each.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -164,7 +164,7 @@ def _bound(host: str, port: int) -> tuple[socket.socket | None, str]:
 
 
 def _free(host: str, after: int) -> int:
-    """The next port that is free; 0 where none of the next ones is."""
+    """The next free port; 0 where none of the following ones is."""
     for port in range(after + 1, min(after + 1 + TRIED, 65536)):
         made, _ = _bound(host, port)
         if made:
@@ -174,7 +174,7 @@ def _free(host: str, after: int) -> int:
 
 
 def announce(given: argparse.Namespace, port: int, access: JsonObject) -> None:
-    """Say where the page is, and open it where there is a screen."""
+    """Print the page's address, and open it in a browser where there is a screen."""
     token = "" if given.user else access["token"]
     print(f"Kohya Trainer is at {url(given.host, port, token)}  (Ctrl+C ends it; trainings go on)", flush=True)
     if given.user:
@@ -189,17 +189,17 @@ def announce(given: argparse.Namespace, port: int, access: JsonObject) -> None:
 
 
 def has_screen() -> bool:
-    """Whether a browser could be seen: over SSH and on servers one would take over the terminal instead."""
+    """Whether a browser with a window can be opened: over SSH and on servers one would take over the terminal."""
     if sys.platform in ("win32", "darwin"):
         return "SSH_CONNECTION" not in os.environ
     return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
 class QuietServer(uvicorn.Server):
-    """It ends quietly: browsers that have the page open are cut off then, which is told as an error of each."""
+    """uvicorn that ends without an error for each browser that is still connected."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Cut off whoever is left, once it is told to end."""
+        """Close the remaining connections."""
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         await super().shutdown(sockets)
 
@@ -212,7 +212,7 @@ def serve(app: Any, bound: socket.socket) -> None:
 
 
 def url(host: str, port: int, token: str) -> str:
-    """What to open: a listener on all addresses is reached here under this computer's own."""
+    """The address to open: a server that listens on all addresses is opened as localhost."""
     name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{name}:{port}/" + (f"?token={token}" if token else "")
 

@@ -1,4 +1,4 @@
-"""TensorBoard as a process of the page's own: on loopback, and deaf to all who do not show the page's secret.
+"""TensorBoard as a process of the page: on loopback, refusing requests without the page's secret.
 
 A port on loopback is open to every program and, by a name that is pointed at it, to web sites; so the page alone
 knows the secret. The process ends with the page, whose end of the pipe it watches.
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def guarded(app: Callable[..., Iterable[bytes]], secret: str) -> Callable[..., Iterable[bytes]]:
-    """A WSGI application that answers only to those who know the secret."""
+    """A WSGI application that refuses requests without the secret."""
 
     def answer(environ: JsonObject, start: Callable[..., Any]) -> Iterable[bytes]:
         if hmac.compare_digest(environ.get(HEADER, "").encode("latin-1"), secret.encode()):

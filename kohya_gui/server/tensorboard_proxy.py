@@ -26,7 +26,7 @@ KEPT = ("content-type", "content-encoding", "cache-control", "expires")  # and t
 
 
 class TensorboardProxy:
-    """Pass what is asked below /tensorboard/ on to a TensorBoard on loopback, and all else to the page."""
+    """Forward requests below /tensorboard/ to a TensorBoard on loopback, and all others to the page."""
 
     def __init__(self, app: App) -> None:
         self.app = app
@@ -52,7 +52,7 @@ class TensorboardProxy:
             await respond(scope, send, 404, "TensorBoard does not run.")
 
     def _offer(self) -> tuple[str, list[tuple[bytes, bytes]], str]:
-        """What is said before it runs, with the button that starts it: looking at a page starts nothing."""
+        """The page with the button that starts TensorBoard: opening a page starts nothing."""
         found = folders()
         if not found:
             return "No training has written curves for TensorBoard yet. Set its logging folder (logging_dir).", [], ""
@@ -104,15 +104,15 @@ class TensorboardServer:
 
     @property
     def running(self) -> bool:
-        """Whether it is there to be asked."""
+        """Whether the process runs."""
         return self.process is not None and self.process.poll() is None
 
     def shows(self, wanted: list[Path]) -> bool:
-        """Whether it runs and knows all these folders."""
+        """Whether it runs on all these folders."""
         return self.running and set(wanted) <= set(self.folders)
 
     def start(self, wanted: list[Path]) -> None:
-        """Start it on these folders, instead of on those that it knew. Raises OSError when it does not come up."""
+        """Start it, or start it again, on these folders. Raises OSError when it does not start."""
         self.stop()
         code = [sys.executable, "-m", "kohya_gui.server.tensorboard"]
         root = Path(__file__).resolve().parents[2]
@@ -145,7 +145,7 @@ class TensorboardServer:
 
 
 def folders() -> list[Path]:
-    """Where the runs that this user knows write their curves."""
+    """The folders of curves of this user's runs."""
     found: dict[Path, None] = {}
     for run in reader.runs()[:RUNS]:
         config = run.facts.get("config") or {}
@@ -157,7 +157,7 @@ def folders() -> list[Path]:
 
 
 async def _body(receive: Receive) -> bytes | None:
-    """All that the browser sends, or None when that is too much."""
+    """The body of a request, or None when it is too large."""
     parts, size = [], 0
     while True:
         message = await receive()

@@ -1,8 +1,8 @@
-"""Images and captions from a browser into a folder inside the roots: in pieces, resumed where they broke off.
+"""Uploads of images and captions into a folder inside the roots: in pieces, and resumable.
 
-A browser asks with the names and lengths of its files, and is told of each from where to send it. What has come so far
-lies in the folder under a hidden name; a file gets its own name once it is complete and was looked into. A file that
-is there already is not sent again, and none is written over.
+A browser sends the names and lengths of its files, and gets for each the offset to send from. An unfinished file has a
+hidden name; it gets its own name once it is complete and was checked. A file that exists already is not sent again, and
+none is overwritten.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ ALIKE = 4  # unfinished files of one name and length that may lie in a folder
 
 @dataclass
 class Upload:
-    """A file that is on its way."""
+    """An unfinished upload."""
 
     part: Path  # what has come so far
     name: str  # that it will get
@@ -38,7 +38,7 @@ class Upload:
 
 
 class ImageUploads:
-    """Files on their way, by the names of what has come of them so far."""
+    """Unfinished uploads, by the paths of their partial files."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self.roots = roots
@@ -52,11 +52,11 @@ class ImageUploads:
 
     @property
     def piece_handlers(self) -> dict[str, PieceHandler]:
-        """What takes pieces of files."""
+        """Handlers of pieces of files."""
         return {"upload": self.take}
 
     def suggest(self, sent: ApiRequest) -> JsonObject:
-        """A folder for new images that is not there yet."""
+        """Suggest a folder for new images that does not exist yet."""
         home = next((root for root in self.roots if root.is_dir()), self.roots[0])
         named = incoming_files.safe_name(f"{sent.text('name') or 'images'}.png").removesuffix(".png")
         above = paths.inside(str(home / "kohya" / "images"), self.roots, "folder")
@@ -65,7 +65,7 @@ class ImageUploads:
         }
 
     def begin(self, sent: ApiRequest) -> JsonObject:
-        """What is to be done with each file: sent from some byte on, looked at first, or nothing.
+        """What to do with each file: send it from an offset on, send its checksum first, or nothing.
 
         A file is {name, size, modified, sums}; `sums` are CRC-32 of its first so many bytes, which the browser works
         out where it is asked to ("check"), and by which a file is known that is there already, wholly or in part.
@@ -97,7 +97,7 @@ class ImageUploads:
         return {"folder": str(folder), "files": said}
 
     def _wait_for(self, part: Path, asked: int, name: str, one: JsonMapping) -> JsonObject:
-        """Take the pieces of a file from now on, or ask first for the sum of what seems to be here of it."""
+        """Expect the pieces of a file, or ask for the checksum of the part that is here already."""
         if asked:
             return {"state": "check", "bytes": asked}
         upload = self.known.setdefault(part.name, Upload(part, name, one["size"]))
@@ -106,7 +106,7 @@ class ImageUploads:
         return {"state": "send", "id": part.name, "offset": _length(part), "name": upload.name}
 
     def _part(self, folder: Path, name: str, one: JsonMapping) -> tuple[Path, int]:
-        """Where the pieces of a file are put together, and how many of its bytes have to be compared before."""
+        """The partial file of an upload, and how many of its bytes have to be compared first."""
         said = f"{folder}|{name}|{one['size']}|{one['modified']}"
         for number in range(ALIKE):
             key = hashlib.blake2b(f"{said}|{number}".encode(), digest_size=12).hexdigest()
@@ -123,7 +123,7 @@ class ImageUploads:
         raise ConfigError("{name}: other files of this name are being sent; try again later", name=name)
 
     def take(self, query: Mapping[str, str], body: bytes) -> JsonObject:
-        """Put a piece behind what has come of a file; with the last one comes the CRC-32 of all of it (`sum`).
+        """Append a piece to a file; the last one comes with the CRC-32 of the whole file (`sum`).
 
         A piece that does not fit there changes nothing, and the browser asks anew.
         """
@@ -172,7 +172,7 @@ def _is_file(one: object) -> bool:
 
 
 def _of_existing(folder: Path, there: Mapping[str, str], name: str, one: JsonMapping) -> JsonObject:
-    """What is to be said of a file that is not to be sent: it is refused, or there already."""
+    """The reply for a file that need not be sent: it is refused, or exists already."""
     if why := incoming_files.refusal(name, one["size"]):
         return {"state": "refused", "name": name, "why": why}
     same = folder / there.get(name.lower(), name)
@@ -185,7 +185,7 @@ def _of_existing(folder: Path, there: Mapping[str, str], name: str, one: JsonMap
 
 
 def _final(names: Sequence[str], taken: set[str]) -> list[str]:
-    """The names that files will get, in their order; a name that comes twice is another file the second time."""
+    """The final names of files, in their order; a name that occurs twice gets a number."""
     found: list[str] = [""] * len(names)
     left = list(range(len(names)))
     while left:

@@ -1,7 +1,7 @@
-"""How large the adapters are that network settings make: their layers, numbers and file, counted without weights.
+"""The size of the adapters of network settings: layers, parameters and bytes of the file, counted without weights.
 
-The page asks for it while one types, so that this runs as a process of its own that answers one line with another:
-`python -m library.check.adapter_size`. It ends when nobody has asked for a while, or when the page does.
+The page shows it while one types, so this runs as a process that answers each line of standard input with a line:
+`python -m library.check.adapter_size`. It ends after some minutes without a request, and with the page.
 """
 
 import contextlib
@@ -31,19 +31,19 @@ from library.families.facts import block_of
 from library.families.network_args import LycorisArgs
 from library.methods.lora import LoraAdapters
 
-IDLE = 300.0  # seconds after which nobody is expected to ask again
-# As if all of it learned, from nothing.
+IDLE = 300.0  # seconds without a request after which the process ends
+# Options by which all layers are trained from new weights.
 ALL = {"learning_rate": 1e-4, "unet_lr": None, "text_encoder_lr": None, "network_weights": None,
        "dim_from_weights": False, "base_weights": None}  # fmt: skip
-HEADER = 120  # bytes that a file has about each tensor
+HEADER = 120  # bytes of a file's header per tensor
 
 
 def size(config: AdapterRun) -> JsonObject:
-    """Layers that learn, their numbers, the bytes of the file, layers of each block, and blocks of the model by group.
+    """Trained layers, parameters, bytes of the file, layers of each block, and blocks of the model by group.
 
-    Raises ConfigError with what keeps adapters from being made, RuntimeError where only training can tell.
+    Raises ConfigError with what is wrong with the adapters, RuntimeError where only a training can count them.
     """
-    if network_args.args_class(config) is None:  # a package that somebody names while typing is not run
+    if network_args.args_class(config) is None:  # a package whose name is being typed is not imported
         raise RuntimeError(config.network.module)
     args, groups = network_args.read(config), families.facts(config.family).blocks
     family, pristine = _components(type(config), _key(config), methods.reads_encoders(config))

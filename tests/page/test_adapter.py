@@ -106,7 +106,7 @@ class Counted:
 
 def test_the_size_is_asked_once_and_said_in_words(monkeypatch):
     sizes, counted = SizeProcess(), Counted()
-    monkeypatch.setattr(sizes, "_answered", counted)
+    monkeypatch.setattr(sizes, "_counted", counted)
     config = build(config_class(lora_script("flux")), {"pretrained_model_name_or_path": "a.safetensors"}, notes=[])
     assert sizes.counts(config) is None
     told = [sizes.ask(config) for _ in range(2)]
@@ -126,7 +126,7 @@ def test_the_size_is_counted_by_a_process_that_can_be_lost():
 @pytest.mark.browser
 def test_fields_and_text_stay_in_step(visit, monkeypatch):
     counted = Counted()
-    monkeypatch.setattr(SizeProcess, "_answered", lambda self, question: counted(question))
+    monkeypatch.setattr(SizeProcess, "_counted", lambda self, request: counted(request))
     seen = visit()
     page = seen.page
     seen.family("FLUX.1")
