@@ -1,6 +1,7 @@
 """What does not fit the model, a file of adapters or a state is told from their headers, before anything is loaded."""
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from library.check import preflight
@@ -21,6 +22,11 @@ def made(demo, tmp_path_factory):
         train(config_of(demo, FLUX, **base, output_name=name, **how))
     plain = load_file(folder / "out" / "plain.safetensors")
     save_file({name.replace("_blocks_", "_blocks_7"): t for name, t in plain.items()}, folder / "else.safetensors")
+    save_file({name: t for name, t in plain.items() if "up" not in name or "linear1" not in name},
+              folder / "half.safetensors")  # fmt: skip
+    save_file({name: t * torch.nan for name, t in plain.items()}, folder / "nan.safetensors")
+    wide = (torch.cat([t, t], 1) if name.endswith("down.weight") else t for name, t in plain.items())
+    save_file(dict(zip(plain, wide, strict=True)), folder / "wide.safetensors")
 
     def findings(script, **how):
         values = {name: str(value).replace("HERE", str(folder)) for name, value in how.items() if "HERE" in str(value)}
@@ -54,6 +60,15 @@ FITS_NOT = [
     ({"network_weights": "HERE/out/lokr.safetensors"}, "is LoKr, not a plain LoRA"),
     ({"network_weights": "HERE/else.safetensors"}, "network_weights: nothing in"),
     ({"base_weights": "HERE/else.safetensors"}, "base_weights: nothing in"),
+    *(
+        ({option: f"HERE/{file}.safetensors"}, words)
+        for option in ("network_weights", "base_weights")
+        for file, words in (
+            ("half", "lacks its up matrix: the file is damaged"),
+            ("nan", "tensors do); choose another"),
+            ("wide", "has another size than this model's layer"),
+        )
+    ),
     ({"network_args": ["train_blocks=double", "train_double_block_indices=50"]}, "nothing is trained"),
     ({"unet_lr": 0}, "unet_lr is 0, so nothing would be trained"),
 ]
