@@ -18,7 +18,7 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem, Report, Text, counted, problems_of, together
 from library.config.run_config import RunConfig
 from library.config.sections.learning import LONGEST
-from library.data import debug_dataset, text_encoding
+from library.data import debug_dataset, pixels, text_encoding
 from library.data.length import Length, length
 from library.families.base import Family
 from library.files import free_space
@@ -318,7 +318,7 @@ def _samples(config: RunConfig) -> Iterator[Problem]:
         yield Problem("sample_prompts", template, fix=off)
     if sample.sample_prompts:
         try:
-            yield from prompts.absent(sample.sample_prompts, config.control_images)
+            yield from prompts.unreadable(sample.sample_prompts, config.control_images, pixels.check_file)
         except ConfigError as e:
             yield from e.problems
 
