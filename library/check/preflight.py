@@ -140,6 +140,7 @@ def judged(
         family = families.family_for(config)
         remarks += [] if failed["model"] else [*family.notes(), *_cut_captions(family, images)]
         remarks += [] if failed["network"] else methods.notes(config)
+        remarks += [] if failed["model"] or failed["other adapters"] else adapter_files.notes(config)
         remarks += [] if config.compile.compile_fullgraph else _graphs(config, images, failed)
         remarks += [] if failed["optimizer"] else optimizers.notes(config)
         path = config.sample.sample_prompts

@@ -25,6 +25,7 @@ def made(demo, tmp_path_factory):
     save_file({name: t for name, t in plain.items() if "up" not in name or "linear1" not in name},
               folder / "half.safetensors")  # fmt: skip
     save_file({name: t * torch.nan for name, t in plain.items()}, folder / "nan.safetensors")
+    save_file(plain, folder / "chroma.safetensors", {"ss_base_model_version": "chroma"})
     wide = (torch.cat([t, t], 1) if name.endswith("down.weight") else t for name, t in plain.items())
     save_file(dict(zip(plain, wide, strict=True)), folder / "wide.safetensors")
 
@@ -104,11 +105,19 @@ def test_several_misfits_are_told_together(made):
     assert len(found) == 4 and len({line.split(":")[0].split(" ")[0] for line in found}) == 4
 
 
-HIGH = [({"unet_lr": 1e3}, "unet_lr 1000.0 is very high"), ({"network_alpha": 1e6}, "network_alpha 1e+06 is far above")]
+HIGH = [
+    ({"unet_lr": 1e3}, "unet_lr 1000.0 is very high"),
+    ({"network_alpha": 1e6}, "network_alpha 1e+06 is far above"),
+    (
+        {"network_weights": "HERE/chroma.safetensors"},
+        "was trained for chroma (ss_base_model_version), and this is flux1",
+    ),
+    ({"base_weights": "HERE/chroma.safetensors"}, "was trained for chroma (ss_base_model_version), and this is flux1"),
+]
 
 
 @pytest.mark.parametrize(("how", "words"), HIGH, ids=str)
-def test_what_is_legal_and_absurd_is_a_remark(made, how, words):
+def test_what_is_legal_and_odd_is_a_remark(made, how, words):
     found, remarks = made(FLUX, **how)
     assert not found and any(words in line for line in remarks)
 
