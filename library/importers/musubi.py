@@ -157,12 +157,12 @@ def dataset(found: JsonMapping) -> tuple[str, list[str]]:
     sets = []
     for i, table in enumerate(tables(found["datasets"]), 1):
         place = Text("dataset {number}", number=i)
-        own = _known(table, [*known, "image_directory", "image_jsonl_file"], place, notes)
-        folder, listed = own.pop("image_directory", None), own.pop("image_jsonl_file", None)
-        if folder is None and listed is None:
+        if table.get("image_directory") is None and table.get("image_jsonl_file") is None:
             template = "{place} is left out: only images with caption files, or in a .jsonl file, are read"
             notes.append(Text(template, place=place))
             continue
+        own = _known(table, [*known, "image_directory", "image_jsonl_file"], place, notes)
+        folder, listed = own.pop("image_directory", None), own.pop("image_jsonl_file", None)
         subset = {"image_dir": folder} if folder else {"metadata_file": listed}
         subset |= {"num_repeats": own.pop("num_repeats", repeats)}
         if references := own.pop("control_directory", None):

@@ -109,6 +109,25 @@ def test_captions_that_ai_toolkit_encodes_once_are_not_dropped_and_prompts_keep_
         ]
 
 
+def test_advice_for_files_of_ai_toolkit_names_what_the_model_has():
+    told = {}
+    for arch, name in (("chroma", "/m/chroma.safetensors"), ("qwen_image", QWEN)):
+        for kind in ("lora", "lokr"):
+            found = of_aitoolkit(arch, name)
+            process = found["config"]["process"][0]
+            process["network"] |= {"type": kind, "network_kwargs": {"only_if_contains": ["attn"]}}
+            process["train"]["content_or_style"] = "style"
+            process["model"]["extras_name_or_path"] = "org/whole"
+            made = importers.read(found, CONFIGS)
+            texts = {outcome.key: outcome.text for outcome in made.outcomes}
+            told[kind] = texts["network.network_kwargs.only_if_contains"]
+            assert "timestep_sampling" in texts["train.content_or_style"]
+            assert texts["model.extras_name_or_path"].rpartition(": ")[2] == {
+                "chroma": "t5xxl, ae", "qwen_image": "text_encoder, vae"}[arch]  # fmt: skip
+            assert not getattr(made.config.model, "clip_l", None)
+        assert "exclude_patterns, include_patterns" in told["lora"] and "(preset)" in told["lokr"]
+
+
 def test_presets_of_onetrainer_name_an_optimizer_and_mean_what_it_keeps_for_it():
     kept = {"ADAFACTOR": {"fused_back_pass": True, "clip_threshold": 0.5}, "ADAMW": {"beta1": 0.1}}
     preset = {"model_type": "CHROMA_1", "base_model_name": "chroma", "train_dtype": "BFLOAT_16", "text_encoder": {
