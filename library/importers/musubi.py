@@ -93,14 +93,20 @@ def _own_ways(builder: ImportBuilder, module: str) -> None:
             Text("{trainer} trains {model}", trainer=TRAINER, model="FLUX.1 Kontext"),
             {"model_type": "kontext"},
         )
-        arguments = builder.values.get("network_args") or ()
+        arguments = _arguments(builder)
         if module == "networks.lora_flux" and not any(one.startswith("exclude_patterns=") for one in arguments):
             said = Text("{trainer} does not train the modulation of all blocks", trainer=TRAINER)
             set_by(builder, "network_args", said, {"network_args": [*arguments, f"exclude_patterns=[{MODULATION!r}]"]})
     elif module == "networks.lora_qwen_image":
-        arguments = [*(builder.values.get("network_args") or ()), "train_modulation=True"]
+        arguments = [*_arguments(builder), "train_modulation=True"]
         said = Text("{trainer} trains the modulation of all blocks as well", trainer=TRAINER)
         set_by(builder, "network_args", said, {"network_args": arguments})
+
+
+def _arguments(builder: ImportBuilder) -> list[str]:
+    """network_args, which may be one text."""
+    given = builder.get("network_args") or ()
+    return given.split() if isinstance(given, str) else [str(one) for one in given]
 
 
 def family_of(found: JsonMapping, script: str) -> str:
@@ -124,7 +130,7 @@ def _lycoris(builder: ImportBuilder, module: str) -> None:
     """Its own LoHa and LoKr are LyCORIS' here, which chooses layers in another way."""
     if module not in TABLES["lycoris"]:
         return
-    given = [str(one) for one in builder.get("network_args") or ()]
+    given = _arguments(builder)
     arguments = [one for one in given if one.partition("=")[0].strip() in TABLES["lycoris_arguments"]]
     left_out = [one.partition("=")[0] for one in given if one not in arguments]
     made = [f"algo={TABLES['lycoris'][module]}", *arguments]

@@ -78,6 +78,16 @@ def test_each_key_of_a_whole_file_has_a_fate_with_a_reason_of_its_own(name):
         )
 
 
+@pytest.mark.parametrize("module", ["networks.lora_qwen_image", "networks.lokr", "networks.lora_flux"])
+def test_arguments_of_musubi_tuner_may_be_one_text(module):
+    listed, text = (
+        of_musubi(qwen=module != "networks.lora_flux") | {"network_module": module, "network_args": given}
+        for given in (["rank_dropout=0.1", "loraplus_lr_ratio=4"], "rank_dropout=0.1 loraplus_lr_ratio=4")
+    )
+    made = [importers.read(found, CONFIGS).config.network.network_args for found in (listed, text)]
+    assert made[0] == made[1] and "loraplus_lr_ratio=4" in made[0]
+
+
 def test_what_only_adapters_have_is_said_to_be_of_the_familys_own_adapters():
     found = {name: value for name, value in of_musubi(True).items() if name not in ("network_module", "network_dim")}
     made = importers.read(found, CONFIGS)
