@@ -12,7 +12,7 @@ from library.config.sections import AdapterRun
 from library.families import recognition
 from library.families.shared.weights import entries
 from library.methods import small_files
-from library.tools import names
+from library.tools import names, storage
 from library.train import resume_state
 
 UNPICKLED = (".pt", ".pth", ".ckpt", ".bin")  # which have no header: their tensors are read
@@ -22,10 +22,7 @@ def problems(config: RunConfig) -> Iterator[Problem]:
     """Files that are no adapters, were made for another family, or have another rank; told by their headers."""
     if not isinstance(config, AdapterRun):
         return
-    given = {"network_weights": [config.network.network_weights or ""], "base_weights": config.network.base_weights}
-    for option, path in ((option, Path(path)) for option, paths in given.items() for path in paths):
-        if not path.is_file():
-            continue
+    for option, path in _given(config):
         try:
             if path.suffix in UNPICKLED:
                 small_files.names_of(path)
@@ -47,6 +44,27 @@ def problems(config: RunConfig) -> Iterator[Problem]:
                 yield Problem(option, template, path=path, other=other, title=config.title)
             elif option == "network_weights":
                 yield from _other_ranks(stored, config)
+
+
+def notes(config: RunConfig) -> Iterator[Problem]:
+    """Files that say they were trained for a relative of the model, whose layers have the same names."""
+    if not isinstance(config, AdapterRun):
+        return
+    facts, own = families.facts(config.family), families.family_for(config).base_model_version
+    known = {facts.base_model_version, *(version for version, _ in facts.relatives.values())}
+    for option, path in _given(config):
+        other = storage.metadata_of(path).get("ss_base_model_version") if path.suffix == ".safetensors" else own
+        if other in known and other != own:
+            yield Problem(option,
+                ": {path} was trained for {other} (ss_base_model_version), and this is {own}; it is used, as the "
+                "layers of both have the same names", path=path, other=other, own=own)  # fmt: skip
+
+
+def _given(config: AdapterRun) -> Iterator[tuple[str, Path]]:
+    """The files of adapters that are there, each with the option that names it."""
+    given = {"network_weights": [config.network.network_weights or ""], "base_weights": config.network.base_weights}
+    for option, paths in given.items():
+        yield from ((option, Path(path)) for path in paths if Path(path).is_file())
 
 
 def _other_ranks(stored: JsonMapping, config: AdapterRun) -> Iterator[Problem]:

@@ -18,7 +18,7 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem, Report, Text, counted, problems_of, together
 from library.config.run_config import RunConfig
 from library.config.sections.learning import LONGEST
-from library.data import debug_dataset, text_encoding
+from library.data import debug_dataset, pixels, text_encoding
 from library.data.length import Length, length
 from library.families.base import Family
 from library.files import free_space
@@ -140,6 +140,7 @@ def judged(
         family = families.family_for(config)
         remarks += [] if failed["model"] else [*family.notes(), *_cut_captions(family, images)]
         remarks += [] if failed["network"] else methods.notes(config)
+        remarks += [] if failed["model"] or failed["other adapters"] else adapter_files.notes(config)
         remarks += [] if config.compile.compile_fullgraph else _graphs(config, images, failed)
         remarks += [] if failed["optimizer"] else optimizers.notes(config)
         path = config.sample.sample_prompts
@@ -318,7 +319,7 @@ def _samples(config: RunConfig) -> Iterator[Problem]:
         yield Problem("sample_prompts", template, fix=off)
     if sample.sample_prompts:
         try:
-            yield from prompts.absent(sample.sample_prompts, config.control_images)
+            yield from prompts.unreadable(sample.sample_prompts, config.control_images, pixels.check_file)
         except ConfigError as e:
             yield from e.problems
 

@@ -31,6 +31,7 @@ MADE_FROM = "made_from"
 KEPT = re.compile(r"(?:latents|alpha_mask|control_\d+|original_size|crop_ltrb|made_from)(?:_flipped)?(_\d+x\d+|)")
 SEVERAL = re.compile(r"latents(_\d+x\d+|)")
 FORMAT = "1.0.1"  # of musubi-tuner's caches
+CAPTION = "caption1"  # metadata of its caches of text: what was encoded
 NO_CACHE = LatentCache("", keyed_by_size=True)
 
 
@@ -203,7 +204,8 @@ def text_is_good(  # noqa: PLR0913 - what a cache is compared with
             made = _stamp(found, "")
             if made is None:
                 sources = [*sources, *(one.path for one in shown)]
-                return _is_younger(file, sources) and _same_options(found, options)
+                same = _same_options(found, options) and _same_caption(found, stamp["caption"])
+                return same and _is_younger(file, sources)
     except BROKEN:
         return False
     known = made.get("options")
@@ -230,7 +232,7 @@ def write_text(
     """Write the outputs of the text encoders; the options that they depend on are keys of their own, as upstream's."""
     facts = {MADE_FROM: json.dumps(stamp)}
     if cache and cache.architecture:
-        facts |= {"architecture": cache.architecture, "format_version": FORMAT, "caption1": caption}
+        facts |= {"architecture": cache.architecture, "format_version": FORMAT, CAPTION: caption}
         content = {cache.names.get(name, name): array for name, array in arrays.items()}
     else:
         flags = {key: np.array(value) for key, value in stamp.get("options", {}).items() if isinstance(value, bool)}
@@ -241,7 +243,7 @@ def write_text(
 def text_stamp(caption: str, encoders: JsonMapping | None, options: JsonMapping, template: str = "") -> JsonObject:
     """What outputs of the text encoders depend on, besides pictures; `template` says how these are shown."""
     return {
-        "caption": hashlib.blake2b(caption.encode(), digest_size=16).hexdigest(),
+        "caption": _caption_hash(caption),
         "encoders": encoders,
         "options": dict(options),
         **({"template": template} if template else {}),
@@ -288,6 +290,20 @@ def _same_options(file: CacheFile, options: JsonMapping) -> bool:
     if any(value is not None for key, value in options.items() if key not in switches):
         return False
     return all(bool(file.array(key)) == value for key, value in switches.items() if key in file.names)
+
+
+def _same_caption(file: CacheFile, caption: str) -> bool:
+    """Whether another trainer encoded the caption of this hash, as far as it says which; of a file with several lines
+    the first is the caption here."""
+    told = (file.fact(CAPTION) or "").strip()
+    return file.fact(CAPTION) is None or caption in (
+        _caption_hash(told),
+        _caption_hash(told.partition("\n")[0].strip()),
+    )
+
+
+def _caption_hash(caption: str) -> str:
+    return hashlib.blake2b(caption.encode(), digest_size=16).hexdigest()
 
 
 def _is_younger(file: str, sources: Sequence[str]) -> bool:

@@ -59,10 +59,14 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
     if len(inner["process"]) > 1:
         builder.notes.append(Text("only the first of {count} processes is read", count=len(inner["process"])))
     rest(builder, TABLES["ignored"])
-    about = f"{flat.get('model.arch')} {flat.get('model.name_or_path')}".casefold()
-    if "chroma" in about and builder.family == "flux":
+    if "chroma" in _names(flat) and builder.family == "flux":
         chooses_chroma(builder, "model.arch" if builder.get("model.arch") else "model.is_flux")
     return builder
+
+
+def _names(flat: JsonMapping) -> str:
+    """The words for the model: its kind and its path."""
+    return f"{flat.get('model.arch')} {flat.get('model.name_or_path')}".casefold()
 
 
 def _refuse(process: JsonMapping, job: str) -> None:
@@ -154,7 +158,9 @@ def _networks_beside(builder: ImportBuilder) -> None:
     if not (other := builder.get(key)) or other == builder.get("model.name_or_path"):
         builder.explain("it is the model itself", key)
         return
-    beside = {option: other for option in PART_OPTIONS.get(builder.family, ()) if option not in builder.values}
+    unread = {"clip_l"} if "chroma" in _names(builder.source) else set()  # which Chroma does not have
+    options = (option for option in PART_OPTIONS.get(builder.family, ()) if option not in {*builder.values, *unread})
+    beside = dict.fromkeys(options, other)
     builder.change(key, Text("the networks beside the transformer: {names}", names=", ".join(beside)), beside)
 
 

@@ -13,6 +13,8 @@ RANKS = (
     ("network.linear_alpha", "network_alpha"),
     ("network.alpha", "network_alpha"),
 )
+# Arguments that choose layers, by family.
+CHOOSING = {"sdxl": "block_dims, conv_block_dims", "": "exclude_patterns, include_patterns"}
 LOSSES = {"mse": {}, "mae": {"loss_type": "l1"}, "pseudo_huber": {"loss_type": "huber", "huber_schedule": "constant"}}
 
 
@@ -41,8 +43,8 @@ def _network(builder: ImportBuilder) -> None:
         builder.change("network.type", said, {"network_args": arguments} if arguments else {})
     for key in builder.left():
         if key.startswith("network.network_kwargs."):
-            said = "chosen layers are said by network_args (train_double_block_indices, img_attn_dim, ...)"
-            builder.ignore(key, said)
+            own = "preset" if "network_module" in builder.values else CHOOSING.get(builder.family, CHOOSING[""])
+            builder.ignore(key, Text("chosen layers are said by network_args ({names})", names=own))
     builder.explain("adapters are in the blocks of the model", "network.transformer_only")
 
 
@@ -184,7 +186,9 @@ def _noise(builder: ImportBuilder) -> None:
     if (gamma := builder.number("train.snr_gamma")) and "min_snr_gamma" not in builder.values:
         builder.ignore("train.snr_gamma", nearest("snr_gamma", f"min_snr_gamma = {gamma:g}"))
     if str(builder.get("train.content_or_style") or "balanced") != "balanced":
-        builder.ignore("train.content_or_style", "all timesteps count alike; min_timestep and max_timestep choose some")
+        chosen = "min_timestep, max_timestep" if builder.family == "sdxl" else "timestep_sampling"
+        said = Text("all timesteps count alike; {names} choose others", names=chosen)
+        builder.ignore("train.content_or_style", said)
     else:
         builder.explain("balanced: all timesteps count alike", "train.content_or_style")
     key = "train.timestep_type"

@@ -93,14 +93,20 @@ def _own_ways(builder: ImportBuilder, module: str) -> None:
             Text("{trainer} trains {model}", trainer=TRAINER, model="FLUX.1 Kontext"),
             {"model_type": "kontext"},
         )
-        arguments = builder.values.get("network_args") or ()
+        arguments = _arguments(builder)
         if module == "networks.lora_flux" and not any(one.startswith("exclude_patterns=") for one in arguments):
             said = Text("{trainer} does not train the modulation of all blocks", trainer=TRAINER)
             set_by(builder, "network_args", said, {"network_args": [*arguments, f"exclude_patterns=[{MODULATION!r}]"]})
     elif module == "networks.lora_qwen_image":
-        arguments = [*(builder.values.get("network_args") or ()), "train_modulation=True"]
+        arguments = [*_arguments(builder), "train_modulation=True"]
         said = Text("{trainer} trains the modulation of all blocks as well", trainer=TRAINER)
         set_by(builder, "network_args", said, {"network_args": arguments})
+
+
+def _arguments(builder: ImportBuilder) -> list[str]:
+    """network_args, which may be one text."""
+    given = builder.get("network_args") or ()
+    return given.split() if isinstance(given, str) else [str(one) for one in given]
 
 
 def family_of(found: JsonMapping, script: str) -> str:
@@ -124,7 +130,7 @@ def _lycoris(builder: ImportBuilder, module: str) -> None:
     """Its own LoHa and LoKr are LyCORIS' here, which chooses layers in another way."""
     if module not in TABLES["lycoris"]:
         return
-    given = [str(one) for one in builder.get("network_args") or ()]
+    given = _arguments(builder)
     arguments = [one for one in given if one.partition("=")[0].strip() in TABLES["lycoris_arguments"]]
     left_out = [one.partition("=")[0] for one in given if one not in arguments]
     made = [f"algo={TABLES['lycoris'][module]}", *arguments]
@@ -157,12 +163,12 @@ def dataset(found: JsonMapping) -> tuple[str, list[str]]:
     sets = []
     for i, table in enumerate(tables(found["datasets"]), 1):
         place = Text("dataset {number}", number=i)
-        own = _known(table, [*known, "image_directory", "image_jsonl_file"], place, notes)
-        folder, listed = own.pop("image_directory", None), own.pop("image_jsonl_file", None)
-        if folder is None and listed is None:
+        if table.get("image_directory") is None and table.get("image_jsonl_file") is None:
             template = "{place} is left out: only images with caption files, or in a .jsonl file, are read"
             notes.append(Text(template, place=place))
             continue
+        own = _known(table, [*known, "image_directory", "image_jsonl_file"], place, notes)
+        folder, listed = own.pop("image_directory", None), own.pop("image_jsonl_file", None)
         subset = {"image_dir": folder} if folder else {"metadata_file": listed}
         subset |= {"num_repeats": own.pop("num_repeats", repeats)}
         if references := own.pop("control_directory", None):

@@ -21,12 +21,15 @@ from library.methods.factor_cache import FactorCache
 from library.methods.small_files import tensors_of
 from library.methods.targets import AdapterPlan, TargetLayer
 from library.tools import adapters as adapter_files
-from library.tools.names import names_of
+from library.tools.names import DOWN, UP, names_of
+from library.tools.storage import is_finite
 
 log = logging.getLogger(__name__)
 
 NOTHING = ("nothing is trained: every learning rate is 0, or network_args chose no layer; "
            "set learning_rate, or leave out what limits the layers in network_args")  # fmt: skip
+OTHER_SIZE = ": {name} has another size than this model's layer: the file is for another model"
+FACTORS = {DOWN: "lora_down.weight", UP: "lora_up.weight"}
 
 
 @dataclass
@@ -99,8 +102,10 @@ class LoraAdapters(BaseMethod):
                 self.adapters[name].load(found[name])
             except KeyError as e:
                 wrong.append(Text("{name} has no {key} in the file, so it is no LoRA", name=name, key=e.args[0]))
-            except (ValueError, RuntimeError) as e:
+            except ValueError as e:
                 wrong.append(Text("{name} {why}", name=name, why=e))
+            except RuntimeError as e:  # of a tensor that cannot have the size of the layer
+                raise ConfigError(Problem("network_weights", OTHER_SIZE, name=name)) from e
         if wrong:
             more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
             template = (": the LoRA file does not fit this network: {module}{more}; "
@@ -190,7 +195,7 @@ def report_unmatched(option: str, path: Any, unmatched: Unmatched, num_adapters:
 def merge(
     components: ModelComponents, family: Family, tensors: Mapping[str, Tensor], multiplier: float = 1.0
 ) -> Unmatched:
-    """Add a LoRA to the weights of the model itself (`base_weights`).
+    """Add a LoRA to the weights of the model itself (`base_weights`). Raises ConfigError when sizes do not fit.
 
     The sum is made in float32 and then rounded once to the weight's own dtype, also when that is bfloat16 or float8.
     """
@@ -199,7 +204,7 @@ def merge(
         for layer in targets.layers(root, part, family.adapter_name, ()):
             name = layer.name if layer.name in found else AdapterLocation(part, layer.path).alias
             if "lora_down.weight" in found.get(name, {}):
-                _merge_product(layer.layer, found[name], multiplier)
+                _merge_product(name, layer.layer, found[name], multiplier)
                 used.add(name)
     return Unmatched(unexpected=[n for n in found if n not in used])
 
@@ -231,13 +236,22 @@ def file_of(path: str | Path, family: str) -> dict[str, Tensor]:
 
 
 def plain_file(option: str, path: str | Path, family: str) -> dict[str, Tensor]:
-    """`file_of` where nothing but a plain LoRA can be used. ConfigError for one of another kind."""
+    """`file_of` where nothing but a plain LoRA can be used. ConfigError for one of another kind, and for a damaged one:
+    with half of an adapter, or with NaN or infinity."""
     tensors = file_of(path, family)
     for key in tensors:
         if kind := adapter_files.other_kind(key):
             raise ConfigError(Problem(option,
                 ": {path} is {kind}, not a plain LoRA: choose a LoRA, or the network_module that it was trained with",
                 path=path, kind=kind))  # fmt: skip
+    for name, parts in by_name(tensors).items():
+        missing = [ending for ending in FACTORS if FACTORS[ending] not in parts]
+        if len(missing) == 1:
+            why = Text(adapter_files.HALF, name=name, matrix=missing[0])
+            raise ConfigError(Problem(option, ": {path}: {error}", path=path, error=why))
+    if broken := [key for key, tensor in tensors.items() if not is_finite(tensor)]:
+        template = ": {path} is damaged: {tensor} holds NaN or infinity ({count} tensors do); choose another file"
+        raise ConfigError(Problem(option, template, path=path, tensor=broken[0], count=len(broken)))
     return tensors
 
 
@@ -293,11 +307,13 @@ def _from_file(found: TargetLayer, plan: AdapterPlan, sizes: dict[str, dict[str,
     return dataclasses.replace(spec, rank=rows // parts, alpha=spec.alpha / parts)
 
 
-def _merge_product(layer: nn.Linear | nn.Conv2d, tensors: Mapping[str, Tensor], multiplier: float) -> None:
+def _merge_product(name: str, layer: nn.Linear | nn.Conv2d, tensors: Mapping[str, Tensor], multiplier: float) -> None:
     """Add multiplier * alpha / rank * (up @ down) to the weight, in float32; rounded once to its dtype."""
     where = {"device": layer.weight.device, "dtype": torch.float32}
     down, up = tensors["lora_down.weight"].to(**where), tensors["lora_up.weight"].to(**where)
     rank = down.shape[0]
+    if (up.shape[0], down[0].numel(), up.shape[1]) != (layer.weight.shape[0], layer.weight[0].numel(), rank):
+        raise ConfigError(Problem("base_weights", OTHER_SIZE, name=name))
     delta = (up.flatten(1) @ down.flatten(1)).reshape(layer.weight.shape)
     delta *= multiplier * saved_alpha(tensors, rank) / rank
     layer.weight.copy_((layer.weight.float() + delta).to(layer.weight.dtype))

@@ -110,14 +110,31 @@ def read(path: str | Path) -> list[Prompt]:
     return [prompt for prompt, _ in found]
 
 
-def absent(path: str | Path, use: ControlUse = NO_CONTROLS) -> Iterator[Problem]:
-    """Images that the prompts of a readable file name and that are not there; `use` says which the model is shown."""
-    for prompt in read(path):
-        guide = prompt.controlnet_image if use.guided else None
-        for name in (*(prompt.control_image_path or ()), prompt.control_image_mask_path, guide):
-            if name and not Path(name).is_file():
-                yield Problem("sample_prompts", ": {name} names an image that does not exist: {image}",
-                    name=Path(path).name, image=name)  # fmt: skip
+def shown(prompt: Prompt, use: ControlUse) -> Prompt:
+    """A prompt with those of its images alone that the model is shown."""
+    most = use.most or int(use.inpaints)
+    return replace(prompt, control_image_path=(prompt.control_image_path or ())[:most] or None,
+        control_image_mask_path=prompt.control_image_mask_path if use.inpaints else None,
+        controlnet_image=prompt.controlnet_image if use.guided else None)  # fmt: skip
+
+
+def unreadable(path: str | Path, use: ControlUse, why_not: Callable[[str], str]) -> Iterator[Problem]:
+    """Images that the model would be shown with the prompts of a readable file and that are not there or damaged;
+    `why_not` says why a file is no image, "" where it is one."""
+    found = dict.fromkeys(name for prompt in read(path) for name in images(shown(prompt, use)))
+    for name in found:
+        if not Path(name).is_file():
+            yield Problem("sample_prompts", ": {name} names an image that does not exist: {image}",
+                name=Path(path).name, image=name)  # fmt: skip
+        elif why := why_not(name):
+            yield Problem("sample_prompts", ": {name} names an image that cannot be read: {image} ({why})",
+                name=Path(path).name, image=name, why=why)  # fmt: skip
+
+
+def images(prompt: Prompt) -> tuple[str, ...]:
+    """The paths of all images of a prompt."""
+    others = (prompt.control_image_mask_path, prompt.controlnet_image)
+    return (*(prompt.control_image_path or ()), *filter(None, others))
 
 
 def notes(path: str | Path, use: ControlUse = NO_CONTROLS, shifts: bool = False) -> list[Problem]:

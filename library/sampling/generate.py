@@ -1,7 +1,7 @@
 """Generate a comparison with the sampler of the trainer's sample images. Importing this loads torch."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw, PngImagePlugin
 
 from library import families
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Report, Text
+from library.config.problems import ConfigError, Problem, Report, Text
 from library.config.run_config import RunConfig
 from library.data import pixels
 from library.families.base import Family, ModelComponents, SampleRequest
@@ -60,7 +60,7 @@ def generate(  # noqa: PLR0913 - the inputs of a comparison, and two callbacks
     fit the model.
     """
     family = families.family_for(config)
-    if wrong := [*family.problems()]:
+    if wrong := [*family.problems(), *_unreadable(config, prompts)]:
         raise ConfigError(*wrong)
     report(Text("loading the model"), 0, 1)
     world = World(config)
@@ -75,7 +75,7 @@ def generate(  # noqa: PLR0913 - the inputs of a comparison, and two callbacks
     applied = _applied(components, family, columns, word)
     _check_guides(prompts, bool(applied.controls))
     defaults = {**family.sample_defaults, "sample_sampler": config.sample.sample_sampler}
-    whole = [prompt_files.with_defaults(one, defaults, family.sample_multiple) for one in plan.with_one_seed(prompts)]
+    whole = [prompt_files.with_defaults(one, defaults, family.sample_multiple) for one in _seen(prompts, config)]
     prepare_encoders(components.encoders, {}, config)
     prepare_denoiser(components.denoiser, family, config, world.device, ())
     done, total = 0, len(columns) * len(whole)
@@ -122,6 +122,25 @@ def _requested(prompt: Prompt, applied: AppliedFiles) -> SampleRequest:
     with_tokens = applied.words.with_tokens
     return replace(made, prompt=with_tokens(made.prompt), negative=with_tokens(made.negative),
                    guide=Image.fromarray(pixels.read(guide)) if guide else None)  # fmt: skip
+
+
+def _seen(prompts: Sequence[Prompt], config: RunConfig) -> list[Prompt]:
+    """The prompts with one seed and without images that the model is not shown; files beside it follow control
+    images."""
+    seeded = plan.with_one_seed(prompts)
+    shown = (prompt_files.shown(prompt, config.control_images) for prompt in seeded)
+    return [replace(one, controlnet_image=own.controlnet_image) for one, own in zip(shown, seeded, strict=True)]
+
+
+def _unreadable(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[Problem]:
+    """Images of prompts that the model would be shown and that are not there or damaged."""
+    for prompt in prompts:
+        for path in prompt_files.images(prompt_files.shown(prompt, config.control_images)):
+            if not Path(path).is_file():
+                yield Problem("", "{path} does not exist", path=path)
+            elif why := pixels.check_file(path):
+                yield Problem("", "{path} cannot be read as an image ({reason}): replace or remove it", path=path,
+                    reason=why)  # fmt: skip
 
 
 def _check_guides(prompts: Sequence[Prompt], follows: bool) -> None:

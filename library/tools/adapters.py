@@ -18,6 +18,7 @@ from library.tools.storage import Metadata
 
 MLP = 4  # the MLP of fused layers is so many times as wide as its stream
 FOLDED = "kohya_folded_alpha"  # metadata: the alphas of a file whose format has none
+HALF = "{name} lacks its {matrix} matrix: the file is damaged or was edited"
 OTHER_KINDS = {  # by a pattern in keys
     "dora_scale": "DoRA",
     "lora_magnitude_vector": "DoRA",
@@ -26,6 +27,8 @@ OTHER_KINDS = {  # by a pattern in keys
     "lora_mid": "LoCon with CP decomposition",
     r"\.oft_": "OFT",
     r"\.diff(_b)?$": "full differences",
+    r"\.on_input$": "IA3",
+    r"\.[ab][12]\.weight$": "GLoRA",
     r"^lllite_": "ControlNet-LLLite",
     r"^(clip_l|clip_g|emb_params)$": "an embedding",
 }
@@ -135,16 +138,15 @@ def grouped(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     for key in tensors:
         parts = names.split(key)
         if parts is None:
-            kind = other_kind(key) or "no LoRA"
+            if not (kind := other_kind(key)):
+                raise ConfigError("{key} is no part of a plain LoRA, and only those are handled", key=key)
             raise ConfigError(
                 "{key} belongs to {kind}, not to a plain LoRA, and only those are handled", key=key, kind=kind
             )
         found.setdefault(parts[0], {})[parts[1]] = tensors[key]
     for name, parts in found.items():
         if missing := {DOWN, UP} - parts.keys():
-            raise ConfigError(
-                "{name} lacks its {matrix} matrix: the file is damaged or was edited", name=name, matrix=min(missing)
-            )
+            raise ConfigError(HALF, name=name, matrix=min(missing))
         if parts[DOWN].ndim < 2 or parts[UP].ndim < 2 or parts[DOWN].shape[0] != parts[UP].shape[1]:
             shapes = f"{list(parts[UP].shape)} and {list(parts[DOWN].shape)}"
             raise ConfigError("{name} has matrices {shapes}, which do not fit together", name=name, shapes=shapes)

@@ -54,6 +54,7 @@ class SampleRunner:
 
     def _read(self) -> list[Prompt]:
         found = prompts.read(self._file)
+        found = [prompts.shown(prompt, self._config.control_images) for prompt in found]
         return [prompts.with_defaults(prompt, self._defaults, self._multiple) for prompt in found]
 
     def encode_prompts(self, world: World, journal: Journal) -> None:
@@ -155,7 +156,7 @@ class SampleRunner:
 
     def _sample_one(self, number: int, prompt: Prompt, training: Training, made: dict[int, Path]) -> None:
         request = request_of(prompt)
-        if self._config.control_images.guided and prompt.controlnet_image:
+        if prompt.controlnet_image:
             request = replace(request, guide=Image.fromarray(pixels.read(prompt.controlnet_image)))
         request = replace(request, prompt=self._read_as(request.prompt), negative=self._read_as(request.negative))
         path = self._path(number, prompt, training.clock)

@@ -78,6 +78,16 @@ def test_each_key_of_a_whole_file_has_a_fate_with_a_reason_of_its_own(name):
         )
 
 
+@pytest.mark.parametrize("module", ["networks.lora_qwen_image", "networks.lokr", "networks.lora_flux"])
+def test_arguments_of_musubi_tuner_may_be_one_text(module):
+    listed, text = (
+        of_musubi(qwen=module != "networks.lora_flux") | {"network_module": module, "network_args": given}
+        for given in (["rank_dropout=0.1", "loraplus_lr_ratio=4"], "rank_dropout=0.1 loraplus_lr_ratio=4")
+    )
+    made = [importers.read(found, CONFIGS).config.network.network_args for found in (listed, text)]
+    assert made[0] == made[1] and "loraplus_lr_ratio=4" in made[0]
+
+
 def test_what_only_adapters_have_is_said_to_be_of_the_familys_own_adapters():
     found = {name: value for name, value in of_musubi(True).items() if name not in ("network_module", "network_dim")}
     made = importers.read(found, CONFIGS)
@@ -107,6 +117,25 @@ def test_captions_that_ai_toolkit_encodes_once_are_not_dropped_and_prompts_keep_
             f"a cat --w 512 --h 64 --d 1 --s 2 {scale} --ci /a.png",
             f"a dog --m 2 --w 64 --h 64 --d 1 --s 2 {scale}",
         ]
+
+
+def test_advice_for_files_of_ai_toolkit_names_what_the_model_has():
+    told = {}
+    for arch, name in (("chroma", "/m/chroma.safetensors"), ("qwen_image", QWEN)):
+        for kind in ("lora", "lokr"):
+            found = of_aitoolkit(arch, name)
+            process = found["config"]["process"][0]
+            process["network"] |= {"type": kind, "network_kwargs": {"only_if_contains": ["attn"]}}
+            process["train"]["content_or_style"] = "style"
+            process["model"]["extras_name_or_path"] = "org/whole"
+            made = importers.read(found, CONFIGS)
+            texts = {outcome.key: outcome.text for outcome in made.outcomes}
+            told[kind] = texts["network.network_kwargs.only_if_contains"]
+            assert "timestep_sampling" in texts["train.content_or_style"]
+            assert texts["model.extras_name_or_path"].rpartition(": ")[2] == {
+                "chroma": "t5xxl, ae", "qwen_image": "text_encoder, vae"}[arch]  # fmt: skip
+            assert not getattr(made.config.model, "clip_l", None)
+        assert "exclude_patterns, include_patterns" in told["lora"] and "(preset)" in told["lokr"]
 
 
 def test_presets_of_onetrainer_name_an_optimizer_and_mean_what_it_keeps_for_it():

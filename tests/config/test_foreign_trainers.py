@@ -53,6 +53,7 @@ resolution = [512, 512]
 
 [[datasets]]
 video_directory = "v"
+target_frames = [1, 25]
 """
 AITOOLKIT = """
 job: extension
@@ -149,7 +150,8 @@ def test_musubi_for_other_models_is_refused():
 def test_a_dataset_file_alone_becomes_a_dataset_file(musubi, tmp_path, capsys):
     data, out = musubi.with_name("data.toml"), tmp_path / "ours.toml"
     assert main.main(["import", str(data), "-o", str(out)]) == 0
-    assert "cache_directory is ignored" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "cache_directory is ignored" in said and "dataset 3 is left out" in said and "target_frames" not in said
     found = dataset.load(build(CONFIGS["flux_train_network"], {"dataset_config": str(out)}))
     assert [s.image_dir for d in found for s in d.subsets] == ["C:\\pictures", "more"]
     assert main.main(["import", str(data), "-o", str(out)]) == 1 and "exists already" in capsys.readouterr().err

@@ -237,6 +237,13 @@ def test_captions_are_kept_under_musubi_tuners_names(pairs):
     family.read.clear()
     encoded(config, family)
     assert not family.read
+    # A file of musubi-tuner's own says which caption it is of, with all of its lines, and nothing else.
+    caption = images.items[0].caption
+    for told, same in ((caption, True), (f"{caption}\nmore", True), ("another caption", False)):
+        save_file(found, pairs / "images" / "00_fk_te.safetensors", {"caption1": told})
+        encoded(config, family)
+        assert bool(family.read) is not same
+        family.read.clear()
 
 
 def masked(tmp_path, use, alpha=False):

@@ -1,6 +1,7 @@
 """Drawing: columns of strengths and files with one seed, exact sums, waiting for the GPU, and files that do not fit."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,18 @@ def test_columns_and_prompts_that_make_no_sense_are_refused():
         plan.check_size(50, [CAT] * 5)
     first, second = plan.with_one_seed([Prompt("a"), Prompt("b")])
     assert first.seed == second.seed is not None and plan.with_one_seed([CAT]) == [CAT]
+
+
+def test_images_of_prompts_are_looked_at_before_loading_where_the_model_is_shown_them(given, tmp_path):
+    (tmp_path / "text.png").write_text("no image")
+    told = []
+    for path, says in (("gone.png", "gone.png does not exist"), ("text.png", "text.png cannot be read as an image")):
+        prompt = replace(CAT, control_image_path=(str(tmp_path / path),))
+        with pytest.raises(ConfigError, match=says):
+            generate(given("flux_2_train_network"), plan.columns("together", []), [prompt], tmp_path, told.append)
+        sheet = generate(given("flux_train_network"), plan.columns("together", []), [prompt], tmp_path / "out", quiet)
+        assert Path(sheet.grid).is_file()
+    assert not told
 
 
 def test_the_shell_draws_and_says_what_is_wrong(given, shallow, tmp_path, capsys, monkeypatch):  # noqa: F811

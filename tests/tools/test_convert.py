@@ -189,6 +189,9 @@ def test_what_is_no_plain_lora_is_refused(bases, lora_files, tmp_path):
     cases = [
         ({**plain, f"{name}.dora_scale": torch.ones(4)}, "DoRA"),
         ({f"{name}.hada_w1_a": torch.ones(4, 2)}, "LoHa"),
+        ({f"{name}.on_input": torch.tensor(True)}, "belongs to IA3"),
+        ({f"{name}.a1.weight": torch.ones(2, 4)}, "belongs to GLoRA"),
+        ({f"{name}.other": torch.ones(2, 4)}, "other is no part of a plain LoRA"),
         ({f"{name}.lora_down.weight": torch.ones(2, 4)}, "lacks its up matrix"),
         ({**plain, f"{name}.lora_up.weight": torch.ones(4, 3)}, "do not fit together"),
         (
@@ -201,8 +204,12 @@ def test_what_is_no_plain_lora_is_refused(bases, lora_files, tmp_path):
         save_file(tensors, tmp_path / f"{i}.safetensors")
         with pytest.raises(ConfigError, match=match):
             convert(tmp_path / f"{i}.safetensors", tmp_path / "o.safetensors", to="comfy")
+    unknown = {key.replace(name, "lora_unet_nowhere"): tensor for key, tensor in plain.items()}
+    save_file(load_file(lora_files["flux"][0]) | unknown, tmp_path / "flux.safetensors")
+    with pytest.raises(ConfigError, match="lora_unet_nowhere has no name in diffusers"):
+        convert(tmp_path / "flux.safetensors", tmp_path / "o.safetensors", to="diffusers")
     with pytest.raises(ConfigError, match="use one of"):
         convert(lora_files["sdxl"][0], tmp_path / "o.safetensors", to="peft")
-    with pytest.raises(ConfigError, match="no plain LoRA|no LoRA"):
+    with pytest.raises(ConfigError, match="is no part of a plain LoRA"):
         convert(file_of(bases["sdxl"]), tmp_path / "o.safetensors", to="kohya")
     assert not (tmp_path / "o.safetensors").exists()

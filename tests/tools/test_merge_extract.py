@@ -1,6 +1,7 @@
 """Merging, extracting and resizing, against exact products and against the model with the LoRA attached."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -247,7 +248,11 @@ def test_mistakes_are_one_sentence(bases, lora_files, tmp_path):
     small = load_file(sdxl)
     small = {k: t[:, :8] if k.endswith("_proj_in.lora_down.weight") else t for k, t in small.items()}
     save_file({k: t.contiguous() for k, t in small.items()}, tmp_path / "small.safetensors")
+    nothing = {key: t * math.nan if key.endswith("up.weight") else t for key, t in load_file(flux).items()}
+    save_file(nothing, nan := tmp_path / "nan.safetensors")
     cases = [
+        (lambda: merge.join([(flux, 1), (nan, 1)], out, rank=1), "holds NaN or infinity: the file is damaged"),
+        (lambda: resize.resize(nan, out, choices=resize.ResizeOptions(rank=1)), "holds NaN or infinity: the file is"),
         (lambda: merge.merge(bases["sdxl"], [(flux, 1)], out), "LoRA of FLUX.1"),
         (lambda: merge.merge(flux, [(flux, 1)], out), "is a LoRA file"),
         (lambda: merge.merge(pickled, [(sdxl, 1)], out), "may hold code"),

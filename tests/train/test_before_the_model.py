@@ -1,6 +1,7 @@
 """What does not fit the model, a file of adapters or a state is told from their headers, before anything is loaded."""
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from library.check import preflight
@@ -21,6 +22,12 @@ def made(demo, tmp_path_factory):
         train(config_of(demo, FLUX, **base, output_name=name, **how))
     plain = load_file(folder / "out" / "plain.safetensors")
     save_file({name.replace("_blocks_", "_blocks_7"): t for name, t in plain.items()}, folder / "else.safetensors")
+    save_file({name: t for name, t in plain.items() if "up" not in name or "linear1" not in name},
+              folder / "half.safetensors")  # fmt: skip
+    save_file({name: t * torch.nan for name, t in plain.items()}, folder / "nan.safetensors")
+    save_file(plain, folder / "chroma.safetensors", {"ss_base_model_version": "chroma"})
+    wide = (torch.cat([t, t], 1) if name.endswith("down.weight") else t for name, t in plain.items())
+    save_file(dict(zip(plain, wide, strict=True)), folder / "wide.safetensors")
 
     def findings(script, **how):
         values = {name: str(value).replace("HERE", str(folder)) for name, value in how.items() if "HERE" in str(value)}
@@ -54,6 +61,15 @@ FITS_NOT = [
     ({"network_weights": "HERE/out/lokr.safetensors"}, "is LoKr, not a plain LoRA"),
     ({"network_weights": "HERE/else.safetensors"}, "network_weights: nothing in"),
     ({"base_weights": "HERE/else.safetensors"}, "base_weights: nothing in"),
+    *(
+        ({option: f"HERE/{file}.safetensors"}, words)
+        for option in ("network_weights", "base_weights")
+        for file, words in (
+            ("half", "lacks its up matrix: the file is damaged"),
+            ("nan", "tensors do); choose another"),
+            ("wide", "has another size than this model's layer"),
+        )
+    ),
     ({"network_args": ["train_blocks=double", "train_double_block_indices=50"]}, "nothing is trained"),
     ({"unet_lr": 0}, "unet_lr is 0, so nothing would be trained"),
 ]
@@ -89,11 +105,19 @@ def test_several_misfits_are_told_together(made):
     assert len(found) == 4 and len({line.split(":")[0].split(" ")[0] for line in found}) == 4
 
 
-HIGH = [({"unet_lr": 1e3}, "unet_lr 1000.0 is very high"), ({"network_alpha": 1e6}, "network_alpha 1e+06 is far above")]
+HIGH = [
+    ({"unet_lr": 1e3}, "unet_lr 1000.0 is very high"),
+    ({"network_alpha": 1e6}, "network_alpha 1e+06 is far above"),
+    (
+        {"network_weights": "HERE/chroma.safetensors"},
+        "was trained for chroma (ss_base_model_version), and this is flux1",
+    ),
+    ({"base_weights": "HERE/chroma.safetensors"}, "was trained for chroma (ss_base_model_version), and this is flux1"),
+]
 
 
 @pytest.mark.parametrize(("how", "words"), HIGH, ids=str)
-def test_what_is_legal_and_absurd_is_a_remark(made, how, words):
+def test_what_is_legal_and_odd_is_a_remark(made, how, words):
     found, remarks = made(FLUX, **how)
     assert not found and any(words in line for line in remarks)
 

@@ -177,6 +177,10 @@ def test_mistakes_are_one_sentence_before_anything_is_loaded(demo, pairs, fill_m
                      pretrained_model_name_or_path=fill_model)  # fmt: skip
     assert "there is no mask of what is to be painted for 5 images: " in bare and "random_masks" in bare
     assert said.count("sample_prompts") == 1 and "names an image that does not exist: nowhere.png" in said
+    (tmp_path / "torn.png").write_bytes((pairs / "second" / "0.png").read_bytes()[:60])
+    (tmp_path / "p.txt").write_text(f"a toy --ci {tmp_path / 'torn.png'}\n")
+    said = sentences(demo, pairs, model_type="kontext", sample_prompts=tmp_path / "p.txt")
+    assert "p.txt names an image that cannot be read" in said and "truncated" in said
 
 
 @pytest.mark.parametrize("name", ["kontext", "fill"])

@@ -146,4 +146,10 @@ def test_images_that_a_model_is_shown_are_named_once_or_several_times(tmp_path):
     assert (
         "--ci c.png has no effect; this model is shown 1 of them at most" in prompts.notes(tmp_path / "p.txt", use)[0]
     )
-    assert len(list(prompts.absent(tmp_path / "p.txt"))) == 3
+    for shown, missing in ((ControlUse(), ()), (use, ("a b.png",)), (ControlUse(most=3), ("a b.png", "c.png")),
+                         (ControlUse(inpaints=True), ("a b.png", "m.png"))):  # fmt: skip
+        said = prompts.unreadable(tmp_path / "p.txt", shown, lambda path: "")
+        assert [str(one).rpartition(": ")[2] for one in said] == list(missing)  # those alone that it is shown
+    (tmp_path / "d.txt").write_text(f"a --ci {tmp_path / 'p.txt'}")
+    (said,) = prompts.unreadable(tmp_path / "d.txt", use, lambda path: "it is text")
+    assert "names an image that cannot be read" in str(said) and "(it is text)" in str(said)

@@ -91,10 +91,12 @@ class DoubleStreamKeys:
         return None
 
     def pieces(self, path: str) -> tuple[str, ...]:
-        """A BFL path -> the diffusers modules that it is made of, in the order of its rows."""
+        """A BFL path -> the diffusers modules that it is made of, in the order of its rows; none for one that they do
+        not have."""
         if path in self.outside:
             return self.outside[path]
-        kind, number, inner = path.split(".", 2)
+        kind, _, rest = path.partition(".")
+        number, _, inner = rest.partition(".")
         table, blocks = {
             "double_blocks": (self.double, "transformer_blocks"),
             "single_blocks": (self.single, "single_transformer_blocks"),
