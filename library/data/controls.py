@@ -136,7 +136,8 @@ def _beside(result: "Survey", subset: SubsetConfig, image: Image) -> tuple[str, 
 
 
 def _named_like(result: "Survey", folder: str, image: Image) -> Iterator[str]:
-    """Files in a folder that are named like an image: <name>.png, or <name>_0.png, <name>_1.png."""
+    """Files in a folder that are named like an image: <name>.png, then <name>_0.png, <name>_1.png. A numbered one that
+    is also named like another image beside this one belongs to that."""
     here = _like_the_images(result, folder, image)
     stem = os.path.splitext(os.path.basename(image.path))[0]
     known = result.control_names.get(here.folder)
@@ -147,8 +148,9 @@ def _named_like(result: "Survey", folder: str, image: Image) -> Iterator[str]:
             known.setdefault(own, []).append((0, name))
             if parts := NUMBERED.fullmatch(own):
                 known.setdefault(f"{parts[1]}_", []).append((int(parts[2]), name))
-    found = known.get(stem, [])[:1] or sorted(known.get(f"{stem}_", []))
-    yield from (here.path(name) for _, name in found)
+    others = result.files(os.path.dirname(image.path)).stems
+    numbered = sorted(one for one in known.get(f"{stem}_", ()) if os.path.splitext(one[1])[0] not in others)
+    yield from (here.path(name) for _, name in [*known.get(stem, [])[:1], *numbered])
 
 
 def _like_the_images(result: "Survey", directory: str, image: Image) -> Listing:

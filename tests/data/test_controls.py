@@ -92,6 +92,17 @@ def test_references_are_found_by_name_and_cut_as_the_subset_says(pairs):
     assert width % 16 == height % 16 == 0 and wide >= (width, height)
 
 
+def test_numbered_references_follow_the_plain_one_unless_they_are_named_like_another_image(pairs, use):
+    use(least=1, most=3)
+    for name in ("00_1.png", "00_2.jpg", "01.png"):  # beside 00.webp and 01_0000.png
+        make.picture(pairs / "second" / name, (64, 64), seed=30)
+    found = {image.path[-6:]: names(image) for image in data.scan(toml(pairs)).items}
+    assert found["00.png"] == ["00.webp", "00_1.png", "00_2.jpg"] and found["01.png"] == ["01.png", "01_0000.png"]
+    make.picture(pairs / "images" / "00_1.png", (64, 64), seed=31)
+    first, second, *_ = data.scan(toml(pairs)).items
+    assert names(first) == ["00.webp", "00_2.jpg"] and names(second) == ["00_1.png"]
+
+
 def test_further_references_are_in_folders_of_their_own(pairs, use):
     use(least=1, most=3)
     for stem in ("00", "02"):
