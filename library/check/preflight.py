@@ -18,7 +18,7 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem, Report, Text, counted, problems_of, together
 from library.config.run_config import RunConfig
 from library.config.sections.learning import LONGEST
-from library.data import debug_dataset, text_encoding
+from library.data import debug_dataset, pixels, text_encoding
 from library.data.length import Length, length
 from library.families.base import Family
 from library.files import free_space
@@ -318,9 +318,20 @@ def _samples(config: RunConfig) -> Iterator[Problem]:
         yield Problem("sample_prompts", template, fix=off)
     if sample.sample_prompts:
         try:
-            yield from prompts.absent(sample.sample_prompts, config.control_images)
+            for image in prompts.pictures(sample.sample_prompts, config.control_images):
+                yield from _unseen(Path(sample.sample_prompts).name, image)
         except ConfigError as e:
             yield from e.problems
+
+
+def _unseen(name: str, image: str) -> Iterator[Problem]:
+    """Why an image that a prompt file of this name names cannot be shown to the model."""
+    if not Path(image).is_file():
+        template = ": {name} names an image that does not exist: {image}"
+        yield Problem("sample_prompts", template, name=name, image=image)
+    elif why := pixels.check_file(image):
+        template = ": {name} names {image}, which cannot be read as an image ({reason}): name another one"
+        yield Problem("sample_prompts", template, name=name, image=image, reason=why)
 
 
 def _device() -> Any:

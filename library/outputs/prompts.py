@@ -110,14 +110,11 @@ def read(path: str | Path) -> list[Prompt]:
     return [prompt for prompt, _ in found]
 
 
-def absent(path: str | Path, use: ControlUse = NO_CONTROLS) -> Iterator[Problem]:
-    """Images that the prompts of a readable file name and that are not there; `use` says which the model is shown."""
+def pictures(path: str | Path, use: ControlUse = NO_CONTROLS) -> Iterator[str]:
+    """Images that the prompts of a readable file name; `use` says which the model is shown."""
     for prompt in read(path):
         guide = prompt.controlnet_image if use.guided else None
-        for name in (*(prompt.control_image_path or ()), prompt.control_image_mask_path, guide):
-            if name and not Path(name).is_file():
-                yield Problem("sample_prompts", ": {name} names an image that does not exist: {image}",
-                    name=Path(path).name, image=name)  # fmt: skip
+        yield from filter(None, (*(prompt.control_image_path or ()), prompt.control_image_mask_path, guide))
 
 
 def notes(path: str | Path, use: ControlUse = NO_CONTROLS, shifts: bool = False) -> list[Problem]:
