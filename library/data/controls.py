@@ -47,10 +47,14 @@ def mask_of(result: "Survey", subset: SubsetConfig, image: Image) -> str:
 
 def without_pictures(result: "Survey") -> Iterator[Problem]:
     """That images lack what belongs to them, in a sentence for each folder in which that should be."""
-    for folder, images in result.unreferenced.items():
-        yield Problem("control_directory",
+    for place, images in result.unreferenced.items():
+        template = (
+            ": {path} names no reference image of {count}: {images}; write them there as control_path, name their "
+            "folder in control_directory, or take these images out" if os.path.isfile(place) else
             ": {path} has no reference image of {count}: {images}; add files of the same names, or take these images "
-            "out", path=folder, **_few(images))  # fmt: skip
+            "out"
+        )  # fmt: skip
+        yield Problem("control_directory", template, path=place, **_few(images))
     if result.unmasked:
         yield about_images(
             "there is no mask of what is to be painted for {count}: {images}; name conditioning_data_dir in the "
@@ -101,8 +105,9 @@ def controls_of(
     least = max(use.least, bool(subset.control_directory))  # where a folder is named, none is left out
     lost = not named and not all(os.path.isdir(folder) for folder in subset.more_control_directories)
     few = len(found) < least and not (subset.is_reg and not found)
-    if few and not lost and subset.control_directory and os.path.isdir(subset.control_directory):
-        result.unreferenced.setdefault(subset.control_directory, []).append(image.path)
+    place = subset.control_directory or subset.metadata_file
+    if few and not lost and place and os.path.exists(place):
+        result.unreferenced.setdefault(place, []).append(image.path)
     elif lost or few or len(found) > use.most:
         result.problems.append(_wrong_number(subset, image, len(found), use))
     made = []
@@ -110,9 +115,10 @@ def controls_of(
         size = _size(result, path)
         fit = control_fit(subset, size, image.fit.bucket) if min(size) > 0 else None
         if fit is None:
-            result.problems.append(
-                about_images("the reference image {path} cannot be read, or is too small: replace it", path=path)
-            )
+            wrong = "the reference image {path} does not exist"
+            if os.path.lexists(path):
+                wrong = "the reference image {path} cannot be read, or is too small: replace it"
+            result.problems.append(about_images(wrong, path=path))
         else:
             made.append(ControlImage(path, size, fit))
     return tuple(made)
@@ -168,7 +174,7 @@ def _wrong_number(subset: SubsetConfig, image: Image, number: int, use: ControlU
             path=gone, topic="images")  # fmt: skip
     return Problem("control_directory",
         "is not set for {folder}: name the folder of reference images, which this model is trained with",
-        folder=subset.metadata_file or subset.image_dir, topic="images")  # fmt: skip
+        folder=subset.image_dir, topic="images")  # fmt: skip
 
 
 def _size(result: "Survey", path: str) -> Size:

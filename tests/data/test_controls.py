@@ -128,6 +128,15 @@ def test_metadata_files_name_references_as_musubi_tuner_does(pairs):
     assert names(first) == ["00.webp"] and names(second) == ["02_2.png", "02_10.png"]
 
 
+def test_rows_of_a_metadata_file_without_references_are_named(pairs):
+    rows = [{"image_path": "00.png", "caption": "a"}, {"image_path": "01.png", "control_path": str(pairs / "gone.png")}]
+    (pairs / "m.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    said = sentences(toml(pairs, f"metadata_file = '{pairs / 'm.jsonl'}'", controls=False)).split(" / ")
+    assert said[0] == f"the reference image {pairs / 'gone.png'} does not exist"
+    assert said[1].startswith(f"control_directory: {pairs / 'm.jsonl'} names no reference image of 1 image: ")
+    assert "00.png; write them there as control_path" in said[1] and len(said) == 2
+
+
 def sentences(config):
     return " / ".join(map(str, data.check(config, 16).problems))
 
