@@ -156,7 +156,7 @@ def _joined(module: Module, parts: list[tuple[AdapterFactors, float]], rank: int
     down = torch.cat([a.factors()[1] for a, _ in parts])
     if rank is None:
         return first.like(up, down)
-    u, s, v = writing.cut(up, down)
+    u, s, v = writing.cut(module.kohya, up, down)
     return first.like(u[:, :rank] * s[:rank], v[:rank])
 
 

@@ -92,7 +92,7 @@ def resize(
     whole, made, ranks, kept = adapters.read(lora), {}, {}, 1.0
     for i, (module, adapter) in enumerate(whole.adapters.items()):
         report(Text("resizing"), i, len(whole.adapters))
-        smaller, share = cut(adapter, choices)
+        smaller, share = cut(module.kohya, adapter, choices)
         made[module] = smaller.to(kind or adapter.up.dtype)
         ranks[module.kohya] = (adapter.rank, smaller.rank)
         kept = min(kept, share)
@@ -105,9 +105,9 @@ def resize(
     return Resized(out, ranks, kept)
 
 
-def cut(adapter: AdapterFactors, choices: ResizeOptions) -> tuple[AdapterFactors, float]:
+def cut(module: str, adapter: AdapterFactors, choices: ResizeOptions) -> tuple[AdapterFactors, float]:
     """One module with fewer ranks, and the share of its norm that is kept. No rank is ever more than the old one."""
-    u, s, v = writing.cut(adapter.up.float().flatten(1), adapter.down.float().flatten(1))
+    u, s, v = writing.cut(module, adapter.up.float().flatten(1), adapter.down.float().flatten(1))
     if float(s[0]) <= LEAST:
         rank, share = 1, 1.0
     else:

@@ -60,8 +60,13 @@ def sized(lora: Lora) -> Lora:
     return lora
 
 
-def cut(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """U [out, r], S [r], V [r, in] of a product of thin matrices, without ever forming it; r is at most the rank."""
+def cut(module: str, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """U [out, r], S [r], V [r, in] of a product of thin matrices, without ever forming it; r is at most the rank.
+
+    Raises ConfigError, with the module, where they hold no numbers.
+    """
+    if not (storage.is_finite(up) and storage.is_finite(down)):
+        raise ConfigError("{module} holds NaN or infinity: the LoRA is damaged", module=module)
     q_up, r_up = torch.linalg.qr(up)
     q_down, r_down = torch.linalg.qr(down.T)
     u, s, v = torch.linalg.svd(r_up @ r_down.T, full_matrices=False)
