@@ -78,7 +78,7 @@ def _other_ranks(stored: JsonMapping, config: AdapterRun) -> Iterator[Problem]:
     own_tree = (
         item for item in stored.items() if item[0].endswith(down) and not names.of_other_tree(item[:1], config.family)
     )
-    ranks = {name: about["shape"][0] for name, about in own_tree}
+    ranks = {name: (*about["shape"], 0)[0] for name, about in own_tree}  # of a damaged file it may be no matrix
     if odd := sorted(name for name in ranks if ranks[name] != rank):
         yield Problem(
             "network_weights",

@@ -47,10 +47,14 @@ def mask_of(result: "Survey", subset: SubsetConfig, image: Image) -> str:
 
 def without_pictures(result: "Survey") -> Iterator[Problem]:
     """That images lack what belongs to them, in a sentence for each folder in which that should be."""
-    for folder, images in result.unreferenced.items():
-        yield Problem("control_directory",
+    for place, images in result.unreferenced.items():
+        template = (
+            ": {path} names no reference image of {count}: {images}; write them there as control_path, name their "
+            "folder in control_directory, or take these images out" if os.path.isfile(place) else
             ": {path} has no reference image of {count}: {images}; add files of the same names, or take these images "
-            "out", path=folder, **_few(images))  # fmt: skip
+            "out"
+        )  # fmt: skip
+        yield Problem("control_directory", template, path=place, **_few(images))
     if result.unmasked:
         yield about_images(
             "there is no mask of what is to be painted for {count}: {images}; name conditioning_data_dir in the "
@@ -101,8 +105,9 @@ def controls_of(
     least = max(use.least, bool(subset.control_directory))  # where a folder is named, none is left out
     lost = not named and not all(os.path.isdir(folder) for folder in subset.more_control_directories)
     few = len(found) < least and not (subset.is_reg and not found)
-    if few and not lost and subset.control_directory and os.path.isdir(subset.control_directory):
-        result.unreferenced.setdefault(subset.control_directory, []).append(image.path)
+    place = subset.control_directory or subset.metadata_file
+    if few and not lost and place and os.path.exists(place):
+        result.unreferenced.setdefault(place, []).append(image.path)
     elif lost or few or len(found) > use.most:
         result.problems.append(_wrong_number(subset, image, len(found), use))
     made = []
@@ -110,9 +115,10 @@ def controls_of(
         size = _size(result, path)
         fit = control_fit(subset, size, image.fit.bucket) if min(size) > 0 else None
         if fit is None:
-            result.problems.append(
-                about_images("the reference image {path} cannot be read, or is too small: replace it", path=path)
-            )
+            wrong = "the reference image {path} does not exist"
+            if os.path.lexists(path):
+                wrong = "the reference image {path} cannot be read, or is too small: replace it"
+            result.problems.append(about_images(wrong, path=path))
         else:
             made.append(ControlImage(path, size, fit))
     return tuple(made)
@@ -136,7 +142,8 @@ def _beside(result: "Survey", subset: SubsetConfig, image: Image) -> tuple[str, 
 
 
 def _named_like(result: "Survey", folder: str, image: Image) -> Iterator[str]:
-    """Files in a folder that are named like an image: <name>.png, or <name>_0.png, <name>_1.png."""
+    """Files in a folder that are named like an image: <name>.png, then <name>_0.png, <name>_1.png. A numbered one that
+    is also named like another image beside this one belongs to that."""
     here = _like_the_images(result, folder, image)
     stem = os.path.splitext(os.path.basename(image.path))[0]
     known = result.control_names.get(here.folder)
@@ -147,8 +154,9 @@ def _named_like(result: "Survey", folder: str, image: Image) -> Iterator[str]:
             known.setdefault(own, []).append((0, name))
             if parts := NUMBERED.fullmatch(own):
                 known.setdefault(f"{parts[1]}_", []).append((int(parts[2]), name))
-    found = known.get(stem, [])[:1] or sorted(known.get(f"{stem}_", []))
-    yield from (here.path(name) for _, name in found)
+    others = result.files(os.path.dirname(image.path)).stems
+    numbered = sorted(one for one in known.get(f"{stem}_", ()) if os.path.splitext(one[1])[0] not in others)
+    yield from (here.path(name) for _, name in [*known.get(stem, [])[:1], *numbered])
 
 
 def _like_the_images(result: "Survey", directory: str, image: Image) -> Listing:
@@ -166,7 +174,7 @@ def _wrong_number(subset: SubsetConfig, image: Image, number: int, use: ControlU
             path=gone, topic="images")  # fmt: skip
     return Problem("control_directory",
         "is not set for {folder}: name the folder of reference images, which this model is trained with",
-        folder=subset.metadata_file or subset.image_dir, topic="images")  # fmt: skip
+        folder=subset.image_dir, topic="images")  # fmt: skip
 
 
 def _size(result: "Survey", path: str) -> Size:

@@ -43,7 +43,8 @@ class Survey:
     control_names: dict[str, dict[str, list[tuple[int, str]]]] = field(default_factory=dict)
     # conditioning_data_dir, and where in it the mask or control image of these images should be
     unpaired: dict[tuple[str, str], list[str]] = field(default_factory=dict)
-    unreferenced: dict[str, list[str]] = field(default_factory=dict)  # the same of a folder of reference images
+    # the same of a folder of reference images, or of a metadata file that should name them
+    unreferenced: dict[str, list[str]] = field(default_factory=dict)
     unmasked: list[str] = field(default_factory=list)  # images of which nothing says what is to be painted
 
     def files(self, folder: str | Path) -> Listing:

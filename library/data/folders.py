@@ -30,10 +30,12 @@ class File(NamedTuple):
 
 @dataclass(slots=True)
 class Listing:
-    """The files of one folder: images by name, all names, sub-folders, and image sizes that cache names tell."""
+    """The files of one folder: images by name and without endings, all names, sub-folders, and image sizes that cache
+    names tell."""
 
     folder: str
     images: dict[str, File] = field(default_factory=dict)
+    stems: set[str] = field(default_factory=set)
     names: set[str] = field(default_factory=set)
     folders: list[str] = field(default_factory=list)
     undecodable: list[str] = field(default_factory=list)
@@ -85,6 +87,7 @@ def listing(folder: str | Path) -> Listing:
             elif suffix in (".npz", ".safetensors") and (cached := CACHED_SIZE.fullmatch(name)):
                 _remember(found, cached, _file(entry).modified)
     found.images = dict(sorted(found.images.items()))
+    found.stems = {os.path.splitext(name)[0] for name in found.images}
     found.folders.sort()
     found.undecodable.sort()
     return found

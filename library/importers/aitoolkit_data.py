@@ -6,7 +6,16 @@ from dataclasses import dataclass, field
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import ConfigError, Text
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on, to_number
-from library.importers.shared import ENCODED_ONCE, PREPARED, dataset_toml, load_tables, tables, varied
+from library.importers.shared import (
+    ENCODED_ONCE,
+    PREPARED,
+    dataset_toml,
+    guidance,
+    guidance_flag,
+    load_tables,
+    tables,
+    varied,
+)
 
 TABLES = load_tables("aitoolkit")["datasets"]
 DEFAULTS = {"width": 512, "height": 512, "seed": 0, "sample_steps": 20, "guidance_scale": 7}
@@ -151,16 +160,19 @@ def _samples(builder: ImportBuilder) -> None:
         return
     word = str(builder.get("trigger_word") or "")
     flags = {"width": "--w", "height": "--h", "seed": "--d", "sample_steps": "--s", "neg": "--n"}
-    guided = builder.family == "flux" and builder.values.get("model_type") != "chroma"
-    flags["guidance_scale"] = "--g" if guided else "--l"
+    flags["guidance_scale"] = guidance_flag(builder, chroma=builder.values.get("model_type") == "chroma")
     shared = {name: builder.source.get(f"sample.{name}") for name in flags}
     shared = {name: DEFAULTS.get(name) if value is None else value for name, value in shared.items()}
     for name, flag in flags.items():
         if builder.get(f"sample.{name}") is not None:
             builder.change(f"sample.{name}", Text("stands in the prompt file as {flag}", flag=flag))
+    if builder.family == "zimage":
+        said = "stands in the prompt file as --l, less 1: the scale of this model is 0 without a negative prompt"
+        builder.explain(said, "sample.guidance_scale")
     lines = []
     for sample in map(_parsed, prompts):
         own = {name: sample[name] if not is_empty(sample.get(name)) else shared[name] for name in flags}
+        own["guidance_scale"] = guidance(builder, own["guidance_scale"])
         given = [f"{flag} {own[name]}" for name, flag in flags.items() if own[name] not in (None, False, "")]
         shown = (sample.get(key) for key in REFERENCES)
         given += [f"--ci {path}" for path in shown if not is_empty(path)]

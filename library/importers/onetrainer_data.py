@@ -5,7 +5,15 @@ import math
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import Text
 from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
-from library.importers.shared import PREPARED, dataset_toml, nearest, small_buckets, tables
+from library.importers.shared import (
+    PREPARED,
+    dataset_toml,
+    guidance,
+    guidance_flag,
+    nearest,
+    small_buckets,
+    tables,
+)
 
 NEAREST = {"INVERTED_PARABOLA": "sigmoid", "SIGMOID": "shift", "BETA": "uniform", "COS_MAP": "sigmoid"}
 
@@ -213,8 +221,8 @@ def _sample_interval(builder: ImportBuilder) -> None:
 
 def _line(builder: ImportBuilder, sample: JsonMapping) -> str:
     flags = {"width": "--w", "height": "--h", "diffusion_steps": "--s", "negative_prompt": "--n"}
-    guided = builder.family == "flux" and builder.get("model_type") != "CHROMA_1"
-    flags["cfg_scale"] = "--g" if guided else "--l"
+    flags["cfg_scale"] = guidance_flag(builder, chroma=builder.get("model_type") == "CHROMA_1")
+    sample = {**sample, "cfg_scale": guidance(builder, sample.get("cfg_scale"))}
     if not is_on(sample.get("random_seed")):
         flags["seed"] = "--d"
     words = [" ".join(str(sample["prompt"]).split())]

@@ -98,6 +98,20 @@ def varied(builder: ImportBuilder) -> tuple[str, ...]:
     return names[:2] if builder.family == "anima" else names
 
 
+def guidance_flag(builder: ImportBuilder, chroma: bool) -> str:
+    """The flag in prompts for another trainer's one scale: of the guidance that a model reads, or else of the negative
+    prompt."""
+    reads = {"flux": not chroma, "flux_2": builder.values.get("model_version") == "dev"}
+    return "--g" if reads.get(builder.family) else "--l"
+
+
+def guidance(builder: ImportBuilder, scale: JsonValue) -> JsonValue:
+    """Another trainer's scale as a prompt has it here. Of Z-Image, whose own scale is 0 without a negative prompt, the
+    others count from 1, too."""
+    number = to_number(scale)
+    return scale if builder.family != "zimage" or number is None else f"{max(0.0, number - 1.0):g}"
+
+
 def tables(value: JsonValue) -> list[JsonMapping]:
     """The tables of a list; none where it is no list of tables."""
     return [table for table in value if isinstance(table, Mapping)] if isinstance(value, list) else []

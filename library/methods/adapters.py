@@ -325,6 +325,15 @@ def keep_mask(like: Tensor, shape: tuple[int, ...], p: float) -> Tensor:
     return (torch.rand(shape, device=like.device) >= p).to(like.dtype)
 
 
+def fits(weight: Tensor, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether the factors of a file's adapter, of whatever rank, are for a layer with a weight of this size."""
+    down, up, alpha = tensors["lora_down.weight"], tensors.get("lora_up.weight"), tensors.get("alpha")
+    if up is None or min(down.ndim, up.ndim) < 2 or (alpha is not None and alpha.numel() != 1):
+        return False
+    theirs = up.shape[0], up.shape[1], math.prod(down.shape[1:])
+    return theirs == (weight.shape[0], down.shape[0], math.prod(weight.shape[1:]))
+
+
 def saved_alpha(tensors: Mapping[str, Tensor], rank: int) -> float:
     """The alpha of a file's adapter; files without one mean alpha = rank."""
     return float(tensors["alpha"]) if "alpha" in tensors else float(rank)

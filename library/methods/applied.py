@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from library.config.problems import ConfigError
 from library.families.base import Family, ModelComponents
 from library.methods import targets
-from library.methods.adapters import cast_like, saved_alpha
+from library.methods.adapters import cast_like, fits, saved_alpha
 from library.methods.lora import AdapterLocation, by_name, file_of, networks
 
 LORA, LOHA = ("lora_down.weight", "lora_up.weight"), ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b")
@@ -134,14 +134,13 @@ def _check(layer: nn.Module, change: LayerChange, path: Path, name: str) -> None
     assert isinstance(weight, Tensor)
     try:
         if LORA[0] in change.stored:
-            down, up = (change.stored[key] for key in LORA)
-            fits = up.shape[0] == weight.shape[0] and down[0].numel() == weight[0].numel() and up.shape[1] == len(down)
+            whole = fits(weight, change.stored)
         else:
             change._on_device = {key: value.to("meta") for key, value in change.stored.items() if key != "alpha"}
-            fits = change._product().numel() == weight.numel()
+            whole = change._product().numel() == weight.numel()
             change._on_device = {}
     except (KeyError, RuntimeError, IndexError):
-        fits = False
-    if not fits:
+        whole = False
+    if not whole:
         raise ConfigError("{path}: {name} has another size than this model's layer: it is for another model", path=path,
             name=name)  # fmt: skip

@@ -15,7 +15,7 @@ from library.config.sections import AdapterRun
 from library.families import network_args
 from library.families.base import Family, ModelComponents
 from library.methods import ggpo, targets
-from library.methods.adapters import Adapter, AdapterSpec, adapter_class, saved_alpha
+from library.methods.adapters import Adapter, AdapterSpec, adapter_class, fits, saved_alpha
 from library.methods.base import BaseMethod, dtype_of
 from library.methods.factor_cache import FactorCache
 from library.methods.small_files import tensors_of
@@ -28,19 +28,19 @@ log = logging.getLogger(__name__)
 
 NOTHING = ("nothing is trained: every learning rate is 0, or network_args chose no layer; "
            "set learning_rate, or leave out what limits the layers in network_args")  # fmt: skip
-OTHER_SIZE = ": {name} has another size than this model's layer: the file is for another model"
 FACTORS = {DOWN: "lora_down.weight", UP: "lora_up.weight"}
 
 
 @dataclass
 class Unmatched:
-    """Names of adapters that only the network or only the file has."""
+    """Names of adapters that only the network or only the file has, or that are for layers of another size."""
 
     missing: list[str] = field(default_factory=list)  # in the network, but not in the file: they keep their values
     unexpected: list[str] = field(default_factory=list)  # in the file, but not in the network: not used
+    misfits: list[str] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.missing or self.unexpected)
+        return bool(self.missing or self.unexpected or self.misfits)
 
     def __str__(self) -> str:
         texts = [("not in the file", self.missing), ("in the file only, not used", self.unexpected)]
@@ -93,25 +93,27 @@ class LoraAdapters(BaseMethod):
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> Unmatched:
         """Load adapters from a file. Returns adapters that only one side has; they are no error.
 
-        Raises ConfigError when an adapter of the same name has another rank or shape.
+        Raises ConfigError when an adapter of the same name has another rank or form.
         """
-        names, wrong = {place.alias: name for name, place in self.places.items()}, []
+        names, wrong, misfits = {place.alias: name for name, place in self.places.items()}, [], []
         found = {names.get(name, name): values for name, values in by_name(tensors).items()}
         for name in self.adapters.keys() & found.keys():
             try:
+                if "lora_up.weight" in found[name] and not fits(self.adapters[name].weight, found[name]):
+                    misfits.append(name)
+                    continue
                 self.adapters[name].load(found[name])
             except KeyError as e:
                 wrong.append(Text("{name} has no {key} in the file, so it is no LoRA", name=name, key=e.args[0]))
-            except ValueError as e:
+            except (ValueError, RuntimeError) as e:
                 wrong.append(Text("{name} {why}", name=name, why=e))
-            except RuntimeError as e:  # of a tensor that cannot have the size of the layer
-                raise ConfigError(Problem("network_weights", OTHER_SIZE, name=name)) from e
         if wrong:
             more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
             template = (": the LoRA file does not fit this network: {module}{more}; "
                     "set network_dim to the file's rank, or use dim_from_weights")  # fmt: skip
             raise ConfigError(Problem("network_weights", template, module=min(wrong), more=more))
-        return Unmatched([n for n in self.adapters if n not in found], [n for n in found if n not in self.adapters])
+        only_here = [name for name in self.adapters if name not in found]
+        return Unmatched(only_here, [name for name in found if name not in self.adapters], sorted(misfits))
 
     def train(self, mode: bool = True) -> "LoraAdapters":
         """Switch dropout on or off."""
@@ -182,7 +184,11 @@ def attach(components: ModelComponents, family: Family, config: AdapterRun) -> L
 
 
 def report_unmatched(option: str, path: Any, unmatched: Unmatched, num_adapters: int) -> None:
-    """Warn of adapters that only the file or only the model has. ConfigError if they have none in common."""
+    """Warn of adapters that only the file or only the model has. ConfigError if they have none in common, or sizes
+    differ."""
+    if unmatched.misfits:
+        template = ": {path}: {name} has another size than this model's layer: it is for another model"
+        raise ConfigError(Problem(option, template, path=path, name=unmatched.misfits[0]))
     if len(unmatched.unexpected) >= num_adapters:
         names = f" ({_some(unmatched.unexpected)})" if unmatched.unexpected else ""
         template = ": nothing in {path} fits this model{names}; choose a file made for it"
@@ -195,18 +201,21 @@ def report_unmatched(option: str, path: Any, unmatched: Unmatched, num_adapters:
 def merge(
     components: ModelComponents, family: Family, tensors: Mapping[str, Tensor], multiplier: float = 1.0
 ) -> Unmatched:
-    """Add a LoRA to the weights of the model itself (`base_weights`). Raises ConfigError when sizes do not fit.
+    """Add a LoRA to the weights of the model itself (`base_weights`).
 
     The sum is made in float32 and then rounded once to the weight's own dtype, also when that is bfloat16 or float8.
     """
-    found, used = by_name(tensors), set()
+    found, used, misfits = by_name(tensors), set(), []
     for part, root in networks(components).items():
         for layer in targets.layers(root, part, family.adapter_name, ()):
             name = layer.name if layer.name in found else AdapterLocation(part, layer.path).alias
             if "lora_down.weight" in found.get(name, {}):
-                _merge_product(name, layer.layer, found[name], multiplier)
                 used.add(name)
-    return Unmatched(unexpected=[n for n in found if n not in used])
+                if fits(layer.layer.weight, found[name]):
+                    _merge_product(layer.layer, found[name], multiplier)
+                else:
+                    misfits.append(name)
+    return Unmatched(unexpected=[n for n in found if n not in used], misfits=misfits)
 
 
 def networks(components: ModelComponents) -> dict[str, nn.Module]:
@@ -307,13 +316,11 @@ def _from_file(found: TargetLayer, plan: AdapterPlan, sizes: dict[str, dict[str,
     return dataclasses.replace(spec, rank=rows // parts, alpha=spec.alpha / parts)
 
 
-def _merge_product(name: str, layer: nn.Linear | nn.Conv2d, tensors: Mapping[str, Tensor], multiplier: float) -> None:
+def _merge_product(layer: nn.Linear | nn.Conv2d, tensors: Mapping[str, Tensor], multiplier: float) -> None:
     """Add multiplier * alpha / rank * (up @ down) to the weight, in float32; rounded once to its dtype."""
     where = {"device": layer.weight.device, "dtype": torch.float32}
     down, up = tensors["lora_down.weight"].to(**where), tensors["lora_up.weight"].to(**where)
     rank = down.shape[0]
-    if (up.shape[0], down[0].numel(), up.shape[1]) != (layer.weight.shape[0], layer.weight[0].numel(), rank):
-        raise ConfigError(Problem("base_weights", OTHER_SIZE, name=name))
     delta = (up.flatten(1) @ down.flatten(1)).reshape(layer.weight.shape)
     delta *= multiplier * saved_alpha(tensors, rank) / rank
     layer.weight.copy_((layer.weight.float() + delta).to(layer.weight.dtype))

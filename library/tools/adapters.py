@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, Text
 from library.tools import names, storage
 from library.tools.names import ALPHA, DOWN, UP, Module
 from library.tools.storage import Metadata
@@ -132,6 +132,14 @@ def kohya_named(path: Path, tensors: dict[str, Tensor], family: str) -> dict[str
     return tensors_of(read(path, family), "kohya")[0]
 
 
+def odd_alpha(name: str, parts: Mapping[str, Tensor]) -> str:
+    """What is wrong with the alpha of a module, which is one number where there is one; "" if nothing is."""
+    if ALPHA not in parts or parts[ALPHA].numel() == 1:
+        return ""
+    template = "{name} has an alpha of {count} numbers instead of one: the file is damaged or was edited"
+    return Text(template, name=name, count=parts[ALPHA].numel())
+
+
 def grouped(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """{module's name: {"down", "up", "alpha"}}. ConfigError for keys of other kinds, and for halves of adapters."""
     found: dict[str, dict[str, Tensor]] = {}
@@ -150,6 +158,8 @@ def grouped(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         if parts[DOWN].ndim < 2 or parts[UP].ndim < 2 or parts[DOWN].shape[0] != parts[UP].shape[1]:
             shapes = f"{list(parts[UP].shape)} and {list(parts[DOWN].shape)}"
             raise ConfigError("{name} has matrices {shapes}, which do not fit together", name=name, shapes=shapes)
+        if odd := odd_alpha(name, parts):
+            raise ConfigError(odd)
     if not found:
         raise ConfigError("there is no LoRA in this file")
     return found

@@ -110,7 +110,7 @@ def _whole(parts: dict[str, Tensor]) -> bool:
     if not {DOWN, UP} <= parts.keys():
         return False
     up, down = parts[UP], parts[DOWN]
-    return min(up.ndim, down.ndim) >= 2 and up.shape[1] == down.shape[0]
+    return min(up.ndim, down.ndim) >= 2 and up.shape[1] == down.shape[0] and not adapters.odd_alpha("", parts)
 
 
 def _look(found: Findings, name: str, parts: dict[str, Tensor]) -> None:
@@ -118,6 +118,9 @@ def _look(found: Findings, name: str, parts: dict[str, Tensor]) -> None:
     for missing in sorted({DOWN, UP} - parts.keys()):
         found.problems.append(Text("{name} has no {part} matrix", name=name, part=missing))
     if not {DOWN, UP} <= parts.keys():
+        return
+    if odd := adapters.odd_alpha(name, parts):
+        found.problems.append(odd)
         return
     up, down = parts[UP], parts[DOWN]
     if not _whole(parts):

@@ -93,3 +93,14 @@ def test_the_kind_of_model_is_said_by_the_module_or_by_keys_of_its_own():
 def test_which_model_is_meant_is_known_by_its_name(model, version):
     made = importers.read({**ONETRAINER, "base_model_name": f"black-forest-labs/{model}"}, CONFIGS)
     assert made.config.model.model_version == version
+
+
+def test_the_scale_of_dev_is_the_guidance_that_it_reads():
+    process = AITOOLKIT["config"]["process"][0]
+    dev = process | {"model": {"name_or_path": "black-forest-labs/FLUX.2-dev", "arch": "flux2"}}
+    made = importers.read({"config": {"name": "d", "process": [dev]}}, CONFIGS)
+    assert "--g 4" in made.texts["sample_prompts"] and "--l" not in made.texts["sample_prompts"]
+    samples = {"samples": [{"prompt": "a cat", "cfg_scale": 4.0}]}
+    for model, flag in {"dev": "--g 4.0", "klein-base-4B": "--l 4.0"}.items():
+        found = {**ONETRAINER, "base_model_name": f"black-forest-labs/FLUX.2-{model}", **samples}
+        assert flag in importers.read(found, CONFIGS).texts["sample_prompts"]

@@ -74,10 +74,22 @@ def test_every_key_has_a_fate_and_the_options_mean_the_same(name):
     elif name == "aitoolkit":
         assert values["model_version"] == "turbo" and values["network_dim"] == 32 and values["blocks_to_swap"] == 29
         assert values["base_weights"] == ("zimage_turbo_training_adapter_v2.safetensors",)
-        assert "--l 1" in made.texts["sample_prompts"] and values["fp8_base"]
+        assert "--l 0" in made.texts["sample_prompts"] and values["fp8_base"]
     else:
         assert values["model_version"] == "base" and values["int8_base"] and values["blocks_to_swap"] == 15
         assert made.config.noise.timestep_sampling == "sigmoid" and "network_args" not in values
+
+
+def test_scales_in_prompts_are_counted_as_the_models_own_pipeline_does():
+    """There 1 is without a negative prompt, here 0."""
+    process = AITOOLKIT["config"]["process"][0]
+    sample = process["sample"] | {"prompts": ["a cat --l 4.5", "a dog"], "guidance_scale": 1}
+    made = importers.read({"config": {"name": "z", "process": [process | {"sample": sample}]}}, CONFIGS)
+    assert [line.split("--l ")[1] for line in made.texts["sample_prompts"].splitlines()] == ["3.5", "0"]
+    assert any(one.key == "sample.guidance_scale" and "less 1" in one.text for one in made.outcomes)
+    samples = [{"prompt": "a cat", "cfg_scale": 5.0, "enabled": True}, {"prompt": "a dog", "cfg_scale": 0.5}]
+    made = importers.read({**ONETRAINER, "samples": samples}, CONFIGS)
+    assert [line.split("--l ")[1].split()[0] for line in made.texts["sample_prompts"].splitlines()] == ["4", "0"]
 
 
 def test_the_kind_of_model_is_said_by_the_module_or_by_keys_of_its_own():

@@ -92,6 +92,17 @@ def test_references_are_found_by_name_and_cut_as_the_subset_says(pairs):
     assert width % 16 == height % 16 == 0 and wide >= (width, height)
 
 
+def test_numbered_references_follow_the_plain_one_unless_they_are_named_like_another_image(pairs, use):
+    use(least=1, most=3)
+    for name in ("00_1.png", "00_2.jpg", "01.png"):  # beside 00.webp and 01_0000.png
+        make.picture(pairs / "second" / name, (64, 64), seed=30)
+    found = {image.path[-6:]: names(image) for image in data.scan(toml(pairs)).items}
+    assert found["00.png"] == ["00.webp", "00_1.png", "00_2.jpg"] and found["01.png"] == ["01.png", "01_0000.png"]
+    make.picture(pairs / "images" / "00_1.png", (64, 64), seed=31)
+    first, second, *_ = data.scan(toml(pairs)).items
+    assert names(first) == ["00.webp", "00_2.jpg"] and names(second) == ["00_1.png"]
+
+
 def test_further_references_are_in_folders_of_their_own(pairs, use):
     use(least=1, most=3)
     for stem in ("00", "02"):
@@ -115,6 +126,15 @@ def test_metadata_files_name_references_as_musubi_tuner_does(pairs):
     (pairs / "m.jsonl").write_text("\n".join(map(json.dumps, rows)))
     first, second = data.scan(toml(pairs, f"metadata_file = '{pairs / 'm.jsonl'}'", controls=False)).items
     assert names(first) == ["00.webp"] and names(second) == ["02_2.png", "02_10.png"]
+
+
+def test_rows_of_a_metadata_file_without_references_are_named(pairs):
+    rows = [{"image_path": "00.png", "caption": "a"}, {"image_path": "01.png", "control_path": str(pairs / "gone.png")}]
+    (pairs / "m.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    said = sentences(toml(pairs, f"metadata_file = '{pairs / 'm.jsonl'}'", controls=False)).split(" / ")
+    assert said[0] == f"the reference image {pairs / 'gone.png'} does not exist"
+    assert said[1].startswith(f"control_directory: {pairs / 'm.jsonl'} names no reference image of 1 image: ")
+    assert "00.png; write them there as control_path" in said[1] and len(said) == 2
 
 
 def sentences(config):

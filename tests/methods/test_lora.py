@@ -146,6 +146,23 @@ def test_base_weights_are_merged_in_float32(flux_like, flux_config, tmp_path):
         torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("option", ["base_weights", "network_weights"])
+@pytest.mark.parametrize("key", ["lora_up.weight", "lora_down.weight", "alpha"])
+def test_a_file_for_layers_of_another_size_is_a_sentence(flux_like, flux_config, tmp_path, option, key):
+    """As a LoRA of FLUX.2 klein 9B is for klein 4B, or a damaged file."""
+    family, parts = flux_like
+    method = methods.attach(parts, family, flux_config(network_dim=3, network_train_unet_only=True))
+    state = dict(method.state_dict())
+    name = next(name for name in state if name.endswith(key))
+    state[name] = torch.ones(2, 3) if key == "alpha" else torch.cat([state[name]] * 2, dim=int("down" in key))
+    save_file(state, path := tmp_path / "a.safetensors")
+    fresh = type(parts)(**{**vars(parts), "denoiser": type(parts.denoiser)()})
+    given = {option: [str(path)] if option == "base_weights" else str(path)}
+    with pytest.raises(ConfigError, match="another size than this model's layer") as error:
+        methods.attach(fresh, family, flux_config(network_dim=3, network_train_unet_only=True, **given))
+    assert error.value.problems[0].option == option
+
+
 def test_norms_are_limited_without_leaving_the_device(flux_like, flux_config):
     family, parts = flux_like
     method = grown(methods.attach(parts, family, flux_config(network_dim=3, network_alpha=3.0)))

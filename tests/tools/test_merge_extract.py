@@ -284,3 +284,15 @@ def test_a_merged_file_says_what_it_is_made_of(bases, lora_files, tmp_path):
     assert about["modelspec.merged_from"] == f"{base.name}, {first.name} x 0.5"
     assert {t.dtype for t in load_file(done.path).values()} == {torch.float16}
     assert json.dumps(about)
+
+
+def test_a_lora_without_numbers_is_named_before_it_is_cut(lora_files, tmp_path):
+    source = lora_files["sdxl"][0]
+    tensors = load_file(source)
+    name = next(name for name in tensors if name.endswith("lora_down.weight"))
+    save_file(tensors | {name: torch.full_like(tensors[name], float("nan"))}, bad := tmp_path / "nan.safetensors")
+    said = f"{name.partition('.')[0]} holds NaN or infinity"
+    with pytest.raises(ConfigError, match=said):
+        resize.resize(bad, tmp_path / "small.safetensors", choices=resize.ResizeOptions(rank=2))
+    with pytest.raises(ConfigError, match=said):
+        merge.join([(bad, 1.0), (source, 1.0)], tmp_path / "both.safetensors", rank=2)

@@ -58,6 +58,7 @@ def test_each_mistake_is_found(bases, lora_files, tmp_path):
         ({f"{NAME}__lora_up__weight": torch.ones(64, 5)}, "which do not fit together"),
         ({f"{NAME}__lora_up__weight": torch.ones(48, 3)}, "do not fit"),
         ({f"{NAME}__alpha": torch.tensor(0.0)}, "has alpha 0"),
+        ({f"{NAME}__alpha": torch.ones(2)}, "an alpha of 2 numbers instead of one"),
     ]
     for i, (tensors, match) in enumerate(cases):
         found = verify(changed(file, tmp_path / f"{i}.safetensors", **tensors), base)

@@ -160,7 +160,7 @@ def sentences(demo, pairs, **values):
 
 def test_mistakes_are_one_sentence_before_anything_is_loaded(demo, pairs, fill_model, tmp_path):
     assert "control_directory is for models with reference images" in sentences(demo, pairs)
-    (tmp_path / "p.txt").write_text("a toy --ci nowhere.png\n")
+    (tmp_path / "p.txt").write_text(f"a toy --ci nowhere.png\na toy --ci {tmp_path / 'p.txt'}\n")
     said = sentences(demo, pairs, model_type="kontext", sample_prompts=tmp_path / "p.txt")
     for kind, folder in (("kontext", "second"), ("fill", "masks")):
         shutil.copytree(pairs / folder, tmp_path / folder)
@@ -176,7 +176,8 @@ def test_mistakes_are_one_sentence_before_anything_is_loaded(demo, pairs, fill_m
     bare = sentences(demo, pairs, model_type="fill", dataset_config=pairs / "bare.toml",
                      pretrained_model_name_or_path=fill_model)  # fmt: skip
     assert "there is no mask of what is to be painted for 5 images: " in bare and "random_masks" in bare
-    assert said.count("sample_prompts") == 1 and "names an image that does not exist: nowhere.png" in said
+    assert said.count("sample_prompts") == 2 and "names an image that does not exist: nowhere.png" in said
+    assert f"names an image that cannot be read: {tmp_path / 'p.txt'} (" in said
     (tmp_path / "torn.png").write_bytes((pairs / "second" / "0.png").read_bytes()[:60])
     (tmp_path / "p.txt").write_text(f"a toy --ci {tmp_path / 'torn.png'}\n")
     said = sentences(demo, pairs, model_type="kontext", sample_prompts=tmp_path / "p.txt")
