@@ -34,7 +34,7 @@ def mask_of(result: "Survey", subset: SubsetConfig, image: Image) -> str:
     if name is None:
         result.unpaired.setdefault((subset.conditioning_data_dir, here.folder), []).append(image.path)
         return ""
-    if 0 in (size := _size(result, here.path(name))):
+    if 0 in (size := size_of(result, here.path(name))):
         result.problems.append(about_images("{path} cannot be read as an image", path=here.path(name)))
     elif size != image.size:
         wanted = f"{image.size[0]}x{image.size[1]}"
@@ -112,7 +112,7 @@ def controls_of(
         result.problems.append(_wrong_number(subset, image, len(found), use))
     made = []
     for path in found:
-        size = _size(result, path)
+        size = size_of(result, path)
         fit = control_fit(subset, size, image.fit.bucket) if min(size) > 0 else None
         if fit is None:
             wrong = "the reference image {path} does not exist"
@@ -177,7 +177,8 @@ def _wrong_number(subset: SubsetConfig, image: Image, number: int, use: ControlU
         folder=subset.image_dir, topic="images")  # fmt: skip
 
 
-def _size(result: "Survey", path: str) -> Size:
+def size_of(result: "Survey", path: str) -> Size:
+    """Width and height of a file beside images by its header, (0, 0) where it is none or not there."""
     folder, name = os.path.split(path)
     file = result.files(folder).images.get(name)
     return header_size(path, file.modified, file.num_bytes) if file else (0, 0)

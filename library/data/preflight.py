@@ -12,6 +12,7 @@ from library.config.problems import Problem, Report, Text, counted, either, toge
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun, EmbeddingRun
 from library.data import augment, finding
+from library.data.controls import size_of
 from library.data.finding import Survey
 from library.data.folders import SHOWN, about_images, capped_by_kind, some
 from library.data.images import Image, ImageSet, bucket_rules
@@ -65,15 +66,20 @@ def check(config: RunConfig, grid: int, report: Report | None = None) -> Check:
 
 
 def _damaged(found: Survey, images: list[Image], to_disk: bool, report: Report | None) -> Iterator[Problem]:
-    """Images that a decoder would give up on; with fresh latents beside them, they are not opened any more."""
-    doubtful, gone = [], []
-    for path in sorted({image.path for image in images}):
-        folder, name = os.path.split(path)
+    """Images that a decoder would give up on, and what belongs to them: masks, control and reference images. With fresh
+    latents beside them, they are not opened any more."""
+    gone: list[str] = []
+    opened: set[str] = set()
+    for image in images:
+        folder, name = os.path.split(image.path)
         here = found.files(folder)
         if name not in here.images:
-            gone.append(path)
+            gone.append(image.path)
         elif not to_disk or here.known_size(name) is None:
-            doubtful.append(path)
+            beside = (image.mask_file, *(path for one in image.controls for path in (one.path, one.mask)))
+            # Those without the header of an image were named when they were found.
+            opened |= {image.path, *(path for path in beside if path and 0 not in size_of(found, path))}
+    doubtful, gone = sorted(opened), sorted({*gone})
     if gone and not to_disk:
         yield about_images("{count} gone, only latents are left; set cache_latents_to_disk: {gone}",
             count=counted(len(gone), "image"), gone=some(gone), fix={"cache_latents_to_disk": True})  # fmt: skip

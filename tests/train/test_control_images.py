@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -170,9 +171,22 @@ def test_mistakes_are_one_sentence_before_anything_is_loaded(demo, pairs, fill_m
     Pillow.new("L", (48, 48)).save(tmp_path / "masks" / "1.png")
     said_of = sentences(demo, pairs, model_type="kontext", dataset_config=tmp_path / "kontext.toml")
     assert said_of.count(" / ") == 0 and "has no reference image of 1 image: " in said_of
+    (tmp_path / "second" / "1.png").write_bytes((pairs / "second" / "1.png").read_bytes()[:80])
+    said_of = sentences(demo, pairs, model_type="kontext", dataset_config=tmp_path / "kontext.toml")
+    assert (
+        said_of.count(" / ") == 0 and "1 image cannot be decoded" in said_of and str(Path("second", "1.png")) in said_of
+    )
     fill = {"model_type": "fill", "pretrained_model_name_or_path": fill_model}
     said_of = sentences(demo, pairs, **fill, dataset_config=tmp_path / "fill.toml")
     assert said_of.count(" / ") == 0 and "1.png is 48x48, but its image is 64x64" in said_of
+    (tmp_path / "masks" / "1.png").write_bytes((pairs / "masks" / "1.png").read_bytes()[:60])
+    said_of = sentences(demo, pairs, **fill, dataset_config=tmp_path / "fill.toml")
+    assert (
+        said_of.count(" / ") == 0 and "1 image cannot be decoded" in said_of and str(Path("masks", "1.png")) in said_of
+    )
+    (tmp_path / "masks" / "1.png").write_text("no image")
+    said_of = sentences(demo, pairs, **fill, dataset_config=tmp_path / "fill.toml")
+    assert said_of.count(" / ") == 0 and "1.png cannot be read as an image" in said_of
     bare = sentences(demo, pairs, model_type="fill", dataset_config=pairs / "bare.toml",
                      pretrained_model_name_or_path=fill_model)  # fmt: skip
     assert "there is no mask of what is to be painted for 5 images: " in bare and "random_masks" in bare
