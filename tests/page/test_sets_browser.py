@@ -38,7 +38,9 @@ def test_look_edit_replace_and_undo(visit, images, monkeypatch):
     visitor = visit()
     page = go(visitor, "Data set")
     page.locator("#images-folder").fill(str(images))
-    page.get_by_role("button", name="Open folder").click()
+    opener = page.get_by_role("button", name="Open folder")
+    assert opener.evaluate("button => getComputedStyle(button).fontWeight") == "600"  # as of all that begin something
+    opener.click()
     cards = page.locator(".images article")
     cards.first.wait_for()
     assert cards.count() == 48 and "60 of 60" in page.locator(".images .numbers").inner_text()
