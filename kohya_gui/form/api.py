@@ -76,10 +76,22 @@ class FormApi:
         }  # fmt: skip
 
     def _chosen(self, form: SettingsForm, given: Submission, config: RunConfig, model: JsonObject) -> str:
-        """The base model as it was sent, where the tab trains it and its other files are named; else nothing."""
+        """The base model as it was sent, where the tab trains it and its other files are there; else nothing."""
         text, parts = str(given.values.get(MODEL) or ""), {part.option.name for part in form.parts}
-        is_model = bool(model.get("family")) or bool(paths.HUB_ID.fullmatch(text) and not os.path.exists(text))
-        return text if is_model and not any(problem.option in parts for problem in missing(config)) else ""
+        is_model = bool(model.get("family")) or self._is_id(text)
+        if not is_model or any(problem.option in parts for problem in missing(config)):
+            return ""
+        files = [str(given.values[name]) for name in parts if given.values.get(name)]
+        return text if all(self._is_id(file) or self._is_there(file) for file in files) else ""
+
+    def _is_id(self, text: str) -> bool:
+        return bool(paths.HUB_ID.fullmatch(text)) and not os.path.exists(text)
+
+    def _is_there(self, text: str) -> bool:
+        try:
+            return paths.inside(text, self.roots).exists()
+        except ConfigError:
+            return False
 
     def _model(self, form: SettingsForm, given: Submission) -> tuple[JsonObject, str]:
         """What the base model's file is, as far as it lies where the page may look; or why it is none."""

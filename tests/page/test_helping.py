@@ -125,7 +125,9 @@ def test_a_base_model_is_chosen_when_it_is_one_of_the_tab_with_all_of_its_files(
     save_file({"double_blocks.0.img_attn.qkv.weight": numpy.zeros((2, 2))}, model)
     assert [chosen(path) for path in ("", "/nowhere", tmp_path, encoder, tmp_path / "none.safetensors")] == [""] * 5
     assert chosen("org/model", "sdxl") == "org/model"
-    assert chosen(model) == "" and chosen(model, clip_l="a", t5xxl="b", ae="c") == str(model)
+    parts = {"clip_l": str(encoder), "t5xxl": "org/t5", "ae": str(model)}
+    assert chosen(model) == "" and chosen(model, **parts) == str(model)
+    assert chosen(model, **parts | {"ae": str(tmp_path / "none.safetensors")}) == ""
 
 
 def test_the_outlook_knows_what_an_earlier_run_took(helper, tmp_path):
