@@ -1,6 +1,6 @@
 // The data set tab: a folder's images in pages, their captions, and changes that can be taken back.
 import { count, progressOf, say } from "../i18n/sentences.js";
-import { all, hit, isBox, isField, make, makeButton, one, setValue, showMessage } from "../server/elements.js";
+import { all, fillSelect, hit, isBox, isField, make, makeButton, one, setValue, showMessage } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
 import { badges, captionField, facts, frame, tellWhy } from "./images_cards.js";
 import * as history from "./images_history.js";
@@ -56,7 +56,7 @@ let rows = [];
 const view = { start: 0, show: "all", place: null, words: "" };
 /** @type {Set<string>} */
 const chosen = new Set();
-let pages = 0, messages = 0, working = ""; // answers and messages that are out of date are left alone
+let pages = 0, messages = 0, opened = 0, changed = 0, working = ""; // answers and messages that are out of date are left alone
 
 /**
  * @template {Element} [T=HTMLElement]
@@ -125,14 +125,19 @@ async function attempt(what) {
 
 /** @param {boolean} [keep] whether the same images are looked at again */
 async function open(keep = false) {
-  const found = await attempt(() => work("images_open", { folder: folder().value, settings: settings(), trigger: trigger().value, ...sources.question() }));
-  if (!found) return;
+  const mine = ++opened, told = messages;
+  let known, found;
+  do { // again, where it may have been looked at before a change
+    known = changed;
+    found = await attempt(() => work("images_open", { folder: folder().value, settings: settings(), trigger: trigger().value, ...sources.question() }));
+  } while (found && mine === opened && known !== changed);
+  if (!found || mine !== opened) return;
   if (!keep) {
     Object.assign(view, { start: 0, show: "all", place: null, words: "" });
     chosen.clear();
     part(".sieve .words", HTMLInputElement).value = "";
   }
-  notify("good", "");
+  if (told === messages) notify("good", "");
   showOverview(found);
   await showPage();
   panels.refresh();
@@ -171,6 +176,7 @@ function recall() {
  */
 async function change(name, question, tell) {
   const found = await attempt(() => work(name, query(question)));
+  changed += 1;
   if (!found) return false;
   showOverview(found);
   notify("good", tell(found));
@@ -206,8 +212,8 @@ function showOverview(found) {
   part(".notes").replaceChildren(...found.notes.map((note) => make("li", {}, note)));
   showBuckets(training.buckets);
   const places = [["", "All folders"], ...found.places.map((place) => [`/${place.folder}`, place.folder || "the folder itself", ` (${place.images.toLocaleString("en")})`])];
-  fill(part(".sieve .place"), places, view.place === null ? "" : `/${view.place}`);
-  fill(part(".sieve .show"), Object.entries(kinds).map(([kind, n]) => [kind, found.titles[kind], ` (${n.toLocaleString("en")})`]), view.show);
+  fillSelect(part(".sieve .place"), places, view.place === null ? "" : `/${view.place}`);
+  fillSelect(part(".sieve .show"), Object.entries(kinds).map(([kind, n]) => [kind, found.titles[kind], ` (${n.toLocaleString("en")})`]), view.show);
   part("[data-do=compare]").textContent = found.compared ? "Find duplicates again" : "Find duplicates";
   history.showHistory(found.past);
 }
@@ -242,15 +248,6 @@ function showBuckets(buckets) {
   part(".buckets summary").textContent = say("{buckets}: number of images per epoch", { buckets: count(buckets.length, "bucket") });
   part(".buckets .chips").replaceChildren(...buckets.map(({ size, repeats, dataset }) =>
     make("span", { title: several ? say("Data set {number}", { number: dataset + 1 }) : "" }, `${size[0]} × ${size[1]}`, make("b", {}, repeats.toLocaleString("en")))));
-}
-
-/**
- * @param {HTMLElement} select
- * @param {string[][]} entries a key and the pieces of its text each
- * @param {string} value
- */
-function fill(select, entries, value) {
-  select.replaceChildren(...entries.map(([key, ...texts]) => make("option", { value: key, selected: key === value }, texts)));
 }
 
 /**

@@ -11,6 +11,7 @@ from library.check.isolated import environment, sent
 from library.config.json_types import JsonObject
 from library.config.problems import Text, read
 from library.config.sections import AdapterRun
+from library.files import size_text
 
 KEPT = 64  # sizes
 UNKNOWN = "The size of this adapter is known once it trains."
@@ -74,14 +75,10 @@ def _with_words(found: JsonObject) -> JsonObject:
         return {"said": UNKNOWN if problem is None else "" if problem.place else problem.capitalized()}
     template = ("{layers} layers learn: {parameters} parameters, a file of about {size}.")  # fmt: skip
     said = Text(template, layers=f"{found['layers']:,}", parameters=_many(found["parameters"]),
-                size=_size(found["bytes"]))  # fmt: skip
+                size=size_text(found["bytes"]))  # fmt: skip
     return {"said": said, "blocks": found["blocks"]}
 
 
 def _many(number: int) -> Text | str:
     """12.3 million, or 45,000."""
     return Text("{count} million", count=f"{number / 1e6:,.1f}") if number >= 1e6 else f"{number:,}"
-
-
-def _size(number: float) -> str:
-    return f"{number / 2**30:.1f} GB" if number >= 2**30 else f"{number / 2**20:.{1 if number < 2**23 else 0}f} MB"

@@ -1,6 +1,7 @@
 """The API of the form while it is filled in: mistakes, options without effect, presets, comparisons, probes, keys."""
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -12,15 +13,15 @@ from kohya_gui.form.adapter_size import SizeProcess
 from kohya_gui.form.form import SettingsForm, Submission
 from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler
-from library.config.building import draft
+from library.config.building import draft, missing
 from library.config.ineffective import ineffective_options
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, Text, either
 from library.config.run_config import RunConfig
 from library.config.schema import options, values
 from library.config.sections import AdapterRun
 from library.families import network_args
-from library.families.recognition import proposed_options, recognised
+from library.families.recognition import index_of, proposed_options, recognised
 from library.runs import keys
 
 MODEL = "pretrained_model_name_or_path"
@@ -71,7 +72,26 @@ class FormApi:
         return {
             "wrong": wrong, "ineffective": ineffective, "outlook": compile_summary.outlook(config), "kept": known,
             "model": model, "profile": presets.chosen_profile(config), "adapter": adapters,
+            "chosen": self._chosen(form, given, config, model),
         }  # fmt: skip
+
+    def _chosen(self, form: SettingsForm, given: Submission, config: RunConfig, model: JsonObject) -> str:
+        """The base model as it was sent, where the tab trains it and its other files are there; else nothing."""
+        text, parts = str(given.values.get(MODEL) or ""), {part.option.name for part in form.parts}
+        is_model = bool(model.get("family")) or self._is_id(text)
+        if not is_model or any(problem.option in parts for problem in missing(config)):
+            return ""
+        files = [str(given.values[name]) for name in parts if given.values.get(name)]
+        return text if all(self._is_id(file) or self._is_there(file) for file in files) else ""
+
+    def _is_id(self, text: str) -> bool:
+        return bool(paths.HUB_ID.fullmatch(text)) and not os.path.exists(text)
+
+    def _is_there(self, text: str) -> bool:
+        try:
+            return paths.inside(text, self.roots).exists()
+        except ConfigError:
+            return False
 
     def _model(self, form: SettingsForm, given: Submission) -> tuple[JsonObject, str]:
         """What the base model's file is, as far as it lies where the page may look; or why it is none."""
@@ -87,11 +107,15 @@ class FormApi:
         except ConfigError as error:  # of a whole path: what is being typed, and an id of the hub, is no mistake yet
             is_whole = FILE.search(text) and not paths.HUB_ID.fullmatch(text)
             return {}, error.problems[0].about.capitalized() if is_whole else ""
-        if path.is_file() and not found.family:
-            return {}, Text("The file is {kind}, not a model that is trained here.", kind=found.words)
-        family = found.family if found.family in form.configs else ""
-        needed = form.shown(family, found.options) if family else {}
-        proposed = form.shown(family, proposed_options(path, found)) if family else {}
+        family = found.family
+        if not family:
+            said = Text("The file is {kind}, not a model that is trained here.", kind=found.words)
+            return {}, said if path.is_file() or index_of(path) else ""  # another folder may be a part of what is typed
+        if family not in form.configs:
+            template = "The file is {kind}; this tab trains {families}."
+            return {}, Text(template, kind=found.words, families=either(form.families[name] for name in form.configs))
+        needed = form.shown(family, found.options)
+        proposed = form.shown(family, proposed_options(path, found))
         return {"path": text, "family": family, "words": found.words, "options": needed, "proposed": proposed}, ""
 
     def preset(self, sent: ApiRequest) -> JsonObject:

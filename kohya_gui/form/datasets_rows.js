@@ -94,6 +94,7 @@ export function showCount(box, counted) {
   const sum = one(box, ".sum"), notes = one(box, ".notes");
   sum.textContent = counted?.seen ? say("{pictures} per epoch, {each}; {steps} are {epochs}", {
     pictures: count(counted.seen, "image"), each: count(counted.steps_per_epoch, "step"), steps: count(counted.steps, "step"), epochs: count(counted.epochs, "epoch") }) : "";
+  document.dispatchEvent(new CustomEvent("kohya:counted", { detail: box }));
   const told = counted ? [...counted.problems, ...counted.warnings] : [];
   notes.replaceChildren(...told.slice(0, MOST_NOTES).map((text) => make("li", {}, text)));
   if (!counted) return;

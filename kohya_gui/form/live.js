@@ -15,8 +15,8 @@ import { onOpened } from "./tab.js";
 
 /** @typedef {import("./page.js").Field} Field */
 /** @typedef {{ path?: string, family?: string, words?: string, options?: form.Values, proposed?: form.Values }} Model what the base model's file is; empty where it is not known. It needs `options`, and by its name `proposed` */
-/** @typedef {{ wrong: Record<string, string>, ineffective: Record<string, string>, outlook: string, kept: string[], model: Model, profile: string, adapter: import("./adapter.js").Adapter | null }} Judgement
- * `wrong` and `ineffective` have a sentence by a field's id, `kept` the ids of fields whose key is stored */
+/** @typedef {{ wrong: Record<string, string>, ineffective: Record<string, string>, outlook: string, kept: string[], model: Model, profile: string, chosen: string, adapter: import("./adapter.js").Adapter | null }} Judgement
+ * `wrong` and `ineffective` have a sentence by a field's id, `kept` the ids of fields whose key is stored; `chosen` is the base model, where it is one with all its parts */
 
 const MODEL = "pretrained_model_name_or_path";
 
@@ -51,7 +51,7 @@ async function judge(tab) {
     const judgement = await ask("judge", { tab, sent: sentOf(tab) });
     if (mine !== newest[tab]) return;
     show(form.formOf(tab), judgement);
-    document.dispatchEvent(new CustomEvent("kohya:judged", { detail: { where: form.formOf(tab), adapter: judgement.adapter } }));
+    document.dispatchEvent(new CustomEvent("kohya:judged", { detail: { where: form.formOf(tab), adapter: judgement.adapter, chosen: judgement.chosen } }));
   } catch {} // the server's absence is said by whatever the user asks for next
 }
 

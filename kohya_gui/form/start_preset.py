@@ -16,6 +16,8 @@ from library.runs import gpu_slots, machine
 
 DEFAULTS = "defaults"  # the id of a start that sets nothing
 PRODUCTS = ("fp8_compute", "int8_compute", "auto_compute")
+# Most processors take many times as long in bf16 and fp8.
+EMULATED = ("mixed_precision", "full_bf16", "fp8_base", "no_half_vae")
 FP8 = (8, 9)  # the capability from which a GPU multiplies in fp8: RTX 40
 BF16 = (8, 0)  # and from which in bf16: A100, RTX 30
 ALONE = "nothing else on the GPU"  # what a preset's sentence says where there is no memory to spare
@@ -65,19 +67,19 @@ def suited(ready: Sequence[presets.Preset], gpu: Gpu | None) -> tuple[presets.Pr
 
 
 def applied(preset: presets.Preset, config: type, now: JsonMapping, notes: list[str]) -> Any:
-    """A preset on top of the defaults, as `presets.apply` makes it; where there is no GPU without compiling, which
-    takes a processor minutes before the first step, and without 8-bit products, which only GPUs have. Where the GPU has
-    none in fp8, others are timed, and one that has no bf16 computes in fp16. `notes` say what is other than in the
-    preset's file."""
+    """A preset on top of the defaults, as `presets.apply` makes it; where there is no GPU in float32 and without
+    compiling, which takes a processor minutes before the first step, and without 8-bit products, which only GPUs have.
+    Where the GPU has none in fp8, others are timed, and one that has no bf16 computes in fp16. `notes` say what is
+    other than in the preset's file."""
     made, gpu = presets.apply(preset, config, now, notes), training_gpu()
     if gpu:
         return _as_the_gpu_can(made, gpu.capability or FP8, notes)
     if not made.compile.compile:
         return made
-    notes.append("Compiling is off, unlike in the preset: on this processor it would take minutes.")
+    notes.append("Compiling, bf16 and fp8 are off, unlike in the preset: a processor takes minutes for them.")
     known = options(config)
     kept = {name: value for name, value in flat(changed(made)).items()
-            if not presets.is_of_compiling(known[name]) and name not in PRODUCTS}  # fmt: skip
+            if not presets.is_of_compiling(known[name]) and name not in PRODUCTS + EMULATED}  # fmt: skip
     return build(config, kept, preset.path.name, notes=[])
 
 
@@ -124,7 +126,7 @@ def start(kind: str, preset: presets.Preset, config: type, folder: str, why: str
     text = about(preset, training_gpu())
     if not made.compile.compile:  # which the preset's figures rest on, and which only a GPU does
         sets = text.partition("; ")[0].removesuffix(".").split(", ")
-        text = ", ".join(piece for piece in sets if piece not in OF_A_GPU)
+        text = ", ".join(piece for piece in sets if piece not in OF_A_GPU and "fp8" not in piece)
     elif ALONE in text:  # a note, as a phone has no room for the sentence
         text = text.replace(f", {ALONE}", "")
         notes.append("It needs all of the GPU's memory: close other programs that use it, such as games and video.")

@@ -27,12 +27,29 @@ let words = {};
 /** @type {WeakMap<Node, Record<string, Original>>} by attribute, or "data" */
 const originals = new WeakMap();
 
+const MOST = 4000; // translations that scripts wrote, the newest
+/** @type {Map<string, string>} what a script wrote in the reader's language -> English, for when another is chosen */
+const written = new Map();
+
 /**
- * A text in the reader's language; what no catalogue has stays as it is.
+ * A text in the reader's language, for a script that writes it; what no catalogue has stays as it is.
  * @param {string} text
  * @returns {string}
  */
 export function translated(text) {
+  const shown = translation(text);
+  if (shown === text) return shown;
+  written.delete(shown);
+  written.set(shown, text);
+  for (const oldest of [...written.keys()].slice(0, Math.max(0, written.size - MOST))) written.delete(oldest);
+  return shown;
+}
+
+/**
+ * @param {string} text
+ * @returns {string}
+ */
+function translation(text) {
   const sentence = sentenceOf(text);
   return sentence ? filled(sentence) : line(text) ?? text;
 }
@@ -64,10 +81,10 @@ function filled({ text, template, arguments: given, option = "", place = "" }) {
   if (other === null) return text;
   const said = other.replace(/\{(\w+)\}/g, (as, name) => {
     const value = given[name] ?? as;
-    return typeof value === "string" ? translated(value) : filled(value);
+    return typeof value === "string" ? translation(value) : filled(value);
   });
   if (!option) return said;
-  return `${place}${translated(option)}${/^[=（]/.test(said) ? " " : "："}${said}`;
+  return `${place}${translation(option)}${/^[=（]/.test(said) ? " " : "："}${said}`;
 }
 
 /**
@@ -88,10 +105,11 @@ export function inEnglish(element) {
  */
 function put(node, key, now, write) {
   const known = originals.get(node) ?? {};
-  const from = known[key] && known[key].shown === now ? known[key].from : now;
+  const bare = now.trim();
+  if (!bare) return;
+  const from = known[key] && known[key].shown === now ? known[key].from : now.replace(bare, () => written.get(bare) ?? bare);
   const core = from.trim();
-  if (!core) return;
-  const other = translated(core.replace(/\s+/g, " "));
+  const other = translation(core.replace(/\s+/g, " "));
   const behind = key === "data" && other !== core && node.previousSibling?.nodeName === "CODE" && !/^[：（=]/.test(other);
   const shown = behind ? `：${other}` : from.replace(core, () => other);
   originals.set(node, { ...known, [key]: { from, shown } });

@@ -2,7 +2,7 @@
 import { onSettled } from "../form/page.js";
 import { onOpened } from "../form/tab.js";
 import { showImages } from "../form/live.js";
-import { all, hit, isField, one } from "../server/elements.js";
+import { all, around, hit, isField, one } from "../server/elements.js";
 import { wait } from "../server/http.js";
 
 const MODEL = "pretrained_model_name_or_path";
@@ -18,6 +18,8 @@ async function training() {
 }
 
 let looked = ""; // the images that were looked at
+/** @type {WeakMap<HTMLElement, string>} the base model of a form that can be trained, as the server found */
+const chosen = new WeakMap();
 
 /**
  * What a form's fields of some options hold, as one text.
@@ -31,10 +33,12 @@ const imagesOf = (where) => held(where, IMAGES);
 
 /**
  * Mark the steps that are done, and the one that is next.
- * @param {HTMLElement} where
+ * @param {HTMLElement} where a form
  */
 function progress(where) {
-  const images = imagesOf(where), done = { model: held(where, [MODEL]), images, look: images === looked && images, train: "" };
+  const model = held(where, [MODEL]), isModel = model && chosen.get(where) === model;
+  const images = one(where, ".datasets .sum").textContent && imagesOf(where); // there are none before they are counted
+  const done = { model: isModel, images, look: images === looked && images, train: "" };
   const side = one(document, "#side"), steps = Object.entries(done);
   side.dataset.done = steps.filter(([, is]) => is).map(([name]) => name).join(" ");
   side.dataset.next = steps.find(([, is]) => !is)?.[0] ?? "";
@@ -49,7 +53,7 @@ const STEPS = {
   },
   look: (where) => {
     looked = imagesOf(where);
-    progress(where);
+    progress(one(where, "form.settings"));
     return showImages(one(where, "form.settings").id.replace(/-form$/, ""));
   },
   train: (where) => one(where, ".bar button.train").focus(),
@@ -64,3 +68,12 @@ onSettled((where) => requestAnimationFrame(() => { // before it, asking what can
   if (where.checkVisibility()) progress(where);
 }));
 onOpened(progress);
+document.addEventListener("kohya:judged", (event) => {
+  const { where, chosen: model } = /** @type {CustomEvent<{ where: HTMLElement, chosen: string }>} */ (event).detail;
+  chosen.set(where, model.trim());
+  if (where.checkVisibility()) progress(where);
+});
+document.addEventListener("kohya:counted", (event) => {
+  const where = around(/** @type {CustomEvent<Element>} */ (event).detail, "form.settings");
+  if (where.checkVisibility()) progress(where);
+});

@@ -144,10 +144,10 @@ function row(entry, waiting) {
   const progress = entry.total ? say("step {step} / {total}", { step: entry.step, total: entry.total }) : "";
   const several = entry.waits && entry.processes > 1 ? say("{count} GPUs", { count: entry.processes }) : "";
   const gpus = entry.gpus ? `GPU ${entry.gpus}` : several;
-  const about = [entry.title, progress, gpus].filter(Boolean).join(" · ");
+  const parts = [entry.title, progress, gpus].filter(Boolean).map((part) => make("span", {}, part)); // each is translated by itself
   return make("li", { className: `entry ${MOODS[entry.state] ?? "calm"}`, "data-id": entry.id, "data-state": entry.state },
     make("span", { className: "state" }, translated(STATES[entry.state] ?? entry.state)),
-    make("div", { className: "about" }, make("b", {}, entry.name), make("small", {}, about),
+    make("div", { className: "about" }, make("b", {}, entry.name), make("small", {}, ...parts.flatMap((part, i) => (i ? [" · ", part] : [part]))),
       entry.why && entry.state !== "finished" ? make("small", { className: "why" }, entry.why) : null),
     make("div", { className: "does" }, ...buttons(entry, at, waiting.length)));
 }

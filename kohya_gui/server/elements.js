@@ -163,3 +163,13 @@ export function sizeOf(bytes) {
     if (bytes >= size) return `${(bytes / size).toFixed(1)} ${unit}`;
   return `${bytes} bytes`;
 }
+
+/**
+ * The choices of a list, anew.
+ * @param {HTMLElement} select
+ * @param {string[][]} entries a key and the pieces of its text each
+ * @param {string} value the key of the one that is chosen
+ */
+export function fillSelect(select, entries, value) {
+  select.replaceChildren(...entries.map(([key, ...texts]) => make("option", { value: key, selected: key === value }, texts)));
+}

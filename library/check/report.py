@@ -30,7 +30,7 @@ from library.config.schema import options, section_options
 from library.data.encoding import existing, wanted_latents
 from library.data.images import ImageSet
 from library.families import config_class
-from library.files import free_space
+from library.files import free_space, size_text
 from library.measuring.candidates import saving_memory
 from library.measuring.model_stats import model_stats
 from library.train.clock import Clock
@@ -238,9 +238,9 @@ def _disk(config: RunConfig) -> Finding:
     one, every = saved_size(config), config.save.save_state_every_n_minutes
     state = fitting.state_size(config, model_stats(config)) if every else 0.0
     more = _saves(config) * one + 2 * state  # the new one is whole before the old one goes
-    with_state = Text(", a state to resume from {state}", state=_size(state)) if every else ""
+    with_state = Text(", a state to resume from {state}", state=size_text(state)) if every else ""
     template = "{free} free, one saved file takes about {each}{with_state}"
-    text = Text(template, free=_size(free), each=_size(one), with_state=with_state)
+    text = Text(template, free=size_text(free), each=size_text(one), with_state=with_state)
     if free < one * 1.2:
         return Finding("disk", "bad", Text("output_dir: {text}; make room, or choose another folder", text=text))
     if free < one + 3 * state:  # another one is saved when the training is stopped
@@ -248,7 +248,7 @@ def _disk(config: RunConfig) -> Finding:
             "save_state_every_n_minutes leaves some out: make room, or choose another folder", text=text))  # fmt: skip
     if free < more:
         return Finding("disk", "hint", Text("output_dir: {text}, and all of this training's about {size}; "
-            "keep fewer with save_last_n_steps or save_last_n_epochs", text=text, size=_size(more)))  # fmt: skip
+            "keep fewer with save_last_n_steps or save_last_n_epochs", text=text, size=size_text(more)))  # fmt: skip
     return Finding("disk", "ok", text)
 
 
@@ -283,10 +283,6 @@ def _about_the_fit(needs: fitting.MemoryEstimate, config: RunConfig) -> Iterator
         )
     else:
         yield Finding("GPU", "ok", needs.sentence())
-
-
-def _size(number: float) -> str:
-    return f"{number / GIB:.1f} GB" if number >= GIB / 10 else f"{number / 2**20:.0f} MB"
 
 
 def lines(found: Sequence[Finding]) -> Iterator[str]:

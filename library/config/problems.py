@@ -93,8 +93,14 @@ class Problem(Text):
 
     @property
     def about(self) -> Text:
-        """The sentence without the option in front, as it stands below a field."""
+        """The sentence as it stands below a field: without the option in front, where it is a whole one without it."""
+        if self.option and self.template.startswith(("and ", "=", "(")):
+            return self.replaced(place="")
         return Text(self.template.removeprefix(":").lstrip(), **self.arguments)
+
+    def capitalized(self) -> Text:
+        """As of any text; the name of an option stays as it is written."""
+        return self if self.option else super().capitalized()
 
     def changed(self, change: Callable[[str], str]) -> "Problem":
         """As of any text."""

@@ -26,6 +26,9 @@ def test_a_problem_is_its_sentence_and_all_that_it_was_made_of():
         assert copy.arguments["limits"].template == "at least {low}" and copy.fix == {"seed": 1}
     assert made.replaced(option="resume", place="--") == "--resume must be at least 1, got '{'"
     assert Problem("ae", ": {path} does not exist", path="a").about == "a does not exist"
+    for rest in ("and seed exclude each other", "= 3 needs seed", "(3) must be below seed"):  # no sentences
+        below = Problem("resume", rest, place="--").about.capitalized()
+        assert below == f"resume {rest}" and read(below.as_json()) == below
 
 
 def test_an_error_holds_problems_and_says_them_in_lines():

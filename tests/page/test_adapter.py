@@ -110,7 +110,7 @@ def test_the_size_is_asked_once_and_said_in_words(monkeypatch):
     config = build(config_class(lora_script("flux")), {"pretrained_model_name_or_path": "a.safetensors"}, notes=[])
     assert sizes.counts(config) is None
     told = [sizes.ask(config) for _ in range(2)]
-    assert told[0]["said"] == "6 layers learn: 1.8 million parameters, a file of about 3.4 MB."
+    assert told[0]["said"] == "6 layers learn: 1.8 million parameters, a file of about 3.6 MB."
     assert told[0] == told[1] and len(counted.asked) == 1 and sizes.counts(config) == [19, 38]
 
 

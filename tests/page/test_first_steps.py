@@ -6,9 +6,11 @@ import pytest
 from PIL import Image
 
 from library import families
-from tests.downloads.conftest import hub, small  # noqa: F401
+from tests.downloads.conftest import header, hub, small  # noqa: F401
 
 OFFER = families.facts("sdxl").hub_models[0].files[0]
+SDXL = {"model.diffusion_model.input_blocks.0.0.weight": (4, 4), "conditioner.embedders.1.x": (100, 100)}
+CHECKPOINT = (start := header(SDXL))[0] + bytes(start[1])
 
 SHIFTS = """() => new Promise((done) => {
   let sum = 0;
@@ -32,7 +34,7 @@ def comes_without_moving_anything(seen):
 
 @pytest.mark.browser
 def test_a_newcomer_gets_from_an_empty_page_to_a_result_that_can_be_tried(visit, served, hub, tmp_path):  # noqa: F811
-    hub.repositories[OFFER.repository] = {OFFER.path: small()}
+    hub.repositories[OFFER.repository] = {OFFER.path: CHECKPOINT}
     image = tmp_path / "a.png"
     Image.new("RGB", (64, 64)).save(image)
     seen = visit()
@@ -78,3 +80,23 @@ def test_a_newcomer_gets_from_an_empty_page_to_a_result_that_can_be_tried(visit,
     page.wait_for_function("document.querySelector('#sampling-lora-first').value")
     assert Path(tried.input_value()) == served[1] / "kohya" / "output" / "sdxl-lora.safetensors"
     comes_without_moving_anything(seen)
+
+
+@pytest.mark.browser
+def test_a_step_is_done_when_there_is_a_model_and_are_images(visit, tmp_path, served):
+    no_model, checkpoint = served[1] / "no-model.safetensors", served[1] / "sdxl.safetensors"
+    no_model.write_bytes(small())
+    checkpoint.write_bytes(CHECKPOINT)
+    images = served[1] / f"images-{tmp_path.name}"
+    images.mkdir()
+    seen = visit()
+    page, done = seen.page, lambda steps: f"#side[data-done='{steps}']"
+    seen.fill(pretrained_model_name_or_path=no_model, train_data_dir=images)
+    page.locator(".field.wrong #lora-pretrained_model_name_or_path").wait_for()
+    page.locator("#lora-form .datasets .bad").wait_for()
+    assert page.locator(done("")).count() == 1
+    Image.new("RGB", (64, 64)).save(images / "a.png")
+    seen.fill(pretrained_model_name_or_path=checkpoint)
+    page.locator(done("model")).wait_for()
+    seen.fill(train_data_dir=f"{images}/")
+    page.locator(done("model images")).wait_for()

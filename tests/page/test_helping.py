@@ -91,7 +91,6 @@ def test_a_profile_is_chosen_only_while_the_form_compiles_by_it(helper):
         ("ChromaPipeline", "flux", {"model_type": "chroma", "apply_t5_attn_mask": True}),
         ("StableDiffusionXLPipeline", "sdxl", {}),
         ("QwenImagePipeline", "qwen_image", {}),
-        ("Other", "", {}),
     ],
 )
 def test_a_diffusers_folder_tells_its_family_and_what_it_needs(helper, tmp_path, pipeline, family, needed):
@@ -102,6 +101,33 @@ def test_a_diffusers_folder_tells_its_family_and_what_it_needs(helper, tmp_path,
     assert found == {"path": name, "family": family, "words": f"a diffusers model ({pipeline})", "options": needed,
                      "proposed": needed}  # fmt: skip
     assert helper.judge(question(pretrained_model_name_or_path="/etc"))["model"] == {}
+
+
+def test_a_model_of_another_family_than_the_tab_trains_is_told_while_one_types(helper, tmp_path):
+    model = tmp_path / "model"
+    for pipeline, said in (
+        ("FluxPipeline", "a diffusers model (FluxPipeline); this tab trains SDXL."),
+        ("Other", "a diffusers model (Other), not a model that is trained here."),
+    ):
+        model.mkdir(exist_ok=True)
+        (model / "model_index.json").write_text(json.dumps({"_class_name": pipeline}), encoding="utf-8")
+        found = helper.judge(question("lllite", pretrained_model_name_or_path=str(model)))
+        assert found["wrong"]["lllite-pretrained_model_name_or_path"] == f"The file is {said}"
+        assert found["model"] == {} and found["chosen"] == ""
+
+
+def test_a_base_model_is_chosen_when_it_is_one_of_the_tab_with_all_of_its_files(helper, tmp_path):
+    def chosen(path, family="flux", **parts):
+        return helper.judge(question(family=family, pretrained_model_name_or_path=str(path), **parts))["chosen"]
+
+    encoder, model = tmp_path / "clip_l.safetensors", tmp_path / "flux.safetensors"
+    save_file({"text_model.embeddings.token_embedding.weight": numpy.zeros((2, 2))}, encoder)
+    save_file({"double_blocks.0.img_attn.qkv.weight": numpy.zeros((2, 2))}, model)
+    assert [chosen(path) for path in ("", "/nowhere", tmp_path, encoder, tmp_path / "none.safetensors")] == [""] * 5
+    assert chosen("org/model", "sdxl") == "org/model"
+    parts = {"clip_l": str(encoder), "t5xxl": "org/t5", "ae": str(model)}
+    assert chosen(model) == "" and chosen(model, **parts) == str(model)
+    assert chosen(model, **parts | {"ae": str(tmp_path / "none.safetensors")}) == ""
 
 
 def test_the_outlook_knows_what_an_earlier_run_took(helper, tmp_path):

@@ -38,7 +38,9 @@ def test_look_edit_replace_and_undo(visit, images, monkeypatch):
     visitor = visit()
     page = go(visitor, "Data set")
     page.locator("#images-folder").fill(str(images))
-    page.get_by_role("button", name="Open folder").click()
+    opener = page.get_by_role("button", name="Open folder")
+    assert opener.evaluate("button => getComputedStyle(button).fontWeight") == "600"  # as of all that begin something
+    opener.click()
     cards = page.locator(".images article")
     cards.first.wait_for()
     assert cards.count() == 48 and "60 of 60" in page.locator(".images .numbers").inner_text()
@@ -72,15 +74,41 @@ def test_look_edit_replace_and_undo(visit, images, monkeypatch):
     assert (images / "10_zorb" / "02.txt").read_text() == "zorb, blue hat"
 
     visitor.open()  # all that counts is in files: what was done can be taken back after a reload as well
-    page = go(visitor, "Data set")
-    page.locator("#images-folder").fill(str(images))
-    page.keyboard.press("Enter")
+    page = go(visitor, "Data set")  # which opens the folder again
     cards.first.wait_for()
     for title in ("Replaced", "Caption of"):
         page.locator(".sieve [data-do=undo]").click()
         visitor.until(f"Undone: {title}")
     page.locator(".sieve [data-do=undo]:disabled").wait_for()
     assert tree(images) == start
+
+
+def test_a_folder_that_was_looked_at_before_a_change_does_not_hide_it(visit, images):
+    visitor, held = visit(), []
+    page = go(visitor, "Data set")
+    page.locator("#images-folder").fill(str(images))
+    page.keyboard.press("Enter")
+    page.locator(".images .findings button", has_text="without a caption").click()
+    words = page.locator(".images article textarea")
+    words.fill("zorb, by hand")
+    words.blur()
+    undo = page.locator(".sieve [data-do=undo]")
+    page.locator(".sieve [data-do=undo]:enabled").wait_for()
+
+    def late(route):
+        held.append((route, route.fetch()))
+
+    page.route("**/own/images_open", late, times=1)
+    page.locator("#images-folder").press("Enter")
+    while not held:
+        page.wait_for_timeout(20)
+    undo.click()
+    visitor.until("Undone: Caption of")
+    page.locator(".sieve [data-do=undo]:disabled").wait_for()
+    route, answer = held[0]
+    with page.expect_response("**/own/images_open"), page.expect_response("**/own/images_page"):
+        route.fulfill(response=answer)
+    assert undo.is_disabled() and "Undone: Caption of" in visitor.said()
 
 
 def test_a_tabs_regularisation_and_dataset_file_are_looked_at_and_opened_alone(visit, images):

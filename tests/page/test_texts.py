@@ -2,6 +2,7 @@
 
 import ast
 import re
+from pathlib import Path
 from unicodedata import east_asian_width
 
 import pytest
@@ -16,7 +17,7 @@ from library.config.schema import options
 from library.config.sections.run import INEFFECTIVE_EVERYWHERE
 from library.families import RUNS, adapter_kinds, config_class
 from library.importers.shared import load_tables
-from library.runs import explain
+from library.runs import explain, queue, reader
 from library.runs.record import Record
 from tests import source
 from tests.page import page_texts
@@ -202,6 +203,8 @@ def test_sentences_that_are_shown_are_made_of_templates():
 
 
 def test_why_a_training_failed_is_in_every_catalogue():
+    without_a_word = [text for path in (reader, queue) for text in page_texts.sentences(Path(path.__file__))]
+    assert "The training was interrupted: its process is gone." in without_a_word and not absent(without_a_word)
     assert not absent(advice for _, advice in (*explain.KNOWN, *explain.ENDINGS)), "add these"
 
 
@@ -258,7 +261,11 @@ def test_a_browser_gets_its_language_and_can_choose_another(visit, served, tmp_p
         for number in (1, 2, 3):  # from the second on Gradio changes the words where they are
             record.step({"step": number, "loss": 0.5})
             visitor.until(f"ステップ {number} / 9", ".live .line")
+    page.get_by_role("tab", name="キュー", exact=True).click()
+    page.locator(".queue .how", has_text="キューは空です").wait_for()
     page.locator(".language").select_option("en")
+    page.locator(".queue .how", has_text="The queue is empty.").wait_for()  # a script has written it in Japanese
+    page.get_by_role("tab", name="LoRA", exact=True).click()
     page.get_by_role("button", name="Train", exact=True).locator("visible=true").wait_for()
     assert page.get_by_label("Base model", exact=True).locator("visible=true").count() == 1
     visitor.fill(max_train_steps="5")

@@ -221,6 +221,8 @@ def test_check_counts_the_room(demo, squares, tmp_path, monkeypatch):
 
     often = replace(config, save_state_every_n_minutes=10)
     assert "a state to resume from" in disk(often).text and "a state" not in disk(config).text
+    monkeypatch.setattr(report, "free_space", lambda place: 82 * 10**9)
+    assert disk(config).text.startswith("82.0 GB free")  # as the panel and the doctor count
     monkeypatch.setattr(report, "free_space", lambda place: report.saved_size(config) + 2.9 * size)
     assert disk(config).verdict == "ok"
     assert disk(often).verdict == "hint" and "save_state_every_n_minutes" in disk(often).text
