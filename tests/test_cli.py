@@ -135,6 +135,8 @@ def test_the_script_is_told_by_name_or_by_options(tmp_path):
     assert script_of("e.toml", one_encoder + "timestep_sampling = 'qwen_shift'\n") == "qwen_image_train_network"
     with pytest.raises(ConfigError, match="training script cannot be told"):
         script_of("f.toml", one_encoder)
+    written = "# Z-Image LoRA: accelerate launch sd-scripts/zimage_train_network.py --config_file THIS_FILE\n"
+    assert script_of("g.toml", written + one_encoder) == "zimage_train_network", "as an import or the page writes it"
     with pytest.raises(ConfigError, match="training script cannot be told"):
         script_of("d.toml", "ae = 'a'\nblock_lr = '1'\n")
 

@@ -71,10 +71,10 @@ def sample(argv: list[str]) -> int:
 
 
 def script_of(path: Path) -> str:
-    """Which script a TOML is for: by the file's name, else by the options in it. Raises ConfigError when unclear."""
-    for script in sorted(RUNS, key=len, reverse=True):
-        if script in path.stem:
-            return script
+    """Which script a TOML is for: by its first line, as our own files begin, else by the file's name, else by the
+    options in it. Raises ConfigError when unclear."""
+    if script := importers.named(path, {script: config_class(script) for script in RUNS}):
+        return script
     given = read_toml(path)
     importers.refuse_data(load_toml(path), path)
     known = {script: set(options(config_class(script))) for script in RUNS}
