@@ -10,8 +10,7 @@ from library.config.schema import options
 from library.demo import files
 from tests.training import ONE_ADAPTER, config_of, train
 
-SIDES = [(64, 64), (64, 80), (80, 64), (48, 96), (96, 48), (64, 96), (96, 64), (48, 80), (80, 48), (80, 80), (48, 112),
-         (112, 48)]  # fmt: skip
+SIDES = [(64, 64), (64, 80), (80, 64), (48, 96), (96, 48), (80, 80), (48, 112), (112, 48)]
 WORDS = (1, 12, 30, 70, 140)
 BUCKETS = {"resolution": "80", "min_bucket_reso": 16, "bucket_reso_steps": 16, "bucket_no_upscale": True}
 GRID = {"resolution": "160", "min_bucket_reso": 64, "bucket_reso_steps": 64, "bucket_no_upscale": True}
