@@ -1,6 +1,6 @@
 """Random changes of an image when it is loaded: crop, flip and colours.
 
-Pure functions of a random source, so that an image is the same in every process and after a resume.
+Pure functions of a random generator, so that an image is the same in every process and after a resume.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ Face = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The visible part of an image: it is scaled to `resized`, then a window of `size` at (left, top) is cut out."""
+    """The visible part of an image: it is scaled to `resized`, then cropped to `size` at (left, top); all in pixels."""
 
     resized: tuple[int, int]
     left: int
@@ -28,20 +28,20 @@ class View:
 
 
 def middle(fit: "BucketFit", flip: bool = False) -> View:
-    """Look at the middle."""
+    """A centre crop."""
     width, height = fit.bucket
     return View(fit.resized, (fit.resized[0] - width) // 2, (fit.resized[1] - height) // 2, fit.bucket, flip)
 
 
 def anywhere(fit: "BucketFit", random: Random, flip: bool = False) -> View:
-    """Look at any part, each equally often."""
+    """A random crop, uniformly distributed."""
     width, height = fit.bucket
     left = random.randint(0, fit.resized[0] - width)
     return View(fit.resized, left, random.randint(0, fit.resized[1] - height), fit.bucket, flip)
 
 
 def face_of(path: str | Path) -> Face | None:
-    """Centre and size of the face, in pixels, that a name like `photo_320_240_80_90.png` carries."""
+    """Centre and size of the face, in pixels, from a name like `photo_320_240_80_90.png`."""
     parts = Path(path).stem.split("_")
     if len(parts) < 5:
         return None
@@ -53,9 +53,9 @@ def face_of(path: str | Path) -> Face | None:
 
 
 def around_face(size: "Size", window: "Size", face: Face, bounds: tuple[float, float], random: Random) -> View:
-    """Scale a picture until the window is bounds[0] to bounds[1] times as large as its face, and cut around the face.
+    """Scale an image until the crop is bounds[0] to bounds[1] times as large as its face, and crop around the face.
 
-    The picture covers the window and otherwise never grows.
+    The image is enlarged only as far as it has to cover the crop.
     """
     cover = max(window[0] / size[0], window[1] / size[1])
     tight, wide = (min(window) / (max(face[2:]) * max(bound, 1e-6)) for bound in bounds)
@@ -70,7 +70,7 @@ def around_face(size: "Size", window: "Size", face: Face, bounds: tuple[float, f
 
 
 def color(picture: "np.ndarray", random: Random) -> "np.ndarray":
-    """Change one picture in three a little: half of those in hue, half in gamma; RGB uint8 in and out."""
+    """Slightly change one image in three: half of those in hue, half in gamma; RGB uint8 [H,W,3] in and out."""
     import cv2
 
     if random.random() > 0.33:

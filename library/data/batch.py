@@ -1,4 +1,4 @@
-"""What a step is given: the samples of several images, stacked."""
+"""The input of a training step: the samples of several images, stacked."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -27,13 +27,13 @@ class Batch:
     pixels: Tensor | None = None  # float32 [B,3,H,W] in -1..1
     text: dict[str, Tensor] | None = None  # by the names of the family's cache, when captions are cached
     mask: Tensor | None = None  # float32 [B,1,h,w]; the loss is multiplied by it
-    # What the model is shown besides: latents, or pixels where the images are, the first of each image, the second, ...
+    # Control and reference images, as latents or pixels like the images: the first of each image, the second, ...
     controls: tuple[Tensor, ...] = ()
-    is_guided: bool = False  # whether the only one is a control image, as pixels in any case
-    paint: Tensor | None = None  # float32 [B,1,H,W], 1 where a model that inpaints has to paint
+    is_guided: bool = False  # whether the only one is a control image, which is always pixels
+    paint: Tensor | None = None  # float32 [B,1,H,W], 1 in the region to inpaint
     keep_base: Tensor | None = None  # bool [B]: diff_output_preservation, the target is the base model's prediction
     text_length: int | None = None  # tokens of its captions that a step reads; None: all
-    full: int = 0  # images of a full batch of this data set; the last of a bucket may have fewer
+    full: int = 0  # images of a full batch of this data set; the last batch of a bucket may have fewer
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -47,7 +47,7 @@ class Batch:
 
     @property
     def bucket(self) -> str:
-        """Width and height of the images in pixels, as in "1024x768"; asks no device."""
+        """Width and height of the images in pixels, as in "1024x768"; does not wait for the GPU."""
         scale = 1 if self.latents is None else LATENT
         first = self.pixels if self.latents is None else self.latents
         beside = () if self.paint is not None or self.is_guided else self.controls
@@ -55,11 +55,11 @@ class Batch:
         return "+".join(f"{one.shape[-1] * scale}x{one.shape[-2] * scale}" for one in shown if one is not None)
 
     def to(self, device: torch.device | str) -> "Batch":
-        """The same on another device, copied without waiting."""
+        """The same on another device, copied asynchronously."""
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pinned(self) -> "Batch":
-        """The same in memory from which the GPU can copy by itself."""
+        """The same in pinned memory."""
         return self._each(Tensor.pin_memory)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
@@ -81,8 +81,8 @@ class BatchSample:
     pixels: Tensor | None
     text: dict[str, np.ndarray] | None
     mask: Tensor | None  # [H,W], as large as the pixels
-    controls: list[Tensor]  # latents or pixels of what the model is shown besides
-    paint: Tensor | None  # [H,W], 1 where it has to paint
+    controls: list[Tensor]  # control and reference images as latents or pixels
+    paint: Tensor | None  # [H,W], 1 in the region to inpaint
 
 
 def batch_of(samples: Sequence[BatchSample], images: Sequence["Image"]) -> Batch:
@@ -111,7 +111,7 @@ def _stacked(tensors: list[Tensor | None]) -> Tensor | None:
 
 
 def padded(texts: list[dict[str, np.ndarray]]) -> dict[str, Tensor] | None:
-    """Stack the outputs of text encoders; shorter ones end in zeros."""
+    """Stack the outputs of text encoders; shorter ones are padded with zeros."""
     if not texts:
         return None
     together = {}

@@ -1,4 +1,4 @@
-"""Which sizes images are cut to, and how each image gets there: a bucket, a resize, a crop.
+"""Aspect ratio buckets, and how each image is resized and cropped to its bucket.
 
 Everything is a pure function of sizes in pixels, (width, height). The rules are kohya's, number for number, so that a
 data set falls into the same buckets as in sd-scripts.
@@ -16,7 +16,7 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class BucketFit:
-    """How one image gets into its bucket: scaled to `resized`, then cut to `bucket` around the middle."""
+    """How one image is fitted to its bucket: scaled to `resized`, then centre-cropped to `bucket`."""
 
     bucket: Size
     resized: Size
@@ -34,7 +34,7 @@ class Buckets:
     step: int = 64
 
     def problems(self, grid: int = 1) -> Iterator[Problem]:
-        """Say what makes these rules impossible for a model that needs sides in multiples of `grid` pixels."""
+        """Why these rules are impossible for a model that needs sides in multiples of `grid` pixels."""
         if not self.enabled:
             yield from (
                 Problem(
@@ -84,7 +84,8 @@ def resolutions(resolution: Size, smallest: int, largest: int, step: int) -> tup
 
 
 def crop_ltrb(bucket: Size, size: Size) -> tuple[float, float, float, float]:
-    """Left, top, right, bottom as SDXL is told them: the letterbox of the image in its bucket, not the real crop."""
+    """Crop coordinates (left, top, right, bottom) that condition SDXL: the letterbox of the image in its bucket, which
+    is not the real crop."""
     width, height = bucket
     aspect = size[0] / size[1]
     if width / height > aspect:
@@ -128,7 +129,7 @@ def _shrink(area: int, step: int, size: Size) -> BucketFit | None:
 
 
 def _shrunk(area: int, step: int, aspect: float) -> Size:
-    """Round one side to the grid, the one that bends the aspect ratio less once the other is rounded too."""
+    """Round one side to the grid, the one that changes the aspect ratio less once the other is rounded too."""
     width = math.sqrt(area * aspect)
     by_width, by_height = _rounded(width, step), _rounded(area / width, step)
     height, other = _rounded(by_width / aspect, step), _rounded(by_height * aspect, step)

@@ -1,7 +1,7 @@
 """Files that hold cached arrays by name: .npz as sd-scripts writes them, .safetensors as musubi-tuner does.
 
-What says where an array came from is text: an array of its own in .npz, metadata in .safetensors. There the names end
-in the type of their numbers, which is left out of the names here.
+The provenance of an array is text: an array of its own in .npz, metadata in .safetensors. There the names end
+in the dtype, which is left out of the names here.
 """
 
 import re
@@ -27,11 +27,11 @@ TYPE = re.compile(r"_(bfloat16|float\d+\w*|u?int\d+|bool)$")
 class CacheFile(Protocol):
     """An open file of arrays."""
 
-    names: tuple[str, ...]  # of its arrays
-    facts: tuple[str, ...]  # names of its texts
+    names: tuple[str, ...]  # of the arrays
+    facts: tuple[str, ...]  # names of the texts
 
     def array(self, name: str) -> np.ndarray:
-        """An array; KeyError for what is not there. bfloat16, which numpy lacks, becomes float32."""
+        """An array; KeyError if the file has none of this name. bfloat16, which numpy lacks, becomes float32."""
         ...
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -46,14 +46,14 @@ class CacheFile(Protocol):
 
 @contextmanager
 def opened(file: str) -> Iterator[CacheFile]:
-    """A file of either kind; what is wrong with it is one of BROKEN."""
+    """Open a file of either format; raises one of BROKEN for a damaged one."""
     if file.endswith(".safetensors"):
         if Path(file).stat().st_size > LARGEST:
             raise ValueError("it is too large for a cache")
         with safe_open(file, "pt") as archive:
             yield _Safetensors(archive)
         return
-    # Pickles could run code, and no cache needs them.
+    # Pickles could execute code, and no cache needs them.
     npz = np.load(file, allow_pickle=False)
     if not isinstance(npz, np.lib.npyio.NpzFile) or npz.zip is None:
         raise ValueError("it is no .npz archive")
@@ -64,7 +64,7 @@ def opened(file: str) -> Iterator[CacheFile]:
 
 
 def write(file: str, arrays: Mapping[str, np.ndarray], facts: Mapping[str, str]) -> None:
-    """Write arrays and texts; a name in .safetensors gets the type of its numbers."""
+    """Write arrays and texts; in .safetensors the dtype is appended to a name."""
     if not file.endswith(".safetensors"):
         content: dict[str, Any] = {**arrays, **{name: np.array(text) for name, text in facts.items()}}
         write_atomic(file, lambda path: np.savez(path, **content))

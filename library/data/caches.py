@@ -1,8 +1,8 @@
-"""Caches beside the images: kohya's names and keys, or musubi-tuner's, and how a stale one is told from a good one.
+"""Caches beside the images, with the names and keys of kohya or musubi-tuner, and the check whether one is stale.
 
-Beside their keys, which say nothing of where they came from, each entry carries `made_from`: a line of JSON that names
-the image or caption, the network and the options that it was made with. The others ignore it. Files without it, written
-by them, count as good when their shapes fit and they are younger than what they were made from.
+Each entry also carries its provenance, `made_from`: a line of JSON with the image or caption, the network and the
+options that it was made with. Other trainers ignore it. Files without it, written by them, are valid if their shapes
+match and they are newer than the files that they were made from.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ NO_CACHE = LatentCache("", keyed_by_size=True)
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Latents that a training needs: of which image, cut how, and with which extras.
+    """Latents that a training needs: their image, its crop, and other arrays such as masks and control latents.
 
     `tail` is what the keys end in: "_<h>x<w>" in files that hold several sizes, else nothing.
     """
@@ -60,12 +60,12 @@ class Wanted:
 
     @property
     def cut(self) -> JsonObject:
-        """What besides the pixels decides over the latents."""
+        """What the latents depend on besides the pixels."""
         return {"resized": list(self.fit.resized), "interpolation": self.interpolation}
 
     @property
     def arrays(self) -> dict[str, Size]:
-        """Names and sizes (height, width) of all that is wanted."""
+        """Names and sizes (height, width) of all arrays that are needed."""
         width, height = self.fit.bucket
         found = {"latents": self.shape} | ({"alpha_mask": (height, width)} if self.mask else {})
         for number, control in enumerate(self.controls):
@@ -74,7 +74,7 @@ class Wanted:
         return found | flipped
 
     def key(self, name: str) -> str:
-        """What an array of `arrays` is called in the file."""
+        """The key in the file of an array of `arrays`."""
         if not self.cache.architecture or name == "alpha_mask":
             return name + self.tail
         (height, width), base = self.arrays[name], name.removesuffix("_flipped")
@@ -98,7 +98,7 @@ def latents_file(image: str, size: Size, suffix: str) -> str:
 
 
 def old_latents_file(image: str) -> str:
-    """`photo.npz`, the name that older versions of sd-scripts gave, still read where it exists."""
+    """`photo.npz`, the name in older versions of sd-scripts, which is still read."""
     return os.path.splitext(image)[0] + ".npz"
 
 
@@ -111,7 +111,7 @@ def text_file(image: str, suffix: str) -> str:
 
 
 def latents_are_good(wanted: Wanted, vae: JsonMapping | None, trust: bool = False) -> bool:
-    """Whether the file holds these latents, made from the image as it is now; `trust` asks only for the file.
+    """Whether the file holds these latents, made from the image as it is now; with `trust`, whether the file exists.
 
     `vae` is the network that would make them, see `identity`, or None when it is not known.
     """
@@ -137,14 +137,14 @@ def read_latents(wanted: Wanted) -> dict[str, np.ndarray]:
     """Read latents [C, h, w] and what else is wanted, by the names of `Wanted.arrays`."""
     with cache_files.opened(wanted.file) as file:
         found = {name: file.array(wanted.key(name)) for name in wanted.arrays}
-    # Those of some families have a frame in musubi-tuner's format, and earlier ones of ours had it in all.
+    # Latents of some families have a frame dimension in musubi-tuner's format; in our earlier files all have it.
     found = {name: array[:, 0] if array.ndim == 4 else array for name, array in found.items()}
     square = wanted.cache.square
     return {name: _spread(array, square) if square > 1 and array.ndim == 3 else array for name, array in found.items()}
 
 
 def write_latents(wanted: Wanted, arrays: Mapping[str, np.ndarray], stamp: JsonMapping) -> None:
-    """Write what was encoded by the names of `Wanted.arrays`; other sizes that the file holds already stay."""
+    """Write the arrays, by the names of `Wanted.arrays`, and keep the other sizes that the file already holds."""
     content, facts = _others(wanted)
     cache = wanted.cache
     for name, array in arrays.items():
@@ -164,13 +164,13 @@ def write_latents(wanted: Wanted, arrays: Mapping[str, np.ndarray], stamp: JsonM
 
 
 def image_stamp(image: str) -> list[Any]:
-    """Length, date and hash of a file: the first two are quick to compare, the third survives copying."""
+    """Length, modification time and hash of a file: the first two are quick to compare, the third survives copying."""
     about = os.stat(image)
     return [about.st_size, about.st_mtime_ns, _hash(image)]
 
 
 def control_stamps(controls: "Iterable[ControlImage]") -> list[Any]:
-    """What tells later whether pictures beside an image are as they were."""
+    """Stamps of control and reference images, to detect changes later."""
     return [_control_stamp(control) for control in controls]
 
 
@@ -186,11 +186,11 @@ def text_is_good(  # noqa: PLR0913 - what a cache is compared with
     names: Mapping[str, str] | None = None,
     shown: "Sequence[ControlImage]" = (),
 ) -> bool:
-    """Whether the file holds these outputs, made as `stamp` says of a caption and the reference images `shown` with it;
-    `sources` are files it must be younger than.
+    """Whether the file holds outputs with this `stamp` of a caption and of the reference images `shown` with it;
+    `sources` are files that it must be newer than.
 
-    `lengths` are the arrays by name, and how many tokens they must be long, where they are of tokens; `names` says what
-    some of them are called in the file.
+    `lengths`: by array, its length in tokens where it has one; `names`: the keys of some arrays in the file, where they
+    differ.
     """
     if trust:
         return os.path.exists(file)
@@ -220,7 +220,7 @@ def text_is_good(  # noqa: PLR0913 - what a cache is compared with
 
 
 def read_text(file: str, keys: Iterable[str], names: Mapping[str, str] | None = None) -> dict[str, np.ndarray]:
-    """Read the outputs of the text encoders by their names; numbers become float32."""
+    """Read the outputs of the text encoders by name, as float32."""
     with cache_files.opened(file) as found:
         arrays = {key: found.array((names or {}).get(key, key)) for key in keys}
     return {key: value.astype(np.float32) if value.dtype.kind == "f" else value for key, value in arrays.items()}
@@ -241,7 +241,7 @@ def write_text(
 
 
 def text_stamp(caption: str, encoders: JsonMapping | None, options: JsonMapping, template: str = "") -> JsonObject:
-    """What outputs of the text encoders depend on, besides pictures; `template` says how these are shown."""
+    """What outputs of the text encoders depend on besides images; `template` is the one that inserts these."""
     return {
         "caption": _caption_hash(caption),
         "encoders": encoders,
@@ -254,14 +254,14 @@ def text_stamp(caption: str, encoders: JsonMapping | None, options: JsonMapping,
 
 
 def _squares(latents: np.ndarray, side: int) -> np.ndarray:
-    """Latents [C, h, w] -> [C * side * side, h / side, w / side]; the order of channels is channel, row, column."""
+    """Latents [C, h, w] -> [C * side * side, h / side, w / side]; channels are ordered by (channel, row, column)."""
     channels, height, width = latents.shape
     parts = latents.reshape(channels, height // side, side, width // side, side).transpose(0, 2, 4, 1, 3)
     return parts.reshape(-1, height // side, width // side)
 
 
 def _spread(squares: np.ndarray, side: int) -> np.ndarray:
-    """The way back."""
+    """The inverse of `_squares`."""
     channels, height, width = squares.shape
     parts = squares.reshape(-1, side, side, height, width).transpose(0, 3, 1, 4, 2)
     return parts.reshape(channels // side**2, height * side, width * side)
@@ -276,7 +276,7 @@ def _stamp(file: CacheFile, tail: str) -> JsonObject | None:
 
 
 def _same_crop(file: CacheFile, wanted: Wanted) -> bool:
-    """Whether another trainer cut the same image into the same bucket; musubi-tuner says how large it was."""
+    """Whether another trainer cropped the same image to the same bucket; musubi-tuner stores the image's size."""
     if wanted.cache.architecture:
         return (file.fact("width"), file.fact("height")) == tuple(map(str, wanted.size))
     size, crop = file.array("original_size" + wanted.tail), file.array("crop_ltrb" + wanted.tail)
@@ -285,7 +285,7 @@ def _same_crop(file: CacheFile, wanted: Wanted) -> bool:
 
 
 def _same_options(file: CacheFile, options: JsonMapping) -> bool:
-    """Upstream writes switches as keys of their own. Of others it says nothing: only unset ones can be believed."""
+    """Upstream stores switches as keys of their own, and no other options: those match only where they are unset."""
     switches = {key: value for key, value in options.items() if isinstance(value, bool)}
     if any(value is not None for key, value in options.items() if key not in switches):
         return False
@@ -293,8 +293,8 @@ def _same_options(file: CacheFile, options: JsonMapping) -> bool:
 
 
 def _same_caption(file: CacheFile, caption: str) -> bool:
-    """Whether another trainer encoded the caption of this hash, as far as it says which; of a file with several lines
-    the first is the caption here."""
+    """Whether another trainer encoded the caption of this hash, where it stores one; the caption of a file with several
+    lines is the first here."""
     told = (file.fact(CAPTION) or "").strip()
     return file.fact(CAPTION) is None or caption in (
         _caption_hash(told),
@@ -312,7 +312,7 @@ def _is_younger(file: str, sources: Sequence[str]) -> bool:
 
 
 def _same_image(image: str, stamp: Any) -> bool:
-    if not os.path.exists(image):  # data sets may consist of latents alone
+    if not os.path.exists(image):  # a data set may consist of cached latents only
         return True
     if not isinstance(stamp, list) or len(stamp) != 3:
         return False
@@ -335,7 +335,7 @@ def _control_stamp(control: "ControlImage") -> list[Any]:
 
 
 def _same_controls(controls: "Sequence[ControlImage]", stamps: Any) -> bool:
-    """Whether what the model is shown beside the image is as it was."""
+    """Whether the control and reference images are unchanged."""
     if not isinstance(stamps, list) or len(stamps) != len(controls):
         return False
     for control, stamp in zip(controls, stamps, strict=True):
@@ -350,10 +350,10 @@ def _same_controls(controls: "Sequence[ControlImage]", stamps: Any) -> bool:
 
 
 def _others(wanted: Wanted) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The arrays and texts of other sizes that the file holds, as far as they are of the image as it is now."""
+    """The arrays and texts of other sizes in the file that are of the image as it is now."""
     try:
         with cache_files.opened(wanted.file) as file:
-            if wanted.cache.architecture:  # whose keys tell the size of a reference image, and not of its image
+            if wanted.cache.architecture:  # whose keys have the size of a reference image, not of its image
                 if any(not _still_same_image(file, wanted, name[len(MADE_FROM) :]) for name in _made_from(file)):
                     return {}, {}
                 return {name: file.array(name) for name in file.names}, {
@@ -377,7 +377,7 @@ def _still_same_image(file: CacheFile, wanted: Wanted, tail: str) -> bool:
 
 
 def unreadable(file: str | Path, error: Exception) -> ConfigError:
-    """The sentence for a cache that cannot be read when it is needed."""
+    """The error for a cache that cannot be read when it is needed."""
     if isinstance(error, FileNotFoundError):
         return ConfigError(
             "{file} is missing: it was there when the training started; start again, it will be made again", file=file

@@ -1,6 +1,6 @@
-"""Changes of a caption when it is loaded: pure functions of text, options, moment and a random source.
+"""Changes of a caption when it is loaded: pure functions of text, options, moment and a random generator.
 
-The order of the steps, and of the draws from the random source, is kohya's: a seeded run of both gives the same words.
+The order of the steps, and of the random draws, is kohya's: with the same seed both give the same captions.
 """
 
 import math
@@ -31,8 +31,8 @@ def process(
     moment: Moment = Moment(),
     change: CaptionChange = UNCHANGED,
 ) -> str:
-    """Make the caption that the model reads: prefix, dropout, wildcards, then tags warmed up, shuffled and dropped; at
-    last the words that learn."""
+    """Make the caption that is encoded: prefix, dropout, wildcards, then warm-up, shuffling and dropout of tags;
+    at last the trained words of an embedding."""
     if options.caption_prefix:
         caption = f"{options.caption_prefix} {caption}"
     if options.caption_suffix:
@@ -76,7 +76,7 @@ def _is_dropped(options: SubsetConfig, random: Random, moment: Moment) -> bool:
 
 
 def _expanded(caption: str, random: Random) -> str:
-    """Draw one line, then one alternative of every {a|b}; {{ and }} are braces."""
+    """Draw one line, then one alternative of every {a|b}; {{ and }} are escaped braces."""
     if "\n" in caption:
         caption = random.choice(caption.split("\n"))
     caption = caption.replace("{{", _OPEN).replace("}}", _CLOSE)
@@ -95,13 +95,13 @@ def _tags(caption: str, options: SubsetConfig, random: Random, moment: Moment) -
 
 
 def _parts(caption: str, options: SubsetConfig) -> tuple[list[str], list[str], list[str]]:
-    """Cut a caption into tags that stay in front, tags that move, and tags that stay at the end."""
+    """Split a caption into tags kept in front, tags that are shuffled, and tags kept at the end."""
     mark = options.keep_tokens_separator
     if mark and mark in caption:
         sections = (caption.split(mark, 2) + [""])[:3]
         fixed, flexible, suffix = ([tag for tag in _split(part, options) if tag] for part in sections)
         return fixed, flexible, suffix
-    # Empty tags stay here and go above: upstream does so, and the count of kept tokens depends on it.
+    # Empty tags are kept here and removed above, as upstream does: the count of kept tokens depends on it.
     tags = _split(caption.strip(), options)
     keep = max(options.keep_tokens, 0)
     return tags[:keep], tags[keep:], []
@@ -112,7 +112,7 @@ def _split(text: str, options: SubsetConfig) -> list[str]:
 
 
 def _warmed_up(count: int, options: SubsetConfig, moment: Moment) -> int:
-    """Count the tags in use at this step: from token_warmup_min at step 0 to all at token_warmup_step."""
+    """The number of tags in use at this step: from token_warmup_min at step 0 to all at token_warmup_step."""
     steps = options.token_warmup_step
     if 0 < steps < 1:
         steps = math.floor(steps * moment.total_steps)

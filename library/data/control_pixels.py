@@ -15,7 +15,7 @@ SHAPES = ("rectangle", "ellipse", "line")
 
 
 def shown(control: ControlImage, interpolation: str | None, flip: bool = False) -> torch.Tensor:
-    """What the model is shown of a control image: colours [3,H,W] in -1..1, grey (0) where its mask covers them."""
+    """A control image as the model's input: colours [3,H,W] in -1..1, grey (0) in the masked region."""
     view = augment.middle(control.fit, flip)
     picture = pixels.read(control.path)
     pixels.expect_size(control.path, picture, control.size)
@@ -24,14 +24,14 @@ def shown(control: ControlImage, interpolation: str | None, flip: bool = False) 
 
 
 def reference(control: ControlImage, interpolation: str | None) -> Image.Image:
-    """A reference image as `shown` has it, for who looks at pictures."""
+    """A reference image as of `shown`, as a PIL image."""
     picture = pixels.read(control.path)
     pixels.expect_size(control.path, picture, control.size)
     return Image.fromarray(pixels.look(picture, augment.middle(control.fit), interpolation))
 
 
 def paint_mask(control: ControlImage, view: augment.View, interpolation: str | None) -> torch.Tensor:
-    """Where a model paints [H,W]: 1 where the mask is brighter than half, else 0."""
+    """The region to inpaint [H,W]: 1 where the mask is brighter than half, else 0."""
     if control.drawn is not None:
         mask = random_mask(view.size, Random(f"{os.path.basename(control.path)} {control.drawn} {view.size}"))
         return torch.from_numpy(np.ascontiguousarray(mask[:, ::-1] if view.flip else mask))
@@ -44,7 +44,7 @@ def paint_mask(control: ControlImage, view: augment.View, interpolation: str | N
 
 
 def random_mask(size: Size, random: Random) -> np.ndarray:
-    """A mask [H,W] of zeros and ones in float32, for a picture of (width, height): up to four rectangles, ellipses and
+    """A mask [H,W] of zeros and ones in float32, for an image of (width, height): up to four rectangles, ellipses and
     broad lines."""
     mask = Image.new("L", size)
     draw = ImageDraw.Draw(mask)

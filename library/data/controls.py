@@ -23,8 +23,8 @@ NUMBERED = re.compile(r"(.+)_(\d+)")
 
 
 def mask_of(result: "Survey", subset: SubsetConfig, image: Image) -> str:
-    """The mask of an image, or its control image: the file of the same name, up to its suffix, in
-    conditioning_data_dir or its folder of the name that the image's has; "" without one."""
+    """The mask or control image of an image: the file of the same name, except for its suffix, in conditioning_data_dir
+    or in its sub-folder that is named like the image's folder; "" without one."""
     if not subset.conditioning_data_dir:
         return ""
     here = _like_the_images(result, subset.conditioning_data_dir, image)
@@ -46,7 +46,7 @@ def mask_of(result: "Survey", subset: SubsetConfig, image: Image) -> str:
 
 
 def without_pictures(result: "Survey") -> Iterator[Problem]:
-    """That images lack what belongs to them, in a sentence for each folder in which that should be."""
+    """Problems of images without their mask or control image: one for each folder that should hold them."""
     for place, images in result.unreferenced.items():
         template = (
             ": {path} names no reference image of {count}: {images}; write them there as control_path, name their "
@@ -76,14 +76,14 @@ def without_pictures(result: "Survey") -> Iterator[Problem]:
 
 
 def _few(images: list[str]) -> dict[str, Any]:
-    """How many images a sentence is about, and which the first are."""
+    """Values of a message: how many images it is about, and the first of them."""
     return {"count": counted(len(images), "image"), "images": some(images), "topic": "images"}
 
 
 def controls_of(
     result: "Survey", subset: SubsetConfig, image: Image, named: tuple[str, ...], use: ControlUse
 ) -> tuple[ControlImage, ...]:
-    """What a model that uses control images like this is shown beside an image; `named` are those of a metadata file.
+    """The control and reference images of an image, for a model that uses them like this; `named`: of a metadata file.
 
     Regularisation images may have none.
     """
@@ -102,7 +102,7 @@ def controls_of(
                 path=image.path))  # fmt: skip
         return ()
     found = named or _beside(result, subset, image)
-    least = max(use.least, bool(subset.control_directory))  # where a folder is named, none is left out
+    least = max(use.least, bool(subset.control_directory))  # with a folder set, every image needs one
     lost = not named and not all(os.path.isdir(folder) for folder in subset.more_control_directories)
     few = len(found) < least and not (subset.is_reg and not found)
     place = subset.control_directory or subset.metadata_file
@@ -126,8 +126,8 @@ def controls_of(
 
 # Why: docs/decisions/2026-11-22-reference-images-take-the-targets-size.md
 def control_fit(subset: SubsetConfig, size: Size, bucket: Size) -> BucketFit | None:
-    """How a reference image of `size` is scaled and cut beside an image in `bucket`: like that one, unless the subset
-    says otherwise. None where nothing of it is left."""
+    """How a reference image of `size` is scaled and cropped for an image in `bucket`: to that bucket, unless the subset
+    has other options. None where nothing of it would be left."""
     area = subset.control_resolution
     if subset.no_resize_control:
         return Buckets(area or UNLIMITED, no_upscale=True, step=STEP).fit(size)
@@ -142,8 +142,8 @@ def _beside(result: "Survey", subset: SubsetConfig, image: Image) -> tuple[str, 
 
 
 def _named_like(result: "Survey", folder: str, image: Image) -> Iterator[str]:
-    """Files in a folder that are named like an image: <name>.png, then <name>_0.png, <name>_1.png. A numbered one that
-    is also named like another image beside this one belongs to that."""
+    """Files in a folder that are named like an image: <name>.png, then <name>_0.png, <name>_1.png. A numbered file that
+    has the name of another image of the same folder belongs to that one."""
     here = _like_the_images(result, folder, image)
     stem = os.path.splitext(os.path.basename(image.path))[0]
     known = result.control_names.get(here.folder)
@@ -160,7 +160,7 @@ def _named_like(result: "Survey", folder: str, image: Image) -> Iterator[str]:
 
 
 def _like_the_images(result: "Survey", directory: str, image: Image) -> Listing:
-    """The files of a folder beside the images; where a folder in it is called like that of the image, its files."""
+    """The files of a folder of reference images, or of its sub-folder that is named like the image's folder."""
     here, name = result.files(directory), os.path.basename(os.path.dirname(image.path))
     return result.files(os.path.join(directory, name)) if name in here.folders else here
 
@@ -178,7 +178,7 @@ def _wrong_number(subset: SubsetConfig, image: Image, number: int, use: ControlU
 
 
 def size_of(result: "Survey", path: str) -> Size:
-    """Width and height of a file beside images by its header, (0, 0) where it is none or not there."""
+    """Width and height of an image file from its header, (0, 0) where it is missing or no image."""
     folder, name = os.path.split(path)
     file = result.files(folder).images.get(name)
     return header_size(path, file.modified, file.num_bytes) if file else (0, 0)

@@ -1,4 +1,4 @@
-"""`debug_dataset`: print what a training would see. No model is needed, and nothing is written."""
+"""`debug_dataset`: print the batches of a training. No model is needed, and nothing is written."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from library.data.loading import Batches
 
 
 def lines(config: RunConfig, seed: int) -> Iterator[str]:
-    """The data sets, their buckets, and every batch of the first epoch: sizes, captions as they are read, weights.
+    """The data sets, their buckets, and every batch of the first epoch: sizes, final captions, weights.
 
     Raises ConfigError with everything that is wrong with the data.
     """
@@ -56,6 +56,6 @@ def _batches(batches: Batches, config: RunConfig) -> Iterator[str]:
             facts = [f"{image.size[0]}x{image.size[1]}", f"scaled to {image.fit.resized[0]}x{image.fit.resized[1]}"]
             facts += ["mirrored"] * part.flip + [f"weight {part.weight:g}"] * (part.weight != 1)
             facts += ["with a mask"] * bool(image.mask_file or image.subset.alpha_mask)
-            words = image.caption if config.cache.text else part.caption  # cached captions stay as they are written
+            words = image.caption if config.cache.text else part.caption  # cached captions are not changed when loaded
             yield f"  {image.path} ({', '.join(facts)})"
             yield f'    "{words}"'

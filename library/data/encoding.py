@@ -1,4 +1,4 @@
-"""Encode images once, before training, and keep the results beside them or in memory; captions: text_encoding."""
+"""Encode images once, before training, to caches on disk or in memory; captions: text_encoding."""
 
 import hashlib
 import os
@@ -43,7 +43,7 @@ class Latents:
     memory: dict[Wanted, Arrays] = field(default_factory=dict)
 
     def load(self, image: "Image") -> Arrays:
-        """The latents [C,h,w] of an image, with all that `Wanted.arrays` names besides."""
+        """The latents [C,h,w] of an image, with the other arrays of `Wanted.arrays`."""
         wanted = self.wanted[image.path, image.fit.bucket]
         if wanted in self.memory:
             return self.memory[wanted]
@@ -65,11 +65,11 @@ def encode(
     world: EncodingProcess,
     report: Report,
 ) -> None:
-    """Encode what the config wants cached and what is not yet there, and leave in `images` where to find it.
+    """Encode what the config has cached and what is not yet there, and store the caches in `images`.
 
-    On disk, each process makes its share of the files and waits for the others; in memory, every process keeps all.
-    Networks stay in the precision they have, and are on the host again at the end. Can be interrupted: what is written
-    stays. Raises ConfigError, naming the image, when it cannot be read or when the result is not a number.
+    On disk, each process encodes its share of the files and waits for the others; in memory, every process encodes all.
+    Networks keep their dtype, and are on the host again at the end. Can be interrupted: what is written
+    stays. Raises ConfigError, naming the image, when it cannot be read or when the result is NaN.
     """
     work = EncodingJob(family, components, config, world, report)
     every = [*images.items, *(images.validation.items if images.validation else ())]
@@ -86,7 +86,7 @@ def encode(
 
 
 def existing(wanted: Wanted) -> Wanted:
-    """The same latents in the file that is there: older versions of sd-scripts gave SDXL's another name."""
+    """The same latents in the existing file: those of SDXL have another name in older versions of sd-scripts."""
     if wanted.tail or os.path.exists(wanted.file):
         return wanted
     old = caches.old_latents_file(wanted.image)
@@ -102,7 +102,7 @@ def _latents(every: Sequence["Image"], work: EncodingJob) -> Latents:
     if not work.config.cache.cache_latents_to_disk:
         _encode_images(mine, work, store.memory.__setitem__)
         return store
-    if work.family.latent_cache.architecture:  # whose keys tell the size of a reference image alone
+    if work.family.latent_cache.architecture:  # whose keys have only the size of a reference image
         refuse_other_references(every)
     mine = share(mine, lambda wanted: wanted.image, work.world)
     there = work.components.vae is not None or "vae" in work.components.deferred
@@ -112,8 +112,8 @@ def _latents(every: Sequence["Image"], work: EncodingJob) -> Latents:
     def good(wanted: Wanted) -> bool:
         return caches.latents_are_good(existing(wanted), vae, trust)
 
-    found = spread(good, mine, work.report, Text("checking cached latents"))
-    todo = [wanted for wanted, is_good in zip(mine, found, strict=True) if not is_good]
+    checked = spread(good, mine, work.report, Text("checking cached latents"))
+    todo = [wanted for wanted, is_good in zip(mine, checked, strict=True) if not is_good]
     clean_up_after([wanted.file for wanted in todo])
     if todo:
         sizes = (size for w in todo for name, size in w.arrays.items() if name != "alpha_mask")
@@ -127,14 +127,14 @@ def _latents(every: Sequence["Image"], work: EncodingJob) -> Latents:
 
 
 def wanted_latents(every: Iterable["Image"], cache: LatentCache) -> dict[tuple[str, tuple[int, int]], Wanted]:
-    """What must be cached, by path and bucket: one entry for all data sets that use an image at the same size."""
+    """The latents to cache, by path and bucket: one entry for all data sets that use an image at the same size."""
     found: dict[tuple[str, tuple[int, int]], Wanted] = {}
     seen: set[str] = set()
     for image in every:
         key = image.path, image.fit.bucket
         known = found.get(key)
         if known is None:
-            # Where upstream keeps one size in a file, the first goes under its names and others are added with a tail.
+            # Where upstream keeps one size in a file, the first has its keys, and those of other sizes get a tail.
             tail = f"_{key[1][1] // LATENT}x{key[1][0] // LATENT}" if cache.keyed_by_size or image.path in seen else ""
             file = caches.latents_file(image.path, image.size, cache.suffix)
             more = {"interpolation": image.interpolation or "", "controls": image.controls, "cache": cache}
@@ -173,7 +173,7 @@ def _encode_images(todo: list[Wanted], work: EncodingJob, keep: Callable[[Wanted
 
 
 def _by_size(todo: Iterable[Wanted], batch_size: int) -> Iterator[list[Wanted]]:
-    """Batches of one size each, the largest first: if memory does not suffice, that shows at once."""
+    """Batches of one size each, the largest first: if memory does not suffice, that fails at once."""
     groups: dict[tuple, list[Wanted]] = {}
     for wanted in todo:
         controls = tuple(control.fit.bucket for control in wanted.controls)
@@ -184,7 +184,7 @@ def _by_size(todo: Iterable[Wanted], batch_size: int) -> Iterator[list[Wanted]]:
 
 
 class _Pictures(NamedTuple):
-    """One batch from disk: colours [B,3,H,W] in -1..1, masks [H,W] in 0..1 where wanted, and what belongs to it."""
+    """One batch from disk: colours [B,3,H,W] in -1..1, masks [H,W] in 0..1 where needed, and control images."""
 
     batch: list[Wanted]
     colours: torch.Tensor
@@ -237,7 +237,7 @@ def _encoded(pictures: _Pictures, work: EncodingJob) -> list[tuple[Wanted, Array
 
 
 def _generator(wanted: Wanted) -> torch.Generator:
-    """A random source of the image's own, so that its latents depend neither on its batch nor on the run."""
+    """A random generator for each image, so that its latents depend neither on its batch nor on the run."""
     name = f"{os.path.basename(wanted.image)} {wanted.fit.bucket}"
     return torch.Generator().manual_seed(int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest()))
 

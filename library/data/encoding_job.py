@@ -38,17 +38,17 @@ class EncodingProcess(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EncodingJob:
-    """What every step of encoding needs to know."""
+    """The inputs of every step of encoding."""
 
     family: Family
     components: ModelComponents
     config: RunConfig
     world: EncodingProcess
-    report: Report  # is told what is going on, and how much of it is done
+    report: Report  # of progress
 
 
 def finish(last: Callable, made: Iterator, phase: Text, total: int, report: Report) -> None:
-    """Finish results (write them) on one thread while the next are made on this one."""
+    """Apply `last` (such as writing) to results on another thread while this one computes the next."""
     done = 0
     report(phase, done, total)
     for count in ahead(last, made, workers=1, depth=8):
@@ -57,14 +57,14 @@ def finish(last: Callable, made: Iterator, phase: Text, total: int, report: Repo
 
 
 def clean_up_after(files: Iterable[str]) -> None:
-    """Remove caches that were being written beside these files when a process was killed."""
+    """Remove incomplete caches beside these files that a killed process left."""
     for folder in {os.path.dirname(file) for file in files}:
         clean_up(folder, lambda name: name.endswith((".npz", ".safetensors")))
 
 
 def refuse_other_references(every: Iterable["Image"]) -> None:
-    """Raise ConfigError for an image that another data set shows with other reference images: it has one file of
-    latents, and one of its caption."""
+    """Raise ConfigError for an image that has other reference images in another data set: it has one file of latents,
+    and one of its caption."""
     found: dict[str, list[str]] = {}
     for image in every:
         paths = [control.path for control in image.controls]
@@ -73,6 +73,6 @@ def refuse_other_references(every: Iterable["Image"]) -> None:
 
 
 def share(items: list, name: Callable[[Any], str], world: EncodingProcess) -> list:
-    """This process' share of the items: every n-th file, with all items of that file."""
+    """The share of this process: every n-th file, with all items of that file."""
     order = {key: i for i, key in enumerate(dict.fromkeys(map(name, items)))}
     return [item for item in items if order[name(item)] % world.ranks == world.rank]

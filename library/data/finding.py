@@ -1,4 +1,4 @@
-"""Find the images that a config names: files, sizes, words, buckets. Nothing is decoded, and no torch is needed."""
+"""Find the images that a config names: files, sizes, captions, buckets. No image is decoded, no torch is needed."""
 
 import io
 import os
@@ -20,7 +20,7 @@ from library.data.images import Image, ImageSet, balance, bucket_rules, split
 from library.data.pixels import header_size
 from library.data.threads import spread
 
-STANDS_IN = (1024, 1024)  # for a resolution that is not set
+PLACEHOLDER = (1024, 1024)  # for a resolution that is not set
 
 
 @dataclass(slots=True)
@@ -32,23 +32,21 @@ class Survey:
     keep: bool = True  # whether a folder's metadata_cache.json may be written
     problems: list[Problem] = field(default_factory=list)
     warnings: list[Problem] = field(default_factory=list)
-    other_captions: list[Problem] = field(default_factory=list)  # folders whose captions have another ending
+    other_captions: list[Problem] = field(default_factory=list)  # folders whose captions have another extension
     unused: list[str] = field(default_factory=list)
-    unread: dict[str, int] = field(
-        default_factory=dict
-    )  # caption file, or image -> lines of its caption that nothing reads
+    unread: dict[str, int] = field(default_factory=dict)  # caption file, or image -> unused lines of its caption
     listings: dict[str, Listing] = field(default_factory=dict)
     control_use: ControlUse = ControlUse()
-    # folder of reference images -> by name of their image (with _ where they are numbered): number, file
+    # folder of reference images -> by the name of their image (with _ where they are numbered): number, file
     control_names: dict[str, dict[str, list[tuple[int, str]]]] = field(default_factory=dict)
-    # conditioning_data_dir, and where in it the mask or control image of these images should be
+    # (conditioning_data_dir, expected place of the mask or control image in it) -> images without one
     unpaired: dict[tuple[str, str], list[str]] = field(default_factory=dict)
-    # the same of a folder of reference images, or of a metadata file that should name them
+    # folder of reference images, or metadata file that should name them -> images without one
     unreferenced: dict[str, list[str]] = field(default_factory=dict)
-    unmasked: list[str] = field(default_factory=list)  # images of which nothing says what is to be painted
+    unmasked: list[str] = field(default_factory=list)  # images without a mask of the region to inpaint
 
     def files(self, folder: str | Path) -> Listing:
-        """The files of a folder, looked up once; an empty list when there is no such folder."""
+        """The files of a folder, listed once; an empty listing when there is no such folder."""
         key = os.fspath(folder)
         if key not in self.listings:
             exists = os.path.isdir(folder)
@@ -57,17 +55,17 @@ class Survey:
 
 
 class FoundImage(NamedTuple):
-    """An image before its size, caption and bucket are known for good."""
+    """An image before its size, caption and bucket are determined."""
 
     path: str
     size: Size | None
-    caption: str | None  # None: read it from the caption file, or fall back on the class tokens
+    caption: str | None  # None: of the caption file, or else the class tokens
     caption_file: str
     controls: tuple[str, ...] = ()
 
 
 def scan(config: RunConfig, report: Report | None = None) -> ImageSet:
-    """Find the images that a config names, with captions, sizes and buckets. The same folders give the same Images.
+    """Find the images that a config names, with captions, sizes and buckets. The order is deterministic.
 
     Raises ConfigError with every problem, one per line.
     """
@@ -104,8 +102,8 @@ def survey(config: RunConfig, report: Report | None = None, keep: bool = True) -
 
 
 def _sized(dataset: DatasetConfig) -> DatasetConfig:
-    """A data set whose images can be sorted, to look for other mistakes where its sizes are wrong."""
-    dataset = dataset if dataset.resolution else replace(dataset, resolution=STANDS_IN, enable_bucket=False)
+    """A data set with valid bucket sizes, to find other mistakes where its own are invalid."""
+    dataset = dataset if dataset.resolution else replace(dataset, resolution=PLACEHOLDER, enable_bucket=False)
     return replace(dataset, enable_bucket=False) if any(bucket_rules(dataset).problems()) else dataset
 
 
@@ -113,13 +111,13 @@ def _sized(dataset: DatasetConfig) -> DatasetConfig:
 
 
 def with_folders(result: Survey, dataset: DatasetConfig) -> DatasetConfig:
-    """Without a dataset file, each folder named <repeats>_<words> is a subset, or else the folder that is given."""
+    """Without a dataset file, each folder named <repeats>_<words> is a subset, or else the folder itself."""
     if dataset.subsets:
         return dataset
     if not dataset.train_data_dir:
         result.problems.append(Problem("train_data_dir", "is not set: choose the folder of your images"))
     subsets = []
-    # Regularisation images are repeated until they are as many as the others, so each counts once to begin with.
+    # `balance` repeats regularisation images until they are as many as the others, so that each has one repeat here.
     for option, repeats in (("train_data_dir", dataset.template.num_repeats), ("reg_data_dir", 1)):
         if not (parent := getattr(dataset, option)):
             continue
@@ -145,7 +143,7 @@ def with_folders(result: Survey, dataset: DatasetConfig) -> DatasetConfig:
 
 
 def _images_of(result: Survey, position: int, dataset: DatasetConfig, seed: int) -> tuple[list[Image], list[Image]]:
-    """The images of one data set: those to learn from, and those used for validation."""
+    """The images of one data set for training, and those for validation."""
     rules = bucket_rules(dataset)
     learned: list[Image] = []
     regular: list[Image] = []
@@ -168,7 +166,7 @@ def _images_of(result: Survey, position: int, dataset: DatasetConfig, seed: int)
         learned += kept
         validation += held_back
     as_it_is = {id(subset): _plain(subset) for subset in dataset.subsets}
-    # Where shares do not come out even, an image is on both sides, as in sd-scripts; what is learned stays as it is.
+    # An image may be in both parts after rounding, as in sd-scripts; the images for training are left unchanged.
     validation = [replace(image, repeats=1, subset=as_it_is[id(image.subset)]) for image in validation]
     used = balance(regular, sum(image.repeats for image in learned))
     if unused := [image.path for image in regular[len(used) :]]:
@@ -194,7 +192,7 @@ def _plain(subset: SubsetConfig) -> SubsetConfig:
     )
 
 
-# ---- one subset: files, then sizes and words, then buckets
+# ---- one subset: files, then sizes and captions, then buckets
 
 
 def _find(result: Survey, subset: SubsetConfig) -> list[FoundImage]:
@@ -236,7 +234,7 @@ def _why_empty(result: Survey, folder: Path, here: Listing) -> Problem:
 
 
 def _caption_file(here: Listing, name: str, extension: str) -> str:
-    """The caption file of an image, or "": of the same name, or of the name without the face that it may end in."""
+    """The caption file of an image, or "": of the same name, or of the name without the numbers of a face."""
     stem = os.path.splitext(name)[0]
     parts = stem.split("_")
     names = [stem + extension] + (["_".join(parts[:-4]) + extension] if len(parts) >= 5 else [])
@@ -353,7 +351,7 @@ def _facts(
 
 
 def _count_unread(result: Survey, subset: SubsetConfig, name: str, text: str, others: int = 0) -> None:
-    """Remember how many lines of a caption are not used, besides others that are known of."""
+    """Count the unused lines of a caption, in addition to `others`."""
     if more := 0 if subset.enable_wildcard else captions.lines(text).count("\n") + others:
         result.unread[name] = more
 

@@ -10,18 +10,18 @@ from typing import Any, NamedTuple
 from library.config.problems import Problem, Text, counted
 from library.data.pixels import PLUGINS, extensions
 
-# Pictures that sd-scripts does not read either: they are named instead of left out without a word.
+# Formats that sd-scripts does not read either: a warning names these files.
 OTHER_FORMATS = {".gif", ".tif", ".tiff", ".heic", ".heif", ".jfif"}
 CACHED_SIZE = re.compile(r"(.+)_(\d{2,})x(\d{2,})_\w+\.(?:npz|safetensors)")
-SHOWN = 20  # of one kind are listed; the rest is counted
-USUAL_REPEATS = 10  # of a folder whose name does not say them, as guides for sd-scripts have it
+SHOWN = 20  # messages of one kind; the rest is counted
+USUAL_REPEATS = 10  # of a folder whose name has none, as in guides for sd-scripts
 MOST_REPEATS = 100_000  # as in a data set file
 MANY_REPEATS = 500  # a folder called 2024_holiday is a year, not a number of repeats
 DEEPEST, MOST_FOLDERS = 6, 2000  # how far down, and in how many folders, misplaced images are looked for
 
 
 class File(NamedTuple):
-    """What the file system says of an image: dates in ns (`changed` is the later of modified and moved), length."""
+    """Metadata of an image file: times in ns (`changed` is the later of modified and moved), length in bytes."""
 
     modified: int
     changed: int
@@ -30,8 +30,8 @@ class File(NamedTuple):
 
 @dataclass(slots=True)
 class Listing:
-    """The files of one folder: images by name and without endings, all names, sub-folders, and image sizes that cache
-    names tell."""
+    """The files of one folder: images by name and without extensions, all names, sub-folders, and image sizes from the
+    names of caches."""
 
     folder: str
     images: dict[str, File] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Listing:
     unreadable: str = ""  # why the folder could not be listed
 
     def known_size(self, name: str) -> tuple[int, int] | None:
-        """(width, height) of an image whose latents were cached after it was last touched."""
+        """(width, height) of an image whose latents were cached after its last change."""
         found = self.sizes.get(os.path.splitext(name)[0]) if self.sizes else None
         if found is None or (name in self.images and found[1] < self.images[name].changed):
             return None
@@ -65,7 +65,7 @@ class Concept(NamedTuple):
 def listing(folder: str | Path) -> Listing:
     """List a folder. Hidden files, such as the ._ twins that macOS leaves, and __MACOSX are not there.
 
-    A link to an image that is gone counts as an image of no bytes, so that it is named with others that cannot be read.
+    A broken link to an image counts as an image of no bytes, so that it is reported like others that cannot be read.
     """
     found = Listing(os.fspath(folder))
     known = extensions()
@@ -94,7 +94,7 @@ def listing(folder: str | Path) -> Listing:
 
 
 def looked_into(folder: str | Path) -> Listing:
-    """List a folder, or say why it cannot be: drives have folders that are closed even to their owner."""
+    """List a folder, or set `unreadable`: some folders of a drive are closed even to its owner."""
     try:
         return listing(folder)
     except OSError as e:
@@ -116,7 +116,7 @@ def _remember(found: Listing, cached: re.Match, modified: int) -> None:
 
 
 def concept(folder: Path) -> Concept | None:
-    """Read a folder's name as <repeats>_<words>, or None when it is not one."""
+    """Parse a folder's name as <repeats>_<words>; None when it is not one."""
     repeats, _, words = folder.name.partition("_")
     return Concept(folder, int(repeats), words) if repeats.isascii() and repeats.isdigit() else None
 
@@ -128,9 +128,9 @@ def concepts(parent: Path) -> list[Concept]:
 
 
 def is_flat(parent: Path) -> bool:
-    """Whether the images that are trained on lie directly in this folder, as other trainers have it.
+    """Whether the training images are directly in this folder, as in other trainers.
 
-    Folders named <repeats>_<words> come first: beside them, and in one that is named so itself, sd-scripts' rule holds.
+    Folders named <repeats>_<words> take precedence: with them, or in one that is named so, sd-scripts' rule holds.
     """
     own = concept(parent.absolute())
     if own is not None and own.repeats < MANY_REPEATS:
@@ -141,7 +141,7 @@ def is_flat(parent: Path) -> bool:
 
 
 def trained(parent: Path, repeats: int) -> list[Concept]:
-    """The folders that a training takes its images from: those inside `parent`, or `parent` with these repeats."""
+    """The folders of a training's images: those inside `parent`, or `parent` itself with these repeats."""
     return [Concept(parent, repeats, "")] if is_flat(parent) else concepts(parent)
 
 
@@ -152,7 +152,7 @@ def _too_often(option: str, one: Concept) -> Problem:
 
 
 def problems_of_parent(option: str, parent: str | Path) -> Iterator[Problem]:
-    """Say why a folder cannot be used as the images of a training, and what to do instead."""
+    """Why a folder cannot be used as the images of a training, and the fix."""
     parent = Path(parent)
     if not parent.exists():
         yield Problem(option, ": {parent} does not exist", parent=parent)
@@ -215,7 +215,7 @@ def _with_images(parent: Path) -> Iterator[Path]:
 
 
 def warnings_of_parent(option: str, parent: Path, repeats: int = 1) -> Iterator[Problem]:
-    """Say what in a folder of images is not used, or perhaps not meant; `repeats` are those of a flat folder."""
+    """What in a folder of images is not used, or likely a mistake; `repeats` are those of a flat folder."""
     here, flat = looked_into(parent), is_flat(parent)
     skipped = [name for name in here.folders if concept(parent / name) is None and looked_into(parent / name).images]
     if skipped and not flat:
@@ -244,27 +244,27 @@ def warnings_of_parent(option: str, parent: Path, repeats: int = 1) -> Iterator[
 
 
 def some(names: Sequence[Any], most: int = 5) -> str:
-    """A few of many, for a message: a, b, c and 7 more."""
+    """The first names for a message: a, b, c and 7 more."""
     shown = ", ".join(str(name) for name in names[:most])
     more = len(names) - most
     return Text("{shown} and {more} more", shown=shown, more=more) if more > 0 else shown
 
 
 def about_images(template: str, **facts: Any) -> Problem:
-    """A problem of images or captions, and of no option."""
+    """A problem of images or captions that belongs to no option."""
     given: dict[str, Any] = {"topic": "images", **facts}
     return Problem("", template, **given)
 
 
 def capped(problems: list[Problem]) -> Iterator[Problem]:
-    """At most so many problems of one kind, and how many there are besides."""
+    """The first SHOWN problems of one kind, then the number of the others."""
     yield from problems[:SHOWN]
     if len(problems) > SHOWN:
         yield about_images("and {count} more like these", count=len(problems) - SHOWN)
 
 
 def capped_by_kind(problems: Iterable[Problem]) -> Iterator[Problem]:
-    """The same of problems of several kinds; each problem once."""
+    """`capped` for problems of several kinds; each problem once."""
     kinds: dict[str, list[Problem]] = {}
     for problem in dict.fromkeys(problems):
         kinds.setdefault(problem.template, []).append(problem)

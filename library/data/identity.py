@@ -1,4 +1,4 @@
-"""Which networks a cache was made with: a few of their weights, which tell the same ones in another precision."""
+"""Fingerprints of the networks that a cache was made with: samples of their weights, comparable across dtypes."""
 
 import contextlib
 import hashlib
@@ -12,14 +12,14 @@ from library.config.problems import ConfigError
 from library.families.base import ModelComponents
 from library.files import cache_folder, write_atomic
 
-MARKS = 32  # weights that are remembered
-# How far a number may be off for having been rounded to a type, relative to its size.
+MARKS = 32  # sampled weights
+# The relative error of rounding to a dtype.
 ROUNDING = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-SMALLEST = 2.0**-24  # what float16 may be off besides, where numbers are small
+SMALLEST = 2.0**-24  # the absolute error of float16 for small numbers
 
 
 def fingerprint(*networks: Any) -> JsonObject:
-    """What tells networks from others: `exact`, a hash of weights in a precision; that `type`, and some as numbers."""
+    """Identify networks: `exact`, a hash of weights; their dtype `type`, and a sample of them as numbers."""
     import torch
 
     digest, types, ends = hashlib.blake2b(digest_size=16), set(), []
@@ -28,7 +28,7 @@ def fingerprint(*networks: Any) -> JsonObject:
             piece = tensor.detach().flatten()[:256].contiguous().cpu()
             digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
             digest.update(piece.view(torch.uint8).numpy().tobytes() if piece.numel() else b"")
-            if tensor.is_floating_point() and tensor.ndim > 1 and piece.numel():  # others are often 0 or 1
+            if tensor.is_floating_point() and tensor.ndim > 1 and piece.numel():  # vectors are often 0 or 1
                 types.add(str(tensor.dtype).removeprefix("torch."))
                 ends.append(float(piece[-1]))
     marks = [ends[i * len(ends) // MARKS] for i in range(min(MARKS, len(ends)))] if len(ends) >= MARKS else ends
@@ -40,8 +40,8 @@ def fingerprint(*networks: Any) -> JsonObject:
 def of_components(components: ModelComponents, names: Sequence[str]) -> JsonObject:
     """The fingerprint of these networks of a model, all of them read or none.
 
-    What deferred networks were like when they were last read is remembered as long as their files are as they were
-    (size and time), so that a cache is checked without opening them; else they are read.
+    The fingerprint of deferred networks is stored with the size and time of their files: while these are unchanged,
+    caches are checked without reading the networks.
     """
     waiting = [components.deferred[name] for name in names if name in components.deferred]
     if not waiting:
@@ -57,7 +57,7 @@ def of_components(components: ModelComponents, names: Sequence[str]) -> JsonObje
     else:
         components.read_encoders()
     made = fingerprint(*_networks(components, names))
-    with contextlib.suppress(ConfigError, OSError):  # then it is read the next time, too
+    with contextlib.suppress(ConfigError, OSError):  # then the networks are read again the next time
         write_atomic(place, json.dumps(made))
     return made
 
@@ -72,10 +72,10 @@ def _version(file: Path) -> tuple[int, int]:
 
 
 def same(made: Any, now: JsonMapping | None) -> bool:
-    """Whether a cache made with networks `made` is one of the networks `now`, in the same or in another precision.
+    """Whether the fingerprint `made` of a cache is of the networks `now`, in the same or in another dtype.
 
-    Networks that are not there (None) may be any.
-    In the same precision every weight that is looked at must be equal. Caches of earlier versions know only the hash.
+    Without networks (`now` is None) any fingerprint matches. In the same dtype all sampled weights must be equal.
+    Caches of earlier versions hold only the hash.
     """
     if not now:
         return True

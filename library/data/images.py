@@ -1,4 +1,4 @@
-"""The images of a training: the facts of each, and how often it is repeated. Pure; no file is read."""
+"""The images of a training: the properties of each, and its repeats. Pure; no file is read."""
 
 import math
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ControlImage:
-    """A picture that the model is shown beside an image: a reference, or that image itself without what a mask covers.
+    """A control or reference image, or the image itself with a masked region, as input of the model besides the image.
 
-    `mask` is the mask's file, or the path of the image where its transparency is the mask. Without a file the mask may
-    be one of those that are drawn at random: the one with the number `drawn`. A reference has neither.
+    `mask` is the mask's file, or the path of the image where its transparency is the mask. Without a file it may be one
+    of several random masks: the one with the number `drawn`. A reference has neither.
     """
 
     path: str
@@ -31,7 +31,7 @@ class ControlImage:
 
     @property
     def is_masked(self) -> bool:
-        """Whether it is the image itself without what a mask covers."""
+        """Whether it is the image itself with a masked region."""
         return bool(self.mask) or self.drawn is not None
 
 
@@ -43,8 +43,8 @@ class Image:
     size: Size  # width, height as stored in the file
     caption: str
     repeats: int
-    subset: SubsetConfig  # the SubsetConfig that it came by
-    dataset: int  # which of Images.datasets
+    subset: SubsetConfig  # that it belongs to
+    dataset: int  # position in ImageSet.datasets
     fit: BucketFit
     caption_file: str = ""
     mask_file: str = ""
@@ -52,19 +52,19 @@ class Image:
 
     @property
     def bucket_key(self) -> tuple[Any, ...]:
-        """What images of one batch have in common: data set and bucket, and the sizes of reference images, if any."""
+        """The key that all images of a batch share: data set, bucket, and the sizes of reference images, if any."""
         references = tuple(control.fit.bucket for control in self.controls if not control.is_masked)
         return (self.dataset, self.fit.bucket, *([references] if references else []))
 
     @property
     def size_with_controls(self) -> Size:
-        """(width, height) of a picture as wide as the bucket that has as many pixels as all that a step is shown."""
+        """(width, height) as wide as the bucket, with as many pixels as the image and its reference images together."""
         width, height = self.fit.bucket
         return width, height + sum(a * b for a, b in (c.fit.bucket for c in self.controls if not c.is_masked)) // width
 
     @property
     def has_random_masks(self) -> bool:
-        """Whether a step shows it with one of several masks."""
+        """Whether each step draws one of several masks for it."""
         return bool(self.controls) and self.controls[0].drawn is not None
 
     @property
@@ -74,7 +74,7 @@ class Image:
 
     @property
     def interpolation(self) -> str | None:
-        """How it is resized, where that is set."""
+        """The interpolation of resizing, where it is set."""
         return self.subset.resize_interpolation
 
 
@@ -94,7 +94,7 @@ class ImageSet:
         return len(self.items)
 
     def buckets(self) -> dict[tuple[Any, ...], list[int]]:
-        """Positions of images, each as often as it is repeated, by `bucket_key`, sorted."""
+        """Positions of images by `bucket_key`, sorted; each as often as its repeats."""
         found: dict[tuple[Any, ...], list[int]] = {}
         for i, image in enumerate(self.items):
             found.setdefault(image.bucket_key, []).extend([i] * image.repeats)
@@ -114,7 +114,7 @@ def bucket_rules(dataset: DatasetConfig) -> Buckets:
 
 
 def split(images: list[Image], share: float, seed: int | None, fallback: int) -> tuple[list[Image], list[Image]]:
-    """Hold a share of the images back for validation; the seed chooses which. Returns (to learn, held back)."""
+    """Hold a share of the images back for validation; the seed chooses which. Returns (training, validation)."""
     if not share:
         return images, []
     mixed = list(images)
@@ -124,7 +124,7 @@ def split(images: list[Image], share: float, seed: int | None, fallback: int) ->
 
 
 def balance(regular: Sequence[Image], needed: int) -> list[Image]:
-    """Take regularisation images, then repeat them one by one, until they have as many repeats as the others."""
+    """Take regularisation images, then raise their repeats one by one, until they match the `needed` number."""
     used: list[Image] = []
     seen = 0
     for image in regular:

@@ -7,7 +7,7 @@ from library.config.sections import Steps
 
 
 class Length(NamedTuple):
-    """A training in optimizer steps: those of an epoch, all of them, and in how many epochs those are."""
+    """The length of a training: optimizer steps per epoch, optimizer steps in total, and epochs."""
 
     per_epoch: int
     total: int
@@ -15,7 +15,7 @@ class Length(NamedTuple):
 
 
 def length(steps: Steps, num_batches: int) -> Length:
-    """The length over so many batches per epoch and process; each epoch ends with a step, as accelerate has it."""
+    """The length for a number of batches per epoch and process; each epoch ends with a step, as in accelerate."""
     per_epoch = math.ceil(num_batches / steps.gradient_accumulation_steps)
     total = steps.max_train_epochs * per_epoch if steps.max_train_epochs else steps.max_train_steps
     return Length(per_epoch, total, math.ceil(total / per_epoch) if per_epoch else steps.max_train_epochs or 0)

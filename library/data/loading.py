@@ -1,6 +1,6 @@
-"""Batches for the training loop: read, cut, mirrored and captioned ahead of time, on threads.
+"""Batches for the training loop, loaded ahead of time on threads: decoding, cropping, flipping, captions.
 
-What a batch holds is a pure function of (seed, epoch, index). Workers, processes and resumes change nothing about it.
+The content of a batch is a pure function of (seed, epoch, index), independent of workers, processes and resumes.
 """
 
 import functools
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
     from library.data.images import Image, ImageSet
 
 
-Longer = Callable[[Sequence[Size]], int]  # widths and heights of reference images -> tokens
-# Of a batch: images, height and width of their latents, and heights and widths of those of reference images, in turn.
+Longer = Callable[[Sequence[Size]], int]  # (width, height) of reference images -> tokens
+# Of a batch: number of images, height and width of their latents, then height and width of each reference image's.
 Kind = tuple[int, ...]
 
 
 class Batches:
     """The batches of one process, epoch after epoch. Epochs count from 1, as file names and captions do.
 
-    Iterating gives the rest of the current epoch and then moves on to the next. `state_dict` knows the place behind
-    the batch that was given last, so a state saved within the loop resumes with the batch after it.
+    Iterating yields the rest of the current epoch and then moves on to the next. `state_dict` holds the position after
+    the last yielded batch, so that a state saved within the loop resumes with the next batch.
     """
 
     def __init__(self, images: "ImageSet", config: RunConfig, seed: int, rank: int = 0, world: int = 1):
@@ -55,7 +55,7 @@ class Batches:
         self._buckets = images.buckets()
         self._sizes = {key: images.datasets[key[0]].batch_size for key in self._buckets}
         self._length = -(-sum(self.shapes.values()) // world)
-        self.text_lengths: dict[int, int] = {}  # that steps read, by area of the latents; empty: all of the text
+        self.text_lengths: dict[int, int] = {}  # tokens that steps read, by area of the latents; empty: all
         self._workers = num_workers(config.data.max_data_loader_n_workers)
         self._pool: ThreadPoolExecutor | None = None
         self._pin = torch.cuda.is_available()
@@ -66,17 +66,16 @@ class Batches:
 
     @property
     def shapes(self) -> Counter[tuple[int, ...]]:
-        """How many batches of an epoch, over all processes, have latents of each (height, width), followed by those of
-        reference images."""
+        """Batches per epoch over all processes, by (height, width) of the latents, then of reference latents."""
         found: Counter[tuple[int, ...]] = Counter()
         for key, members in self._buckets.items():
             found[_latent_sides(key)] += -(-len(members) // self._sizes[key])
         return found
 
     def kinds(self) -> Counter[Kind]:
-        """How many batches of an epoch, over all processes, are of each kind.
+        """Batches per epoch over all processes, by kind.
 
-        Short batches count as full ones, which they can be filled up to.
+        Short batches count as full ones, to which they can be padded.
         """
         found: Counter[Kind] = Counter()
         for key, members in self._buckets.items():
@@ -84,7 +83,7 @@ class Batches:
         return found
 
     def example(self, kind: Kind) -> Batch:
-        """A batch of this kind, with nothing but images of its bucket. Changes nothing about the batches to come."""
+        """A batch of this kind, with images of its bucket. Does not affect the batches of the training."""
         for key, members in self._buckets.items():
             if (self._sizes[key], *_latent_sides(key)) == tuple(kind):
                 return self.make(Draw(self.epoch, 0, tuple(members[: kind[0]])))
@@ -92,8 +91,8 @@ class Batches:
 
     # Why: docs/decisions/2026-11-22-one-text-length-for-a-size.md
     def cut_text(self, length: Callable[[Collection[str]], int | None], longer: Longer = lambda sizes: 0) -> None:
-        """Let each batch say how much text a step reads: `length` of the captions of all images up to its size, and how
-        much `longer` their reference images make it, by widths and heights."""
+        """Set `Batch.text_length`: `length` in tokens of the captions of all images up to the batch's size, plus the
+        tokens that their reference images add, `longer` of their (width, height)."""
         areas: dict[int, set[str]] = {}
         more: dict[int, set[tuple[Size, ...]]] = {}
         for image in self.images.items:
@@ -111,15 +110,15 @@ class Batches:
             self.epoch, self.index = epoch, 0
 
     def go_to(self, epoch: int, index: int) -> None:
-        """Give the batch with this number (from 0) of this epoch (from 1) next."""
+        """Continue with the batch of this index (from 0) in this epoch (from 1)."""
         self.epoch, self.index = epoch, min(index, len(self))
 
     def state_dict(self) -> JsonObject:
-        """Where in the data the training is; plain numbers and words."""
+        """The position in the data, as numbers and text."""
         return {"epoch": self.epoch, "index": self.index, "seed": self.seed, **self._made_of}
 
     def load_state_dict(self, state: JsonObject) -> str:
-        """Go on behind the batch that was given last. Returns what prevents an exact resume, or ""."""
+        """Continue after the last yielded batch of a state. Returns what prevents an exact resume, or ""."""
         self.epoch, self.index, self.seed = state["epoch"], min(state["index"], len(self)), state["seed"]
         changed = [Text("the {part}", part=name) for name, now in self._made_of.items() if state.get(name) != now]
         return Text("{what} changed since the state was saved", what=together(changed)) if changed else ""
@@ -134,7 +133,7 @@ class Batches:
         self.epoch, self.index = self.epoch + 1, 0
 
     def make(self, draw: Draw) -> Batch:
-        """Make one batch; the same draw always gives the same batch."""
+        """Load one batch; the same draw always gives the same batch."""
         parts = list(self.choices(draw))
         batch = batch_of([self._sample(part) for part in parts], [part.image for part in parts])
         batch.full = self.images.datasets[self.images.items[draw.images[0]].dataset].batch_size
@@ -161,17 +160,17 @@ class Batches:
         return draws(self._buckets, self._sizes, self.seed, epoch, self.place)
 
     def _moment(self, draw: Draw) -> Moment:
-        """The optimizer step that a batch belongs to."""
+        """The optimizer step of a batch."""
         whole, window = length(self.config.steps, len(self)), self.config.steps.gradient_accumulation_steps
         return Moment((draw.epoch - 1) * whole.per_epoch + draw.index // window, draw.epoch, whole.total)
 
     @functools.cached_property
     def _made_of(self) -> JsonObject:
-        """What decides the batches besides the seed, by what a person calls it."""
+        """What the batches depend on besides the seed, by names for a message."""
         images, sizes = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=16)
         for image in self.images.items:
             name = image.path.replace("\\", "/").rsplit("/", 1)[-1]
-            # Written out, and not the dataclass as text, which would change with its name: states keep this digest.
+            # Fields and not the repr of the dataclass, which changes with the class name: states store this digest.
             fit = f"Fit(bucket={image.fit.bucket}, resized={image.fit.resized})" if image.fit else "None"
             images.update(f"{name} {image.repeats} {image.dataset} {fit} {image.caption}\n".encode())
             if image.controls:
@@ -217,29 +216,29 @@ class Batches:
 
 
 class ImageChoices(NamedTuple):
-    """One image of a batch with its random choices: caption, flip, weight, and a random source for the rest."""
+    """One image of a batch with its random choices: caption, flip, weight, and a random generator for the rest."""
 
     image: "Image"
     caption: str
     flip: bool
     weight: float
     random: Random
-    mask: int | None = None  # the index of its mask, if it has several to draw from
+    mask: int | None = None  # the index of its mask, if it is drawn from several
 
 
 def latent_area(kind: Kind) -> int:
-    """How many latent pixels all images of a batch of this kind have, with their reference images."""
+    """The number of latent pixels of all images of a batch of this kind, with their reference images."""
     return kind[0] * sum(height * width for height, width in zip(kind[1::2], kind[2::2], strict=True))
 
 
 def _latent_sides(key: tuple[Any, ...]) -> tuple[int, ...]:
-    """Height and width of latents of `Image.bucket_key`, then those of reference images."""
+    """Height and width of the latents for an `Image.bucket_key`, then those of reference images."""
     sizes = (key[1], *(key[2] if len(key) > 2 else ()))
     return tuple(side // LATENT for width, height in sizes for side in (height, width))
 
 
 def view_of(image: "Image", bucketed: bool, random: Random, flip: bool) -> augment.View:
-    """Which part of an image is seen this time, when it is not cached."""
+    """The crop of an image that is not cached."""
     fit, subset = image.fit, image.subset
     sizes = subset.face_crop_aug_range
     face = augment.face_of(image.path) if sizes and not bucketed else None
@@ -249,12 +248,12 @@ def view_of(image: "Image", bucketed: bool, random: Random, flip: bool) -> augme
     if not subset.random_crop:
         return augment.middle(fit, flip)
     if not bucketed and image.size[0] >= fit.bucket[0] and image.size[1] >= fit.bucket[1]:
-        fit = BucketFit(fit.bucket, image.size)  # without buckets, a random crop is cut from the image as it is
+        fit = BucketFit(fit.bucket, image.size)  # without buckets, random crops are not resized
     return augment.anywhere(fit, random, flip)
 
 
 def size_of(image: "Image", flip: bool) -> list[int]:
-    """Original height and width, crop top and left, target height and width, as SDXL is told them."""
+    """SDXL's size conditioning: original height and width, crop top and left, target height and width."""
     width, height = image.fit.bucket
     left, top, right, _ = crop_ltrb(image.fit.bucket, image.size)
     return [image.size[1], image.size[0], int(top), int(width - right if flip else left), height, width]

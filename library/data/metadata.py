@@ -14,11 +14,11 @@ from library.config.values import quoted
 from library.files import write_atomic
 
 CACHE_NAME = "metadata_cache.json"
-CONTROL = re.compile(r"control_path_\d+")  # of several reference images, as musubi-tuner names them
+CONTROL = re.compile(r"control_path_\d+")  # keys of several reference images in musubi-tuner
 
 
 class MetadataEntry(NamedTuple):
-    """One image of a metadata file: its path, its words, (width, height) and reference images where it tells them."""
+    """One image of a metadata file: path, caption, tags, and (width, height) and reference images if it has them."""
 
     path: str
     caption: str
@@ -30,7 +30,7 @@ class MetadataEntry(NamedTuple):
 def read(metadata_file: str | Path, image_dir: str | Path | None) -> list[MetadataEntry]:
     """Read a metadata file: {key: {"caption", "tags", "image_size"}} or lines of {"image_path", ...}.
 
-    Keys are absolute paths, or paths inside `image_dir`. Raises ConfigError when the file is not like that.
+    Keys are absolute paths, or paths inside `image_dir`. Raises ConfigError for any other content.
     """
     text, found, problems = read_text(metadata_file), [], []
     try:
@@ -51,7 +51,7 @@ def read(metadata_file: str | Path, image_dir: str | Path | None) -> list[Metada
 
 
 def read_cache(folder: Path) -> JsonObject:
-    """Read what cache_info remembered of a folder: {path: {"caption", "resolution"}}; {} when there is none."""
+    """Read the file of cache_info in a folder: {path: {"caption", "resolution"}}; {} when there is none."""
     try:
         found = json.loads((folder / CACHE_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -60,34 +60,33 @@ def read_cache(folder: Path) -> JsonObject:
 
 
 class RememberedFacts:
-    """What a folder's metadata_cache.json says of images and captions that have not changed since it was written."""
+    """Sizes and captions from a folder's metadata_cache.json, of files that have not changed since it was written."""
 
     def __init__(self, folder: Path | None) -> None:
-        """Read the cache of a folder; without one nothing is remembered."""
+        """Read the cache of a folder; without a folder it is empty."""
         found = read_cache(folder) if folder else {}
         self._about: dict[str, JsonObject] = {path: about for path, about in found.items() if isinstance(about, dict)}
         self._modified = (folder / CACHE_NAME).stat().st_mtime_ns if folder and self._about else 0
 
     def size(self, path: str, changed: int) -> tuple[int, int] | None:
-        """Width and height of an image that changed last at this time (in ns), if they are known."""
+        """Width and height of an image whose last change was at this time (in ns), if they are cached."""
         return _size(self._about.get(path, {}).get("resolution")) if changed <= self._modified else None
 
     def caption(self, path: str, file: str) -> str | None:
-        """The caption of an image, read from this file, if it is known and the file has not changed."""
+        """The caption of an image from this file, if it is cached and the file has not changed."""
         if path not in self._about or (file and os.stat(file).st_mtime_ns > self._modified):
             return None
         words = self._about[path].get("caption")
         return words if file and isinstance(words, str) else None
 
     def unread(self, path: str) -> int:
-        """Lines of the caption file that were left out when it was read."""
+        """The number of unused lines of the caption file."""
         lines = self._about.get(path, {}).get("unread_lines", 0)
         return lines if isinstance(lines, int) else 0
 
 
 def write_cache(folder: Path, known: Mapping[str, tuple[str, tuple[int, int], int]]) -> None:
-    """Remember captions, sizes and numbers of unread lines of a folder's images by path, unless the file says the same
-    already."""
+    """Write captions, sizes and numbers of unused lines of a folder's images by path; an equal file is kept."""
     content: dict[str, JsonObject] = {}
     for path, (caption, size, unread) in known.items():
         content[path] = {"caption": caption, "resolution": list(size)} | ({"unread_lines": unread} if unread else {})

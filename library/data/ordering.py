@@ -1,4 +1,4 @@
-"""Which images make which batch: a pure function of the seed and the epoch, the same in every process."""
+"""The images of each batch: a pure function of the seed and the epoch, the same in every process."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One batch to make: the epoch, the batch's place in it (from 0), and which images it holds.
+    """One batch to load: the epoch, the batch's index in it (from 0), and the positions of its images.
 
-    `slot` is the place of the first image in the batch of all processes together.
+    `slot` is the position of its first image in the global batch of all processes.
     """
 
     epoch: int
@@ -28,11 +28,11 @@ def draws(
     epoch: int,
     place: tuple[int, int],
 ) -> list[Draw]:
-    """List the batches of one process for an epoch; `buckets` has each image as often as it is repeated.
+    """List the batches of one process for an epoch; `buckets` has each image as often as its repeats.
 
-    Batches never mix buckets; the last of a bucket may be short. `place` is (rank, world): all processes get equally
-    many, ceil(batches / world). Where they can, they are at work on the same bucket at the same time: nobody waits for
-    one with larger images, and n processes see the very images that one with n times the batch size would see.
+    Batches never mix buckets; the last of a bucket may be short. `place` is (rank, world): all processes get the same
+    number, ceil(batches / world). Where possible they have the same bucket at the same time: no process waits for one
+    with larger images, and n processes use the same images as one with n times the batch size.
     """
     rank, world = place
     rows: list[list[tuple[tuple[int, ...], int]]] = []
@@ -47,7 +47,7 @@ def draws(
         left += [(batch, 0) for batch in batches[full:]]
     mix = Random(f"{seed} {epoch}")
     mix.shuffle(left)
-    if left and len(left) % world:  # as accelerate does, the first batches come again so that all have as many
+    if left and len(left) % world:  # as in accelerate, the first are repeated, for equal numbers
         first = [one for row in rows for one in row] + left
         left += [first[i % len(first)] for i in range(-len(left) % world)]
     rows += [left[start : start + world] for start in range(0, len(left), world)]

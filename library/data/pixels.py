@@ -1,4 +1,4 @@
-"""Image files -> arrays of pixels, scaled and cut. Arrays are uint8, [height, width] or [height, width, channels]."""
+"""Image files -> arrays of pixels, scaled and cropped: uint8, [height, width] or [height, width, channels]."""
 
 import importlib
 import importlib.util
@@ -13,7 +13,7 @@ from PIL import Image, features
 from library.config.problems import ConfigError, Problem
 from library.data.augment import View
 
-# OpenCV's numbers, so that looking one up does not load it. Nearest is the exact kind, as in sd-scripts.
+# OpenCV's constants, so that this table does not load it. Nearest is INTER_NEAREST_EXACT, as in sd-scripts.
 BILINEAR, CUBIC, AREA, NEAREST = 1, 2, 3, 6
 RESIZE = {"nearest": NEAREST, "bilinear": BILINEAR, "linear": BILINEAR, "bicubic": CUBIC, "cubic": CUBIC, "area": AREA}
 PLUGINS = {".avif": "pillow_avif", ".jxl": "pillow_jxl"}
@@ -22,7 +22,7 @@ ALWAYS: tuple[str, ...] = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
 @lru_cache(maxsize=1)
 def extensions() -> frozenset[str]:
-    """Image suffixes that this machine can decode, in lower case; AVIF and JPEG XL only where a decoder is there."""
+    """Image suffixes that this machine can decode, in lower case; AVIF and JPEG XL only if a decoder is installed."""
     found = set(ALWAYS)
     if features.check("avif"):
         found.add(".avif")
@@ -35,11 +35,11 @@ def extensions() -> frozenset[str]:
 
 @lru_cache(maxsize=1 << 18)
 def header_size(path: str, modified: int, num_bytes: int) -> tuple[int, int]:
-    """Width and height as stored, (0, 0) when unreadable; date and length are there to make the memory safe."""
+    """Width and height as stored, (0, 0) when unreadable; time and length are part of the key of its cache."""
     del modified
     if num_bytes == 0:
         return 0, 0
-    # Not for AVIF and JPEG XL, whose containers hold several sizes: there only the decoder's word counts.
+    # Not for AVIF and JPEG XL, whose containers hold several sizes: their size is the decoder's.
     if Path(path).suffix.lower() in ALWAYS:
         size = imagesize.get(path, exif_rotation=False)
         if min(size) > 0:
@@ -53,7 +53,7 @@ def header_size(path: str, modified: int, num_bytes: int) -> tuple[int, int]:
 
 
 def check_file(path: str) -> str:
-    """Why an image would not be decoded, or "". Reads its header and its end; only when these are odd, all of it."""
+    """Why an image cannot be decoded, or "". Reads its header and its end, and the rest only if these look damaged."""
     try:
         extensions()
         with Image.open(path) as image:
@@ -65,12 +65,12 @@ def check_file(path: str) -> str:
 
 
 def is_turned(path: str, size: tuple[int, int]) -> bool:
-    """Whether the file says that it should be shown turned by 90 degrees."""
+    """Whether its EXIF orientation is a rotation by 90 degrees."""
     return path.lower().endswith((".jpg", ".jpeg")) and tuple(imagesize.get(path)) == size[::-1] != size
 
 
 def has_transparency(path: str) -> bool:
-    """Whether an image has an alpha channel or a transparent colour; one that is not read has none."""
+    """Whether an image has an alpha channel or a transparent colour; False for one that cannot be read."""
     try:
         extensions()
         with Image.open(path) as image:
@@ -97,12 +97,12 @@ def read(path: str | Path, alpha: bool = False) -> np.ndarray:
 
 
 def read_mask(path: str | Path) -> np.ndarray:
-    """Decode the red channel of a mask image: 255 counts fully, 0 not at all."""
+    """Decode the red channel of a mask image, uint8 [H,W]: 255 is full loss weight, 0 none. Raises as `read`."""
     return read(path)[:, :, 0]
 
 
 def expect_size(path: str, picture: np.ndarray, size: tuple[int, int]) -> None:
-    """Raise ConfigError when a picture is not of the size that a metadata file or the name of a cache told."""
+    """Raise ConfigError unless an image has the size that a metadata file or the name of a cache states."""
     height, width = picture.shape[:2]
     if (width, height) != size:
         raise ConfigError("{path} is {width}x{height}, but was said to be {wide}x{high}: correct its metadata, "
@@ -111,7 +111,7 @@ def expect_size(path: str, picture: np.ndarray, size: tuple[int, int]) -> None:
 
 
 def look(picture: np.ndarray, view: View, interpolation: str | None = None) -> np.ndarray:
-    """Scale, cut and flip a picture to what `view` shows of it."""
+    """Scale, crop and flip an image as of `view`."""
     if picture.shape[1::-1] != view.resized:
         picture = resize(picture, view.resized, interpolation)
     width, height = view.size
@@ -120,8 +120,8 @@ def look(picture: np.ndarray, view: View, interpolation: str | None = None) -> n
 
 
 def resize(picture: np.ndarray, size: tuple[int, int], interpolation: str | None = None) -> np.ndarray:
-    """Scale to (width, height): by area when no side grows, else Lanczos, unless an interpolation is named."""
-    if picture.ndim == 3 and picture.shape[2] == 4:  # apart, or Pillow would weigh the colours by the transparency
+    """Scale to (width, height): by area when no side is enlarged, else Lanczos, unless an interpolation is set."""
+    if picture.ndim == 3 and picture.shape[2] == 4:  # separately, or Pillow would premultiply the colours by alpha
         colours = resize(np.ascontiguousarray(picture[:, :, :3]), size, interpolation)
         return np.dstack([colours, resize(np.ascontiguousarray(picture[:, :, 3]), size, interpolation)])
     shrinks = size[0] <= picture.shape[1] and size[1] <= picture.shape[0]
@@ -138,21 +138,21 @@ def resize(picture: np.ndarray, size: tuple[int, int], interpolation: str | None
 
 
 def to_tensor(picture: np.ndarray) -> Any:
-    """Make a float32 tensor [3, height, width] in -1..1 of RGB pixels."""
+    """RGB pixels, uint8 [height, width, 3] -> float32 tensor [3, height, width] in -1..1."""
     import torch
 
     return torch.from_numpy(picture.copy()).permute(2, 0, 1).float().div_(255).sub_(0.5).div_(0.5).contiguous()
 
 
 def _eight_bit(image: Image.Image) -> Image.Image:
-    """Bring 16-bit grey to 8 bits; Pillow's own conversion would clip nearly every pixel to white."""
+    """Convert 16-bit grey to 8 bits; Pillow's own conversion would clip nearly every pixel to white."""
     if not image.mode.startswith("I"):
         return image
     return Image.fromarray((np.asarray(image).astype(np.uint32).clip(0, 65535) >> 8).astype(np.uint8))
 
 
 def _ends_well(path: str, kind: str) -> bool:
-    """Whether the file is as long as its format wants it to be: copies that broke off are not."""
+    """Whether the file ends as its format requires, and is not truncated."""
     with open(path, "rb") as f:
         head = f.read(12)
         length = f.seek(0, 2)

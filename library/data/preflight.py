@@ -20,7 +20,7 @@ from library.data.pixels import check_file, has_transparency, is_turned
 from library.data.threads import spread
 from library.files import LONGEST_NAME
 
-CACHE_ENDING = len("_1024x1024_kind.npz")  # what the name of a cache has besides that of the image, at least
+CACHE_ENDING = len("_1024x1024_kind.npz")  # least length that the name of a cache adds to the image's
 
 
 class Check(NamedTuple):
@@ -32,17 +32,17 @@ class Check(NamedTuple):
 
 
 def problems(config: RunConfig, grid: int, report: Report | None = None) -> Iterator[Problem]:
-    """Say what has to be fixed in the data before a training can start; bucket sides are multiples of `grid` pixels."""
+    """What has to be fixed in the data before a training can start; bucket sides are multiples of `grid` pixels."""
     yield from check(config, grid, report).problems
 
 
 def warnings(config: RunConfig, grid: int, report: Report | None = None) -> Iterator[Problem]:
-    """Say what in the data is perhaps not meant: captions that are not found, images that are not used, and so on."""
+    """Likely mistakes in the data: captions that are not found, images that are not used, and so on."""
     yield from check(config, grid, report).warnings
 
 
 def check(config: RunConfig, grid: int, report: Report | None = None) -> Check:
-    """Look at all data once: folders, headers and ends of images, captions, buckets, options that exclude another."""
+    """Check all data once: folders, headers and ends of images, captions, buckets, options that exclude each other."""
     found = finding.survey(config, report)
     images = [*found.images.items, *(found.images.validation.items if found.images.validation else ())]
     stops, notes = [*capped_by_kind(found.problems)], list(found.warnings)
@@ -50,14 +50,14 @@ def check(config: RunConfig, grid: int, report: Report | None = None) -> Check:
     stops += _damaged(found, images, to_disk, report)
     for dataset in found.images.datasets:
         if dataset.resolution:
-            told = {option for stop in stops for option in stop.options}  # by the rules of a dataset file, for one
-            stops += [problem for problem in bucket_rules(dataset).problems(grid) if problem.option not in told]
+            reported = {option for stop in stops for option in stop.options}  # such as by the rules of a dataset file
+            stops += [problem for problem in bucket_rules(dataset).problems(grid) if problem.option not in reported]
     stops += _without_the_word(config, images)
     if to_disk:
         stops += [*_sharing_a_cache(images), *_too_long_for_a_cache(images), *_closed_to_caches(found, images)]
     others = found.other_captions
     bare = [] if config.caption_change.sentences else list(_without_captions(images))
-    if bare and others:  # one cause, one sentence: the one that says what to set
+    if bare and others:  # one cause, one message: the one with the option to set
         facts = {"why": others[0], "fix": others[0].fix, "topic": "captions", "code": "no_captions"}
         bare, others = [Problem("", "no image has a caption: {why}", **facts)], others[1:]
     notes = [*bare, *others, *notes, *_about_captions(config, found), *_about_images(images)]
@@ -66,8 +66,8 @@ def check(config: RunConfig, grid: int, report: Report | None = None) -> Check:
 
 
 def _damaged(found: Survey, images: list[Image], to_disk: bool, report: Report | None) -> Iterator[Problem]:
-    """Images that a decoder would give up on, and what belongs to them: masks, control and reference images. With fresh
-    latents beside them, they are not opened any more."""
+    """Images, masks, control and reference images that cannot be decoded. Those with valid cached latents are not
+    opened."""
     gone: list[str] = []
     opened: set[str] = set()
     for image in images:
@@ -77,7 +77,7 @@ def _damaged(found: Survey, images: list[Image], to_disk: bool, report: Report |
             gone.append(image.path)
         elif not to_disk or here.known_size(name) is None:
             beside = (image.mask_file, *(path for one in image.controls for path in (one.path, one.mask)))
-            # Those without the header of an image were named when they were found.
+            # Those without an image header were reported when they were found.
             opened |= {image.path, *(path for path in beside if path and 0 not in size_of(found, path))}
     doubtful, gone = sorted(opened), sorted({*gone})
     if gone and not to_disk:
@@ -91,7 +91,7 @@ def _damaged(found: Survey, images: list[Image], to_disk: bool, report: Report |
 
 
 def _sharing_a_cache(images: list[Image]) -> Iterator[Problem]:
-    """photo.png and photo.jpg of one size would have one file of latents."""
+    """Images that would share a file of latents, such as photo.png and photo.jpg of one size."""
     known: dict[tuple, str] = {}
     pairs = {}
     for image in images:
@@ -105,7 +105,7 @@ def _sharing_a_cache(images: list[Image]) -> Iterator[Problem]:
 
 
 def _too_long_for_a_cache(images: list[Image]) -> Iterator[Problem]:
-    """Names that leave no room for what the name of a cache has besides."""
+    """Names of images that are too long for the names of their caches."""
     stems = {image.path: os.path.splitext(os.path.basename(image.path))[0] for image in images}
     if long := sorted(path for path, stem in stems.items() if len(stem.encode()) > LONGEST_NAME - CACHE_ENDING):
         yield about_images(
@@ -114,7 +114,7 @@ def _too_long_for_a_cache(images: list[Image]) -> Iterator[Problem]:
 
 
 def _closed_to_caches(found: Survey, images: list[Image]) -> Iterator[Problem]:
-    """Folders that may be read and not written, where latents are still to be made."""
+    """Read-only folders where latents have to be written."""
     places = (os.path.split(image.path) for image in images)
     needed = {folder for folder, name in places if found.files(folder).known_size(name) is None}
     if closed := sorted(folder for folder in needed if os.path.isdir(folder) and not os.access(folder, os.W_OK)):
@@ -124,7 +124,7 @@ def _closed_to_caches(found: Survey, images: list[Image]) -> Iterator[Problem]:
 
 
 def _without_the_word(config: RunConfig, images: list[Image]) -> Iterator[Problem]:
-    """That the word which shall learn is in no caption. Capitals are small letters to tokenizers."""
+    """That the trained word of an embedding is in no caption. Tokenizers ignore case."""
     if not isinstance(config, EmbeddingRun) or config.caption_change.sentences or not images:
         return
     word = (config.embedding.token_string or "").lower()
@@ -137,7 +137,7 @@ def _without_the_word(config: RunConfig, images: list[Image]) -> Iterator[Proble
 
 
 def _without_captions(images: list[Image]) -> Iterator[Problem]:
-    """That not one image has a caption of its own: a training on the words of folders is possible, but seldom meant."""
+    """That no image has a caption of its own: training on class tokens of folders is possible, but rarely intended."""
     learned = [image for image in images if not image.is_reg]
     bare = [i for i in learned if not i.caption.strip() or (not i.caption_file and i.caption == i.subset.class_tokens)]
     if not learned or len(bare) < len(learned):
@@ -157,7 +157,7 @@ def _without_captions(images: list[Image]) -> Iterator[Problem]:
 
 
 def _about_captions(config: RunConfig, found: Survey) -> Iterator[Problem]:
-    """Captions with more lines than are read: in their own files, or in a metadata file."""
+    """Captions with unused lines, in their own files or in a metadata file."""
     if not found.unread:
         return
     counts = {name: found.unread[name] for name in sorted(found.unread)}
@@ -190,7 +190,7 @@ def _about_images(images: list[Image]) -> Iterator[Problem]:
 
 
 def _in_vain(config: RunConfig, found: Survey) -> Iterator[Problem]:
-    """Options that the dataset file overrules, keys that a metadata file does, and a share of less than one image."""
+    """Options that a dataset file overrides, keys that a metadata file overrides, and shares of less than one image."""
     if names := decided(config) if config.data.dataset_config else []:
         why = Text("{file} says it for all images", file=Path(config.data.dataset_config or "").name)
         if len(names) == 1:
@@ -212,18 +212,18 @@ def _in_vain(config: RunConfig, found: Survey) -> Iterator[Problem]:
 
 
 def _about_masks(config: RunConfig, found: Survey) -> Iterator[Problem]:
-    """Masks that are asked for, where there are none."""
+    """Options that need masks, where there are none."""
     subsets = [subset for dataset in found.images.datasets for subset in dataset.subsets]
     if config.data.masked_loss and not any(subset.conditioning_data_dir or subset.alpha_mask for subset in subsets):
         yield Problem("masked_loss", "has no effect: no subset has conditioning_data_dir, and alpha_mask is off")
     asked = [image.path for image in found.images.items if image.subset.alpha_mask]
-    # A model that paints within masks paints all of an image that has nothing transparent.
+    # An inpainting model repaints all of an image without transparency.
     if asked and not config.control_images.inpaints and not any(map(has_transparency, asked)):
         yield Problem("alpha_mask", "has no effect: none of the images has a transparent area, or an alpha channel")
 
 
 def _about_options(config: RunConfig, found: Survey) -> Iterator[Problem]:
-    """Options that do nothing with this data."""
+    """Options that have no effect with this data."""
     images = [image for image in found.images.items if not image.is_reg]
     subsets = [subset for dataset in found.images.datasets for subset in dataset.subsets]
     if config.cache.text and not (isinstance(config, AdapterRun) and not config.network.network_train_unet_only):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Phrase(NamedTuple):
-    """A caption, and the reference images that the text encoder reads with it."""
+    """A caption with the reference images that the text encoder reads with it."""
 
     words: str
     shown: "tuple[ControlImage, ...]" = ()
@@ -33,19 +33,19 @@ class Phrase(NamedTuple):
 
 
 def phrase_of(image: "Image", template: str) -> Phrase:
-    """What the text encoder reads of an image; `template` says how it is shown pictures, "" that it is shown none."""
+    """The text encoder's input for an image; `template` as of `template_of`."""
     return Phrase(image.caption, image.controls, image.interpolation) if template else Phrase(image.caption)
 
 
 def template_of(family: Family) -> str:
-    """How a family's text encoder is shown reference images, in a word; "" where it is shown none."""
+    """The name of the template with which a text encoder reads reference images; "" where it reads none."""
     return family.picture_template if isinstance(family, ReadsPictures) else ""
 
 
 def lengths(
     family: Family, components: ModelComponents
 ) -> tuple[Callable[[Collection[str]], int | None], Callable[[Sequence[Size]], int]]:
-    """How much text a step reads of captions, and how much longer reference images of these sizes make it."""
+    """The number of tokens that a step reads of captions, and the number that reference images of given sizes add."""
     length = functools.partial(family.train_text_length, components)
     if isinstance(family, ReadsPictures) and family.picture_template:
         return length, functools.partial(family.picture_tokens, components)
@@ -53,11 +53,11 @@ def lengths(
 
 
 def cut_captions(images: Sequence["Image"], family: Family) -> Iterator[Problem]:
-    """A warning of captions that are longer than the text encoder's limit. ConfigError without its tokenizer."""
+    """Warn of captions that are longer than the text encoder's limit. ConfigError without its tokenizer."""
     if not isinstance(family, LimitsCaptions):
         return
     limit = family.caption_limit
-    long = [image for image in images if len(image.caption.encode()) > limit.tokens]  # a token has a byte or more
+    long = [image for image in images if len(image.caption.encode()) > limit.tokens]  # a token has at least one byte
     tokenizers = family.tokenizers_of_captions() if long else {}
     if limit.encoder not in tokenizers:
         return
@@ -96,7 +96,7 @@ class Texts:
 
 
 def texts(every: Sequence["Image"], work: EncodingJob) -> Texts:
-    """Encode the captions of these images that are not there yet, and say where to find all."""
+    """Encode the captions of these images that are not cached yet. Returns the cache of all."""
     cache, template = work.family.text_cache, template_of(work.family)
     if not work.config.cache.cache_text_encoder_outputs_to_disk:
         memory: dict[Phrase, Arrays] = {}
@@ -155,7 +155,7 @@ def _images_by_file(every: Iterable["Image"], suffix: str) -> dict[str, "Image"]
 def _encode_phrases(
     todo: Sequence[tuple[Phrase, Sequence[Any]]], work: EncodingJob, keep: Callable[[Any, Arrays], None]
 ) -> None:
-    """Encode each phrase once and keep it under each of its names."""
+    """Encode each phrase once and store it under each of its names."""
     if not todo:
         return
     work.components.read_encoders()
@@ -189,21 +189,21 @@ def _encoded_phrases(
     batch: Sequence[tuple[Phrase, Sequence[Any]]], work: EncodingJob
 ) -> list[tuple[Sequence[Any], Arrays]]:
     with torch.no_grad():
-        found = _asked([phrase for phrase, _ in batch], work)
-    # bfloat16 does not exist in numpy; as upstream, it becomes float32, and float16 stays.
-    arrays = {k: (v.float() if v.dtype == torch.bfloat16 else v).cpu().numpy() for k, v in found.items()}
+        outputs = _encoder_outputs([phrase for phrase, _ in batch], work)
+    # numpy has no bfloat16: as upstream, it becomes float32, and float16 stays.
+    arrays = {k: (v.float() if v.dtype == torch.bfloat16 else v).cpu().numpy() for k, v in outputs.items()}
     for i, (phrase, names) in enumerate(batch):
         if any(value.dtype.kind == "f" and not np.isfinite(value[i]).all() for value in arrays.values()):
             where = [name if isinstance(name, str) else phrase.words for name in names]
             raise ConfigError("encoding the caption {caption} of {some} gave NaN: use bf16 or fp32",
                 caption=repr(phrase.words), some=some(where))  # fmt: skip
-    made = [{key: value[i] for key, value in arrays.items()} for i in range(len(batch))]
+    each = [{key: value[i] for key, value in arrays.items()} for i in range(len(batch))]
     if mask := work.family.text_cache.mask:  # padding is added in each batch
-        made = [{key: value[: int(one[mask].sum())] for key, value in one.items()} for one in made]
-    return [(names, one) for (_, names), one in zip(batch, made, strict=True)]
+        each = [{key: value[: int(one[mask].sum())] for key, value in one.items()} for one in each]
+    return [(names, one) for (_, names), one in zip(batch, each, strict=True)]
 
 
-def _asked(phrases: list[Phrase], work: EncodingJob) -> dict[str, torch.Tensor]:
+def _encoder_outputs(phrases: list[Phrase], work: EncodingJob) -> dict[str, torch.Tensor]:
     words = [phrase.words for phrase in phrases]
     if not (isinstance(work.family, ReadsPictures) and work.family.picture_template):
         return work.family.text(work.components, words)

@@ -1,4 +1,4 @@
-"""Work done ahead of its use, or on many items at once, on threads.
+"""Prefetching, and functions applied to many items at once, on threads.
 
 Threads and not processes: decoding, resizing and reading release the interpreter's lock, nothing is copied between
 processes, nothing has to be pickled, and Windows needs no second start of Python and torch.
@@ -15,7 +15,7 @@ from library.config.problems import Report, Text
 T = TypeVar("T")
 R = TypeVar("R")
 
-THREADS = 4  # files on network drives answer late; local ones are bound by the interpreter anyway
+THREADS = 4  # network drives have high latency; reading local files is bound by the interpreter anyway
 SLICE = 256
 NAMELESS = Text("")
 
@@ -37,9 +37,9 @@ def spread(work: Callable[[T], R], items: Sequence[T], report: Report | None = N
 def ahead(
     work: Callable[[T], R], items: Iterable[T], workers: int, depth: int = 0, pool: ThreadPoolExecutor | None = None
 ) -> Iterator[R]:
-    """Yield work(item) for each item in order, working on up to `depth` (or 2 per worker) of them before asked.
+    """Yield work(item) for each item in order, computing up to `depth` (or 2 per worker) of them ahead.
 
-    With 0 workers the caller's thread does it. A pool that is given is left running.
+    With 0 workers the work runs on the caller's thread. A pool that is passed is left running.
     """
     if workers <= 0:
         yield from map(work, items)
@@ -61,5 +61,5 @@ def ahead(
 
 
 def num_workers(wanted: int) -> int:
-    """As many threads as wanted, but no more than there are processors."""
+    """The number of threads: as many as wanted, at most one per processor."""
     return max(0, min(wanted, os.cpu_count() or 1))
