@@ -1,4 +1,4 @@
-"""ai-toolkit: YAML files of a training (job: extension), as far as this trainer has equivalent options."""
+"""Import ai-toolkit's YAML files of a training (job: extension), as far as this trainer has equivalent options."""
 
 import re
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ def fits(found: JsonMapping) -> bool:
 
 
 def read(found: JsonMapping, script: str = "") -> ImportBuilder:
-    """Every key of the first process -> our values, and what became of it. Raises ConfigError for other models."""
+    """Every key of the first process -> our values and its outcome. Raises ConfigError for unsupported models."""
     inner = found["config"]
     if not inner["process"] or not isinstance(inner["process"][0], Mapping):
         raise ConfigError("config.process is empty: there is no training in this file")
@@ -65,12 +65,12 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
 
 
 def _names(flat: JsonMapping) -> str:
-    """The words for the model: its kind and its path."""
+    """The strings that identify the model: its kind and its path."""
     return f"{flat.get('model.arch')} {flat.get('model.name_or_path')}".casefold()
 
 
 def _refuse(process: JsonMapping, job: str) -> None:
-    """Raise ConfigError, with its name, for a process that trains neither a LoRA nor a whole model."""
+    """Raise ConfigError, naming the process, if it trains neither a LoRA nor a whole model."""
     kind = str(process.get("type") or "")
     adapter = process.get("adapter")
     jobs, others = TABLES["other_jobs"], TABLES["other_processes"]
@@ -153,7 +153,7 @@ def _model(builder: ImportBuilder) -> None:
 
 
 def _networks_beside(builder: ImportBuilder) -> None:
-    """A model that has the other networks, where the one that is trained has none."""
+    """A second model that provides text encoders and VAE, where the trained one has only its transformer."""
     key = "model.extras_name_or_path"
     if not (other := builder.get(key)) or other == builder.get("model.name_or_path"):
         builder.explain("it is the model itself", key)

@@ -1,4 +1,4 @@
-"""ai-toolkit: its data sets as a dataset file, and its prompts as a prompt file."""
+"""Import ai-toolkit's data sets to a dataset file, and its prompts to a prompt file."""
 
 import re
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from library.importers.shared import (
 
 TABLES = load_tables("aitoolkit")["datasets"]
 DEFAULTS = {"width": 512, "height": 512, "seed": 0, "sample_steps": 20, "guidance_scale": 7}
-# Options that may stand in a prompt: "a cat --w 512 --ctrl_img cat.png".
+# Options within a prompt: "a cat --w 512 --ctrl_img cat.png".
 IN_PROMPTS = {"w": "width", "h": "height", "d": "seed", "s": "sample_steps", "n": "neg", "l": "guidance_scale"}
 REFERENCES = ("ctrl_img", "ctrl_img_1", "ctrl_img_2", "ctrl_img_3")
 
@@ -30,7 +30,7 @@ def is_dataset(found: JsonMapping) -> bool:
 
 
 def dataset(found: JsonMapping) -> tuple[str, list[str]]:
-    """Data sets of ai-toolkit -> a dataset file of ours, and what was left out, a sentence each."""
+    """Data sets of ai-toolkit -> the text of a dataset file, and a sentence for each key that was left out."""
     listed = [d for d in tables(found.get("datasets")) if not is_empty(d.get("folder_path") or d.get("dataset_path"))]
     if not listed:
         raise ConfigError("no data set in this file has a folder_path")
@@ -39,11 +39,11 @@ def dataset(found: JsonMapping) -> tuple[str, list[str]]:
 
 @dataclass(frozen=True)
 class WholeTraining:
-    """What data sets have from the training that they are for."""
+    """The context of data sets: settings of their training."""
 
     word: JsonValue = None
-    step: int = 0  # sides of images are multiples of so many pixels; 0: of those that the data sets say
-    without: tuple[str, ...] = ()  # options of subsets that it cannot have
+    step: int = 0  # sides of images are multiples of this many pixels; 0: as the data sets state
+    without: tuple[str, ...] = ()  # options of subsets that it does not support
     references: JsonMapping = field(default_factory=dict)  # options of a subset that has reference images
 
 
@@ -99,7 +99,7 @@ def _datasets(builder: ImportBuilder) -> None:
 
 
 def _reference_sizes(builder: ImportBuilder) -> JsonObject:
-    """Where it does not scale reference images to the image's size: what the data sets say of them."""
+    """Options for the size of reference images, where ai-toolkit does not scale them to the image's size."""
     key = "model.model_kwargs.match_target_res"
     kind = str(builder.get("model.arch")).casefold().partition(":")[0]
     found: JsonObject = TABLES["references"].get(kind, {})
@@ -110,7 +110,7 @@ def _reference_sizes(builder: ImportBuilder) -> JsonObject:
 
 
 def _settings(found: list[JsonMapping]) -> JsonObject:
-    """What the data sets say and is an option of the whole training here."""
+    """Keys of the data sets that are options of the whole training here."""
     on_disk = any(is_on(d.get("cache_latents_to_disk")) for d in found)
     values: JsonObject = {
         "cache_latents": on_disk or any(is_on(d.get("cache_latents")) for d in found),
@@ -191,7 +191,7 @@ def _samples(builder: ImportBuilder) -> None:
 
 
 def _parsed(sample: JsonMapping) -> JsonObject:
-    """A sample with what its prompt says itself as members."""
+    """A sample with the options of its prompt as keys."""
     words, *flags = re.split(r"\s--(?=[A-Za-z])", f" {sample['prompt']}")
     own: JsonObject = {}
     for flag in flags:

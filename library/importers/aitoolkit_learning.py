@@ -1,4 +1,4 @@
-"""ai-toolkit: adapters, length, optimizer, schedule, number formats and noise."""
+"""Import ai-toolkit's adapters, length, optimizer, schedule, dtypes and noise."""
 
 from library.config.json_types import JsonObject
 from library.config.problems import Text
@@ -49,7 +49,7 @@ def _network(builder: ImportBuilder) -> None:
 
 
 def _convolutions(builder: ImportBuilder) -> list[str]:
-    """conv_dim and conv_alpha, which is the former where nothing is said."""
+    """conv_dim and conv_alpha, which defaults to conv_dim."""
     arguments = []
     if builder.family != "sdxl":
         builder.explain("this model's blocks have no convolutions", "network.conv", "network.conv_alpha")
@@ -63,7 +63,7 @@ def _convolutions(builder: ImportBuilder) -> list[str]:
 
 
 def _length(builder: ImportBuilder) -> None:
-    """Steps, where ai-toolkit's older way of accumulating counts each batch as a step."""
+    """Steps; ai-toolkit's older gradient accumulation counts each batch as a step."""
     steps, batches = int(builder.number("train.steps") or 1000), int(builder.number("train.gradient_accumulation") or 1)
     old = int(builder.number("train.gradient_accumulation_steps") or 1)
     said, key = f"max_train_steps = {steps}", "train.gradient_accumulation"
@@ -119,7 +119,7 @@ def _schedule(builder: ImportBuilder) -> None:
         values["lr_warmup_steps"] = int(builder.number("train.lr_scheduler_params.num_warmup_steps") or 1000)
     elif name == "cosine_with_restarts":
         values["lr_scheduler_num_cycles"] = max(1, round(steps / period))
-    elif name == "linear":  # PyTorch's LinearLR rises from a third to the whole rate
+    elif name == "linear":  # PyTorch's LinearLR rises from a third of the rate to the full rate
         values = {"lr_scheduler": "constant_with_warmup", "lr_warmup_steps": int(period)}
         template = "{trainer}'s linear rises over {steps} steps; the nearest is {nearest}"
         said = Text(template, trainer=TRAINER, steps=int(period), nearest="constant_with_warmup")
@@ -156,7 +156,7 @@ def _training(builder: ImportBuilder) -> None:
 
 
 def _rates(builder: ImportBuilder, encoders: bool) -> None:
-    """The rates of the parts, and which of them learn."""
+    """The learning rates of the parts, and which parts are trained."""
     rate = builder.number("train.text_encoder_lr")
     if rate is not None and encoders and builder.adapters:
         builder.rename("train.text_encoder_lr", "text_encoder_lr", [rate])

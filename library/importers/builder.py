@@ -32,7 +32,7 @@ class KeyOutcome:
 
 @dataclass(slots=True)
 class ImportBuilder:
-    """The settings of one file while they are read. Each key gets one outcome, and each option at most one value."""
+    """The settings of one file during the import. Each key gets one outcome, and each option at most one value."""
 
     source: JsonMapping
     script: str
@@ -41,10 +41,10 @@ class ImportBuilder:
     keys: dict[str, str] = field(default_factory=dict)  # option -> the key that set it
     outcomes: dict[str, KeyOutcome] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    texts: dict[str, str] = field(default_factory=dict)  # option -> text that belongs into a file of its own
-    keeps_ineffective: bool = False  # whether options without effect stay, as they do in files of our own
-    absent: frozenset[str] = frozenset()  # keys of `source` that are not in the file, but the trainer's defaults
-    names: dict[str, str] = field(default_factory=dict)  # key -> what the file calls it, where an old version did so
+    texts: dict[str, str] = field(default_factory=dict)  # option -> content of a file that it names
+    keeps_ineffective: bool = False  # whether options without effect are kept, as in our own files
+    absent: frozenset[str] = frozenset()  # keys of `source` that are the trainer's defaults and not in the file
+    names: dict[str, str] = field(default_factory=dict)  # key -> its old name, where the file has that
 
     @property
     def family(self) -> str:
@@ -66,36 +66,36 @@ class ImportBuilder:
         return to_number(self.source.get(key))
 
     def keep(self, key: str, value: Any = None) -> None:
-        """The key is an option of the same name."""
+        """Record that the key is an option of the same name."""
         self._set(key, KeyOutcome(key, "kept"), {key: self.source.get(key) if value is None else value})
 
     def rename(self, key: str, option: str, value: Any = None) -> None:
-        """The key is an option of another name."""
+        """Record that the key is an option of another name."""
         value = self.source.get(key) if value is None else value
         self._set(key, KeyOutcome(key, "renamed", option), {option: value})
 
     def change(self, key: str, text: str, values: JsonMapping | None = None) -> None:
-        """The key corresponds to other options, or to another value, here."""
+        """Record that the key corresponds to other options, or to another value."""
         self._set(key, KeyOutcome(key, "changed", text), values or {})
 
     def explain(self, text: str, *keys: str) -> None:
-        """The keys are covered by what another one sets. Those that are not in `source` are passed over."""
+        """Record that the keys are covered by what another one sets. Those that are not in `source` are skipped."""
         for key in keys:
             if key in self.source:
                 self.change(key, text)
 
     def assume(self, key: str, value: Any) -> None:
-        """The trainer's default for a key that the file does not have."""
+        """Set the trainer's default for a key that the file does not have."""
         if key not in self.source:
             self.source, self.absent = {**self.source, key: value}, self.absent | {key}
 
     def ignore(self, key: str, reason: str) -> None:
-        """The key has no equivalent here; not reported where it is off or empty."""
+        """Record that the key has no equivalent; not reported where it is off or empty."""
         off = is_empty(self.source.get(key)) or self.source.get(key) in (False, 0, "0")
         self.outcomes[key] = KeyOutcome(key, "empty") if off else KeyOutcome(key, "ignored", reason)
 
     def empty(self, *keys: str) -> None:
-        """The keys set nothing."""
+        """Record that the keys set nothing."""
         for key in keys:
             if key in self.source:
                 self.outcomes.setdefault(key, KeyOutcome(key, "empty"))
@@ -123,10 +123,10 @@ class Imported:
     outcomes: tuple[KeyOutcome, ...]
     notes: tuple[str, ...]
     problems: tuple[str, ...]  # rules across options that the file breaks: to be fixed before a training
-    texts: Mapping[str, str]  # option -> text that belongs into a file of its own
+    texts: Mapping[str, str]  # option -> content of a file that it names
 
     def with_files(self, paths: Mapping[str, str]) -> "Imported":
-        """The same with options that name files which have been written now."""
+        """A copy whose options name the files that were written, by option."""
         config = self.config
         for name, path in paths.items():
             part = options(type(config))[name].section
@@ -134,11 +134,11 @@ class Imported:
         return replace(self, config=config)
 
     def of(self, kind: Kind) -> list[KeyOutcome]:
-        """The keys with one kind of outcome."""
+        """The outcomes of one kind."""
         return [outcome for outcome in self.outcomes if outcome.kind == kind]
 
     def lines(self) -> list[str]:
-        """The sentences that the page shows: what changed or was left out, notes, what to fix."""
+        """The messages of the page: what changed or was left out, notes, what to fix."""
         to_fix = [Text(TO_FIX, problem=problem) for problem in self.problems]
         changed = [Text("{key}: {text}", key=outcome.key, text=outcome.text) for outcome in self.of("changed")]
         renamed = [
@@ -190,7 +190,7 @@ class Imported:
 
 
 def settle(builder: ImportBuilder, configs: Configs) -> Imported:
-    """Check each value against the options of the script; what does not fit becomes ignored, with the reason."""
+    """Check each value against the options of the script; invalid ones become ignored, with the reason."""
     config, read = configs[builder.script], {}
     for name, value in builder.values.items():
         key = builder.keys[name]
@@ -214,7 +214,7 @@ def settle(builder: ImportBuilder, configs: Configs) -> Imported:
 
 
 def _outcomes(builder: ImportBuilder, config: type[RunConfig], read: JsonMapping) -> tuple[KeyOutcome, ...]:
-    """The outcomes by the names that the file has; of the trainer's defaults only those that are not ours, too."""
+    """The outcomes under the names in the file; of the trainer's defaults only those that differ from ours."""
     known, outcomes = options(config), []
     differing: dict[str, list[str]] = {}
     for name, key in builder.keys.items():
@@ -230,10 +230,10 @@ def _outcomes(builder: ImportBuilder, config: type[RunConfig], read: JsonMapping
 
 
 def _accepted(config: type[RunConfig], name: str, value: Any, configs: Configs) -> Any:
-    """The value of an option as its type. Raises ConfigError with the reason why there is none to be set."""
+    """The value of an option in its type. Raises ConfigError with the reason when it cannot be set."""
     option: Option | None = options(config).get(name)
     if option is None:
-        raise ConfigError(_stranger(config, name, configs))
+        raise ConfigError(_unknown(config, name, configs))
     if option.kind == "secret":
         raise ConfigError(SECRET)
     try:
@@ -250,12 +250,12 @@ def _accepted(config: type[RunConfig], name: str, value: Any, configs: Configs) 
 
 
 def _ineffective(config: type[RunConfig], name: str, value: Any) -> str:
-    """Why an option has no effect in this kind of training, or "" where it has or is not set."""
+    """Why an option has no effect in this kind of training; "" where it has one, or is not set."""
     is_set = value != options(config)[name].default
     return config.ineffective.get(name) or INEFFECTIVE_EVERYWHERE.get(name, "") if is_set else ""
 
 
-def _stranger(config: type[RunConfig], name: str, configs: Configs) -> str:
+def _unknown(config: type[RunConfig], name: str, configs: Configs) -> str:
     """Why a name is no option of this kind of training."""
     reasons = {**config.retired, **config.foreign}
     if name in reasons:
@@ -268,17 +268,17 @@ def _stranger(config: type[RunConfig], name: str, configs: Configs) -> str:
 
 
 def is_empty(value: Any) -> bool:
-    """Whether a form means "nothing" by a value."""
+    """Whether a value stands for an empty field."""
     return value is None or (isinstance(value, str) and not value.strip()) or value in ([], {}, ())
 
 
 def is_on(value: JsonValue) -> bool:
-    """A switch, also written as a word."""
+    """The value of a switch, which may be text."""
     return str(value).strip().casefold() in ("true", "1", "yes", "on")
 
 
 def to_number(value: Any) -> float | None:
-    """A finite number, also written as text; None for anything else."""
+    """A finite number, which may be text; None for anything else."""
     try:
         return to_float(value)
     except (ValueError, OverflowError):
@@ -293,7 +293,7 @@ def _grouped(outcomes: Iterable[KeyOutcome]) -> list[tuple[str, str]]:
 
 
 def _plain(value: Any) -> Any:
-    """A value of an option as JSON has it."""
+    """A value of an option as JSON."""
     if isinstance(value, tuple):
         return list(value)
     return str(value) if isinstance(value, Path) else value

@@ -23,10 +23,10 @@ SUFFIXES = (".json", ".toml", ".yaml", ".yml")
 
 
 def load(path: str | Path, configs: Configs, script: str = "") -> Imported:
-    """A file of settings of any trainer -> a config of ours and the account of its keys.
+    """A file of settings of any supported trainer -> a config and the outcomes of its keys.
 
-    `configs` is what can be trained, by script; `script` wins over what the file says. Raises ConfigError when it is no
-    such file, or for a model that is not trained here.
+    `configs`: config class by script; `script` overrides the one of the file. Raises ConfigError for any other file,
+    and for an unsupported model.
     """
     path = Path(path)
     found = parse(path)
@@ -35,7 +35,7 @@ def load(path: str | Path, configs: Configs, script: str = "") -> Imported:
 
 
 def refuse_data(found: JsonMapping, path: Path) -> None:
-    """Raise ConfigError for a file that describes images only: a data set is no training."""
+    """Raise ConfigError for a file that contains only data sets and no training."""
     sets = tables(found.get("datasets"))
     if not sets or found.keys() - {"general", "datasets"}:
         return
@@ -53,17 +53,17 @@ def refuse_data(found: JsonMapping, path: Path) -> None:
 
 
 def is_dataset(found: JsonMapping) -> bool:
-    """Whether these are the data sets of another trainer, which `dataset` writes as ours."""
+    """Whether these are data sets of another trainer, which `dataset` converts."""
     return musubi.is_dataset(found) or aitoolkit_data.is_dataset(found)
 
 
 def dataset(found: JsonMapping) -> tuple[str, list[str]]:
-    """Data sets of another trainer -> a dataset file of ours, and what was left out, a sentence each."""
+    """Data sets of another trainer -> the text of a dataset file, and a sentence for each key that was left out."""
     return musubi.dataset(found) if musubi.is_dataset(found) else aitoolkit_data.dataset(found)
 
 
 def _with_data(found: JsonObject, path: Path) -> JsonObject:
-    """The files about images and prompts that some trainers name are read along, where they are in their own words."""
+    """Include the files of data sets and prompts that the file names, where they are in its trainer's own format."""
     if onetrainer.fits(found):
         wanted = [("concept_file_name", "concepts"), ("sample_definition_file_name", "samples")]
         lists = {target: _beside(found, key, path, ".json") for key, target in wanted if not found.get(target)}
@@ -75,7 +75,7 @@ def _with_data(found: JsonObject, path: Path) -> JsonObject:
 
 
 def _beside(found: JsonMapping, key: str, path: Path, suffix: str) -> Any:
-    """What stands in the file that a key names, from here, its folder, or the one above; None: there is none."""
+    """The content of the file that a key names, relative to here, its folder, or the one above; None if missing."""
     name = str(found.get(key) or "")
     for place in (Path(name), path.parent / name, path.parent.parent / name) if name else ():
         if place.suffix.lower() == suffix and place.is_file():
@@ -85,7 +85,7 @@ def _beside(found: JsonMapping, key: str, path: Path, suffix: str) -> Any:
 
 
 def read(found: JsonMapping, configs: Configs, script: str = "") -> Imported:
-    """The same, from what stands in the file."""
+    """`load` from the content of a file."""
     if script and script not in configs:
         raise ConfigError("{script} is not a kind of training{hint}; there are {configs}", script=script,
             hint=did_you_mean(script, configs), configs=', '.join(configs))  # fmt: skip
@@ -94,7 +94,7 @@ def read(found: JsonMapping, configs: Configs, script: str = "") -> Imported:
 
 
 def named(path: Path, configs: Configs) -> str:
-    """The script that a TOML file names in its own name, or in its first line, where our files do; else ""."""
+    """The script that a TOML file states in its file name or its first line, as our files do; else ""."""
     if path.suffix.lower() != ".toml":
         return ""
     first = read_text(path).partition("\n")[0]
@@ -104,12 +104,12 @@ def named(path: Path, configs: Configs) -> str:
 
 
 def of_others(found: JsonMapping) -> bool:
-    """Whether these are settings with the keys of another trainer, and not a flat file with those of sd-scripts."""
+    """Whether these are settings with the keys of another trainer, and not a flat file of sd-scripts."""
     return any(reader.fits(found) for reader in READERS)
 
 
 def parse(path: Path) -> JsonObject:
-    """The tables of a JSON, TOML or YAML file. Raises ConfigError when it is none."""
+    """The content of a JSON, TOML or YAML file as tables. Raises ConfigError when it cannot be parsed."""
     suffix = path.suffix.lower()
     if suffix == ".toml":
         return load_toml(path)
@@ -126,7 +126,7 @@ def parse(path: Path) -> JsonObject:
 
 
 def _refuse_list(found: list[Any], path: Path) -> None:
-    """Lists that belong to a config of OneTrainer or ai-toolkit, and are none."""
+    """Raise ConfigError for a list, which is only a part of a config of OneTrainer or ai-toolkit."""
     first = next(iter(tables(found)), {})
     if "folder_path" in first:
         raise ConfigError(
@@ -144,7 +144,7 @@ def _refuse_list(found: list[Any], path: Path) -> None:
 
 def _yaml(text: str, path: Path) -> Any:
     class Once(yaml.SafeLoader):
-        """Refuses keys that come twice."""
+        """A loader that rejects duplicate keys."""
 
         def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
             node = super().compose_mapping_node(anchor)
@@ -160,7 +160,7 @@ def _yaml(text: str, path: Path) -> Any:
 
 
 def differences(first: Any, second: Any) -> list[tuple[str, str, str]]:
-    """The options that differ, each with both values as text; "-" where one kind of training has no such option."""
+    """The options that differ, as (name, first value, second value); "-" where a config has no such option."""
     one, two = _texts(first), _texts(second)
     return [(name, a, b) for name in {**one, **two} if (a := one.get(name, "-")) != (b := two.get(name, "-"))]
 

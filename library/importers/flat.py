@@ -1,4 +1,4 @@
-"""TOML files of sd-scripts: our own option names, with old and foreign ones among them."""
+"""Import flat TOML files of sd-scripts: current option names, and old ones or those of forks."""
 
 from collections.abc import Iterable
 
@@ -16,7 +16,7 @@ TRAINER = "sd-scripts"
 
 
 def read(found: JsonMapping, configs: Configs, script: str = "") -> ImportBuilder:
-    """Every key of a flat file -> our values, and what became of it."""
+    """Every key of a flat file -> our values and its outcome."""
     found = schema.flat(found)
     _refuse(found, configs, script)
     builder = ImportBuilder(found, script or script_of(found, configs), TRAINER, keeps_ineffective=True)
@@ -37,7 +37,7 @@ def read(found: JsonMapping, configs: Configs, script: str = "") -> ImportBuilde
 
 
 def old_blocks(builder: ImportBuilder, keys: Iterable[str], given: bool) -> None:
-    """Keys that became blocks_to_swap, as far as they are in the file; `given`: it has that as well."""
+    """Map old keys to blocks_to_swap; `given`: the file has that option as well."""
     unreadable: list[Problem] = []
     here = {key: builder.source[key] for key in keys if builder.get(key) is not None}
     old = building.read_section(OLD_BLOCKS, building.Layer(here), unreadable)
@@ -51,7 +51,7 @@ def old_blocks(builder: ImportBuilder, keys: Iterable[str], given: bool) -> None
 
 
 def _refuse(found: JsonMapping, configs: Configs, script: str) -> None:
-    """Raise ConfigError for what is no training, or one of a model that is not trained here."""
+    """Raise ConfigError for anything but a training of a supported model."""
     tables = load_tables("sd_scripts")
     other = next((what for key, what in tables["other_keys"].items() if not is_empty(found.get(key))), "")
     if other := other or tables["other_modules"].get(str(found.get("network_module") or "")):
@@ -64,7 +64,7 @@ def _refuse(found: JsonMapping, configs: Configs, script: str) -> None:
 
 
 def script_of(found: JsonMapping, configs: Configs) -> str:
-    """The script whose options most of the names are. Raises ConfigError when that does not decide."""
+    """The script whose options include most of the keys. Raises ConfigError when that is ambiguous."""
     fit = {script: len(found.keys() & options(config).keys()) for script, config in configs.items()}
     best = max(fit.values(), default=0)
     fitting = [script for script, count in fit.items() if count == best]

@@ -24,13 +24,13 @@ SILENT: JsonMapping = {"preset": "full", "factor": -1} | dict.fromkeys(
 
 @dataclass(frozen=True, slots=True)
 class AdapterType:
-    """One LoRA_type: what it is here, and which fields of the page are its arguments."""
+    """One LoRA_type: its equivalent, and the fields of kohya_ss's page that are its arguments."""
 
     module: str
-    groups: Sequence[str] = ()  # of fields, from the table adapter_fields
+    groups: Sequence[str] = ()  # of fields, in the table adapter_fields
     fields: Sequence[str] = ()  # besides those
     algo: str = ""
-    said: str = ""  # why it is not what it says
+    said: str = ""  # how it differs from its name
 
     def all_fields(self) -> list[str]:
         """The fields of the groups and its own."""
@@ -41,7 +41,7 @@ ADAPTERS = {kind: AdapterType(**table) for kind, table in TABLES["adapters"].ite
 OWN = {"flux": "Flux1", "anima": "Anima"}  # the LoRA_type of families that have one of their own
 OF = {ADAPTERS[kind].module: kind for kind in OWN.values()}
 ALIASES = {"LoCon": "LyCORIS/LoCon"}
-# Every field of the page that is some adapter's argument.
+# Every field of the page that is an argument of some adapter.
 ALL_FIELDS = {
     *(FIELDS.get(name, name) for adapter in ADAPTERS.values() for name in adapter.all_fields()),
     *LORA_PLUS, "constrain", "train_lora_ggpo", "ggpo_sigma", "ggpo_beta", "enable_all_linear",
@@ -88,19 +88,19 @@ def _arguments(builder: ImportBuilder, adapter: AdapterType, kind: str) -> list[
         made.append(f"{argument}={str(value).replace(' ', '')}")
         builder.outcomes[key] = KeyOutcome(key, "renamed", f"network_args {argument}")
     if kind in ("Kohya LoHa", "Kohya LoKr") and not any(a.startswith("conv_dim=") for a in made):
-        made.append("preset=attn-mlp")  # without a conv_dim these leave convolutions alone, and LyCORIS does not
+        made.append("preset=attn-mlp")  # without a conv_dim these skip convolutions, unlike LyCORIS
     return made
 
 
 def _is_silent(argument: str, value: JsonValue) -> bool:
-    """Whether a value is what the adapter does anyway. Only iA3's switch is on when nothing is said."""
+    """Whether a value is the adapter's default. Only iA3's switch is on by default."""
     if argument == "train_on_input":
         return False
     return to_number(value) == 0 or str(value).casefold() in ("false", str(SILENT.get(argument)))
 
 
 def _flux_extras(builder: ImportBuilder, kind: str, arguments: list[str]) -> None:
-    """split_mode and GGPO, which are written by rules of their own."""
+    """Convert split_mode and GGPO, which have formats of their own."""
     if "split_mode" in builder.source and builder.family == "flux":
         if builder.get("split_mode") in (True, "True", "true", 1) and kind == "Flux1":
             arguments.append("train_blocks=single")
@@ -123,7 +123,7 @@ def _flux_extras(builder: ImportBuilder, kind: str, arguments: list[str]) -> Non
 
 
 def fields(module: str, arguments: Mapping[str, str]) -> tuple[JsonObject, list[str]]:
-    """network_module and network_args -> LoRA_type and its fields, and the arguments that have none."""
+    """network_module and network_args -> LoRA_type and its fields, and the arguments without a field."""
     kind = _kind(module, arguments)
     found: JsonObject = {"LoRA_type": kind}
     lost = []

@@ -1,4 +1,4 @@
-"""A config of ours -> the JSON that kohya_ss's page loads."""
+"""Export a config to the JSON that kohya_ss's page loads."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,8 +17,8 @@ Fields = JsonObject
 
 TABLES = load_tables("kohya_ss")
 PLAIN = frozenset(TABLES["fields"])  # options that are fields of the page under the same name
-TYPED = frozenset(TABLES["flags"])  # flags without a field, which go into the box for additional parameters
-# Options that are told by one group of fields: a change of one writes the whole group.
+TYPED = frozenset(TABLES["flags"])  # flags without a field, for the box of additional parameters
+# Options that share a group of fields: a change of one writes the whole group.
 GROUPS = (
     ("network_module", "network_args"),
     ("learning_rate", "unet_lr", "text_encoder_lr", "network_train_unet_only", "network_train_text_encoder_only",
@@ -44,11 +44,11 @@ def export(
     prompts: str = "",
     launch: JsonMapping | None = None,
 ) -> tuple[Fields, list[str]]:
-    """A config -> the fields of kohya_ss's page, and what has no place there, a sentence each.
+    """A config -> the fields of kohya_ss's page, and a sentence for each option without an equivalent.
 
     With `base`, a file of kohya_ss for the same script, only the fields of options that differ from it are written, and
     all its other keys stay as they are. `prompts` is the text of the file that sample_prompts names, and `launch`
-    how the training is started; without it the fields for that are those of the base.
+    the settings of the launcher; without it their fields are those of the base.
     """
     if config.family not in TABLES["renamed"]:
         raise ConfigError("kohya_ss does not train {title}: there are no fields for it", title=config.title)
@@ -72,7 +72,7 @@ def export(
 
 
 def _differing(config: RunConfig, before: Imported, prompts: str) -> set[str]:
-    """The options that differ from those of the base, and all that are told by the same fields."""
+    """The options that differ from those of the base, and all that share fields with them."""
     old, new = values(before.config), values(config)
     found = {name for name in new if old[name] != new[name]} - {"sample_prompts"}
     found |= {member for group in GROUPS for member in group if found & set(group)}
@@ -105,7 +105,7 @@ def _switches(config: RunConfig, tab: str) -> Fields:
 
 
 def _fields(config: RunConfig, tab: str, prompts: str) -> tuple[dict[str, Fields], list[str]]:
-    """Option -> the fields that say it, and sentences about what no field can say."""
+    """Option -> its fields, and sentences about options that no field can express."""
     known, lost = options(type(config)), []
     keys = _keys(config.family, tab)
     made = {
@@ -123,7 +123,7 @@ def _fields(config: RunConfig, tab: str, prompts: str) -> tuple[dict[str, Fields
             if fields and name in known:
                 made[name] = fields
     if isinstance(config, EmbeddingRun) and config.save.save_model_as != "safetensors":
-        made["save_model_as"] = {"save_model_as": "ckpt"}  # what pt is called there
+        made["save_model_as"] = {"save_model_as": "ckpt"}  # its name for pt
     if prompts:
         made["sample_prompts"] = {"sample_prompts": prompts.rstrip("\n")}
     unsupported = flat(changed(config)).keys() - made.keys() - _typed(tab)
@@ -132,7 +132,7 @@ def _fields(config: RunConfig, tab: str, prompts: str) -> tuple[dict[str, Fields
 
 
 def _keys(family: str, tab: str) -> dict[str, str]:
-    """Option -> the field of the page that is it."""
+    """Option -> its field of the page."""
     keys = {name: name for name in PLAIN - _typed(tab)}
     keys |= {name: name for name in OF_WORDS} if tab == "textual-inversion" else {}
     for key, option in (TABLES["renamed"]["any"] | TABLES["renamed"][family]).items():
@@ -163,7 +163,7 @@ def _adapter(config: AdapterRun, lost: list[str]) -> Fields:
     arguments = dict(pair.split("=", 1) for pair in network.network_args if "=" in pair)
     found, rest = kohya_adapters.fields(network.module, arguments)
     lost += [Text("{name} has no field in kohya_ss; it is left out", name=f"network_args {pair}") for pair in rest]
-    # Fields that say nothing any more have to say so, or the page keeps what they said before.
+    # Fields that are no longer set are written empty, or the page keeps their previous values.
     nothing = dict.fromkeys(("conv_dim", "conv_alpha", *kohya_adapters.LORA_PLUS, *kohya_adapters.DROPOUTS), 0)
     return nothing | {"split_mode": False} | found
 
@@ -203,12 +203,12 @@ def _noise(config: RunConfig, made: Mapping[str, Fields]) -> Fields:
 
 
 def _typed(tab: str) -> frozenset[str]:
-    """Options that are typed into the box for additional parameters in a tab, where they have no field."""
+    """Options without a field in a tab, which are written into the box for additional parameters."""
     return TYPED | frozenset(TABLES["no_field_of_textual_inversion"]) if tab == "textual-inversion" else TYPED
 
 
 def _template(config: EmbeddingRun) -> Fields:
-    """What stands in the place of captions."""
+    """The field of the template that replaces captions."""
     chosen = (name for name, option in kohya_ss.TEMPLATES.items() if getattr(config.embedding, option))
     return {"template": next(chosen, "caption")}
 
@@ -223,7 +223,7 @@ def _folders(config: RunConfig) -> Fields:
 
 
 def _type(fields: Fields, names: set[str], typed: JsonMapping, config: RunConfig) -> None:
-    """Write the box for additional parameters: flags of it that changed give way to fields, or to new values."""
+    """Write the box for additional parameters: its flags that changed are replaced by fields or new values."""
     known = options(type(config))
     old = kohya_flags.flags(str(fields.get("additional_parameters") or ""))
     kept = {name: items for name, items in old.items() if name not in names}

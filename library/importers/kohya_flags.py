@@ -6,7 +6,7 @@ from library.importers.builder import ImportBuilder
 
 
 def read(builder: ImportBuilder) -> None:
-    """The flags that were typed, which take precedence over all fields."""
+    """Read the flags in the box, which take precedence over all fields."""
     text = builder.get("additional_parameters")
     if not isinstance(text, str):
         builder.empty("additional_parameters")
@@ -30,13 +30,13 @@ def read(builder: ImportBuilder) -> None:
     said = Text("its flags stand by themselves: {flags}", flags=", ".join(values))
     builder.change("additional_parameters", said)
     for name, value in values.items():
-        # Each flag has a line of its own, so that one that means nothing here is named.
+        # Each flag has an outcome of its own, so that unknown ones are reported by name.
         builder.source = {**builder.source, f"additional_parameters --{name}": value}
         builder.rename(f"additional_parameters --{name}", name, value)
 
 
 def flags(text: str) -> dict[str, list[str]]:
-    """Cut `--seed 5 --network_args a=1 b=2` into flags, each with what follows it; under "" what stands before them."""
+    """Split `--seed 5 --network_args a=1 b=2` into flags with their values; under "" what precedes the first flag."""
     found: dict[str, list[str]] = {}
     for token in split(text):
         if token.startswith("--"):

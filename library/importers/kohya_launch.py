@@ -8,14 +8,14 @@ from library.config.problems import ConfigError, Text
 from library.config.values import join, split
 from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
 
-THREADS = 2  # of each process, where nobody chose: it is no wish then
+THREADS = 2  # per process: kohya_ss's default, which counts as not set
 WHOLE = ("num_processes", "num_machines", "main_process_port", "num_cpu_threads_per_process")
 KEYS = (*WHOLE, "gpu_ids", "extra_accelerate_launch_args")
 PLACE = "on the page it stands in Several GPUs, and in a shell it goes to `kohya train`"
 
 
 def launch(found: JsonMapping) -> JsonObject:
-    """What a file of kohya_ss says of the launcher, as values of `Launch`; what cannot be read is as if not set."""
+    """The launcher's settings in a file of kohya_ss, as values of `Launch`; unreadable values count as not set."""
     start, read = Launch(), {key: _value(key, found[key]) for key in KEYS if key in found}
     return {
         key: getattr(start, key) if value is None or launch_problems({key: value}) else value
@@ -24,7 +24,7 @@ def launch(found: JsonMapping) -> JsonObject:
 
 
 def read(builder: ImportBuilder, tab: str) -> None:
-    """Say of each key that it belongs to how a training is started, where it says something."""
+    """Record for each key with a value that it is a setting of the launcher."""
     for key in KEYS:
         if key not in builder.source:
             continue
@@ -41,7 +41,7 @@ def read(builder: ImportBuilder, tab: str) -> None:
 
 
 def fields(chosen: JsonMapping, base: JsonMapping) -> JsonObject:
-    """Values of `Launch` -> the fields that say them, as far as they differ from what `base` says."""
+    """Values of `Launch` -> their fields, as far as they differ from those of `base`."""
     start, before = Launch(), launch(base)
     made: JsonObject = {}
     for key in KEYS:
@@ -57,7 +57,7 @@ def fields(chosen: JsonMapping, base: JsonMapping) -> JsonObject:
 
 
 def _value(key: str, given: Any) -> Any:
-    """The value of a key as `Launch` has it; None where nothing is set, or what it says is none."""
+    """The value of a key as of `Launch`; None where it is not set or invalid."""
     if is_empty(given):
         return None
     if key in WHOLE:

@@ -1,4 +1,4 @@
-"""The JSON files of kohya_ss's page: LoRA, DreamBooth, Finetune, Textual Inversion; also of forks with compile keys."""
+"""Import kohya_ss's JSON files: LoRA, DreamBooth, Finetune, Textual Inversion; also of forks with compile keys."""
 
 from collections.abc import Callable
 
@@ -33,9 +33,9 @@ def fits(found: JsonMapping) -> bool:
 
 
 def tab_of(found: JsonMapping) -> str:
-    """The tab that wrote a file, which it does not say itself: a key of TITLES.
+    """The tab that wrote a file, inferred from its keys: a key of TITLES.
 
-    Raises ConfigError for the files of tabs for something else.
+    Raises ConfigError for files of tabs that do not train.
     """
     for other in TABLES["other_tabs"]:
         if found.keys() & set(other["keys"]):
@@ -53,17 +53,17 @@ def tab_of(found: JsonMapping) -> str:
 
 
 def tab_title(found: JsonMapping) -> str:
-    """What the page calls that tab."""
+    """The title of that tab on kohya_ss's page."""
     return TITLES[tab_of(found)]
 
 
 def script_of(found: JsonMapping) -> str:
-    """The script that a file is for. Raises ConfigError for models that are not trained here."""
+    """The script that a file is for. Raises ConfigError for unsupported models."""
     tab = tab_of(found)
     order = ["sdxl", "flux", "SD3"] if tab == "lora" else ["sdxl", "SD3", "flux"]
     order.append("anima")
     on = {model for switch, model in SWITCHES.items() if is_on(found.get(switch))}
-    on &= {"sdxl"} if tab == "textual-inversion" else on  # the other switches are no fields of that tab
+    on &= {"sdxl"} if tab == "textual-inversion" else on  # that tab has no other switches
     family = next((model for model in [*order, *OTHER_SWITCHES.values()] if model in on), "")
     if not family and str(found.get("LoRA_type", "")).startswith("Flux1"):
         family = "flux"
@@ -78,9 +78,9 @@ def script_of(found: JsonMapping) -> str:
 
 
 def read(found: JsonMapping, script: str = "") -> ImportBuilder:
-    """Every key of a file -> our values, and what became of it. `script` wins over what the file says.
+    """Every key of a file -> our values and its outcome. `script` overrides the one of the file.
 
-    What is missing has the value that the page of kohya_ss starts with, as it has when the page loads the file.
+    Missing keys have the initial values of kohya_ss's page, as when that page loads the file.
     """
     tab = tab_of(found)
     script = script or script_of(found)
@@ -104,20 +104,20 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
 
 
 def page_defaults(tab: str, family: str, found: JsonMapping) -> JsonObject:
-    """What the page of kohya_ss starts with in a tab, where a file says nothing about it."""
+    """The initial values of a tab of kohya_ss's page, for keys that a file does not have."""
     values = TABLES["starts"]["any"] | TABLES["starts"][tab]
     if family != "sdxl":
         values.pop("train_text_encoder", None)
-    elif tab == "dreambooth":  # files from before these fields had one rate for all parts
+    elif tab == "dreambooth":  # older files without these fields have one rate for all parts
         values |= dict.fromkeys(("learning_rate_te1", "learning_rate_te2"), found.get("learning_rate") or 1e-5)
-    if "optimizer" not in found:  # older files have a switch instead, and loading them sets the optimizer
+    if "optimizer" not in found:  # older files have a switch instead, which sets the optimizer
         values["optimizer"] = None if "use_8bit_adam" in found else "AdamW"
     if "max_train_steps" not in found and "epoch" not in found and "max_train_epochs" not in found:
         values["max_train_steps"] = 1600
     return {key: value for key, value in values.items() if found.get(key) is None and value is not None}
 
 
-# ---- the keys that are more than an option
+# ---- keys that are not simply an option
 
 
 def _switches(builder: ImportBuilder, tab: str) -> None:
@@ -132,7 +132,7 @@ def _switches(builder: ImportBuilder, tab: str) -> None:
 
 
 def _length(builder: ImportBuilder, tab: str) -> None:
-    """Epochs stay epochs and take precedence over steps; kohya_ss' own field for them counts where no steps are set."""
+    """Epochs take precedence over steps; kohya_ss's own field for epochs applies where no steps are set."""
     steps, epochs, epoch = (builder.number(k) for k in ("max_train_steps", "max_train_epochs", "epoch"))
     if epochs and epochs > 0:
         builder.keep("max_train_epochs", int(epochs))
@@ -171,7 +171,7 @@ def _warmup(builder: ImportBuilder, tab: str) -> None:
         builder.ignore("lr_warmup", "lr_warmup_steps is set, and wins")
     elif percent and percent > 0:
         share: float | int = percent / 100
-        if share >= 1:  # a share of 1 would read as one step
+        if share >= 1:  # a share of 1 would mean one step
             share = int(total) if total else 0.9999
         elif tab == "lora" and builder.get("dataset_config") and total:
             share = round(percent * total / 100)
@@ -181,7 +181,7 @@ def _warmup(builder: ImportBuilder, tab: str) -> None:
 
 
 def _rates(builder: ImportBuilder, tab: str) -> None:
-    """The rates of the parts, where 0 means that a part does not learn."""
+    """The learning rates of the parts; 0 means that a part is not trained."""
     if tab == "lora":
         _adapter_rates(builder)
     rates = [builder.number(key) for key in ("learning_rate_te1", "learning_rate_te2")]
@@ -241,7 +241,7 @@ def _attention(builder: ImportBuilder, tab: str) -> None:
 
 
 def _noise(builder: ImportBuilder, tab: str) -> None:
-    """In a LoRA file one switch says which of two kinds of noise counts."""
+    """In a LoRA file one switch selects one of two kinds of noise."""
     kind = str(builder.get("noise_offset_type") or "Original")
     if tab == "lora":
         original = ["noise_offset", "noise_offset_random_strength", "adaptive_noise_scale"]
@@ -269,7 +269,7 @@ def _precision(builder: ImportBuilder, tab: str) -> None:
 
 
 def _files(builder: ImportBuilder, tab: str) -> None:
-    """The format of the result, and the prompts, which are text on kohya_ss's page and a file here."""
+    """The format of the saved file, and the prompts, which are text on kohya_ss's page and a file here."""
     kind = str(builder.get("save_model_as") or "")
     if kind == "same as source model":
         builder.empty("save_model_as")
@@ -286,7 +286,7 @@ def _files(builder: ImportBuilder, tab: str) -> None:
 
 
 def _folders(builder: ImportBuilder, tab: str) -> None:
-    """What a fine-tune calls its folders and files."""
+    """The folders and files of a fine-tune."""
     if tab != "finetune":
         return
     if builder.get("image_folder"):
@@ -310,7 +310,7 @@ def _folders(builder: ImportBuilder, tab: str) -> None:
 
 
 def _word(builder: ImportBuilder, tab: str) -> None:
-    """What stands in the place of captions, which is one field on kohya_ss's page."""
+    """The template that replaces captions, one field on kohya_ss's page."""
     if tab == "textual-inversion" and (option := TEMPLATES.get(str(builder.get("template")))):
         builder.change("template", Text("is {option} here", option=option), {option: True})
     builder.empty("template")
@@ -336,10 +336,10 @@ PARTS: tuple[Callable[[ImportBuilder, str], None], ...] = (
 
 
 def _plain(builder: ImportBuilder, key: str, tab: str) -> None:
-    """A key that is an option, is one under another name, or means nothing here."""
+    """A key that is an option, possibly under another name, or has no equivalent."""
     value = builder.source[key]
     renamed = TABLES["renamed"][builder.family].get(key) or TABLES["renamed"]["any"].get(key)
-    # Once the page wrote False into files for empty fields of these.
+    # Older versions of the page wrote False for empty fields of these.
     empty = is_empty(value) or value == "False" and key.startswith(("huggingface_", "metadata_", "resume_from_"))
     if empty or (key in TABLES["zero_is_unset"] and to_number(value) == 0):
         builder.empty(key)
@@ -360,7 +360,7 @@ def _plain(builder: ImportBuilder, key: str, tab: str) -> None:
 
 
 def _reason(builder: ImportBuilder, key: str, tab: str) -> str:
-    """Why a key means nothing for this file, or ""."""
+    """Why a key has no meaning in this file, or ""."""
     other = next((why for start, why in TABLES["other_models"].items() if key.startswith(start)), "")
     sd3 = "" if tab == "lora" else TABLES["sd3_in_full"].get(key, "")
     if reason := TABLES["ignored"].get(key) or sd3 or other:

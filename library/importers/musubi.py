@@ -1,4 +1,4 @@
-"""musubi-tuner: TOML files for FLUX.1, FLUX.2, Qwen-Image and Z-Image, and its dialect of dataset files."""
+"""Import musubi-tuner's TOML files for FLUX.1, FLUX.2, Qwen-Image and Z-Image, and its format of dataset files."""
 
 import math
 from collections.abc import Mapping
@@ -14,13 +14,13 @@ TRAINER = "musubi-tuner"
 TABLES = load_tables("musubi")
 OURS = {"pretrained_model_name_or_path", "train_data_dir", "resolution", "train_batch_size", "cache_latents",
         "cache_latents_to_disk"}  # options that it does not have  # fmt: skip
-STEP = 16  # pixels that sides of images are multiples of
+STEP = 16  # sides of images are multiples of this many pixels
 MODULATION = ".*(img_mod|txt_mod|modulation).*"  # layers of FLUX.1
 
 
 def fits(found: JsonMapping) -> bool:
-    """Whether this is a file of musubi-tuner. Modules of adapters have the same names here, so one tells nothing by
-    itself, nor where the images, the base model or how they are cached are written in our words."""
+    """Whether this is a file of musubi-tuner. The name of an adapter's module, which we share, is not enough where the
+    images, the base model or the caches are set with our option names."""
     found = schema.flat(found)
     module = str(found.get("network_module") or "")
     if module in TABLES["families"]:
@@ -30,13 +30,13 @@ def fits(found: JsonMapping) -> bool:
 
 
 def script_of(name: str) -> str:
-    """What a script of musubi-tuner, with or without ending, is called here; other names stay as they are."""
+    """The equivalent of a script of musubi-tuner, named with or without .py; other names are returned unchanged."""
     return TABLES["scripts"].get(name.removesuffix(".py"), name.removesuffix(".py"))
 
 
 def read(found: JsonMapping, script: str = "") -> ImportBuilder:
-    """Every key of a flat file -> our values, and what became of it. Raises ConfigError for other models."""
-    data = found.get("dataset_config")  # a table where the file that it names could be read
+    """Every key of a flat file -> our values and its outcome. Raises ConfigError for unsupported models."""
+    data = found.get("dataset_config")  # a table if the file that it names could be read
     found = schema.flat({**found, "dataset_config": ""} if isinstance(data, Mapping) else found)
     module = str(found.get("network_module") or "")
     other = next((model for key, model in TABLES["other_keys"].items() if not is_empty(found.get(key))), "")
@@ -72,7 +72,7 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
             builder.keep(key)
     defaults = TABLES["defaults"] | TABLES[f"defaults_{kind}"] | TABLES.get(f"defaults_{family}", {})
     if sampling not in ("", "shift", "sigma"):
-        del defaults["discrete_flow_shift"]  # which nothing reads then
+        del defaults["discrete_flow_shift"]  # which has no effect then
     for option, value in defaults.items():
         if option not in found:
             said = Text("not in the file; {trainer} uses {value}", trainer=TRAINER, value=value)
@@ -80,12 +80,12 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
     always = TABLES["always"] | ({"network_train_unet_only": True} if lora else {})
     said = Text("{trainer} always trains from caches on disk, and no text encoder", trainer=TRAINER)
     set_by(builder, "cache_latents", said, always)
-    _own_ways(builder, module)
+    _defaults(builder, module)
     return builder
 
 
-def _own_ways(builder: ImportBuilder, module: str) -> None:
-    """What it trains of a model where nothing is said: which model, and which of its layers."""
+def _defaults(builder: ImportBuilder, module: str) -> None:
+    """musubi-tuner's defaults for the model and its trained layers."""
     if builder.family == "flux":  # its only script for FLUX.1 trains Kontext, which has the header of dev
         set_by(
             builder,
@@ -104,13 +104,13 @@ def _own_ways(builder: ImportBuilder, module: str) -> None:
 
 
 def _arguments(builder: ImportBuilder) -> list[str]:
-    """network_args, which may be one text."""
+    """network_args as a list, which the file may have as one string."""
     given = builder.get("network_args") or ()
     return given.split() if isinstance(given, str) else [str(one) for one in given]
 
 
 def family_of(found: JsonMapping, script: str) -> str:
-    """The family that a file is for, by its module, kind of model or keys. ConfigError where these are unclear."""
+    """The family that a file is for, by its module, kind of model or keys. ConfigError where these are ambiguous."""
     module, version = str(found.get("network_module") or ""), str(found.get("model_version") or "").casefold()
     if script or module in TABLES["families"]:
         return script.partition("_train")[0] or TABLES["families"][module]
@@ -127,7 +127,7 @@ def family_of(found: JsonMapping, script: str) -> str:
 
 
 def _lycoris(builder: ImportBuilder, module: str) -> None:
-    """Its own LoHa and LoKr are LyCORIS' here, which chooses layers in another way."""
+    """Map its LoHa and LoKr to those of LyCORIS, which selects layers differently."""
     if module not in TABLES["lycoris"]:
         return
     given = _arguments(builder)
@@ -147,14 +147,14 @@ def _lycoris(builder: ImportBuilder, module: str) -> None:
 
 
 def is_dataset(found: JsonMapping) -> bool:
-    """Whether this is a dataset file in that dialect: image folders right in [[datasets]]."""
+    """Whether this is a dataset file of musubi-tuner: image folders directly in [[datasets]]."""
     kinds = ("image_directory", "image_jsonl_file", "video_directory", "video_jsonl_file")
     sets = found.get("datasets")
     return isinstance(sets, list) and any(isinstance(s, Mapping) and any(k in s for k in kinds) for s in sets)
 
 
 def dataset(found: JsonMapping) -> tuple[str, list[str]]:
-    """A dataset file in that dialect -> ours, and what was left out, a sentence each."""
+    """A dataset file of musubi-tuner -> the text of ours, and a sentence for each key that was left out."""
     notes: list[str] = []
     known: list[str] = TABLES["dataset_keys"]
     general = _known(found.get("general", {}), known, "[general]", notes)
@@ -180,8 +180,8 @@ def dataset(found: JsonMapping) -> tuple[str, list[str]]:
 
 
 def _buckets(table: JsonMapping) -> JsonObject:
-    """The sizes that it cuts images to, so that they and its caches stay as they are: an area in steps of 16 pixels, no
-    side shorter than half of a square's."""
+    """Bucket options that keep musubi-tuner's crops, and so its caches, valid: an area in steps of 16 pixels, no side
+    shorter than half of a square's."""
     size = table.get("resolution")
     sides = [int(to_number(side) or 0) for side in (size if isinstance(size, list) else [size])]
     if min(sides, default=0) < 1:

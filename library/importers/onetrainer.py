@@ -1,4 +1,4 @@
-"""OneTrainer: JSON files of its presets and configs, as far as this trainer has equivalent options."""
+"""Import OneTrainer's JSON files of presets and configs, as far as this trainer has equivalent options."""
 
 import re
 
@@ -25,7 +25,7 @@ from library.importers.shared import (
 TRAINER = "OneTrainer"
 HUB_FILE = re.compile(r"https://huggingface\.co/(?P<repository>[^/]+/[^/]+)/(?:blob|resolve)/[^/]+/(?P<file>.+)")
 TABLES = load_tables("onetrainer")
-# Keys of old versions -> those of today.
+# Keys of old versions -> current keys.
 OLD = TABLES["old"] | {
     old.format(part=part): new.format(part=part)
     for part in TABLES["parts"]
@@ -40,7 +40,7 @@ def fits(found: JsonMapping) -> bool:
 
 
 def read(found: JsonMapping, script: str = "") -> ImportBuilder:
-    """Every key -> our values, and what became of it. Raises ConfigError for other models and methods."""
+    """Every key -> our values and its outcome. Raises ConfigError for unsupported models and methods."""
     flat, names = today(dotted(found))
     flat, names = _with_defaults(flat, names)
     source, absent, notes = completed(flat)
@@ -85,7 +85,7 @@ def _script(source: JsonMapping, script: str) -> str:
 
 
 def _own_transformer(builder: ImportBuilder) -> None:
-    """A transformer beside the base model, which has the other networks then."""
+    """A separate transformer; the base model then provides the other networks."""
     key, base = "transformer.model_name", builder.get("base_model_name")
     options = PART_OPTIONS.get(builder.family, ())
     if not builder.get(key) or not options:
@@ -126,7 +126,7 @@ def _output(builder: ImportBuilder) -> None:
 
 
 def today(flat: JsonMapping) -> tuple[JsonObject, dict[str, str]]:
-    """A file's keys, with dots, in the names of today, and what the file calls those that had another one."""
+    """A file's keys, with dots, under their current names, and {current name: old name} of those that were renamed."""
     found: JsonObject = {}
     names: dict[str, str] = {}
     for key, value in flat.items():
@@ -135,7 +135,7 @@ def today(flat: JsonMapping) -> tuple[JsonObject, dict[str, str]]:
             new = f"optimizer.{key.removeprefix('optimizer_')}"
         if new.startswith("prior."):
             new = new.replace("prior.", "transformer.", 1)
-        if new in flat and new != key:  # both names: today's counts
+        if new in flat and new != key:  # both names: the current one takes precedence
             found[key] = value
             continue
         found[new] = value
@@ -145,8 +145,7 @@ def today(flat: JsonMapping) -> tuple[JsonObject, dict[str, str]]:
 
 
 def _with_defaults(found: JsonObject, names: dict[str, str]) -> tuple[JsonObject, dict[str, str]]:
-    """The same with what the file keeps for its optimizer in optimizer_defaults where it says nothing else, as its
-    presets do, which name the optimizer alone."""
+    """Fill the optimizer's missing settings from the file's optimizer_defaults, as presets name only the optimizer."""
     start = f"optimizer_defaults.{found.get('optimizer.optimizer')}."
     kept = {key: f"optimizer.{key.removeprefix(start)}" for key in found if key.startswith(start)}
     missing = {key: own for key, own in kept.items() if own not in found}
@@ -155,8 +154,8 @@ def _with_defaults(found: JsonObject, names: dict[str, str]) -> tuple[JsonObject
 
 
 def completed(found: JsonMapping) -> tuple[JsonObject, frozenset[str], list[str]]:
-    """The settings with OneTrainer's defaults where they are missing or no such value; the keys of those that are
-    missing; and a sentence for each that is no such value."""
+    """The settings with OneTrainer's defaults where they are missing or invalid; the keys of the missing ones; and a
+    sentence for each invalid one."""
     filled, notes = dict(found), []
     for key, default in TABLES["defaults"].items():
         value = found.get(key)

@@ -1,4 +1,4 @@
-"""OneTrainer: concepts as a dataset file, samples as a prompt file, and how noise is drawn for FLUX.1."""
+"""Import OneTrainer's concepts to a dataset file, samples to a prompt file, and its timestep sampling for FLUX.1."""
 
 import math
 
@@ -19,7 +19,7 @@ NEAREST = {"INVERTED_PARABOLA": "sigmoid", "SIGMOID": "shift", "BETA": "uniform"
 
 
 def _timesteps(builder: ImportBuilder) -> None:
-    """How the amount of noise is drawn."""
+    """The distribution of timesteps."""
     weight, bias = builder.number("noising_weight") or 0.0, builder.number("noising_bias") or 0.0
     kind = str(builder.get("timestep_distribution") or ("SIGMOID" if weight else "UNIFORM"))
     keys = ("timestep_distribution", "noising_weight", "noising_bias", "timestep_shift", "dynamic_timestep_shifting")
@@ -51,12 +51,12 @@ def _timesteps(builder: ImportBuilder) -> None:
 
 
 def _sampling(kind: str, weight: float, bias: float, shift: float, dynamic: bool) -> tuple[JsonObject, bool]:
-    """The options of a distribution, and whether it is the same, and not only the nearest."""
+    """The options of a distribution, and whether it is exactly equal, and not only the nearest."""
     values: JsonObject = {"model_prediction_type": "raw", "weighting_scheme": "none"}
     if kind == "LOGIT_NORMAL" and not bias:
         sampling = "flux_shift" if dynamic else "sigmoid" if shift == 1 else "shift"
         return values | {"timestep_sampling": sampling, "sigmoid_scale": 1 + weight}, True
-    if kind == "LOGIT_NORMAL":  # the table of sigma sampling begins with the noisiest
+    if kind == "LOGIT_NORMAL":  # the table of sigma sampling starts at the highest noise
         values |= {"weighting_scheme": "logit_normal", "logit_mean": -bias, "logit_std": 1 + weight}
     elif kind == "HEAVY_TAIL":
         values |= {"weighting_scheme": "mode", "mode_scale": weight}
@@ -69,14 +69,14 @@ def _sampling(kind: str, weight: float, bias: float, shift: float, dynamic: bool
 
 
 def _dynamic(builder: ImportBuilder) -> float:
-    """The shift that FLUX.1's scheduler gives to images of the largest size."""
+    """The shift of FLUX.1's scheduler for images of the largest size."""
     width, height = max(_sizes(builder), key=lambda size: size[0] * size[1], default=(1024, 1024))
     tokens = width * height / 256
     return math.exp(0.5 + (tokens - 256) * (1.15 - 0.5) / (4096 - 256))
 
 
 def _sizes(builder: ImportBuilder) -> list[tuple[int, int]]:
-    """The resolutions: "512,1024" are two, and "1024x768" is one exact one."""
+    """The resolutions: "512,1024" are two, "1024x768" is one exact size."""
     found = []
     for text in str(builder.get("resolution") or "").split(","):
         sides = [int(side) for part in text.casefold().split("x") if (side := to_number(part)) and side > 0]
@@ -109,7 +109,7 @@ def _images(builder: ImportBuilder) -> None:
         )
     values: JsonObject = {"enable_bucket": buckets, "max_bucket_reso": 2048, "caption_extension": ".txt"}
     said = f"enable_bucket = {str(buckets).lower()}"
-    builder.change("aspect_ratio_bucketing", said, {} if concepts else values)  # a dataset file says it itself
+    builder.change("aspect_ratio_bucketing", said, {} if concepts else values)  # a dataset file has its own
     _caching(builder, concepts)
 
 
@@ -170,7 +170,7 @@ def _subset(builder: ImportBuilder, concept: JsonMapping) -> JsonObject:
 
 
 def _caching(builder: ImportBuilder, concepts: list[JsonMapping]) -> None:
-    """OneTrainer's cache holds the outputs of frozen text encoders, too, on disk."""
+    """OneTrainer's cache on disk includes the outputs of frozen text encoders."""
     on = is_on(builder.get("latent_caching"))
     values: JsonObject = {"cache_latents": on, "cache_latents_to_disk": on}
     learns = builder.values.get("train_text_encoder") or (
@@ -186,7 +186,7 @@ def _caching(builder: ImportBuilder, concepts: list[JsonMapping]) -> None:
 
 
 def _samples(builder: ImportBuilder) -> None:
-    """Prompts that stand in the config, or in the file that it names, as a prompt file."""
+    """Prompts of the config, or of the file that it names, to a prompt file."""
     found = [s for s in tables(builder.get("samples")) if s.get("enabled", True) and not is_empty(s.get("prompt"))]
     keys = ("sample_after", "sample_after_unit")
     if not found:

@@ -1,4 +1,4 @@
-"""OneTrainer: optimizer, learning rates, schedule, loss, noise, and how often is saved."""
+"""Import OneTrainer's optimizer, learning rates, schedule, loss, noise, and intervals of saving."""
 
 import math
 
@@ -49,7 +49,7 @@ def _optimizer(builder: ImportBuilder) -> None:
 
 
 def _betas(builder: ImportBuilder, word: str, arguments: list[str]) -> list[str]:
-    """betas=... of beta1 and its neighbours, where all are known or the one that is not has a usual value."""
+    """betas=... from beta1 and the others, where all are set or the missing one has a usual value."""
     count = 3 if word in ("came", "ademamix", "ademamix8bit", "dadaptadan") else 2
     keys = [f"optimizer.beta{i}" for i in (1, 2, 3)[:count]]
     usual = {"lion": (0.9, 0.99), "came": (0.9, 0.999, 0.9999), "dadaptadan": (0.98, 0.92, 0.99),
@@ -86,7 +86,7 @@ def _fused(builder: ImportBuilder, name: str) -> None:
 
 
 def _batches(builder: ImportBuilder, steps: float) -> float:
-    """OneTrainer counts batches in its warm-up, and we count optimizer steps; 1 and less is a share in both."""
+    """Convert a warm-up in batches to optimizer steps; values up to 1 are a share in both."""
     return steps if steps <= 1 else max(1, int(steps // max(1, builder.number("gradient_accumulation_steps") or 1)))
 
 
@@ -114,7 +114,7 @@ def _schedule(builder: ImportBuilder) -> None:
     builder.change("learning_rate_scheduler", said, {"lr_scheduler": chosen, **values})
     if warmup and chosen != "adafactor":
         steps = _batches(builder, warmup)
-        # A share of 1 would read as one step.
+        # A share of 1 would mean one step.
         builder.rename("learning_rate_warmup_steps", "lr_warmup_steps", min(steps, 0.9999) if warmup <= 1 else steps)
     else:
         builder.change(
@@ -128,7 +128,7 @@ def _schedule(builder: ImportBuilder) -> None:
 
 
 def _factor(builder: ImportBuilder) -> float:
-    """What learning_rate_scaler multiplies all rates by: the root of what is added up in a step."""
+    """The factor of learning_rate_scaler for all rates: the square root of what is accumulated in a step."""
     kind = str(builder.get("learning_rate_scaler"))
     batch = builder.number("batch_size") or 1 if "BATCH" in kind or "BOTH" in kind else 1
     parts = builder.number("gradient_accumulation_steps") or 1 if "GRADIENT" in kind or "BOTH" in kind else 1
@@ -142,7 +142,7 @@ def _factor(builder: ImportBuilder) -> float:
 
 
 def _rates(builder: ImportBuilder) -> None:
-    """Which parts learn, and how fast."""
+    """The trained parts and their learning rates."""
     factor, part = _factor(builder), image_part(builder)
 
     def rate(key: str) -> float | None:
@@ -173,7 +173,7 @@ def _rates(builder: ImportBuilder) -> None:
 
 
 def _encoder_adapters(builder: ImportBuilder, learns: list[bool], rates: list[float], t5: int) -> None:
-    """`t5` is the place of T5 among the text encoders, of FLUX.1."""
+    """`t5`: the index of T5 among the text encoders of FLUX.1."""
     key = "text_encoder.train"
     if not any(learns):
         builder.change(key, "no text encoder learns: network_train_unet_only", {"network_train_unet_only": True})
@@ -224,7 +224,7 @@ def _stops(builder: ImportBuilder, learns: list[bool]) -> None:
 
 
 def _steps(builder: ImportBuilder) -> None:
-    """Clipping, the average, and half precision that has to do with it."""
+    """Gradient clipping, EMA, and the half precision that they depend on."""
     clip = builder.number("clip_grad_norm")
     builder.change("clip_grad_norm", f"max_grad_norm = {clip or 0:g}", {"max_grad_norm": clip or 0.0})
     mode = str(builder.get("ema") or "OFF").upper()
@@ -275,7 +275,7 @@ def _loss(builder: ImportBuilder) -> None:
 
 
 def _intervals(builder: ImportBuilder) -> None:
-    """How often is saved; only steps and epochs can be counted here, and states by minutes."""
+    """Intervals of saving, which are steps or epochs here, or minutes for states."""
     unit, count = str(builder.get("save_every_unit") or "NEVER"), builder.number("save_every")
     if unit in ("STEP", "EPOCH") and count:
         name = f"save_every_n_{unit.casefold()}s"

@@ -1,4 +1,4 @@
-"""OneTrainer: which parts learn, in which number format they are kept, and the adapters."""
+"""Import OneTrainer's trained parts, their dtypes, and the adapters."""
 
 from library.config.json_types import JsonObject
 from library.config.problems import Text, listed
@@ -11,12 +11,12 @@ ENCODERS = ("text_encoder", "text_encoder_2")
 
 
 def image_part(builder: ImportBuilder) -> str:
-    """What the image model is called: it has the settings of a part."""
+    """The name of the denoiser, whose settings are those of a part."""
     return "unet" if builder.family == "sdxl" else "transformer"
 
 
 def dtype(builder: ImportBuilder, part: str) -> str:
-    """The number format of a part; NONE meant that of the whole model in old files."""
+    """The dtype of a part; in old files NONE means that of the whole model."""
     own = str(builder.get(f"{part}.weight_dtype") or "NONE").upper()
     if own == "NONE" or not builder.given(f"{part}.weight_dtype"):
         return str(builder.get("weight_dtype") or own).upper().replace("NONE", "FLOAT_32")
@@ -24,7 +24,7 @@ def dtype(builder: ImportBuilder, part: str) -> str:
 
 
 def _formats(builder: ImportBuilder) -> None:
-    """train_dtype and the formats of the parts, which are one question here."""
+    """Convert train_dtype and the dtypes of the parts, which are one option here."""
     part = image_part(builder)
     kept, used = dtype(builder, part), str(builder.get("train_dtype")).upper()
     mixed, half = precision(used), precision(kept)
@@ -141,7 +141,7 @@ def _lycoris(builder: ImportBuilder, kind: str) -> tuple[str, list[str]]:
 
 
 def _filter(builder: ImportBuilder) -> str:
-    """Which layers get adapters: "full", "attn-mlp", "attn-only", "blocks", or what was typed."""
+    """Which layers get adapters: "full", "attn-mlp", "attn-only", "blocks", or a custom filter."""
     preset = str(builder.get("layer_filter_preset") or "full")
     typed = str(builder.get("layer_filter") or "")
     return preset if preset != "custom" else typed or "full"
@@ -155,7 +155,7 @@ def _preset(builder: ImportBuilder) -> list[str]:
 
 
 def _layers(builder: ImportBuilder, rank: int, alpha: float) -> list[str]:
-    """The layers that get adapters, in words of networks.lora and networks.lora_flux."""
+    """The layers that get adapters, as arguments of networks.lora and networks.lora_flux."""
     chosen = _filter(builder)
     if builder.family == "sdxl":
         if chosen == "full":
@@ -185,7 +185,7 @@ def _say_layers(builder: ImportBuilder, said: str) -> None:
 
 
 def _checkpointing(builder: ImportBuilder) -> None:
-    """One setting for all parts up to version 10, and one for each part since."""
+    """Gradient checkpointing: one setting for all parts up to version 10, and one per part since."""
     part = image_part(builder)
     whole, own = "gradient_checkpointing", f"{part}.gradient_checkpointing"
     word = str(builder.source.get(whole, builder.source.get(own, True))).upper()
@@ -215,7 +215,7 @@ def _checkpointing(builder: ImportBuilder) -> None:
 
 
 def _captions(builder: ImportBuilder) -> None:
-    """What the text encoders read."""
+    """Options of captions for the text encoders."""
     if builder.family == "flux":
         own = "text_encoder" if builder.get("model_type") == "CHROMA_1" else "text_encoder_2"  # which of them is T5
         key = f"{own}_sequence_length"

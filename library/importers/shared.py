@@ -1,4 +1,4 @@
-"""What importers share: tables of other programs' keys, dotted keys, number formats, optimizers, dataset files."""
+"""Shared parts of importers: tables of other programs' keys, dotted keys, dtypes, optimizers, dataset files."""
 
 import re
 import tomllib
@@ -15,10 +15,10 @@ from library.importers.builder import NOT_HERE, ImportBuilder, KeyOutcome, is_em
 
 FULL = {"fp32", "float32", "float_32", "float", "no"}
 ONLY = "this trainer trains LoRA and whole models of SDXL, FLUX.1, FLUX.2, Qwen-Image, Z-Image and Anima"
-# Blocks that a share means (double blocks of FLUX, and pairs of single ones), and how many may wait in host memory.
+# Blocks that a share refers to (double blocks of FLUX, and pairs of single ones), and how many can be swapped.
 BLOCKS = {"flux": (38, 35), "flux_2": (20, 19), "qwen_image": (60, 59), "zimage": (30, 29), "anima": (28, 26)}
 ENCODED_ONCE = "captions are encoded once, before the training (cache_text_encoder_outputs)"
-LEAST_SIDE = 256  # of buckets, where nothing is said
+LEAST_SIDE = 256  # of buckets, by default
 EDIT = r"(?<![a-z])edit(?![a-z])(?:[ _-]?plus)?(?:[ _:-]*(2509|2511))?"
 # The options that name a model's networks beside its transformer.
 PART_OPTIONS = {
@@ -29,20 +29,20 @@ PART_OPTIONS = {
     "anima": ("qwen3", "vae"),
 }
 PREPARED = "it is said in the dataset file that is written beside the config"
-# Parts of a path that tell nothing of the model: sub-folders and files of diffusers and of the Hugging Face cache.
+# Parts of a path that do not identify the model: sub-folders and files of diffusers and of the Hugging Face cache.
 NO_NAME = re.compile(r"transformer|snapshots|[0-9a-f]{40}|(diffusion_pytorch_)?model(-\d+-of-\d+)?\.safetensors|")
 
 
 @cache
 def load_tables(program: str) -> JsonObject:
-    """The tables of a program's keys, tables/PROGRAM.toml. `ignored` is key -> the reason why it means nothing here."""
+    """The tables of a program's keys, tables/PROGRAM.toml. `ignored`: key -> why it has no equivalent."""
     found = tomllib.loads((Path(__file__).parent / "tables" / f"{program}.toml").read_text(encoding="utf-8"))
     reasons = {key: group["reason"] for group in found.get("ignored", ()) for key in group["keys"]}
     return {**found, "ignored": reasons}
 
 
 def dotted(found: JsonMapping, before: str = "") -> JsonObject:
-    """Tables in tables -> keys with dots. Lists stay as they are."""
+    """Nested tables -> keys with dots. Lists are unchanged."""
     flat: JsonObject = {}
     for key, value in found.items():
         if isinstance(value, Mapping) and value:
@@ -53,7 +53,7 @@ def dotted(found: JsonMapping, before: str = "") -> JsonObject:
 
 
 def chooses_chroma(builder: ImportBuilder, key: str) -> None:
-    """A key that says that the model is Chroma, read after all others: what sd-scripts asks for with it."""
+    """Apply a key that selects Chroma, after all others, with the options that sd-scripts requires for it."""
     template = "chooses the script: {script} with model_type = chroma, which masks T5's padding and takes no guidance"
     said = Text(template, script=builder.script)
     values = {"model_type": "chroma", "apply_t5_attn_mask": True, "guidance_scale": 0.0}
@@ -61,13 +61,13 @@ def chooses_chroma(builder: ImportBuilder, key: str) -> None:
 
 
 def own_name(path: object) -> str:
-    """What a model is called by its path or id, in small letters, without the folders that it lies in."""
+    """The name of a model from its path or id, in lower case, without its folders."""
     parts = [part for part in re.split(r"[/\\]", str(path or "").casefold()) if not NO_NAME.fullmatch(part)]
     return parts[-1] if parts else ""
 
 
 def chooses_version(builder: ImportBuilder, key: str, words: str) -> None:
-    """Which model of several whose files look alike is meant, by its words. De-Turbo is trained like the base."""
+    """Select the model by its name where several have identical files. De-Turbo is trained like the base."""
     if builder.family in ("zimage", "flux_2"):
         if builder.family == "zimage":
             version = "turbo" if "turbo" in words and not re.search("de-?_?turbo", words) else "base"
@@ -81,7 +81,7 @@ def chooses_version(builder: ImportBuilder, key: str, words: str) -> None:
 
 
 def chooses_edit(builder: ImportBuilder, key: str, words: str) -> None:
-    """Which Qwen-Image-Edit a model is, by the words for it; the original is left to its files."""
+    """Select the Qwen-Image-Edit version by the model's name; the original is recognised by its files."""
     if builder.family == "qwen_image" and (found := re.search(EDIT, words)):
         version = f"edit-{found[1]}" if found[1] else "edit-2509" if "plus" in found[0] else "edit"
         template = (
@@ -93,32 +93,30 @@ def chooses_edit(builder: ImportBuilder, key: str, words: str) -> None:
 
 
 def varied(builder: ImportBuilder) -> tuple[str, ...]:
-    """Options that change captions from step to step, and cannot be with captions that are encoded once."""
+    """Options that change captions in each step, which exclude cached text encoder outputs."""
     names = ("shuffle_caption", "caption_tag_dropout_rate", "caption_dropout_rate")
     return names[:2] if builder.family == "anima" else names
 
 
 def guidance_flag(builder: ImportBuilder, chroma: bool) -> str:
-    """The flag in prompts for another trainer's one scale: of the guidance that a model reads, or else of the negative
-    prompt."""
+    """The prompt flag for another trainer's single scale: distilled guidance, or else classifier-free guidance."""
     reads = {"flux": not chroma, "flux_2": builder.values.get("model_version") == "dev"}
     return "--g" if reads.get(builder.family) else "--l"
 
 
 def guidance(builder: ImportBuilder, scale: JsonValue) -> JsonValue:
-    """Another trainer's scale as a prompt has it here. Of Z-Image, whose own scale is 0 without a negative prompt, the
-    others count from 1, too."""
+    """Another trainer's guidance scale as a prompt's. For Z-Image ours is 0 without guidance, and theirs is 1."""
     number = to_number(scale)
     return scale if builder.family != "zimage" or number is None else f"{max(0.0, number - 1.0):g}"
 
 
 def tables(value: JsonValue) -> list[JsonMapping]:
-    """The tables of a list; none where it is no list of tables."""
+    """The tables of a list; none for any other value."""
     return [table for table in value if isinstance(table, Mapping)] if isinstance(value, list) else []
 
 
 def take(builder: ImportBuilder, names: Mapping[str, str], read: Callable[[Any], Any] = lambda value: value) -> None:
-    """Keys that are options, of the same or another name."""
+    """Import keys that are options of the same or another name."""
     for key, option in names.items():
         if (value := builder.get(key)) is not None:
             if key == option:
@@ -135,7 +133,7 @@ def rest(builder: ImportBuilder, reasons: Mapping[str, str], otherwise: str = NO
 
 
 def set_by(builder: ImportBuilder, key: str, text: str, values: JsonMapping) -> None:
-    """Values that follow from the trainer itself, or from a key that is not in the file."""
+    """Set values that follow from the trainer itself, or from a key that is not in the file."""
     if key in builder.source:
         builder.change(key, text, values)
     else:
@@ -145,29 +143,29 @@ def set_by(builder: ImportBuilder, key: str, text: str, values: JsonMapping) -> 
 
 
 def precision(value: JsonValue, full: str = "no") -> str:
-    """A name of a number format -> ours; what is no 16-bit format is `full`."""
+    """The name of a dtype -> ours; `full` for all but 16-bit dtypes."""
     word = str(value).casefold()
     half = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16"}.get(word.replace("_", ""))
     return half or (full if word in FULL else str(value))
 
 
 def plain(name: object) -> str:
-    """The name in small letters, without signs: ADAMW_8BIT and adamw8bit are the same."""
+    """The name in lower case, without punctuation: ADAMW_8BIT and adamw8bit are the same."""
     return "".join(letter for letter in str(name).casefold() if letter.isalnum())
 
 
 def equal(theirs: object, ours: str) -> Text:
-    """What something of another trainer is here."""
+    """A message: the equivalent of another trainer's setting."""
     return Text("{theirs} is {ours} here", theirs=theirs, ours=ours)
 
 
 def nearest(theirs: object, ours: str) -> Text:
-    """What is taken for something of another trainer that is not offered here."""
+    """A message: the replacement of another trainer's setting without an equivalent."""
     return Text("{theirs} is not offered here; the nearest is {ours}", theirs=theirs, ours=ours)
 
 
 def optimizer(name: object) -> tuple[str, str]:
-    """The optimizer here, and a sentence where it is not the same: ("AdamW8bit", "")."""
+    """The equivalent optimizer, and a sentence where it differs: ("AdamW8bit", "")."""
     tables, word = load_tables("optimizers"), plain(name)
     known = tables["same"].get(tables["nearest"].get(word, word))
     if known is None:
@@ -177,14 +175,14 @@ def optimizer(name: object) -> tuple[str, str]:
 
 
 def split_path(path: str) -> tuple[str, str]:
-    """A path of any system -> its folder and the file's name without an ending."""
+    """A path of any system -> its folder and the file's name without extension."""
     at = max(path.rfind("/"), path.rfind("\\"))
     name = path[at + 1 :]
     return path[: max(at, 0)] or ".", name.rpartition(".")[0] or name
 
 
 def dataset_toml(general: JsonMapping, sets: Iterable[tuple[JsonMapping, list[JsonObject]]]) -> str:
-    """A dataset file: what all share, and each dataset with its subsets."""
+    """The text of a dataset file: general options, and each dataset with its subsets."""
     blocks = [_table("[general]", general)] if general else []
     for own, subsets in sets:
         all_of_it = {**general, **own}
@@ -195,7 +193,7 @@ def dataset_toml(general: JsonMapping, sets: Iterable[tuple[JsonMapping, list[Js
 
 
 def small_buckets(resolution: JsonValue) -> JsonObject:
-    """The limit of buckets for images that are smaller than the usual limit, which the other trainers do not have."""
+    """A lower bucket limit for resolutions below our default limit, which the other trainers do not have."""
     sides = resolution if isinstance(resolution, list | tuple) else [resolution]
     least = min((int(side) for side in map(to_number, sides) if side), default=LEAST_SIDE)
     return {"min_bucket_reso": max(64, least // 64 * 64)} if least < LEAST_SIDE else {}
