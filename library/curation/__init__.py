@@ -1,5 +1,5 @@
-"""Looking after a folder of images: what is in it, its captions, its doubles, and changes that can be taken back.
+"""Curate a folder of images: scan it, edit captions, find duplicates, and undo changes.
 
-No torch. Nothing here can destroy an original: what changes or goes is first kept in `.trash/<date>/` inside the folder
-(`trash.py`), and taking a change back leaves alone what was altered since.
+No torch. Originals are never lost: files that are changed or removed are first kept in `.trash/<date>/` inside the
+folder (`trash.py`), and undoing a change skips files that were altered since.
 """

@@ -1,4 +1,4 @@
-"""What can be done to the images of a collection. Every one of these can be taken back (trash.py)."""
+"""Changes of the images of a collection. All of them can be undone (trash.py)."""
 
 import os
 import re
@@ -21,9 +21,9 @@ CAPTIONS = (".txt", ".caption")
 
 
 def caption(collection: ImageCollection, name: str, text: str, expected: str | None) -> Picture:
-    """Give one image other words. `expected` is what the caller believes to be there now (None: no file).
+    """Write the caption of one image. `expected` is its current text as the caller last read it (None: no file).
 
-    Raises ConfigError when something else is there: another program wrote it meanwhile.
+    Raises ConfigError when the file differs: another program wrote it meanwhile.
     """
     picture = collection.find(name)
     changeable(collection, [picture])
@@ -41,9 +41,9 @@ def caption(collection: ImageCollection, name: str, text: str, expected: str | N
 
 
 def put_back(collection: ImageCollection, change: str, names: Sequence[str]) -> tuple[int, int]:
-    """Give images the captions that they had before a change: how many were given theirs, and how many were left.
+    """Restore the captions of images from before a change. Returns how many were restored, and how many skipped.
 
-    Captions that were altered since the change are left as they are. It is a change of its own.
+    Captions that were altered since are skipped. The restoration is a change of its own.
     """
     changeable(collection)
     with trash.lock(collection.root.resolve()):
@@ -59,14 +59,14 @@ def put_back(collection: ImageCollection, change: str, names: Sequence[str]) -> 
 
 
 def changeable(collection: ImageCollection, pictures: Sequence[Picture] = ()) -> None:
-    """Raise ConfigError with the remedy when a collection, or one of these pictures, can only be looked at."""
+    """Raise ConfigError with the fix when a collection, or one of these images, is read-only."""
     why = collection.fixed or next((p.fixed for p in pictures if p.fixed), "")
     if why:
         raise ConfigError(why)
 
 
 def preview(pictures: Sequence[Picture], edit: Edit) -> list[tuple[Picture, str]]:
-    """Which captions a change of tags would change, and to what. Images without a caption get one only by adding."""
+    """The captions that an edit would change, with the new text. Only adding creates missing captions."""
     found, seen = [], set()
     for picture in pictures:
         if (
@@ -86,7 +86,7 @@ def preview(pictures: Sequence[Picture], edit: Edit) -> list[tuple[Picture, str]
 def edit_tags(
     collection: ImageCollection, pictures: Sequence[Picture], edit: Edit, report: Report | None = None
 ) -> int:
-    """Change the tags of many captions at once; how many were changed."""
+    """Edit the tags of many captions at once. Returns how many captions changed."""
     changeable(collection)
     with trash.lock(collection.root.resolve()):
         spread(partial(reread, collection), list(pictures), report, Text("reading captions"))
@@ -99,7 +99,7 @@ def edit_tags(
 
 
 def remove(collection: ImageCollection, names: Sequence[str]) -> int:
-    """Move images, with their captions and caches, into the trash; how many images."""
+    """Move images, with their captions and caches, into the trash. Returns how many images."""
     pictures = [collection.find(name) for name in dict.fromkeys(names)]
     changeable(collection, pictures)
     others = [p for p in collection.pictures if p.name not in {one.name for one in pictures}]
@@ -129,8 +129,8 @@ def companions(image: Path, names: Sequence[str]) -> list[Path]:
 
 
 def compare(collection: ImageCollection, report: Report | None = None) -> None:
-    """Find images that are there twice, or look alike, and note them in the collection."""
-    # A training may see one file in several ways.
+    """Find identical and similar images, and store their groups in the collection."""
+    # Several images of a training may be of one file.
     pictures = list({p.path: p for p in collection.pictures if not p.broken}.values())
     at = {p.path: i for i, p in enumerate(pictures)}
     same = [
@@ -141,7 +141,7 @@ def compare(collection: ImageCollection, report: Report | None = None) -> None:
     groups = similar_images.near(
         spread(similar_images.looks, [p.path for p in pictures], report, Text("comparing images"))
     )
-    # Pictures too plain to be known by their looks are in no such group, but may be there twice.
+    # Images too plain for a perceptual hash are in no such group, but may be identical.
     groups += [group for group in same if not any(i in members for members in groups for i in group)]
     collection.doubles, collection.double_groups, collection.compared = {}, [], True
     for group in groups:
@@ -151,7 +151,7 @@ def compare(collection: ImageCollection, report: Report | None = None) -> None:
 
 
 def folder_name(repeats: int, words: str) -> str:
-    """The name of a folder of images: <repeats>_<words>. Raises ConfigError for what cannot be one."""
+    """The name of a folder of images: <repeats>_<words>. Raises ConfigError for an invalid name."""
     words = words.strip()
     if not 1 <= repeats <= MOST_REPEATS:
         raise ConfigError("repeats is {repeats}: use 1 to {most}", repeats=repeats, most=MOST_REPEATS)
@@ -161,7 +161,7 @@ def folder_name(repeats: int, words: str) -> str:
 
 
 def rename(collection: ImageCollection, folder: str, repeats: int, words: str) -> str:
-    """Give a folder of the collection other repeats and words; its new name."""
+    """Rename a folder of the collection to other repeats and words. Returns its new name."""
     changeable(collection)
     if folder not in {place.folder for place in collection.places if not place.fixed} or not folder:
         raise ConfigError(
@@ -176,7 +176,7 @@ def rename(collection: ImageCollection, folder: str, repeats: int, words: str) -
 
 
 def gather(collection: ImageCollection, repeats: int, words: str) -> str:
-    """Move the images that lie directly in the opened folder, with their captions, into <repeats>_<words>; its name."""
+    """Move the images directly in the opened folder, with their captions, into <repeats>_<words>. Returns that name."""
     changeable(collection)
     name = folder_name(repeats, words)
     here = folders.listing(collection.root)
@@ -192,7 +192,7 @@ def gather(collection: ImageCollection, repeats: int, words: str) -> str:
 
 
 def bring(collection: ImageCollection, source: Path, repeats: int, words: str, report: Report | None = None) -> str:
-    """Copy the images of another folder, with their captions, into <repeats>_<words> of this one; its name.
+    """Copy the images of another folder, with their captions, into <repeats>_<words> of this one. Returns that name.
 
     The source is only read. Raises ConfigError when it is the target, or has no images.
     """

@@ -1,4 +1,4 @@
-"""The images of a data set as their owner wants to see them: each with its caption, its bucket, and what is wrong."""
+"""The images of a data set as the page shows them: each with its caption, its bucket, and its problems."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -13,10 +13,10 @@ from library.data.buckets import BucketFit, Buckets, Size
 from library.data.images import Image, ImageSet, bucket_rules, summary
 from library.data.length import length
 
-May = Callable[[str], bool]  # whether a path may be followed to where it leads
+May = Callable[[str], bool]  # whether the target of a path may be read
 
 LARGEST = 16384  # pixels of a side; no model generates that many
-MOST_SEEN = 10_000_000  # pictures of an epoch; more is a slip in a folder's name
+MOST_SEEN = 10_000_000  # images of an epoch; more is a mistake in a folder's name
 
 
 @dataclass(slots=True)
@@ -24,30 +24,30 @@ class Picture:
     """An image of the folder."""
 
     path: str
-    name: str  # inside the opened folder, with /
+    name: str  # path relative to the opened folder, with /
     folder: str  # the same of its folder; "" is the opened one
     num_bytes: int
     modified: int
-    caption_file: str  # where its words are, or would be; "" when another file tells them
+    caption_file: str  # where its caption is, or would be; "" when another file holds it
     repeats: int = 1
     size: Size = (0, 0)
-    caption: str | None = None  # the whole file; None when there is none
+    caption: str | None = None  # the content of the file; None when there is none
     fit: BucketFit | None = None
-    unused: str = ""  # why a training would leave it out
+    unused: str = ""  # why a training would not use it
     broken: str = ""  # why it cannot be decoded
-    foreign: bool = False  # its caption file is no UTF-8
-    turned: bool = False  # it says that it should be shown turned, which trainers do not follow
+    foreign: bool = False  # its caption file is not UTF-8
+    turned: bool = False  # it has an EXIF rotation, which trainers ignore
     role: str = ""  # "reg": a regularisation image; "held": used for validation
-    fixed: str = ""  # why neither it nor its words can be changed here
+    fixed: str = ""  # why it and its caption are read-only
 
     @property
     def words(self) -> str:
-        """What a training reads of its caption file."""
+        """The part of its caption file that a training reads."""
         return captions.first_line(self.caption or "")
 
     @property
     def cut(self) -> tuple[float, float]:
-        """The shares of its width and of its height that the bucket cuts away."""
+        """The shares of its width and of its height that are cropped for the bucket."""
         if self.fit is None:
             return 0.0, 0.0
         (width, height), (bucket_width, bucket_height) = self.fit.resized, self.fit.bucket
@@ -55,7 +55,7 @@ class Picture:
 
     @property
     def seen(self) -> tuple[float, float, float, float]:
-        """What is seen of it, as shares: left, top, width, height."""
+        """The crop, as shares of its size: left, top, width, height."""
         if self.fit is None:
             return 0.0, 0.0, 1.0, 1.0
         view = augment.middle(self.fit)
@@ -64,14 +64,14 @@ class Picture:
 
     @property
     def larger(self) -> float:
-        """How many times it is enlarged."""
+        """The factor by which it is enlarged."""
         if self.fit is None or not min(self.size):
             return 1.0
         return max(self.fit.resized[0] / self.size[0], self.fit.resized[1] / self.size[1])
 
     @property
     def used(self) -> bool:
-        """Whether a training would see it."""
+        """Whether a training would use it."""
         return not (self.unused or self.broken)
 
 
@@ -91,7 +91,7 @@ class ImageFolder:
 
 @dataclass(slots=True)
 class ImageCollection:
-    """The images of a data set and its folders, and what was found of them."""
+    """The images of a data set and its folders, with the results of the scan."""
 
     root: Path
     config: RunConfig
@@ -99,33 +99,33 @@ class ImageCollection:
     known: dict[str, Picture] = field(default_factory=dict)  # by name
     places: list[ImageFolder] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    doubles: dict[str, int] = field(default_factory=dict)  # name -> number of its group
+    doubles: dict[str, int] = field(default_factory=dict)  # name -> number of its group of duplicates
     double_groups: list[JsonObject] = field(default_factory=list)
     compared: bool = False
     may: May = lambda path: True
     world: int = 1  # processes that share the batches
-    found: ImageSet | None = None  # the trainer's own, where more than one folder of folders is trained on
-    problems: list[Problem] = field(default_factory=list)  # what keeps a training from starting
-    fixed: str = ""  # why nothing at all can be changed here
+    found: ImageSet | None = None  # the trainer's own result, where a training has other sources than the opened folder
+    problems: list[Problem] = field(default_factory=list)  # that keep a training from starting
+    fixed: str = ""  # why the whole collection is read-only
 
     @property
     def rules(self) -> Buckets:
-        """How its images are sorted into buckets."""
+        """The bucketing rules of its images."""
         return bucket_rules(datasets.load(self.config)[0])
 
     def find(self, name: str) -> Picture:
-        """A picture by its name. Raises ConfigError for one that is not known, whoever asks."""
+        """An image by its name. Raises ConfigError for an unknown name."""
         try:
             return self.known[name]
         except KeyError:
             raise ConfigError("{name} is not in {root}: open the folder again", name=name, root=self.root) from None
 
     def hold(self, pictures: list[Picture]) -> None:
-        """Have these pictures from now on."""
+        """Replace the images of the collection."""
         self.pictures, self.known = pictures, {picture.name: picture for picture in pictures}
 
     def count(self) -> JsonObject:
-        """What a training would make of it: images, repeats, buckets, steps. The trainer's own count."""
+        """Images, repeats, buckets and steps of a training, as the trainer counts them."""
         images = self._images()
         if (seen := sum(image.repeats for image in images.items)) > MOST_SEEN:
             raise ConfigError("an epoch would have {seen} pictures: lower the repeats", seen=f"{seen:,}")
@@ -138,7 +138,7 @@ class ImageCollection:
         }  # fmt: skip
 
     def _images(self) -> ImageSet:
-        """What a training has once what is broken is gone."""
+        """The images of a training without the damaged ones."""
         if self.found is None:
             base = datasets.load(self.config)[0]
             items = [
@@ -152,7 +152,7 @@ class ImageCollection:
 
 
 def check(config: RunConfig) -> None:
-    """Raise ConfigError when there can be no buckets as a config wants them."""
+    """Raise ConfigError when the bucket options of a config are impossible."""
     problems = []
     for dataset in datasets.load(config):
         if not dataset.resolution:

@@ -1,6 +1,6 @@
-"""A dataset file (TOML or JSON) as tables of a form, and a form's tables written into it: all else in it stays.
+"""Read a dataset file (TOML or JSON) as tables of a form, and write them back; the rest of the file is preserved.
 
-A table is texts by option; those that a file leaves to what stands above them are "" there. Comments, order, spaces
+A table is texts by option; inherited options are "". Comments, order, spaces
 and keys that the form does not show are kept.
 """
 
@@ -24,7 +24,7 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Problem
 from library.config.text_files import read_text
 
-# What a form shows of a data set, and of each of its folders.
+# The options of a data set, and of each of its folders, in a form.
 OF_DATASET = (
     "resolution", "batch_size", "enable_bucket", "bucket_no_upscale", "min_bucket_reso", "max_bucket_reso",
     "bucket_reso_steps", "validation_split",
@@ -41,7 +41,7 @@ COMMENT = "# The data sets of a training: [[datasets]] with their folders, [[dat
 
 @dataclass
 class FolderTable:
-    """A folder of a data set: its texts by option, and which table of the file it was."""
+    """A folder of a data set: its texts by option, and the index of its table in the file."""
 
     texts: dict[str, str]
     at: int | None = None
@@ -69,7 +69,7 @@ def read(path: Path) -> list[DatasetTable]:
 
 
 def described(datasets: Sequence[DatasetConfig]) -> list[DatasetTable]:
-    """The data sets of a training that has no dataset file: of its folders, only what their names say."""
+    """The data sets of a training without a dataset file; its folders have only the options from their names."""
     return [DatasetTable({}, [FolderTable(_of_names(one)) for one in dataset.subsets]) for dataset in datasets]
 
 
@@ -80,16 +80,15 @@ def _of_names(subset: SubsetConfig) -> dict[str, str]:
 
 
 def inherited(config: DatasetConfig | SubsetConfig, texts: Mapping[str, str]) -> dict[str, str]:
-    """What holds where a table says nothing, by option."""
+    """The inherited values of a table, by option."""
     shown = OF_DATASET if isinstance(config, DatasetConfig) else OF_FOLDER
     return {name: _text(name, getattr(config, name)) for name in shown if not texts.get(name)}
 
 
 def written(path: Path, wanted: Sequence[DatasetTable]) -> str:
-    """The text of a file with these data sets, which is begun where there is none yet.
+    """The text of a file with these data sets, based on the existing file if there is one.
 
-    Raises ConfigError with each value that cannot be read, and where a file is written in a way in which it could not
-    be changed without harm.
+    Raises ConfigError with each invalid value, and for a file whose format cannot be preserved.
     """
     expected = _plain(path) if path.exists() else {}
     problems: list[Problem] = []
@@ -112,8 +111,8 @@ def written(path: Path, wanted: Sequence[DatasetTable]) -> str:
 
 
 def _toml(text: str, wanted: Sequence[DatasetTable]) -> str:
-    """A TOML file with these data sets. What is new or goes is text, and tomlkit changes values: by itself it takes
-    the comments above a table for a part of the table before, and they would go with that."""
+    """A TOML file with these data sets. Tables are added and removed as text, and tomlkit changes values: it attributes
+    the comments above a table to the previous table, and would remove them with that."""
     with contextlib.suppress(tomllib.TOMLDecodeError, KeyError):  # tables within one line
         rearranged = _rearranged(text, wanted)
         there = [len(table.get("subsets", [])) for table in tomllib.loads(rearranged).get("datasets", [])]
@@ -131,7 +130,7 @@ def _toml(text: str, wanted: Sequence[DatasetTable]) -> str:
 
 
 def _rearranged(text: str, wanted: Sequence[DatasetTable]) -> str:
-    """The text with the tables that are wanted, and with what is new in them; comments go with the table below."""
+    """The text with the wanted tables and their new options; comments belong to the table below them."""
     tables = tomllib.loads(text).get("datasets", [])
     before, *others = _blocks(text)
     made, at, folder, ends = [before], -1, -1, {-1: 0}  # ends: the last block of each data set
@@ -163,13 +162,13 @@ def _rearranged(text: str, wanted: Sequence[DatasetTable]) -> str:
 
 
 def _lines(texts: Mapping[str, str], names: Sequence[str], there: JsonMapping) -> list[str]:
-    """The lines of what a table does not say yet."""
+    """The lines of options that a table does not have yet."""
     new = {name: text.strip() for name in names if name not in there and (text := texts.get(name, "")).strip()}
     return [f"{name} = {toml_value(_literal(name, KNOWN[name].read(text)))}" for name, text in new.items()]
 
 
 def _longer(block: str, lines: Sequence[str]) -> str:
-    """A block with more lines behind the last that says something, each as far to the right as that one."""
+    """A block with more lines after its last one that is not blank or a comment, indented like that one."""
     there = block.splitlines()
     ends = (n for n in range(len(there), 0, -1) if there[n - 1].strip() and there[n - 1].strip()[0] != "#")
     end = next(ends, len(there))
@@ -180,7 +179,7 @@ def _longer(block: str, lines: Sequence[str]) -> str:
 
 
 def _blocks(text: str) -> list[str]:
-    """What stands above the first table, and each table with the comments right above it."""
+    """The text before the first table, then each table with the comments directly above it."""
     lines = text.splitlines(keepends=True)
     starts = [0]
     for at, line in enumerate(lines):
@@ -211,7 +210,7 @@ def _texts(table: JsonMapping, names: Sequence[str]) -> dict[str, str]:
 
 
 def _text(name: str, value: Any) -> str:
-    """A value as its field shows it; also of one that is wrong, so that it can be put right."""
+    """A value as text of its field, also if it is invalid, so that it can be corrected."""
     if isinstance(value, list | tuple):
         return ",".join(map(str, dict.fromkeys(value) if name == "resolution" else value))
     return KNOWN[name].text(value)
@@ -219,7 +218,7 @@ def _text(name: str, value: Any) -> str:
 
 def _change(document: MutableMapping[str, Any], wanted: Sequence[DatasetTable], make: Callable[[], Any],
             problems: list[Problem]) -> None:  # fmt: skip
-    """Make the tables of a document those that are wanted; `make` gives an empty table of its kind."""
+    """Replace the tables of a document by the wanted ones; `make` returns an empty table of its type."""
     datasets = _sync(document, "datasets", wanted, make)
     for number, (table, one) in enumerate(zip(datasets, wanted, strict=True), start=1):
         place = f"in data set {number}: "
@@ -231,7 +230,7 @@ def _change(document: MutableMapping[str, Any], wanted: Sequence[DatasetTable], 
 
 def _sync(holder: MutableMapping[str, Any], key: str, wanted: Sequence[DatasetTable | FolderTable],
           make: Callable[[], Any]) -> Any:  # fmt: skip
-    """The list of tables of a key, without those that are not wanted any more and with new ones at its end."""
+    """The list of tables of a key, without the removed ones and with new ones at its end."""
     is_toml = make is tomlkit.table
     if key not in holder:
         holder[key] = tomlkit.aot() if is_toml else []
@@ -249,7 +248,7 @@ def _sync(holder: MutableMapping[str, Any], key: str, wanted: Sequence[DatasetTa
 
 def _put(table: MutableMapping[str, Any], texts: Mapping[str, str], names: Sequence[str], place: str,
          problems: list[Problem]) -> None:  # fmt: skip
-    """Write what differs from what is there; what is emptied is taken out."""
+    """Write the options that differ, and remove those that are empty."""
     for name in names:
         before, now = _text(name, table[name]) if name in table else "", texts.get(name, "").strip()
         if now == before.strip():
@@ -266,7 +265,7 @@ def _put(table: MutableMapping[str, Any], texts: Mapping[str, str], names: Seque
 
 
 def _literal(name: str, value: Any) -> Any:
-    """A value as it stands in a file: a square is one number, and paths of Windows need no escapes."""
+    """A value as in a file: a square resolution is one number, and Windows paths need no escapes."""
     if name == "resolution":
         return value[0] if value[0] == value[1] else list(value)
     if isinstance(value, str) and "\\" in value and "'" not in value:

@@ -1,4 +1,4 @@
-"""Folders of images by their names: what a training takes of them, and what their names say about repeats and words."""
+"""Folders of images: which of them a training uses, with the repeats and words in their names."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from library.data.images import ImageSet
 
 
 def found(config: RunConfig) -> tuple[DatasetConfig, list[Problem]]:
-    """The data set of a training without a dataset file, with its folders, and what is wrong with them.
+    """The data set of a training without a dataset file, with its folders, and their problems.
 
     No image is opened.
     """
@@ -21,17 +21,17 @@ def found(config: RunConfig) -> tuple[DatasetConfig, list[Problem]]:
 
 
 def is_flat(folder: str | None) -> bool:
-    """Whether a folder holds the images that are trained on itself."""
+    """Whether the training images are directly in this folder."""
     return Path(folder or "").is_dir() and folders.is_flat(Path(folder or ""))
 
 
 def count(folder: Path) -> int:
-    """How many images lie in a folder."""
+    """The number of images directly in a folder."""
     return len(folders.listing(folder).images)
 
 
 def named(one: FolderTable) -> list[FolderTable]:
-    """A folder that was added, with what its name says; one that holds folders named <repeats>_<words> is these."""
+    """An added folder with the options from its name; a parent of folders named <repeats>_<words> becomes these."""
     folder = Path(one.texts.get("image_dir", ""))
     if one.at is not None or one.texts.get("num_repeats") or not folder.is_dir():
         return [one]

@@ -1,4 +1,4 @@
-"""Images and captions that somebody sends: names that are safe everywhere, contents that are what they say to be."""
+"""Uploaded images and captions: names that are valid on every system, contents that match their names."""
 
 import os
 import re
@@ -15,14 +15,14 @@ from library.data.pixels import check_file, extensions
 from library.files import RESERVED, clear_errors
 
 CAPTIONS = (".txt", ".caption")
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "AVIF", "JXL")  # that may be decoded, whatever the name says
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "AVIF", "JXL")  # that may be decoded, whatever the extension
 LARGEST_IMAGE, LARGEST_CAPTION = 256_000_000, 1_000_000  # bytes
 MOST_PIXELS = 120_000_000
-LONGEST_STEM = 120  # bytes of a name: caches and temporary files put something behind it
+LONGEST_STEM = 120  # bytes of a name: caches and temporary files append to it
 
 
 def safe_name(sent: str) -> str:
-    """A name that every file system takes, made of one that a browser sent: no folder, odd sign or device is left."""
+    """A name that is valid on every file system, from an uploaded one: no folders, special characters or devices."""
     last = re.split(r"[\\/]", unicodedata.normalize("NFC", sent))[-1]
     plain = "".join("_" if sign in '<>:"|?*' else sign for sign in last if unicodedata.category(sign)[0] != "C")
     stem, suffix = os.path.splitext(" ".join(plain.split()))
@@ -31,7 +31,7 @@ def safe_name(sent: str) -> str:
 
 
 def refusal(name: str, num_bytes: int) -> Text | None:
-    """Why a file of this name and length is not taken, or None."""
+    """Why a file of this name and length is rejected, or None."""
     suffix = os.path.splitext(name)[1]
     known = sorted(extensions())
     if suffix not in known and suffix not in CAPTIONS:
@@ -43,7 +43,7 @@ def refusal(name: str, num_bytes: int) -> Text | None:
 
 
 def check_content(path: Path, name: str) -> None:
-    """Raise ConfigError unless a file holds what its name says: an image that can be decoded safely, or text."""
+    """Raise ConfigError unless the content of a file matches its name: an image that can be decoded safely, or text."""
     if os.path.splitext(name)[1] in CAPTIONS:
         try:
             text = decoded(path.read_bytes())
@@ -66,7 +66,7 @@ def check_content(path: Path, name: str) -> None:
 
 
 def checksum(path: Path, num_bytes: int) -> int:
-    """The CRC-32 of the first bytes of a file: tells files from each other that nobody made to look alike."""
+    """The CRC-32 of the first bytes of a file, to tell files apart; not secure against forgery."""
     found = 0
     with open(path, "rb") as file:
         while num_bytes > 0 and (piece := file.read(min(num_bytes, 1 << 20))):
@@ -75,7 +75,7 @@ def checksum(path: Path, num_bytes: int) -> int:
 
 
 def free_names(names: Sequence[str], taken: Collection[str]) -> dict[str, str]:
-    """Names -> names that nothing has: cat.png and cat.txt stay a pair, and become cat_2.png and cat_2.txt.
+    """Names -> unused names: cat.png and cat.txt stay a pair, and become cat_2.png and cat_2.txt.
 
     An image takes no name under which it would share the caption of another image. `taken` is in lower case.
     """
@@ -94,16 +94,16 @@ def free_names(names: Sequence[str], taken: Collection[str]) -> dict[str, str]:
 
 
 def numbered(stem: str) -> Iterator[str]:
-    """A stem, then the same with 2, 3, ... behind it."""
+    """A stem, then the stem with suffixes 2, 3, ..."""
     yield stem
     for number in range(2, 1_000_000):
         yield f"{stem}_{number}"
 
 
 def put(source: Path, folder: Path, name: str) -> Path:
-    """Give a finished file its name in its folder, or one with a number behind it where that has been taken meanwhile.
+    """Move a complete file to its name in a folder, or a numbered one where that has been taken meanwhile.
 
-    Nothing is ever written over: the name is made by the system, which refuses one that is there.
+    Nothing is overwritten: the system creates the name atomically, and refuses an existing one.
     """
     stem, suffix = os.path.splitext(name)
     for candidate in numbered(stem):
@@ -119,7 +119,7 @@ def _takes_name(source: Path, path: Path) -> bool:
         os.link(source, path)
     except FileExistsError:
         return False
-    except OSError:  # a file system without links: an empty file reserves the name
+    except OSError:  # a file system without hard links: an empty file reserves the name
         try:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
         except FileExistsError:

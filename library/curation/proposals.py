@@ -1,4 +1,4 @@
-"""What a data set proposes to generate: captions of its images, each with the size at which its image is trained."""
+"""Proposals of sample prompts from a data set: captions of its images, with the size of their bucket."""
 
 import random
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from library.data import finding
 
 
 class Proposal(NamedTuple):
-    """What to generate, and how large in pixels."""
+    """A prompt, and the size of its sample image in pixels."""
 
     caption: str
     width: int
@@ -17,7 +17,7 @@ class Proposal(NamedTuple):
 
 
 def proposals(config: RunConfig, most: int) -> list[Proposal]:
-    """Up to `most` captions of the images that a config names, by chance. ConfigError where there is none."""
+    """Up to `most` random captions of the images that a config names. ConfigError where there is none."""
     found = finding.survey(config, keep=False)
     captioned = [image for image in found.images.items if image.caption.strip() and not image.is_reg]
     if not captioned:

@@ -1,4 +1,4 @@
-"""Looking at a folder of images: what lies in it, whether it can be read, and what a training would leave out."""
+"""Scan a folder of images: its files, whether they can be read, and which ones a training would not use."""
 
 import os
 from collections import Counter
@@ -21,10 +21,10 @@ OTHER_ENDINGS = (".txt", ".caption")
 def opened(
     root: Path, config: RunConfig, report: Report | None = None, may: May = lambda path: True
 ) -> ImageCollection:
-    """Look at a folder: the one that holds folders named <repeats>_<words>, or one with images.
+    """Scan a folder: one that holds folders named <repeats>_<words>, or one with images.
 
-    Links are followed where `may` says so. Raises ConfigError when the folder cannot be listed. What was known of
-    unchanged files is remembered.
+    Links are followed where `may` allows it. Raises ConfigError when the folder cannot be listed. Results for unchanged
+    files are cached.
     """
     collection = ImageCollection(root, config, may=may)
     try:
@@ -41,7 +41,7 @@ def opened(
 
 
 def examine(collection: ImageCollection, pictures: list[Picture], report: Report | None = None) -> None:
-    """Look into the files of pictures: size, whether they can be decoded, and their captions."""
+    """Read the files of images: size, whether they can be decoded, and their captions."""
     facts = spread(partial(_facts, collection), pictures, report, Text("scanning images"))
     for picture, (size, broken, turned) in zip(pictures, facts, strict=True):
         picture.size, picture.broken, picture.turned = size, broken, turned
@@ -49,14 +49,14 @@ def examine(collection: ImageCollection, pictures: list[Picture], report: Report
 
 
 def fitted(picture: Picture, rules: Buckets) -> None:
-    """Find a picture's bucket."""
+    """Set an image's bucket."""
     picture.fit = rules.fit(picture.size) if min(picture.size) > 0 else None
     if picture.fit is None and not picture.broken and not picture.unused:
         picture.unused = "too thin for any bucket"
 
 
 def reread(collection: ImageCollection, picture: Picture) -> None:
-    """Read a picture's caption file anew."""
+    """Read an image's caption file again."""
     if not picture.caption_file:
         return
     picture.caption, picture.foreign = None, False
@@ -113,7 +113,7 @@ def _find(collection: ImageCollection) -> None:
 
 
 def _inner(collection: ImageCollection, name: str) -> Listing | None:
-    """A folder in the opened one, or None when it may not be looked into."""
+    """A folder in the opened one, or None when it may not be read."""
     if not _safe(collection, os.path.join(collection.root, name)):
         return None
     try:
@@ -159,14 +159,14 @@ def _take(collection: ImageCollection, listing: Listing, place: ImageFolder) -> 
 
 
 def sharing(collection: ImageCollection) -> list[str]:
-    """Two images that share a caption file, such as a.png and a.jpg."""
+    """Names of images that share a caption file, such as a.png and a.jpg."""
     shared = Counter(picture.caption_file for picture in collection.pictures)
     twice = [os.path.basename(path) for path, count in shared.items() if count > 1]
     return [Text("Images of one name share a caption file: {names}.", names=folders.some(twice))] if twice else []
 
 
 def _safe(collection: ImageCollection, path: str) -> bool:
-    """Whether a path is no link, or one that may be followed."""
+    """Whether a path is not a link, or is one that may be followed."""
     return not os.path.islink(path) or collection.may(path)
 
 
@@ -180,7 +180,7 @@ def _facts(collection: ImageCollection, picture: Picture) -> tuple[Size, str, bo
 
 @lru_cache(maxsize=1 << 17)
 def _known(path: str, modified: int, num_bytes: int) -> tuple[Size, str, bool]:
-    """Size, why it cannot be decoded, and whether it lies on its side; date and length make the memory safe."""
+    """Size, why it cannot be decoded, and whether it has an EXIF rotation; time and length are cache keys."""
     size = header_size(path, modified, num_bytes)
     if min(size) < 1:
         return size, "this is no image that can be read", False

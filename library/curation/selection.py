@@ -1,4 +1,4 @@
-"""Which images are shown: those of a kind, of a folder, or with certain words."""
+"""Filter images by kind, folder or text."""
 
 from collections.abc import Callable
 from functools import partial
@@ -30,7 +30,7 @@ KINDS: dict[str, tuple[str, Test]] = {
 def choose(
     collection: ImageCollection, kind: str, words: str = "", folder: str | None = None, trigger: str = ""
 ) -> list[Picture]:
-    """The pictures of a kind, of a folder, whose name or caption has these words; `trigger`: those without it."""
+    """The images of a kind, of a folder, whose name or caption has these words; `trigger`: for those without it."""
     if kind not in KINDS and kind != "trigger":
         raise ConfigError("show is {kind}: use one of {kinds}", kind=repr(kind), kinds=", ".join(KINDS))
     has = tags.trigger(trigger) if trigger.strip() else None
@@ -49,7 +49,7 @@ def choose(
 
 
 def counts(collection: ImageCollection, trigger: str = "") -> dict[str, int]:
-    """How many pictures there are of each kind."""
+    """The number of images of each kind."""
     found = {kind: sum(map(partial(test, collection), collection.pictures)) for kind, (_, test) in KINDS.items()}
     if trigger.strip():
         has = tags.trigger(trigger)

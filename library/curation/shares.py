@@ -1,4 +1,4 @@
-"""How much of an epoch each folder of a training is, and how many steps that makes. The trainer's own count."""
+"""The share of an epoch of each folder of a training, and the number of steps, as the trainer counts them."""
 
 from collections.abc import Callable
 
@@ -13,9 +13,9 @@ from library.data.length import length
 
 
 def counted(config: RunConfig, may: Callable[[str], bool], world: int = 1) -> JsonObject:
-    """What a training in so many processes would see: of each folder, and in all.
+    """The counts of a training with this number of processes, by folder and in total.
 
-    A folder is named by its data set and its source. `may` says where one may look; images elsewhere raise
+    A folder is named by its data set and its source. `may` says which paths may be read; images elsewhere raise
     ConfigError, as do files that cannot be read.
     """
     sources.guard(config, may)
@@ -38,7 +38,7 @@ def counted(config: RunConfig, may: Callable[[str], bool], world: int = 1) -> Js
     if seen > MOST_SEEN:
         raise ConfigError("an epoch would have {seen} pictures: lower the repeats", seen=f"{seen:,}")
     total = summary(found.images, world)
-    # What would be said of a folder without others beside it, the rows show.
+    # Messages about a single folder are shown by its row.
     flat = {row["source"] for row in rows.values()} == {config.data.train_data_dir}
     warnings = [one for one in found.warnings if not (flat and one.option == "train_data_dir")]
     long = length(config.steps, total["batches_per_epoch"])

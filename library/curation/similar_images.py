@@ -1,4 +1,4 @@
-"""Images that are the same, byte for byte, or that look the same."""
+"""Find identical images, byte for byte, and similar ones by a perceptual hash."""
 
 import hashlib
 import io
@@ -13,13 +13,13 @@ from library.curation import thumbs
 
 Hash = tuple[int, int]
 # Why: docs/decisions/2026-11-20-similar-images.md
-NEAR = 10  # of 128 bits may differ; noise and rescaling change fewer, another picture about 64
-PLAIN = 2.0  # grey levels of spread below which a picture has nothing to be known by
+NEAR = 10  # of 128 bits may differ; noise and rescaling change fewer, another image about 64
+PLAIN = 2.0  # spread of grey levels below which a hash is meaningless
 ROWS = 512
 
 
 def same_bytes(files: Iterable[tuple[str, int]], report: Report | None = None) -> list[list[str]]:
-    """Groups of files with the same content; given are (path, bytes). Only files of one length are read."""
+    """Groups of files with the same content, from (path, length in bytes). Only files of equal length are read."""
     by_length: defaultdict[int, list[str]] = defaultdict(list)
     for path, length in files:
         by_length[length].append(path)
@@ -38,9 +38,9 @@ def same_bytes(files: Iterable[tuple[str, int]], report: Report | None = None) -
 
 # Why: docs/decisions/2026-11-22-no-imagehash.md
 def looks(path: str) -> Hash | None:
-    """What a picture looks like, in 128 bits: whether it gets brighter to the right, and downwards, in 8 x 8 places.
+    """A difference hash of 128 bits: whether the image gets brighter to the right, and downwards, in 8 x 8 places.
 
-    None when it cannot be read, or is so plain that it would be like any other.
+    None when it cannot be read, or is too plain for a meaningful hash.
     """
     try:
         with Image.open(io.BytesIO(thumbs.thumb(path))) as image:
@@ -56,7 +56,7 @@ def looks(path: str) -> Hash | None:
 
 
 def near(hashes: Sequence[Hash | None], most: int = NEAR) -> list[list[int]]:
-    """Groups of positions whose pictures look alike, directly or by way of others."""
+    """Groups of positions of similar images, connected directly or through others."""
     known = [at for at, one in enumerate(hashes) if one is not None]
     bits = np.array([hashes[at] for at in known], dtype=np.uint64).reshape(-1, 2)
     parent = list(range(len(known)))

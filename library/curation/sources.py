@@ -1,4 +1,4 @@
-"""All that a training will see, as the trainer finds it: regularisation images, metadata files, dataset files."""
+"""All images of a training as the trainer finds them: regularisation images, metadata files, dataset files."""
 
 import contextlib
 import os
@@ -26,10 +26,10 @@ ELSEWHERE = "it lies outside of the opened folder: open {} to change it"
 def opened(
     config: RunConfig, report: Report | None = None, may: May = lambda path: True, world: int = 1
 ) -> ImageCollection:
-    """Look at the images of a training: of its image folder, or of all that its config names.
+    """Scan the images of a training: of its image folder, or of all sources that its config names.
 
-    What lies in the image folder itself can be changed, all else only looked at. Raises ConfigError for files that
-    cannot be read or may not be.
+    Images in the image folder itself can be changed, all others are read-only. Raises ConfigError for files that cannot
+    or may not be read.
     """
     data = config.data
     held_back = isinstance(config, AdapterRun) and config.validation.validation_split
@@ -58,7 +58,7 @@ def opened(
 
 
 def guard(config: RunConfig, may: May) -> None:
-    """Raise ConfigError when a file names a place that may not be looked into."""
+    """Raise ConfigError when a config names a path that may not be read."""
     named: dict[str, None] = {}
     for dataset in datasets.load(config):
         for subset in dataset.subsets:
@@ -78,7 +78,7 @@ def _allow(named: dict[str, None], may: May) -> None:
         )
 
 
-# ---- pictures from the trainer's images
+# ---- from the trainer's images
 
 
 class _Places:
@@ -94,7 +94,7 @@ class _Places:
             self._make(position, subset)
 
     def of(self, image: Image) -> ImageFolder:
-        """Where an image comes from."""
+        """The source of an image."""
         return self.known[image.dataset, source(image.subset)]
 
     def _make(self, position: int, subset: SubsetConfig) -> None:
@@ -121,12 +121,12 @@ class _Places:
 
 
 def source(subset: SubsetConfig) -> str:
-    """What tells a subset from the others of its data set."""
+    """The source that identifies a subset within its data set."""
     return subset.metadata_file or subset.image_dir or ""
 
 
 def _add(collection: ImageCollection, found: Survey, report: Report | None) -> None:
-    """Put the trainer's images into a collection, beside those of them that lie in it already."""
+    """Add the trainer's images to a collection, except those that it already has."""
     places, own = _Places(collection, found), {picture.path: picture for picture in collection.pictures}
     added: list[Picture] = []
     for image in found.images.items:
@@ -135,17 +135,17 @@ def _add(collection: ImageCollection, found: Survey, report: Report | None) -> N
     learned = {(image.path, image.dataset) for image in found.images.items}
     for image in found.images.validation.items if found.images.validation else ():
         if (image.path, image.dataset) in learned:
-            continue  # it is on both sides, which counts as learned
+            continue  # it is in both parts, and counts as one for training
         if image.path in own:
             own[image.path].role, own[image.path].repeats = "held", 1
         else:
             added.append(_picture(found, places.of(image), image, "held"))
     added += _left_out(found, places, {*own, *(picture.path for picture in added)})
-    there = [picture for picture in added if picture.modified]  # latents may be all that is left of the others
+    there = [picture for picture in added if picture.modified]  # of the others there may be only latents
     fits = [picture.size for picture in there]
     scanning.examine(collection, there, report)
     for picture, size in zip(there, fits, strict=True):
-        picture.size = picture.size if picture.broken or not min(size) else size  # a metadata file's word counts
+        picture.size = picture.size if picture.broken or not min(size) else size  # a metadata file takes precedence
         if picture.fit is None and not picture.broken and not picture.unused:
             picture.unused = "the training leaves it out"
     many = Counter(picture.folder for picture in added)
@@ -167,12 +167,12 @@ def _picture(found: Survey, place: ImageFolder, image: Image, role: str) -> Pict
 
 
 def _bare(found: Survey, place: ImageFolder, path: str, subset: SubsetConfig) -> Picture:
-    """A picture of which only its file is known."""
+    """An image of which only the file is known."""
     folder, name = os.path.split(path)
     file = found.files(folder).images.get(name)
     inner = name
     if subset.metadata_file and subset.image_dir:
-        with contextlib.suppress(ValueError):  # on Windows it may lie on another drive
+        with contextlib.suppress(ValueError):  # on Windows it may be on another drive
             inner = os.path.relpath(path, subset.image_dir)
     shown = f"{place.folder}/{inner.replace(os.sep, '/')}"
     words = "" if subset.metadata_file else os.path.splitext(path)[0] + subset.caption_extension
@@ -183,7 +183,7 @@ def _bare(found: Survey, place: ImageFolder, path: str, subset: SubsetConfig) ->
 
 
 def _left_out(found: Survey, places: _Places, seen: set[str]) -> list[Picture]:
-    """Images that lie where the trainer looked, and are not used: left over, broken, or not in the metadata file."""
+    """Images in the trainer's sources that are not used: surplus, damaged, or not in the metadata file."""
     spare, made = set(found.unused), []
     for position, dataset in enumerate(found.images.datasets):
         for subset in dataset.subsets:

@@ -1,4 +1,4 @@
-"""Captions as lists of tags: counting them, and changing many at once. Pure functions of text."""
+"""Captions as lists of tags: count them, and edit many at once. Pure functions of text."""
 
 import re
 from collections import Counter
@@ -12,11 +12,11 @@ ACTIONS = ("add", "remove", "replace_tag", "replace_text")
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """One change of many captions."""
+    """One edit of many captions."""
 
     action: str  # of ACTIONS
     find: str = ""  # tags, separated like those of captions; for replace_text any text
-    put: str = ""  # what comes instead, or is added
+    put: str = ""  # the replacement, or what is added
     at_end: bool = False  # where tags are added
     match_case: bool = False
     separator: str = ","
@@ -34,7 +34,7 @@ class Edit:
             )
 
     def apply(self, caption: str) -> str:
-        """A caption after the change, line by line; a line in which nothing is to do stays to the letter."""
+        """A caption after the edit, line by line; lines without a change are preserved exactly."""
         if self.action == "replace_text":
             flags = 0 if self.match_case else re.IGNORECASE
             return re.sub(re.escape(self.find), lambda _: self.put, caption, flags=flags)
@@ -60,7 +60,7 @@ class Edit:
         return [tag for tag in old if self._key(tag) not in gone]
 
     def _replaced(self, old: list[str]) -> list[str]:
-        """The new tags come where the first of the old ones was; one that is there already is not doubled."""
+        """The new tags replace the first of the old ones; a tag that exists already is not duplicated."""
         gone = set(map(self._key, split(self.find, self.separator)))
         if gone.isdisjoint(map(self._key, old)):
             return old
@@ -88,7 +88,7 @@ def split(text: str, separator: str = ",") -> list[str]:
 
 
 def frequencies(captions: Iterable[str], separator: str = ",", prefix: str = "") -> list[tuple[str, int]]:
-    """How many captions have each tag, the most frequent first. Tags that differ in case only are one."""
+    """The number of captions with each tag, the most frequent first. Case is ignored."""
     counted: Counter[str] = Counter()
     shown: dict[str, str] = {}
     for caption in captions:
@@ -102,6 +102,6 @@ def frequencies(captions: Iterable[str], separator: str = ",", prefix: str = "")
 
 
 def trigger(word: str) -> Callable[[str], bool]:
-    """A test whether a caption has the trigger word, as a word of its own and in any case."""
+    """A test whether a caption has the trigger word, as a whole word; case is ignored."""
     pattern = re.compile(rf"(?<!\w){re.escape(word.strip())}(?!\w)", re.IGNORECASE)
     return lambda caption: pattern.search(caption) is not None

@@ -1,4 +1,4 @@
-"""Small versions of images, made when they are asked for and kept in the user's cache folder."""
+"""Thumbnails of images, made on demand and cached in the user's cache folder."""
 
 import contextlib
 import hashlib
@@ -14,9 +14,9 @@ from library.config.problems import ConfigError
 from library.data.pixels import extensions
 from library.files import cache_folder, write_atomic
 
-SIDES = (320, 1280)  # what may be asked for
-PIXELS = 80_000_000  # of an image that is opened at all; one of a few kilobytes may claim billions
-LIMIT = 600 * 2**20  # bytes of all that is kept
+SIDES = (320, 1280)  # available sizes in pixels
+PIXELS = 80_000_000  # largest image that is opened; a file of a few kilobytes may claim billions
+LIMIT = 600 * 2**20  # bytes of all cached thumbnails
 DAY = 86400.0
 
 _at_once = threading.Semaphore(2)  # whole images in memory
@@ -24,12 +24,12 @@ _pruned = [0.0]
 
 
 def root() -> Path:
-    """Where they are kept."""
+    """The folder of the cache."""
     return cache_folder() / "thumbnails"
 
 
 def thumb(path: str | Path, side: int = SIDES[0]) -> bytes:
-    """An image as WebP, scaled down so that no side is longer than `side`, and as it is stored: nothing is turned.
+    """An image as WebP, scaled down so that no side is longer than `side`, and as it is stored, without EXIF rotation.
 
     Raises ConfigError when there is no such image, when it cannot be decoded, or when it has too many pixels.
     """
@@ -47,7 +47,7 @@ def thumb(path: str | Path, side: int = SIDES[0]) -> bytes:
     except OSError:
         pass
     made = _thumbnail(path, side)
-    with contextlib.suppress(ConfigError, OSError):  # a full or read-only disk only means that it is made again
+    with contextlib.suppress(ConfigError, OSError):  # a full or read-only disk: it is not cached
         write_atomic(kept, made)
     if time.time() - _pruned[0] > DAY:
         _pruned[0] = time.time()
@@ -56,11 +56,11 @@ def thumb(path: str | Path, side: int = SIDES[0]) -> bytes:
 
 
 def opened(path: str | Path) -> Image.Image:
-    """An image whose header was read and whose size is sane. Raises ConfigError otherwise."""
+    """An image after checks of its header and size. Raises ConfigError otherwise."""
     extensions()
     try:
         with_limit = Image.open(path)
-    except Exception as error:  # what decoders raise for damaged files has no common kind
+    except Exception as error:  # decoders' exceptions have no common class
         raise ConfigError("{path} cannot be read as an image: {kind}", path=path, kind=type(error).__name__) from error
     if with_limit.width * with_limit.height > PIXELS:
         with_limit.close()
@@ -70,7 +70,7 @@ def opened(path: str | Path) -> Image.Image:
 
 
 def prune(limit: int = LIMIT) -> int:
-    """Remove what was made longest ago until the rest fits into `limit` bytes; the bytes that are left."""
+    """Remove the oldest thumbnails until the rest fits into `limit` bytes. Returns the bytes that are left."""
     files = []
     for path in root().glob("*/*.webp"):
         try:
@@ -90,7 +90,7 @@ def prune(limit: int = LIMIT) -> int:
 def _thumbnail(path: str | Path, side: int) -> bytes:
     with _at_once, opened(path) as image:
         try:
-            image.draft("RGB", (side, side))  # JPEG is decoded in an eighth of the size where that is enough
+            image.draft("RGB", (side, side))  # JPEG is decoded at down to an eighth of its size where that is enough
             small = image.convert("RGBA" if "A" in image.getbands() or "transparency" in image.info else "RGB")
             small.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=2.0)
         except Exception as error:

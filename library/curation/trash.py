@@ -1,8 +1,8 @@
-"""Changes to a data folder that can be taken back, one by one, also after a restart or a crash.
+"""Changes to a data folder that can be undone, one by one, also after a restart or a crash.
 
-A change is a folder `.trash/<date>/<time>-<mark>/` with a journal. Each line of the journal says what is about to be
-done and holds what was there before; it is on the disk before anything is touched. Taking back goes through the journal
-from its end, and leaves alone whatever is no longer as the change left it.
+A change is a folder `.trash/<date>/<time>-<mark>/` with a journal. Each line of the journal describes the next step
+and holds the previous content; it is flushed to disk before anything is changed. Undoing goes through the journal from
+its end, and skips whatever was altered since.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ _locks: dict[str, threading.Lock] = {}
 # Why: docs/decisions/2026-11-20-journal-before-each-change.md
 @dataclass(frozen=True, slots=True)
 class PastChange:
-    """A change that was made."""
+    """A completed change."""
 
     folder: Path  # its own, in the trash
     title: str
@@ -46,13 +46,13 @@ class PastChange:
 
     @property
     def id(self) -> str:
-        """Its name among the changes of its data folder."""
+        """Its identifier among the changes of its data folder."""
         return f"{self.folder.parent.name}/{self.folder.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class TextChange:
-    """What a change did to a text file: what it held before and after (None: no file), and what it holds now."""
+    """A change of a text file: its content before and after (None: no file), and now."""
 
     path: Path
     before: str | None
@@ -62,15 +62,15 @@ class TextChange:
 
 @dataclass(frozen=True, slots=True)
 class Undone:
-    """What taking back a change did."""
+    """The result of undoing a change."""
 
     title: str
     count: int
-    left: tuple[str, ...]  # what was altered since, and is as it was
+    left: tuple[str, ...]  # files that were altered since, and were skipped
 
 
 class Change:
-    """A change to a data folder, as a context manager. What fails half-way is taken back, unless `keep` says not to."""
+    """A change to a data folder, as a context manager. A failed change is undone, unless `keep` is set."""
 
     def __init__(self, root: str | Path, title: str, keep: bool = False) -> None:
         self.root, self.title, self.keep, self.count = Path(root).resolve(), title, keep, 0
@@ -92,10 +92,10 @@ class Change:
         elif self.count:
             self._note(DONE)
         else:
-            shutil.rmtree(self.folder, ignore_errors=True)  # nothing was done, so nothing is kept in it
+            shutil.rmtree(self.folder, ignore_errors=True)  # it is empty, as nothing was changed
 
     def write(self, texts: Mapping[Path, str], report: Report | None = None) -> int:
-        """Write text files, each at once or not at all; how many differ from what was there."""
+        """Write text files, each atomically. Returns how many differ from their previous content."""
         before = {path: _text(_inside(self.root, path)) for path in texts}
         changed = {path: text for path, text in texts.items() if before[path] != text}
         self._journal({"write": self._name(p), "before": before[p], "after": text} for p, text in changed.items())
@@ -105,7 +105,7 @@ class Change:
         return len(changed)
 
     def move(self, moves: Iterable[tuple[Path, Path]]) -> None:
-        """Give files or folders new places in the data folder; nothing may be there yet."""
+        """Move files or folders to new paths in the data folder, which must not exist yet."""
         pairs = [(_inside(self.root, old), _inside(self.root, new)) for old, new in moves]
         for old, new in pairs:
             if os.path.lexists(new):
@@ -134,7 +134,7 @@ class Change:
         self.count += len(names)
 
     def put(self, contents: Mapping[Path, bytes]) -> None:
-        """Write files of any kind; what was there is moved into the trash."""
+        """Write files of any kind; existing files are moved into the trash."""
         targets = {_inside(self.root, path): content for path, content in contents.items()}
         self.remove([path for path in targets if os.path.lexists(path)])
         self._journal({"copy": self._name(path), "sum": _sum(content)} for path, content in targets.items())
@@ -143,7 +143,7 @@ class Change:
         self.count += len(targets)
 
     def copy(self, pairs: Iterable[tuple[Path, Path]], report: Report | None = None) -> None:
-        """Copy files from anywhere to new places in the data folder; nothing may be there yet."""
+        """Copy files from anywhere to new paths in the data folder, which must not exist yet."""
         pairs = [(source, _inside(self.root, target)) for source, target in pairs]
         for _, target in pairs:
             if os.path.lexists(target):
@@ -157,7 +157,7 @@ class Change:
         return path.relative_to(self.root).as_posix()
 
     def _journal(self, lines: Iterable[JsonMapping]) -> None:
-        """Write down what is about to be done, and wait until the disk has it."""
+        """Append the next steps to the journal, and flush it to disk."""
         path = self.folder / JOURNAL
         with clear_errors(path), path.open("a", encoding="ascii") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
@@ -170,12 +170,12 @@ class Change:
 
 
 def history(root: str | Path) -> list[PastChange]:
-    """The changes that were made to a data folder and not taken back, the last one first."""
+    """The changes of a data folder that were not undone, the last one first."""
     return [past for past in _all(Path(root).resolve()) if past.state != UNDONE][:SHOWN]
 
 
 def undo(root: str | Path, report: Report | None = None) -> Undone:
-    """Take back the last change that stands. Raises ConfigError when there is none, or when it is still being made."""
+    """Undo the last change. Raises ConfigError when there is none, or when it is still in progress."""
     root = Path(root).resolve()
     with lock(root):
         last = next((past for past in _all(root) if past.state != UNDONE), None)
@@ -190,7 +190,7 @@ def undo(root: str | Path, report: Report | None = None) -> Undone:
 
 
 def texts(root: str | Path, change: str) -> list[TextChange]:
-    """The text files that a change has written, by its id. Raises ConfigError when there is no such change."""
+    """The text files that a change wrote, by its id. Raises ConfigError when there is no such change."""
     root = Path(root).resolve()
     past = next((past for past in _all(root) if past.id == change), None)
     if past is None:
@@ -206,11 +206,11 @@ def texts(root: str | Path, change: str) -> list[TextChange]:
 
 
 def lock(root: Path) -> threading.Lock:
-    """One change of a data folder at a time."""
+    """The lock of a data folder, which allows one change at a time."""
     return _locks.setdefault(str(root), threading.Lock())
 
 
-# ---- reading what was written
+# ---- reading the journals
 
 
 def _trash(root: Path) -> Path:
@@ -245,7 +245,7 @@ def _about(folder: Path) -> JsonObject:
 
 
 def _lines(folder: Path) -> Iterator[JsonObject]:
-    """The journal. Its last line may be torn: then nothing of it was done."""
+    """The lines of the journal. An incomplete last line is skipped: its step was not started."""
     try:
         text = (folder / JOURNAL).read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -259,11 +259,11 @@ def _lines(folder: Path) -> Iterator[JsonObject]:
             yield found
 
 
-# ---- taking back
+# ---- undoing
 
 
 def _take_back(root: Path, folder: Path, report: Report | None = None) -> tuple[int, list[str]]:
-    """Undo a journal from its end: how many steps were undone, and what was altered since. Harmless when repeated."""
+    """Undo a journal from its end. Returns the number of undone steps, and the files altered since. Idempotent."""
     lines = list(_lines(folder))[::-1]
     step = partial(_take_back_one, root, folder)
     only_texts = all("write" in line for line in lines) and len({str(line["write"]) for line in lines}) == len(lines)
@@ -276,7 +276,7 @@ def _take_back(root: Path, folder: Path, report: Report | None = None) -> tuple[
 
 
 def _take_back_one(root: Path, folder: Path, line: JsonObject) -> bool | None:
-    """Undo one step. True: done; False: it had not been done; None: what is there now is something else."""
+    """Undo one step. True: undone; False: it had not been done; None: the file was altered since."""
     kind = next(iter(line), "")
     try:
         path = _inside(root, _named(root, line.get(kind)))
@@ -292,7 +292,7 @@ def _unwrite(root: Path, folder: Path, path: Path, line: JsonObject) -> bool | N
     if now != line.get("after"):
         return None
     if before is None:
-        path.unlink()  # its words are in the journal
+        path.unlink()  # its content is in the journal
     else:
         write_atomic(path, str(before).encode("utf-8", "surrogateescape"))
     return True
@@ -325,7 +325,7 @@ def _sum(content: bytes) -> str:
 
 
 def _remove_empty(root: Path, lines: Iterable[JsonMapping]) -> None:
-    """Remove the folders that moves and copies had made, if nothing is in them."""
+    """Remove the folders that moves and copies created, if they are empty."""
     for name in {str(line.get("to", line.get("copy", ""))) for line in lines} - {""}:
         place = PurePosixPath(name).parent
         while place.parts and FOLDER not in place.parts:
@@ -337,7 +337,7 @@ def _remove_empty(root: Path, lines: Iterable[JsonMapping]) -> None:
 
 
 def _sweep(root: Path, lines: Iterable[JsonMapping]) -> None:
-    """Remove what a writer that was killed has left beside the files of a change."""
+    """Remove temporary files of a killed process beside the files of a change."""
     names: dict[Path, set[str]] = {}
     for line in lines:
         try:
@@ -350,7 +350,7 @@ def _sweep(root: Path, lines: Iterable[JsonMapping]) -> None:
 
 
 def _named(root: Path, name: Any) -> Path:
-    """A path that a journal names; not taken on trust, since a folder from elsewhere may bring a journal of its own."""
+    """A path of a journal, validated: a folder from elsewhere may contain a malicious journal."""
     pure = PurePosixPath(name) if isinstance(name, str) else PurePosixPath("/")
     foreign = os.name == "nt" and any(sign in str(name) for sign in "\\:")
     if pure.is_absolute() or ".." in pure.parts or foreign or not pure.parts:
@@ -359,7 +359,7 @@ def _named(root: Path, name: Any) -> Path:
 
 
 def _inside(root: Path, path: Path, own: Path | None = None) -> Path:
-    """A path whose folder is in the data folder, links followed, and not in the trash but in `own`."""
+    """A path whose folder, with links resolved, is in the data folder, and not in the trash except in `own`."""
     parent = path.parent.resolve()
     hidden = FOLDER in path.parts[len(root.parts) :]
     if not parent.is_relative_to(root) or (hidden and not (own and path.is_relative_to(own))):
@@ -368,7 +368,7 @@ def _inside(root: Path, path: Path, own: Path | None = None) -> Path:
 
 
 def _text(path: Path) -> str | None:
-    """What a file holds; bytes that are no UTF-8 become characters that lead back to them. None: there is no file."""
+    """The text of a file, with other bytes than UTF-8 as surrogate escapes. None: there is no file."""
     try:
         return path.read_bytes().decode("utf-8", "surrogateescape")
     except FileNotFoundError:

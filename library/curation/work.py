@@ -1,4 +1,4 @@
-"""Work that takes a while, on a thread: how far it is, what came of it, and how to stop it."""
+"""Background tasks on a thread: progress, result and cancellation."""
 
 import secrets
 import threading
@@ -9,11 +9,11 @@ from library.config.problems import ConfigError, Report, Text
 
 
 class Cancelled(Exception):
-    """The user wanted it to end."""
+    """The user cancelled the task."""
 
 
 class BackgroundTask:
-    """One piece of work. `work(report)` is called at once; a stop reaches it at its next report."""
+    """A task. `work(report)` starts at once; `stop` cancels it at its next report."""
 
     def __init__(self, work: Callable[[Report], JsonObject]) -> None:
         self.id, self.phase, self.done, self.total = secrets.token_hex(8), Text(""), 0, 0
@@ -24,12 +24,12 @@ class BackgroundTask:
         self._thread.start()
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the end, but not for longer; whether it has ended."""
+        """Wait for the end, at most this long. Returns whether it has ended."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def stop(self) -> None:
-        """Ask it to end."""
+        """Request cancellation."""
         self._stop.set()
 
     def _run(self, work: Callable[[Report], JsonObject]) -> None:
