@@ -1,5 +1,5 @@
-"""Captions by models that the user has or names: WD14 taggers (wd14.py), vision language models (describer.py).
+"""Automatic captions by local or downloaded models: WD14 taggers (wd14.py), vision language models (describer.py).
 
-`writing.py` gives them the images and writes what they say, so that it can be taken back; `shell.py` is
-`kohya caption`. Only a model that is named by its Hugging Face id is downloaded, and no code of a model is run.
+`writing.py` runs them on images and writes the captions, which can be undone; `shell.py` is
+`kohya caption`. Only models named by Hugging Face id are downloaded, and no code of a model is executed.
 """

@@ -11,7 +11,7 @@ from PIL import Image
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
 
-# What a chat model can be asked, by a title; the first unless told otherwise.
+# Prompts for chat models, by title; the first is the default.
 PROMPTS = {
     "One sentence": "Describe this image in one sentence.",
     "Detailed": "Describe this image in detail: the subject, its pose and clothing, the background, the light, the "
@@ -27,12 +27,12 @@ PROMPTS = {
 
 @dataclass(frozen=True)
 class Generation:
-    """How a model chooses the words of a caption."""
+    """Parameters of text generation."""
 
     max_tokens: int = 75
     min_tokens: int = 0
     beams: int = 1
-    top_p: float = 0  # 0: the most probable token each time; else one is drawn of the most probable with this sum
+    top_p: float = 0  # nucleus sampling; 0: greedy decoding
     seed: int = 42
 
     def __post_init__(self) -> None:
@@ -47,23 +47,23 @@ class Generation:
 
     @property
     def arguments(self) -> JsonObject:
-        """The same as `generate` of transformers takes it."""
+        """The arguments of transformers' `generate`."""
         drawn = {"do_sample": True, "top_p": self.top_p, "top_k": 0} if self.top_p else {"do_sample": False}
         least = {"min_new_tokens": self.min_tokens} if self.min_tokens else {}
         return {"max_new_tokens": self.max_tokens, "num_beams": self.beams, **least, **drawn}
 
 
 class Describer:
-    """A captioner, loaded. Calling it gives a caption for each picture."""
+    """A loaded captioner. Calling it returns a caption for each image."""
 
     def __init__(self, folder: Path, prompt: str = "", generation: Generation = Generation(), batch_size: int = 1,
                  device: str = "auto") -> None:  # fmt: skip
-        """Weights must be .safetensors. `prompt` is a question, the title of one in `PROMPTS`, or for models that
-        cannot be asked the beginning of the caption (`PROMPTS` are left out then). Raises ConfigError when the
-        folder is no model, or needs code of its own."""
+        """Weights must be .safetensors. `prompt` is an instruction, the title of one in `PROMPTS`, or for models
+        without chat the beginning of the caption (`PROMPTS` are ignored then). Raises ConfigError when the folder is
+        not a model, or needs code of its own."""
         self.name, self.batch_size, self.prompt = folder.name, max(1, batch_size), PROMPTS.get(prompt, prompt)
         check_folder(folder)
-        os.environ["HF_HUB_OFFLINE"] = "1"  # read when it is loaded
+        os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported
         import torch
 
         self.device = chosen_device(device)
@@ -74,7 +74,7 @@ class Describer:
         torch.manual_seed(generation.seed)
 
     def __call__(self, pictures: list[Image.Image]) -> list[str]:
-        """A caption for each RGB picture."""
+        """A caption for each RGB image."""
         import torch
 
         inputs = self._inputs(pictures).to(self.device)
@@ -82,7 +82,7 @@ class Describer:
         with torch.inference_mode():
             answer = self.model.generate(**inputs, **self.how)
         asked = inputs.get("input_ids")
-        # Models that go on with a text repeat the question first. BLIP's prompt is the beginning of its sentence.
+        # Models that continue a text repeat the prompt first. BLIP's prompt is the beginning of its caption.
         if asked is not None and self.model.config.model_type != "blip" and answer.shape[1] >= asked.shape[1]:
             repeats = bool((answer[:, : asked.shape[1]] == asked).all())
             answer = answer[:, asked.shape[1] :] if repeats else answer
@@ -109,7 +109,7 @@ class Describer:
 
 
 def check_folder(folder: Path) -> str:
-    """The type of the model in a folder. Raises ConfigError unless it can be one whose weights hold no code."""
+    """The type of the model in a folder. Raises ConfigError unless it is a model with .safetensors weights."""
     try:
         about = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -126,7 +126,7 @@ def check_folder(folder: Path) -> str:
 
 
 def chosen_device(device: str) -> str:
-    """Where to compute: cuda or cpu. Raises ConfigError for a GPU that is not there."""
+    """The device: cuda or cpu. Raises ConfigError when a GPU is requested and there is none."""
     import torch
 
     if device == "cuda" and not torch.cuda.is_available():
@@ -135,7 +135,7 @@ def chosen_device(device: str) -> str:
 
 
 def _loaded(folder: Path, dtype: Any) -> tuple[Any, Any, Any]:
-    """The model, what prepares its input, and what turns its answer into words."""
+    """The model, its processor, and its tokenizer."""
     from transformers.models.auto import AutoImageProcessor, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 
     here: JsonObject = {"local_files_only": True, "trust_remote_code": False}
@@ -146,13 +146,13 @@ def _loaded(folder: Path, dtype: Any) -> tuple[Any, Any, Any]:
             processor = AutoProcessor.from_pretrained(place, **here)
         except (OSError, ValueError, KeyError):
             processor = AutoImageProcessor.from_pretrained(place, **here)
-        if not hasattr(processor, "image_processor"):  # a processor for one of the two only
+        if not hasattr(processor, "image_processor"):  # a processor for images or for text only
             processor = AutoImageProcessor.from_pretrained(place, **here)
         tokenizer: Any = getattr(processor, "tokenizer", None) or AutoTokenizer.from_pretrained(place, **here)
-    except Exception as error:  # whatever is wrong with a stranger's folder
+    except Exception as error:  # any error of an unknown model's folder
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError("{folder} cannot be used as a captioner: {first}", folder=folder, first=first) from error
     if getattr(tokenizer, "pad_token", None) is None:
         tokenizer.pad_token = tokenizer.eos_token
-    tokenizer.padding_side = "left"  # so that answers of a batch begin at the same place
+    tokenizer.padding_side = "left"  # so that generated tokens of a batch begin at the same position
     return model, processor, tokenizer

@@ -1,4 +1,4 @@
-"""Captioning as forms of the page: the options of `kohya caption`, under titles and labels that read well."""
+"""Forms of the page for captioning: the options of `kohya caption` with titles and labels."""
 
 from library.captioning.describer import PROMPTS
 from library.captioning.shell import parser

@@ -18,7 +18,7 @@ BLIP = "Salesforce/blip-image-captioning-large"  # the weights that make_caption
 
 
 def main(argv: list[str]) -> int:
-    """Caption a folder; 0 when it worked. Raises ConfigError."""
+    """Caption a folder. Returns the exit code 0. Raises ConfigError."""
     return run_command("caption", parser(), argv, _captioned)
 
 
@@ -37,7 +37,7 @@ def _captioned(asked: argparse.Namespace, report: Report) -> int:
 
 
 def parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.ArgumentParser:
-    """The options; the page makes its form of these."""
+    """The options, of which the page makes its form."""
     made = kind(
         "kohya caption",
         description="Caption images with a model. The page's data set tab shows and can undo what was written.",
@@ -104,7 +104,7 @@ def _add_common(one: argparse.ArgumentParser, batch: int) -> None:
 
 
 def _captioner(asked: argparse.Namespace, report: Report) -> "Captioner":
-    """The model, downloaded where its id was given, and loaded. What is wrong with other options is said before."""
+    """The loaded model, downloaded first if it was given by its id. Other options are validated before."""
     if asked.batch_size < 1:
         raise ConfigError("batch_size is {batch_size}: it must be at least 1", batch_size=asked.batch_size)
     if asked.way == "wd14":

@@ -19,13 +19,13 @@ MISSING = "onnxruntime is not installed, which WD14 taggers need: pip install on
 
 @dataclass(frozen=True)
 class Limits:
-    """Which tags are taken."""
+    """Thresholds and filters of tags."""
 
     general: float = 0.35
     character: float = 0.75
     rating: bool = False
     undesired: str = ""  # tags that are never written, separated by commas
-    underscores: bool = False  # whether they stay; else they become spaces
+    underscores: bool = False  # whether they are kept; else they become spaces
 
     def __post_init__(self) -> None:
         for name in ("general", "character"):
@@ -36,7 +36,7 @@ class Limits:
 
 
 class Tagger:
-    """A tagger, loaded. Calling it gives the tags of pictures, the most probable first and characters before all."""
+    """A loaded tagger. Calling it returns the tags of each image: characters first, then by descending probability."""
 
     def __init__(self, folder: Path, limits: Limits, batch_size: int = 4, device: str = "auto") -> None:
         """Raises ConfigError when a file is missing or damaged, or ONNX Runtime is not installed."""
@@ -56,7 +56,7 @@ class Tagger:
         self.unwanted = {tag.casefold() for tag in split(limits.undesired)}
 
     def __call__(self, pictures: list[Image.Image]) -> list[str]:
-        """The tags of RGB pictures, separated by commas."""
+        """The tags of RGB images, separated by commas."""
         stacked = np.stack([prepared(picture, self.side) for picture in pictures])
         if self.fixed and len(stacked) < self.batch_size:
             stacked = np.concatenate(
@@ -81,12 +81,12 @@ class Tagger:
                 yield tag
 
     def _written(self, tag: str) -> str:
-        # Faces such as >_< are tags too, and all short.
+        # Emoticons such as >_< are tags too, and all short.
         return tag if self.limits.underscores or len(tag) <= 3 else tag.replace("_", " ")
 
 
 def read_tags(path: Path) -> list[tuple[str, str]]:
-    """The tags of selected_tags.csv, in the model's order, with their categories. ConfigError when it is none."""
+    """The tags of selected_tags.csv, in the model's order, with their categories. ConfigError for any other file."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
             found = [(row["name"], row["category"]) for row in csv.DictReader(file)]
@@ -104,7 +104,7 @@ def read_tags(path: Path) -> list[tuple[str, str]]:
 
 
 def prepared(picture: Image.Image, side: int) -> np.ndarray:
-    """A picture as the taggers were trained on them: on a white square, [side, side, 3] float32, BGR, 0 to 255."""
+    """An image as input of the taggers: padded to a white square, [side, side, 3] float32, BGR, 0 to 255."""
     longest = max(picture.size)
     square = Image.new("RGB", (longest, longest), "white")
     square.paste(picture, ((longest - picture.width) // 2, (longest - picture.height) // 2))
@@ -130,5 +130,5 @@ def _session(path: Path, device: str) -> Any:
         return onnxruntime.InferenceSession(
             str(path), providers=[p for p in [*wanted, "CPUExecutionProvider"] if p in there]
         )
-    except Exception as error:  # its errors have no common kind
+    except Exception as error:  # its errors have no common class
         raise ConfigError("{path} cannot be loaded: {error}", path=path, error=str(error).splitlines()[0]) from None

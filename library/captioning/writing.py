@@ -1,4 +1,4 @@
-"""From images to caption files, a batch at a time. What was there before can be taken back (library.curation.trash)."""
+"""Caption images in batches and write the files. Changes can be undone (library.curation.trash)."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -18,22 +18,22 @@ Shown = Callable[[Path, str], object]
 
 
 class Captioner(Protocol):
-    """Something that has words for pictures."""
+    """A model that captions images."""
 
     name: str
     batch_size: int
 
     def __call__(self, pictures: list[Image.Image]) -> list[str]:
-        """A caption for each of these RGB pictures."""
+        """A caption for each of these RGB images."""
         ...
 
 
 @dataclass(frozen=True)
 class CaptioningOptions:
-    """What is done with the words."""
+    """How captions are written."""
 
     extension: str = ".txt"
-    existing: str = SKIP  # what becomes of images that have a caption with words
+    existing: str = SKIP  # how images that have a caption are treated
     prefix: str = ""
     suffix: str = ""
     depth: int | None = 1  # folders inside the folder: 0 none, 1 those directly in it, None all
@@ -49,7 +49,7 @@ class CaptioningOptions:
             )
 
     def words(self, made: str, old: str) -> str:
-        """What a caption file holds in the end."""
+        """The new text of a caption file, from a generated and the existing caption."""
         wanted = ", ".join(part.strip(" ,") for part in (self.prefix, made, self.suffix) if part.strip(" ,"))
         if self.existing != ADD or not old.strip():
             return wanted
@@ -59,7 +59,7 @@ class CaptioningOptions:
 
 @dataclass
 class Written:
-    """What came of it."""
+    """The result of captioning a folder."""
 
     written: int = 0
     skipped: int = 0
@@ -67,7 +67,7 @@ class Written:
 
 
 def to_do(folder: Path, choices: CaptioningOptions) -> tuple[list[tuple[Path, Path]], int]:
-    """The images of a folder and of those inside it, with their caption files, and how many are left out.
+    """The images of a folder and its sub-folders, with their caption files, and how many are skipped.
 
     Raises ConfigError when there are no images.
     """
@@ -94,8 +94,8 @@ def caption(
     report: Report,
     shown: Shown = lambda file, text: None,
 ) -> Written:
-    """Caption a folder; `shown` is told each file with its caption. When it is stopped, what was written so far stays,
-    and can be taken back as one change."""
+    """Caption a folder; `shown` is called with each file and its caption. After an interruption the written captions
+    are kept, and can be undone as one change."""
     wanted, skipped = to_do(folder, choices)
     done = Written(skipped=skipped)
     with trash.Change(folder, f"Captions by {captioner.name}", keep=True) as change:
@@ -115,7 +115,7 @@ def caption(
 
 
 def summary(folder: Path, done: Written) -> str:
-    """What came of it, in words."""
+    """The result as a sentence."""
     lines = [f"{folder}: {counted(done.written, 'caption')} written"]
     if done.skipped:
         lines.append(
@@ -127,7 +127,7 @@ def summary(folder: Path, done: Written) -> str:
 
 
 def listings(folder: Path, depth: int | None) -> Iterator[folders.Listing]:
-    """The folder and those inside it; one that is a link is captioned where it is."""
+    """The folder and its sub-folders, down to `depth` levels; links to folders are not followed."""
     here = folders.listing(folder)
     yield here
     for name in here.folders if depth != 0 else ():
@@ -143,14 +143,14 @@ def _batches(
 
 
 def rgb(path: Path, unreadable: list[str]) -> Image.Image | None:
-    """An image as it is stored, on white where it is transparent; None, and its name noted, when it cannot be read."""
+    """An image as it is stored, on white where transparent; None, and listed in `unreadable`, when damaged."""
     try:
         with thumbs.opened(path) as image:
             if "A" not in image.getbands() and "transparency" not in image.info:
                 return image.convert("RGB")
             shown = image.convert("RGBA")
             return Image.alpha_composite(Image.new("RGBA", shown.size, "white"), shown).convert("RGB")
-    except Exception:  # decoders raise whatever they like for damaged files
+    except Exception:  # decoders' exceptions have no common class
         unreadable.append(path.name)
         return None
 

@@ -1,1 +1,1 @@
-"""Models for training: what is on this computer, and what can be had from the Hugging Face Hub. No torch in here."""
+"""Models for training: those on this computer, and downloads from the Hugging Face Hub. Needs no torch."""

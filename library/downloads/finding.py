@@ -1,4 +1,4 @@
-"""Models that are on this computer: found in folders, and known by their headers, whatever their names are."""
+"""Find models on this computer, recognised by their headers and not by their names."""
 
 import os
 import re
@@ -14,8 +14,8 @@ from library.families import recognition
 from library.families.shared import weights
 
 BASE = "pretrained_model_name_or_path"
-MOST = 3000  # files that are looked at
-DEEPEST = 7  # folders below each other
+MOST = 3000  # files that are checked
+DEEPEST = 7  # levels of folders
 PATIENCE = 4.0  # seconds for all folders
 SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 
@@ -26,15 +26,15 @@ class FoundModel:
 
     path: Path
     size: int  # bytes
-    words: str  # what it is
-    uses: Mapping[str, tuple[str, ...]]  # family -> options that can name it
-    options: Mapping[str, str | bool]  # that training it needs
+    words: str  # a description
+    uses: Mapping[str, tuple[str, ...]]  # family -> options that accept it
+    options: Mapping[str, str | bool]  # that training it requires
 
 
 def find(folders: Iterable[Path]) -> list[FoundModel]:
     """The models in these folders that a training can use, in the order of their paths.
 
-    Only headers are read. Files are left out that are damaged, parts of several files, or behind the limits above.
+    Only headers are read. Damaged files, single shards, and files beyond the limits above are skipped.
     """
     found = {}
     for path in _candidates(folders):
@@ -49,7 +49,7 @@ def find(folders: Iterable[Path]) -> list[FoundModel]:
 
 
 def _candidates(folders: Iterable[Path]) -> Iterator[Path]:
-    """Checkpoints and folders of diffusers; links to folders are not followed, hidden folders not looked into."""
+    """Checkpoints and folders of diffusers; links to folders are not followed, hidden folders are skipped."""
     end, left = time.monotonic() + PATIENCE, MOST
     for top in dict.fromkeys(folders):
         for folder, inside, files in os.walk(top):
@@ -70,7 +70,7 @@ def _candidates(folders: Iterable[Path]) -> Iterator[Path]:
 
 @lru_cache(maxsize=4096)
 def _looked(path: Path, changed: int, size: int) -> FoundModel | None:
-    """What a file is, if a training can use it. `changed` is when it was written."""
+    """The model in a file, if a training can use it. `changed` (modification time) is part of the key of the cache."""
     about = recognition.recognised(path)
     uses = {about.family: (BASE,)} if about.family else {}
     if path.is_file() and not about.family:
@@ -83,7 +83,7 @@ def _looked(path: Path, changed: int, size: int) -> FoundModel | None:
 
 
 def usual_folders(roots: Iterable[Path]) -> list[Path]:
-    """Where models usually are: folders called models at or one level below each root, and the cache of the hub."""
+    """Usual locations of models: folders called models at or one level below each root, and the cache of the hub."""
     found = []
     for root in roots:
         if root.name in ("hub", "models"):

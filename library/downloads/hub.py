@@ -1,7 +1,7 @@
-"""The Hugging Face Hub: what a repository holds, whether its files may be had, and one of them downloaded and checked.
+"""The Hugging Face Hub: list a repository, check access to it, and download and verify files.
 
-huggingface_hub does the requests, with their retries. Here is what it leaves open: a download that was interrupted goes
-on where it stopped, no request leaves the hub's own hosts, and a file gets its name once its hash is the stated one.
+huggingface_hub does the requests and retries. This module adds: interrupted downloads are resumed, requests to other
+hosts are refused, and a file gets its final name only after its hash is verified.
 """
 
 import contextlib
@@ -26,17 +26,17 @@ from library.files import clear_errors, need_space, write_atomic
 from library.runs import keys, locking, registry
 
 ENDING = ".safetensors"
-HOSTS = ("huggingface.co", "hf.co")  # and all below them: that of a file's bytes is chosen by the hub
-NAME = re.compile(r"(?!\.)[\w .()+-]{1,150}(?<![. ])", re.ASCII)  # of a file or folder that is made
-RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.I)  # on Windows
+HOSTS = ("huggingface.co", "hf.co")  # and their sub-domains: the hub redirects downloads to these
+NAME = re.compile(r"(?!\.)[\w .()+-]{1,150}(?<![. ])", re.ASCII)  # of a file or folder that is created
+RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.I)  # names on Windows
 REPOSITORY = re.compile(r"[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}", re.ASCII)
-BLOCK = 2**22  # bytes that are hashed at once
+BLOCK = 2**22  # bytes of one block of hashing
 _guarded = threading.Lock()
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file of a repository: its size, and the SHA-256 of its content where the hub has one."""
+    """A file of a repository: its size in bytes, and the SHA-256 of its content where the hub has one."""
 
     repository: str
     path: str
@@ -52,26 +52,26 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Repository:
-    """What the hub says of a repository."""
+    """A repository on the hub."""
 
     name: str
-    files: Mapping[str, RemoteFile]  # those that can be used, by path
-    closed: bool  # its licence has to be accepted, and was not with this token
+    files: Mapping[str, RemoteFile]  # those with the requested extensions, by path
+    closed: bool  # gated: its licence was not accepted with this token
 
 
 def is_repository(name: str) -> bool:
-    """Whether a repository may have this name, owner/name."""
+    """Whether this is a valid name of a repository, owner/name."""
     return bool(REPOSITORY.fullmatch(name)) and ".." not in name and "--" not in name
 
 
 def token() -> str | None:
-    """The token of this user, from the environment or as it was kept."""
+    """The user's token, from the environment or from a login."""
     return os.environ.get("HF_TOKEN") or keys.kept().get("huggingface_token")
 
 
 def repository(name: str, endings: Sequence[str] = (ENDING,)) -> Repository:
-    """Ask the hub for a repository, with its files of these endings. Raises ConfigError with the reason when it cannot
-    be had."""
+    """Get a repository from the hub, with its files of these extensions. Raises ConfigError with the reason when that
+    fails."""
     if not is_repository(name):
         raise ConfigError("{name} is not the name of a repository: write owner/name", name=name[:120])
     _guard()
@@ -79,7 +79,7 @@ def repository(name: str, endings: Sequence[str] = (ENDING,)) -> Repository:
     try:
         about = hub.answered(lambda: api.model_info(name, token=own, timeout=hub.PATIENCE, files_metadata=True))
         closed = bool(about.gated) and hub.answered(lambda: _is_closed(api, name, own))
-    except Exception as e:  # of the network or the hub, in the words of several libraries
+    except Exception as e:  # of the network or the hub, from several libraries
         raise ConfigError(failure(name, e)) from e
     found = {}
     for file in about.siblings or ():
@@ -98,7 +98,7 @@ def _is_closed(api: huggingface_hub.HfApi, name: str, own: str | bool) -> bool:
 
 
 def failure(name: str, error: Exception) -> str:
-    """The sentence of what went wrong with a repository."""
+    """The message for a failed request about a repository."""
     if isinstance(error, ConfigError):
         return error.problems[0]
     if isinstance(error, errors.GatedRepoError):
@@ -111,13 +111,13 @@ def failure(name: str, error: Exception) -> str:
 
 
 def licence(name: str) -> Text:
-    """What to do about a repository whose licence has to be accepted."""
+    """The fix for a gated repository."""
     template = "{name} is gated: accept its licence at https://huggingface.co/{name}, then set a token as HF_TOKEN"
     return Text(template, name=name)
 
 
 def place(folder: Path, file: RemoteFile, endings: Sequence[str] = (ENDING,)) -> Path:
-    """Where a file goes: FOLDER/REPOSITORY/NAME. Raises ConfigError for names that could lead elsewhere."""
+    """The target of a file: FOLDER/REPOSITORY/NAME. Raises ConfigError for unsafe names."""
     parts = (file.repository.rpartition("/")[2], file.name)
     for part in parts:
         if not NAME.fullmatch(part) or RESERVED.fullmatch(part):
@@ -131,12 +131,12 @@ def place(folder: Path, file: RemoteFile, endings: Sequence[str] = (ENDING,)) ->
 
 
 def unfinished(path: Path, file: RemoteFile) -> Path:
-    """What was downloaded of a file so far. Another version of the file has another one."""
+    """The partial download of a file, which is different for each version of the file."""
     return path.with_name(f".{path.stem}.{(file.sha256 or file.commit)[:12]}.part")
 
 
 def still_needed(path: Path, file: RemoteFile) -> int:
-    """Bytes of a file that are still to be downloaded."""
+    """The remaining bytes of a download."""
     with contextlib.suppress(OSError):
         if path.is_file() and path.stat().st_size == file.size:
             return 0
@@ -145,11 +145,10 @@ def still_needed(path: Path, file: RemoteFile) -> int:
 
 
 def download(file: RemoteFile, path: Path, report: Report) -> Path:
-    """Download a file, or go on with that, to a path that `place` has made. Returns it.
+    """Download a file, or resume that, to a path from `place`. Returns the path.
 
-    Raises ConfigError when it cannot be had, does not fit, is being downloaded by another process, is not what the hub
-    says that it is, or when another file has its name. What was downloaded is kept for the next time, unless it is
-    wrong.
+    Raises ConfigError when the download fails, the disk is full, another process downloads the same file, its size or
+    hash is wrong, or another file has its name. A partial download is kept for resuming, unless it is wrong.
     """
     _guard()
     lock = registry.data_folder() / "downloads" / f"{hashlib.sha256(str(path).encode()).hexdigest()[:24]}.lock"
@@ -171,7 +170,7 @@ def download(file: RemoteFile, path: Path, report: Report) -> Path:
 
 
 def _fill(part: Path, file: RemoteFile, report: Report) -> None:
-    """Download what is missing of a file."""
+    """Download the remaining bytes of a file."""
     done = part.stat().st_size if part.exists() else 0
     if done > file.size:
         part.unlink()
@@ -181,14 +180,14 @@ def _fill(part: Path, file: RemoteFile, report: Report) -> None:
     own = token()
 
     class ByteCount:
-        """What huggingface_hub tells of each block; it stands in for its progress bar."""
+        """Reports the progress of huggingface_hub, in place of its progress bar."""
 
         def __init__(self, *_: Any, **__: Any) -> None:
             self.done = done
             report(Text("{file}", file=file.name), done, file.size)
 
         def update(self, more: float = 1) -> None:
-            """So many bytes more, or less where it has to begin again."""
+            """Add downloaded bytes; negative after a restart."""
             self.done += int(more)
             report(Text("{file}", file=file.name), self.done, file.size)
 
@@ -197,7 +196,7 @@ def _fill(part: Path, file: RemoteFile, report: Report) -> None:
 
         def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                      trace: TracebackType | None) -> None:  # fmt: skip
-            """There is nothing to close."""
+            """Nothing to close."""
 
     bar: Any = ByteCount
     headers = {"authorization": f"Bearer {own}"} if own else {}
@@ -217,7 +216,7 @@ def _fill(part: Path, file: RemoteFile, report: Report) -> None:
 
 
 def _check(part: Path, path: Path, file: RemoteFile, report: Report) -> None:
-    """Raise ConfigError unless a file is what the hub says, and can be read without running code."""
+    """Raise ConfigError unless a file has the stated size and hash, and can be read without executing code."""
     size = part.stat().st_size
     if size != file.size or (file.sha256 and _sha256(part, file, report) != file.sha256):
         raise ConfigError("{name} is not the file that the hub describes, as its {what} differs: it was removed, "
@@ -227,7 +226,7 @@ def _check(part: Path, path: Path, file: RemoteFile, report: Report) -> None:
 
 
 def _same(path: Path, file: RemoteFile, report: Report) -> Path:
-    """The file that is there already, if it is this one."""
+    """The path of an existing file, if it is the same one."""
     if path.stat().st_size != file.size or (file.sha256 and _sha256(path, file, report) != file.sha256):
         raise ConfigError("{path} exists and is another file: choose another folder, or move it away", path=path)
     return path
@@ -244,7 +243,7 @@ def _sha256(path: Path, file: RemoteFile, report: Report) -> str:
 
 
 def _guard() -> None:
-    """Let no request of this process leave the hub's hosts, wherever an answer redirects it."""
+    """Refuse requests of this process to other hosts than the hub's, including redirects."""
     with _guarded:
         session = huggingface_hub.get_session()
         if _refuse in session.event_hooks["request"]:
@@ -255,7 +254,7 @@ def _guard() -> None:
 
 
 def _refuse(request: Any) -> None:
-    """Raise ConfigError for a request to a host that is not the hub's. Unencrypted ones go to its own address only."""
+    """Raise ConfigError for a request to another host than the hub's. Plain HTTP is allowed only to its own address."""
     own = urlsplit(constants.ENDPOINT)
     host, scheme = request.url.host, request.url.scheme
     if (scheme, host, request.url.port) == (own.scheme, own.hostname, own.port):
@@ -266,7 +265,7 @@ def _refuse(request: Any) -> None:
 
 
 def files_of(names: Iterable[str]) -> list[RemoteFile]:
-    """Files by `owner/name/path`, as the hub has them now. Raises ConfigError, also for a licence to be accepted."""
+    """Files by `owner/name/path`, in their current versions. Raises ConfigError, also for gated repositories."""
     wanted = [(f"{owner}/{name}", path) for owner, name, path in (f"{text}//".split("/", 2) for text in names)]
     known = {name: repository(name) for name in dict.fromkeys(name for name, _ in wanted)}
     found = []

@@ -10,22 +10,22 @@ from library.config.problems import ConfigError, Report, Text, either
 from library.downloads import hub
 from library.files import need_space, write_atomic
 
-COMPLETE = "downloaded.json"  # in a folder of which all was downloaded: what, and of which commit
-TEXT_LIMIT = 100_000_000  # bytes; the largest tokenizers have a third
+COMPLETE = "downloaded.json"  # marks a complete folder; holds the files and the commit
+TEXT_LIMIT = 100_000_000  # bytes; three times the largest tokenizers
 
 
 @dataclass(frozen=True)
 class FolderFiles:
-    """Which files of a repository make the folder: by these endings, with the weights that one of the patterns names.
+    """The files of a repository to download: by extension, with the weights that match one of the patterns.
 
-    Of several patterns the first that names any counts. Nothing of it is code.
+    The first pattern with a match applies. No file is code.
     """
 
     endings: tuple[str, ...]
     weights: tuple[str, ...]
 
     def chosen(self, found: Sequence[hub.RemoteFile]) -> list[hub.RemoteFile]:
-        """Those of a repository's files; none when it has no weights of these names."""
+        """The selected files of a repository; none when it has no matching weights."""
         top = [file for file in found if "/" not in file.path]
         for pattern in self.weights:
             if weights := [file for file in top if re.fullmatch(pattern, file.name)]:
@@ -42,14 +42,14 @@ TAGGER = FolderFiles((".onnx", ".csv"), (r"model\.onnx",))
 
 
 def is_id(text: str) -> bool:
-    """Whether this names a repository of the hub, and no folder that is here."""
+    """Whether this is the name of a repository on the hub, and not a local folder."""
     return hub.is_repository(text) and not Path(text).expanduser().exists()
 
 
 def find(text: str, kind: FolderFiles, into: Path, report: Report) -> Path:
-    """The folder of a model: the local one that is named, or one below `into` that is downloaded once by its id.
+    """The folder of a model: a local path, or one below `into` that is downloaded once by its id.
 
-    Raises ConfigError when the hub does not have it, it needs code or other weights, or the disk has no room.
+    Raises ConfigError when the hub does not have it, it needs code or other weights, or the disk is full.
     """
     if not is_id(text):
         return Path(text).expanduser()

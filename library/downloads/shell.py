@@ -1,4 +1,4 @@
-"""`kohya models`: which models are on this computer, and downloads of others from the Hugging Face Hub."""
+"""`kohya models`: list models on this computer, and download others from the Hugging Face Hub."""
 
 import argparse
 import os
@@ -17,7 +17,7 @@ GB = 1e9
 
 
 def main(argv: list[str]) -> int:
-    """List or download models; 0 when it worked. Raises ConfigError."""
+    """List or download models. Returns the exit code 0. Raises ConfigError."""
     asked = parser().parse_args(argv)
     if asked.way == "list":
         folders = asked.folders or finding.usual_folders([default_folder(), Path.home(), Path.cwd(), cache()])
@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
 
 
 def parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.ArgumentParser:
-    """The options; the page makes its requests of these."""
+    """The options, from which the page makes its requests."""
     made = kind("kohya models", description="Find models on this computer, or download them from Hugging Face.")
     ways = made.add_subparsers(dest="way", metavar="WAY", required=True)
     text = "models on this computer, by what their files hold"
@@ -46,24 +46,24 @@ def parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.Argument
 
 
 def default_folder() -> Path:
-    """Where downloads go unless another folder is named."""
+    """The default folder of downloads."""
     return Path.home() / "kohya" / "models"
 
 
 def cache() -> Path:
-    """The folder in which huggingface_hub keeps what it downloads."""
+    """The cache folder of huggingface_hub."""
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     return Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
 
 
 def line(family: str, model: HubModel) -> str:
-    """What can be downloaded, with its size."""
+    """A line for a model that can be downloaded, with its size."""
     parts = " + ".join(f"{file.path.rpartition('/')[2]} {file.size / GB:.1f} GB" for file in model.files)
     return f"{model.title} ({family}): {sum(file.size for file in model.files) / GB:.1f} GB\n  {parts}"
 
 
 def meant(name: str) -> list[str]:
-    """The files, as owner/name/path, that a title or such a name stands for. Raises ConfigError."""
+    """The files, as owner/name/path, of a title or of such a name. Raises ConfigError."""
     for known in families.every():
         for model in known.hub_models:
             if model.title.lower() == name.strip().lower():
@@ -76,7 +76,7 @@ def meant(name: str) -> list[str]:
 
 
 def _download(names: list[str], folder: Path) -> None:
-    """Download files, in order; all that is wrong with them or their places is said before the first."""
+    """Download files in order; all problems of the files and their targets are reported before the first."""
     with joined("models") as work:
         work.phase(Text("asking the hub"))
         files = hub.files_of(dict.fromkeys(names))

@@ -1,2 +1,2 @@
-"""Masks of what a training learns from: made by a segmentation model (segmenter.py) or of transparency, as files that
-the trainer reads (files.py). `shell.py` is `kohya mask`. Only a model that is named by its id is downloaded."""
+"""Loss masks from a segmentation model (segmenter.py) or from transparency, as files for the trainer (files.py).
+`shell.py` is `kohya mask`. Only models named by Hugging Face id are downloaded."""

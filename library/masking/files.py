@@ -1,6 +1,6 @@
-"""Mask files: grey PNGs as large as their images, white where the training learns, in a folder beside them.
+"""Mask files: grey PNGs as large as their images, white for full loss weight, in a folder beside them.
 
-Each change of them can be taken back (library.curation.trash): a mask that is replaced is kept.
+Each change can be undone (library.curation.trash): a replaced mask is kept.
 """
 
 import io
@@ -20,29 +20,29 @@ from library.data.pixels import ALWAYS
 
 SKIP, REPLACE = EXISTING = ("skip", "replace")
 FOLDER, ALPHA = INTO = ("folder", "alpha")
-CLEAR = (".png", ".webp")  # images that can be transparent, and are written without loss
-MOST = thumbs.PIXELS  # of an image that gets a mask
+CLEAR = (".png", ".webp")  # formats that can be transparent, and are written losslessly
+MOST = thumbs.PIXELS  # pixels of an image that gets a mask
 RED = (220, 30, 60)
 
 
 class Segmenter(Protocol):
-    """Something that finds what is to be learned in pictures."""
+    """A model that segments images."""
 
     name: str
     batch_size: int
 
     def __call__(self, pictures: list[Image.Image]) -> list[np.ndarray]:
-        """What is found in each of these RGB pictures: [H,W] in 0..1, as large as the picture."""
+        """The segmentation of each of these RGB images: [H,W] in 0..1, as large as the image."""
         ...
 
 
 @dataclass(frozen=True)
 class MaskOptions:
-    """What is done with what was found."""
+    """How a segmentation becomes a mask."""
 
-    existing: str = SKIP  # what becomes of images that have a mask
-    outside: int = 0  # percent that the rest of the image counts
-    invert: bool = False  # learn the rest, and leave out what was found
+    existing: str = SKIP  # how images that have a mask are treated
+    outside: int = 0  # loss weight outside of the segment, in percent
+    invert: bool = False  # mask the segment instead of the rest
     into: str = FOLDER  # a folder of masks, or the transparency of the images
 
     def __post_init__(self) -> None:
@@ -55,30 +55,30 @@ class MaskOptions:
             raise ConfigError("outside is {outside}: it is a percentage, from 0 to 100", outside=self.outside)
 
     def grey(self, found: np.ndarray) -> Image.Image:
-        """What was found, [H,W] in 0..1, as a mask."""
+        """A segmentation [H,W] in 0..1 as a mask."""
         kept = 1 - found if self.invert else found
         least = self.outside / 100
         return Image.fromarray(np.rint((least + (1 - least) * kept) * 255).astype(np.uint8))
 
 
 def usual_folder(images: Path) -> Path:
-    """Where the masks of a folder of images are: FOLDER-masks beside it. That of a folder named <repeats>_<words> is
-    inside that of its parent, since beside it it would be taken for another folder of images."""
+    """The default folder of masks: FOLDER-masks beside the images. For a folder named <repeats>_<words> it is inside
+    that of its parent, since beside it it would count as another folder of images."""
     if folders.concept(images):
         return images.parent.with_name(f"{images.parent.name}-masks") / images.name
     return images.with_name(f"{images.name}-masks")
 
 
 def mask_file(image: Path, images: Path, masks: Path) -> Path:
-    """The mask of an image below `images`: the file of its name that is there, or the PNG that would be."""
+    """The mask of an image below `images`: the existing file of its name, or the path of a new PNG."""
     place = masks / image.relative_to(images)
     found = (place.with_suffix(suffix) for suffix in ALWAYS)
     return next((file for file in found if file.is_file()), place.with_suffix(".png"))
 
 
 def make(images: Path, masks: Path, segmenter: Segmenter, options: MaskOptions, report: Report) -> Written:
-    """Make masks for the images of a folder and those inside it. When it is stopped, what was written stays, and can be
-    taken back as one change of the folder of masks, or of the images where they become transparent.
+    """Make masks for the images of a folder and its sub-folders. After an interruption the written files are kept, and
+    can be undone as one change of the folder of masks, or of the images where they become transparent.
 
     Raises ConfigError when there are no images."""
     todo, skipped = _to_do(images, masks, options)
@@ -101,7 +101,7 @@ def make(images: Path, masks: Path, segmenter: Segmenter, options: MaskOptions, 
 
 
 def make_of_alpha(images: Path, masks: Path, options: MaskOptions, report: Report) -> Written:
-    """Make masks of the transparency of images; those that have none get none."""
+    """Make masks from the transparency of images; opaque images get none."""
     todo, skipped = _to_do(images, masks, options)
     done = Written(skipped=skipped)
     with trash.Change(masks, "Masks of transparency", keep=True) as change:
@@ -115,7 +115,7 @@ def make_of_alpha(images: Path, masks: Path, options: MaskOptions, report: Repor
 
 
 def replace(masks: Path, file: Path, content: bytes, size: tuple[int, int]) -> None:
-    """Write a mask that was painted: a PNG of the image's shape, which becomes grey and as large as the image.
+    """Write a painted mask: a PNG with the image's aspect ratio, which is converted to grey and to the image's size.
 
     Raises ConfigError for anything else.
     """
@@ -131,20 +131,20 @@ def replace(masks: Path, file: Path, content: bytes, size: tuple[int, int]) -> N
                 grey = painted.convert("L").resize(size, Image.Resampling.BILINEAR)
         except ConfigError:
             raise
-        except Exception as error:  # decoders raise whatever they like
+        except Exception as error:  # decoders' exceptions have no common class
             raise ConfigError("this is no mask that the page has painted: load the page again") from error
     with trash.lock(masks.resolve()), trash.Change(masks, f"Mask of {file.stem}") as change:
         target = file.with_suffix(".png")
         if file != target and file.is_file():
-            change.remove([file])  # a mask of another format, which the trainer would go on to read
+            change.remove([file])  # a mask in another format, which the trainer would still read
         change.put({target: png(grey)})
 
 
 def transparent(path: Path, grey: Image.Image) -> bytes:
-    """An image with a mask as its transparency: the same colours, in its own format without loss."""
+    """An image with a mask as its alpha channel: the same colours, losslessly in its own format."""
     out = io.BytesIO()
     with thumbs.opened(path) as image:
-        made = image.convert("RGBA")  # also where it was transparent: its colours stay
+        made = image.convert("RGBA")  # keeps the colours of transparent pixels
         made.putalpha(grey)
         profile = {"icc_profile": image.info["icc_profile"]} if "icc_profile" in image.info else {}
         how = {"lossless": True, "exact": True} if path.suffix.lower() == ".webp" else {}
@@ -153,7 +153,7 @@ def transparent(path: Path, grey: Image.Image) -> bytes:
 
 
 def png(grey: Image.Image) -> bytes:
-    """A picture as the bytes of a PNG."""
+    """An image as the bytes of a PNG."""
     out = io.BytesIO()
     grey.save(out, "PNG")
     return out.getvalue()
@@ -174,11 +174,11 @@ def _is_transparent(path: Path) -> bool:
         with thumbs.opened(path) as image:
             return "A" in image.getbands() or "transparency" in image.info
     except ConfigError:
-        return False  # it is named when it is read
+        return False  # it is reported when it is read
 
 
 def _to_do(images: Path, masks: Path, options: MaskOptions) -> tuple[list[tuple[Path, Path]], int]:
-    """The images that get a mask, with its file, and how many are left out. Raises ConfigError when there are none, or
+    """The images that get a mask, with its file, and how many are skipped. Raises ConfigError when there are none, or
     when two would have the same mask."""
     if not images.is_dir():
         raise ConfigError("{folder} is no folder", folder=images)
@@ -201,16 +201,16 @@ def _to_do(images: Path, masks: Path, options: MaskOptions) -> tuple[list[tuple[
 
 
 def tinted(file: Path, side: int) -> bytes:
-    """A mask as WebP to be laid over its image: red where the training does not learn; empty without a mask.
+    """A mask as a WebP overlay for its image: red where the loss weight is low; empty without a mask.
 
-    Raises ConfigError for a file that is no picture.
+    Raises ConfigError for a file that is not an image.
     """
     small = Image.new("L", (1, 1), 255)
     if file.is_file():
         with thumbs.opened(file) as image:
             try:
                 small = image.convert("RGB").getchannel(0)
-            except Exception as error:  # decoders raise whatever they like
+            except Exception as error:  # decoders' exceptions have no common class
                 raise ConfigError("{path} cannot be read as an image", path=file) from error
         small.thumbnail((side, side), Image.Resampling.BILINEAR)
     shown = Image.new("RGBA", small.size, RED)
@@ -221,7 +221,7 @@ def tinted(file: Path, side: int) -> bytes:
 
 
 def count(images: Path, masks: Path) -> int:
-    """How many images of a folder and those inside it have a mask."""
+    """The number of images of a folder and its sub-folders that have a mask."""
     if not masks.is_dir():
         return 0
     every = (Path(here.path(name)) for here in listings(images, 1) for name in here.images)

@@ -1,4 +1,4 @@
-"""Masks as forms of the page: the options of `kohya mask`, under titles and labels that read well."""
+"""Forms of the page for masks: the options of `kohya mask` with titles and labels."""
 
 from library.masking.shell import parser
 from library.runs.job_forms import CommandForms

@@ -1,4 +1,4 @@
-"""Segmentation models of transformers in a local folder: CLIPSeg by words, others by their classes."""
+"""Segmentation models of transformers in a local folder: CLIPSeg by text, others by their classes."""
 
 import os
 from collections.abc import Sequence
@@ -14,17 +14,17 @@ from library.config.problems import ConfigError
 from library.curation.tags import split
 
 BY_WORDS = "clipseg"
-SHOWN = 12  # classes that a message names
+SHOWN = 12  # classes that a message lists
 
 
 class SegmentationModel:
-    """A segmentation model, loaded. Calling it gives what it finds in each picture, [H,W] in 0..1."""
+    """A loaded segmentation model. Calling it returns the segmentation of each image, [H,W] in 0..1."""
 
     def __init__(
         self, folder: Path, words: str, threshold: float = 0.4, batch_size: int = 1, device: str = "auto"
     ) -> None:
-        """`words` are what is to be found, separated by commas; for a model of classes their names. What CLIPSeg
-        finds with at least the probability `threshold` counts. Raises ConfigError when the folder is no such model."""
+        """`words`: what to segment, separated by commas; for a model of classes their names. `threshold`: the least
+        probability of a pixel, for CLIPSeg. Raises ConfigError when the folder is not a segmentation model."""
         self.name, self.words, self.threshold = folder.name, split(words), threshold
         self.batch_size = max(1, batch_size)
         if not self.words:
@@ -32,14 +32,14 @@ class SegmentationModel:
         if not 0 < threshold < 1:
             raise ConfigError("threshold is {value}: it is a probability between 0 and 1", value=f"{threshold:g}")
         kind = check_folder(folder)
-        os.environ["HF_HUB_OFFLINE"] = "1"  # read when it is loaded
+        os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported
         self.model, self.processor = _loaded(folder, kind)
         self.device = chosen_device(device)
         self.model.to(self.device).eval().requires_grad_(False)
         self.classes = [] if kind == BY_WORDS else self._classes()
 
     def __call__(self, pictures: list[Image.Image]) -> list[np.ndarray]:
-        """What is found in each of these RGB pictures."""
+        """The segmentation of each of these RGB images."""
         sizes = [(picture.height, picture.width) for picture in pictures]
         if self.classes:
             inputs = self.processor(images=pictures, return_tensors="pt").to(self.device)
@@ -58,7 +58,7 @@ class SegmentationModel:
         return [(np.asarray(one) >= self.threshold).astype(np.float32) for one in larger]
 
     def _classes(self) -> list[int]:
-        """The numbers of the classes that the words name."""
+        """The indices of the classes that the words name."""
         names: dict[str, list[int]] = {}
         for number, label in self.model.config.id2label.items():
             for name in {str(label), *split(str(label).replace(";", ","))}:
@@ -71,8 +71,8 @@ class SegmentationModel:
 
 
 def _loaded(folder: Path, kind: str) -> tuple[Any, Any]:
-    """The model, and what prepares its input."""
-    # Each from its own package: of `transformers.models` as a whole, type checkers would read every model.
+    """The model and its processor."""
+    # Imported from their own modules: from `transformers.models`, type checkers would read every model.
     from transformers.models.auto import (
         AutoImageProcessor,
         AutoModelForSemanticSegmentation,
@@ -97,7 +97,7 @@ def _loaded(folder: Path, kind: str) -> tuple[Any, Any]:
     try:
         model = made[0].from_pretrained(str(folder), use_safetensors=True, **here)
         return model, made[1].from_pretrained(str(folder), **here)
-    except Exception as error:  # whatever is wrong with a stranger's folder
+    except Exception as error:  # any error of an unknown model's folder
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError("{folder} cannot be used for masks: {first}", folder=folder, first=first) from error
 

@@ -1,4 +1,4 @@
-"""`kohya mask`: masks for a folder of images, by a segmentation model or of their transparency."""
+"""`kohya mask`: masks for a folder of images, from a segmentation model or from their transparency."""
 
 import argparse
 from pathlib import Path
@@ -16,7 +16,7 @@ DONE = 0
 
 
 def main(argv: list[str]) -> int:
-    """Make masks for a folder; 0 when it worked. Raises ConfigError."""
+    """Make masks for a folder. Returns the exit code 0. Raises ConfigError."""
     return run_command("mask", parser(), argv, _make_masks)
 
 
@@ -44,7 +44,7 @@ def _make_masks(asked: argparse.Namespace, report: Report) -> int:
 
 
 def parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.ArgumentParser:
-    """The options; the page makes its form of these."""
+    """The options, of which the page makes its form."""
     made = kind(
         "kohya mask",
         description="Make masks: bright where a training learns. The page shows them over the images, to be corrected.",
