@@ -1,6 +1,6 @@
 """Model families, one folder each; `FAMILIES` is their registry.
 
-What other parts of the project need to know of a family stands in its `facts.py`. Nothing here imports torch before
+Static properties of a family, for other packages, are in its `facts.py`. Nothing here imports torch before
 `family_for` is called.
 """
 
@@ -33,17 +33,17 @@ def every() -> tuple[FamilyFacts, ...]:
     return tuple(map(facts, FAMILIES))
 
 
-# A line for every kind of training: the page makes a tab of it, the docs a chapter, the tests a case.
+# One entry per kind of training, for tabs of the page, chapters of the docs, and cases of tests.
 RUNS = {script: where for known in every() for script, where in known.scripts.items()}
 
 
 def owner(name: str) -> str:
-    """The family that a name is of: its own, or that of a relative for the demo."""
+    """The family of a name, which may be that of a variant in the demo."""
     return next(known.name for known in every() if name in (known.name, *known.demo_variants))
 
 
 def titles() -> str:
-    """What people call them, in one line."""
+    """The titles of all families, in one line."""
     return ", ".join(known.title for known in every())
 
 
@@ -72,21 +72,21 @@ def family_for(config: RunConfig) -> "Family":
 
 
 def compiling(config: RunConfig) -> tuple[int, float]:
-    """Graphs of the blocks that a config chooses to compile, and about how many seconds that takes on a fast GPU."""
+    """The number of graphs that a config compiles, and approximately the seconds that takes on a fast GPU."""
     known = facts(config.family)
-    if config.compile.compile_scope == "model":  # as one graph, of no less code
+    if config.compile.compile_scope == "model":  # as one graph, with the same amount of code
         return 1, known.compile_seconds
     graphs = config.compile.graphs_of(known.graphs)
     return graphs, known.compile_seconds * graphs / sum(known.graphs.values())
 
 
 def load(where: str) -> Any:
-    """What `module:name` names."""
+    """Import the object that `module:name` names."""
     module, name = where.split(":")
     return getattr(importlib.import_module(module), name)
 
 
 def random_module(family: str) -> Any:
-    """The module that makes a family's networks with random weights: TINY and FULL sizes, TINY_OPTIONS of configs,
+    """The module that builds a family's networks with random weights: TINY and FULL sizes, TINY_OPTIONS of configs,
     random, input_shapes, adopt, write."""
     return importlib.import_module(f"library.families.{family}.random")

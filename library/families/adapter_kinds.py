@@ -1,5 +1,5 @@
-"""The kinds of adapters on offer: the network_module and network_args that select each, and its other arguments. Needs
-no torch."""
+"""The supported kinds of adapters: the network_module and network_args that select each, and its other arguments.
+Needs no torch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,10 +15,10 @@ from library.families.shared.network_args import LayerPreset, NetworkArgs
 
 USUAL_CONVOLUTIONS = {"conv_dim": "4", "conv_alpha": "1"}
 ALIASES = {"": "locon", "lora": "locon"}  # of algo
-# Arguments that are no field: old names, what the options of a run say, and what the blocks and presets are for.
+# Arguments without a field: old names, options of the run, and those set by the choice of blocks and presets.
 HIDDEN = ("algo", "preset", "dropout", "use_cp", "use_conv_cp", "disable_conv_cp", "constrain", "train_blocks",
           "train_block_indices", "verbose")  # fmt: skip
-LAYERS = ("train_blocks", "train_block_indices", "preset")  # of these, what chooses layers
+LAYERS = ("train_blocks", "train_block_indices", "preset")  # those that choose layers
 EVERY = ("train_t5xxl", "bypass_mode")
 CONV = ("conv_dim", "conv_alpha")
 DROPOUTS = ("rank_dropout", "module_dropout")
@@ -29,16 +29,16 @@ OF_CONVOLUTIONS = (*CONV, "use_tucker")
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterKind:
-    """One kind."""
+    """One kind of adapter."""
 
     id: str
     title: str
     about: str  # when to choose it
     module: str  # network_module
-    args: type[Any]  # what its network_args may say: NetworkArgs, or LycorisArgs
+    args: type[Any]  # the class of its network_args: NetworkArgs, or LycorisArgs
     names: tuple[str, ...]  # of its arguments, in the order of the fields
-    fixed: Mapping[str, str] = field(default_factory=dict)  # arguments that make it this kind
-    start: Mapping[str, str] = field(default_factory=dict)  # arguments that it starts with, and is recognised by
+    fixed: Mapping[str, str] = field(default_factory=dict)  # arguments that define this kind
+    start: Mapping[str, str] = field(default_factory=dict)  # initial arguments, by which it is also recognised
     presets: tuple[LayerPreset, ...] = ()
 
     @property
@@ -55,7 +55,7 @@ class AdapterKind:
         return {*named, *blocks, *(name for name in LAYERS if name in section_options(self.args))}
 
     def is_meant(self, module: str, given: Mapping[str, str]) -> bool:
-        """Whether a module and its arguments are of this kind."""
+        """Whether a module and its arguments select this kind."""
         if module != self.module:
             return False
         algo = given.get("algo", "").casefold()
@@ -92,7 +92,7 @@ def kinds(family: str) -> list[AdapterKind]:
 
 
 def kind_of(config: AdapterRun, known: Sequence[AdapterKind]) -> AdapterKind | None:
-    """The kind that a run's module and arguments select; None for one that has no fields here. Of several that fit, the
+    """The kind that a run's module and arguments select; None for one without fields here. Of several matches, the
     one with the most fixed arguments."""
     given, module = network_args.texts(config), config.network.module
     meant = [kind for kind in known if kind.is_meant(module, given)]

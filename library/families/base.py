@@ -30,7 +30,7 @@ class WeightPlacement:
     """The device and the storage of a denoiser's weights as they are read, by the names of its parameters."""
 
     device: "torch.device"  # of all weights not named below; casts are computed there
-    host: Collection[str] = ()  # those that stay on the host
+    host: Collection[str] = ()  # those kept in host memory
     eight_bits: Collection[str] = ()  # those that are stored as float8_e4m3fn, cast from the requested dtype
 
 
@@ -42,7 +42,7 @@ class ModelComponents:
     vae: "nn.Module | None"
     encoders: "dict[str, nn.Module]"  # text encoders by short name: clip_l, clip_g, t5xxl
     tokenizers: Mapping[str, Any]
-    source: dict[str, Any] = field(default_factory=dict)  # what saving needs besides the networks: paths, logit_scale
+    source: dict[str, Any] = field(default_factory=dict)  # other data for saving: paths, logit_scale
     deferred: dict[str, DeferredNetwork] = field(default_factory=dict)  # "vae", or a text encoder's name
     read_again: dict[str, DeferredNetwork] = field(default_factory=dict)  # text encoders that were deferred
     fill_denoiser: "Callable[[WeightPlacement | None], object] | None" = None  # reads its weights, if that was deferred
@@ -87,16 +87,16 @@ class TextCache:
     options: tuple[
         str, ...
     ] = ()  # of the model section, besides lengths: a change of their values invalidates the cache
-    mask: str = ""  # the key whose ones are the caption's own tokens: other arrays are stored so long, and it is not
+    mask: str = ""  # the key of the mask of the caption's tokens: the other arrays are cut by it, and it is not stored
     architecture: str = ""  # musubi-tuner's name of the model, where the file has its format
-    names: Mapping[str, str] = field(default_factory=dict)  # what some of the keys are called in the file
-    # The arrays (numpy) of a caption -> those of none; None: a caption that is cached cannot be dropped.
+    names: Mapping[str, str] = field(default_factory=dict)  # key -> its name in the file, where that differs
+    # The arrays (numpy) of a caption -> those of a dropped caption; None: cached captions cannot be dropped.
     without_caption: Callable[[dict[str, Any]], dict[str, Any]] | None = None
-    rate: str = ""  # under which name sd-scripts keeps the caption_dropout_rate in the file
+    rate: str = ""  # sd-scripts' key of the caption_dropout_rate in the file
 
     @property
     def stored(self) -> tuple[str, ...]:
-        """The keys of the arrays that a file holds."""
+        """The keys of the arrays in a file."""
         return tuple(key for key in self.keys if key != self.mask)
 
 
@@ -106,14 +106,14 @@ class BlockInputs:
 
     streams: tuple[int, ...]
     dynamic: tuple[tuple[int, int], ...]  # (position, dimension) of sizes that depend on the bucket
-    sizes: int = 1  # how many of them occur, where each is compiled on its own
+    sizes: int = 1  # the number of different sizes, where each is compiled on its own
     level: int = 0  # Family.resolution_level, where sizes are compiled one by one: other levels see other sizes
     before_trainable: bool = False  # the block runs before all trained parameters, so that no gradient goes through it
 
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """One image to generate. Sizes are cut to what the family can generate; a seed of None is a new one each time."""
+    """One image to generate. Sizes are rounded down to a multiple; a seed of None is random."""
 
     prompt: str
     negative: str = ""
@@ -121,18 +121,18 @@ class SampleRequest:
     height: int = 512
     steps: int = 20
     scale: float = 7.5  # classifier-free guidance; 1 samples without the negative prompt
-    guidance: float | None = None  # of models that were distilled with guidance
+    guidance: float | None = None  # of guidance-distilled models
     seed: int | None = None
     sampler_name: str | None = None
-    guide: "Image.Image | None" = None  # the control image of a network that follows one
-    controls: "tuple[Image.Image, ...]" = ()  # reference images, or the picture in which something is painted
-    mask: "Image.Image | None" = None  # where it is: bright
+    guide: "Image.Image | None" = None  # the control image of a ControlNet-LLLite
+    controls: "tuple[Image.Image, ...]" = ()  # reference images, or the image to inpaint
+    mask: "Image.Image | None" = None  # bright in the region to inpaint
     shift: float | None = None  # of the sigmas, where the model is sampled with the same one at any size
 
 
 @dataclass(frozen=True)
 class BlockCost:
-    """What blocks of one class cost, measured with steps of rank 16 at 1024 x 1024; the defaults where nothing was."""
+    """The cost of blocks of one class, measured with steps of rank 16 at 1024 x 1024; defaults where not measured."""
 
     container: str  # name of the lists in the denoiser that hold these blocks
     activations: float = 30  # elements kept for backward per element of the block's main input
@@ -140,12 +140,12 @@ class BlockCost:
 
 
 class Family(Protocol):
-    """Everything in which model families differ. No other part of library/ may ask which family it is.
+    """Everything in which model families differ. No other part of library/ may depend on which family it is.
 
     A family object holds the run's config, so its methods take none.
     """
 
-    config: Any  # the run's: of a class of the family's own, which has more than RunConfig
+    config: Any  # of the run: an instance of the family's own subclass of RunConfig
 
     @property
     def name(self) -> str:
@@ -169,7 +169,7 @@ class Family(Protocol):
 
     @property
     def text_adapter_targets(self) -> tuple[str, ...]:
-        """The same of the text encoders; none where they never learn."""
+        """The same for the text encoders; none where they are never trained."""
         ...
 
     @property
@@ -228,7 +228,7 @@ class Family(Protocol):
         ...
 
     def problems(self) -> "Iterator[Problem]":
-        """What is wrong with the model's files: from headers only, nothing is loaded."""
+        """Problems of the model's files, from their headers only; nothing is loaded."""
         ...
 
     def notes(self) -> "Iterator[Problem]":
@@ -259,26 +259,26 @@ class Family(Protocol):
     ) -> "Tensor":
         """Pixels [B, 3, H, W] in [-1, 1] -> latents in the cache's convention, float32.
 
-        A list of generators has one for each image: caches are then the same in whichever batch they were made.
+        A list has one generator per image: the result then does not depend on the batch.
         """
         ...
 
     @property
     def text_lengths(self) -> Mapping[str, int]:
-        """How many tokens the arrays of the text cache are long, of those that are of tokens."""
+        """The length in tokens of the arrays of the text cache that have a token dimension."""
         ...
 
     def train_text_length(self, components: ModelComponents, captions: Collection[str]) -> int | None:
-        """How many tokens of the arrays in `text_lengths` a training step reads, whose images have these captions.
+        """How many tokens of the arrays in `text_lengths` a training step reads for images with these captions.
 
-        None for all. Of more captions it is never less. Shorter arrays are read with zeros behind them.
+        None for all. It is monotonic in the captions. Shorter arrays are padded with zeros.
         """
         ...
 
     def text(
         self, components: ModelComponents, captions: list[str], encoders: tuple[str, ...] | None = None
     ) -> "dict[str, Tensor]":
-        """Captions -> what the denoiser reads, by the cache's keys; of some encoders only, if named."""
+        """Captions -> the text inputs of the denoiser, by the cache's keys; of some encoders only, if named."""
         ...
 
     def noised(self, latents: "Tensor", generator: "torch.Generator", timesteps: "Tensor | None" = None) -> NoisedBatch:
@@ -300,8 +300,8 @@ class Family(Protocol):
         """The prediction in the parametrization of the target, float32 [B, C, h, w]. `denoiser` may be wrapped.
 
         sizes: float32 [B, 6], original height and width, crop top and left, target height and width.
-        controls: what capabilities.TakesControls.control_latents made of the images beside the one that is trained.
-        For inpainting, the latents of the image around the mask, and the mask [B, 1, H, W], where 1 is painted. For a
+        controls: the results of capabilities.TakesControls.control_latents for control and reference images.
+        For inpainting, the latents of the image outside the mask, and the mask [B, 1, H, W], 1 where to inpaint. For a
         ControlNet-LLLite, the pixels of its control image.
         """
         ...

@@ -16,7 +16,7 @@ class TakesControls(Protocol):
     """A family whose denoiser is conditioned on images besides text (`RunConfig.control_images`)."""
 
     def control_latents(self, components: ModelComponents, pixels: "Tensor") -> "Tensor":
-        """Pixels [B, 3, H, W] in [-1, 1] of such images -> latents [B, C, h, w], float32 and deterministic."""
+        """Pixels [B, 3, H, W] in [-1, 1] of control images -> latents [B, C, h, w], float32 and deterministic."""
         ...
 
 
@@ -36,27 +36,27 @@ class HasControlledLayers(Protocol):
 
 @runtime_checkable
 class ReadsPictures(Protocol):
-    """A family whose text encoder may read the reference images together with the caption, depending on the model."""
+    """A family whose text encoder reads reference images together with the caption, at least for some of its models."""
 
     @property
     def picture_template(self) -> str:
-        """The name of the template with which it reads them, which caches store; "" where it reads none."""
+        """The name of the template that inserts them, which caches store; "" where it reads none."""
         ...
 
     def text_with_pictures(
         self, components: ModelComponents, captions: Sequence[str], pictures: "Sequence[Sequence[Image.Image]]"
     ) -> "dict[str, Tensor]":
-        """`Family.text` of captions with the reference images of each, which may be none."""
+        """`Family.text` for captions with the reference images of each, possibly none."""
         ...
 
     def picture_tokens(self, components: ModelComponents, sizes: Sequence[tuple[int, int]]) -> int:
-        """How many tokens images of these widths and heights add to `Family.train_text_length`."""
+        """How many tokens images of these (width, height) add to `Family.train_text_length`."""
         ...
 
 
 @runtime_checkable
 class WritesFolders(Protocol):
-    """A family where save_model_as may be diffusers or diffusers_safetensors."""
+    """A family that supports save_model_as = diffusers or diffusers_safetensors."""
 
     def write_folder(
         self, components: ModelComponents, place: Path, put: "Callable[[Path, Mapping[str, Tensor]], None]"
@@ -81,5 +81,5 @@ class HasBlockRates(Protocol):
     rate_names: tuple[str, ...]  # of the groups of `block_lrs`, in logs
 
     def learning_rate_block(self, path: str) -> int:
-        """Which of the `block_lrs` a parameter of the denoiser has."""
+        """The index in `block_lrs` of a parameter of the denoiser."""
         ...

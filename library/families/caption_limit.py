@@ -1,4 +1,4 @@
-"""How much of a caption a family's text encoder reads, to warn of captions that are cut."""
+"""The token limit of a family's text encoder, to warn of captions that are truncated."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -6,29 +6,29 @@ from typing import Any, Protocol, runtime_checkable
 
 
 def tokens_of(tokenizer: Any, caption: str) -> int:
-    """How many tokens a caption has, without those that begin and end it."""
+    """The number of tokens of a caption, without BOS and EOS."""
     return len(tokenizer(caption, add_special_tokens=False, truncation=False).input_ids)
 
 
 @dataclass(frozen=True)
 class CaptionLimit:
-    """The limit of the text encoder that reads most of a caption."""
+    """The limit of the text encoder with the largest one."""
 
-    encoder: str  # short name, as of its tokenizer
+    encoder: str  # short name of encoder and tokenizer
     tokens: int  # of the caption alone
-    more: str = ""  # the option with a value that takes more, "" where none does
+    more: str = ""  # an option and value that raise the limit, "" where there is none
     count: Callable[[Any, str], int] = tokens_of  # by tokenizer and caption
 
 
 @runtime_checkable
 class LimitsCaptions(Protocol):
-    """A family that cuts longer captions."""
+    """A family that truncates long captions."""
 
     @property
     def caption_limit(self) -> CaptionLimit:
-        """With the options of this run."""
+        """The limit with the options of this run."""
         ...
 
     def tokenizers_of_captions(self) -> Mapping[str, Any]:
-        """The tokenizers by encoder, without a network. Raises ConfigError where one cannot be had."""
+        """The tokenizers by encoder, without loading the encoders. Raises ConfigError where one is not available."""
         ...

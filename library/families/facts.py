@@ -1,4 +1,4 @@
-"""The facts that each family states about itself, so that no other package depends on its name. Needs no torch."""
+"""The static properties of each family, so that no other package depends on its name. Needs no torch."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -9,12 +9,12 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def holds(name: str, *shape: int) -> Callable[[Shapes], bool]:
-    """The test whether a checkpoint has a tensor of this name and shape."""
+    """A test whether a checkpoint has a tensor of this name and shape."""
     return lambda shapes: tuple(shapes.get(name, ())) == shape
 
 
 def matching(kinds: Iterable[tuple[str, int | None, str]], shapes: Shapes) -> str:
-    """The first words whose pattern is in a name, of a tensor with so many rows where a number says how many."""
+    """The first description whose pattern matches the name of a tensor, with this number of rows unless it is None."""
     for pattern, rows, words in kinds:
         search = re.compile(pattern).search
         if any(rows in (None, *shape[:1]) for name, shape in shapes.items() if search(name)):
@@ -23,16 +23,16 @@ def matching(kinds: Iterable[tuple[str, int | None, str]], shapes: Shapes) -> st
 
 
 def nothing(_shapes: Shapes) -> str:
-    """No file of a family's own beside its base models."""
+    """The default of `recognise_part`: the family has no files of its own beside its base models."""
     return ""
 
 
 @dataclass(frozen=True)
 class AdapterModule:
-    """A kind of adapter that a family has of its own: one value of network_module."""
+    """A kind of adapter that only one family has: one value of network_module."""
 
-    args: str  # module:class of what its network_args may say, a shared.network_args.NetworkArgs
-    frozen_down: bool = False  # LoRA-FA: lora_down keeps its first values
+    args: str  # module:class of its network_args, a shared.network_args.NetworkArgs
+    frozen_down: bool = False  # LoRA-FA: lora_down is not trained
 
 
 @dataclass(frozen=True)
@@ -42,29 +42,29 @@ class HubFile:
     option: str  # that names it in a config
     repository: str
     path: str  # in the repository
-    size: int  # bytes, for where the hub cannot be asked
+    size: int  # bytes, where the hub is not reachable
 
 
 @dataclass(frozen=True)
 class HubModel:
-    """A base model on the Hugging Face Hub, with all files that training it needs: the base model's first."""
+    """A base model on the Hugging Face Hub, with all files that training requires: the base model's first."""
 
-    title: str  # what people call it
+    title: str  # of the model
     files: tuple[HubFile, ...]
-    options: Mapping[str, str | bool] = field(default_factory=lambda: MappingProxyType({}))  # that training it needs
+    options: Mapping[str, str | bool] = field(default_factory=lambda: MappingProxyType({}))  # that training it requires
 
 
 @dataclass(frozen=True)
 class BlockGroup:
-    """Blocks of the denoiser that stand in one row of the page's picture of the model."""
+    """Blocks of the denoiser in one row of the page's diagram of the model."""
 
     title: str
     count: int  # in the published model
-    pattern: str  # is found in the names of adapters in these blocks; its group is the number of the block
+    pattern: str  # matches names of adapters in these blocks; its group is the number of the block
 
 
 def block_of(name: str, groups: Iterable[BlockGroup]) -> tuple[int, int] | None:
-    """The block that an adapter of this name is in: the number of its group, and its own; None for no block."""
+    """The block of an adapter: (number of its group, number of the block); None outside of blocks."""
     for at, group in enumerate(groups):
         if found := re.search(group.pattern, name):
             return at, int(found[1])
@@ -73,50 +73,49 @@ def block_of(name: str, groups: Iterable[BlockGroup]) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class FamilyFacts:
-    """The facts of one family. `module:name` names what is loaded only when it is needed."""
+    """The static properties of one family. `module:name` refers to an object that is imported when it is needed."""
 
     name: str  # its folder: in file names, in presets/, in the record of a run
     title: str  # what people call it
-    base_model: str  # one of its files, in words that fit into a sentence: "an SDXL single file"
+    base_model: str  # one of its files, as part of a sentence: "an SDXL single file"
     scripts: Mapping[str, str]  # training script -> module:class of its config
     family: str  # module:class of its Family
     pipelines: tuple[str, ...]  # classes of its pipelines in diffusers
-    recognise: Callable[[Shapes], str]  # shapes of a checkpoint -> what it is of this family, in words; "" for others
-    base_models: tuple[str, ...]  # those words of `recognise` that name a file which can be trained as it is
+    recognise: Callable[[Shapes], str]  # shapes of a checkpoint -> its description, if it is of this family; else ""
+    base_models: tuple[str, ...]  # those descriptions of `recognise` that can be trained directly
 
     # In the metadata of saved files.
-    base_model_version: str  # ss_base_model_version, where no loaded model can tell
-    architecture: str  # modelspec.architecture, where no loaded model can tell
-    # The same of relatives: what `recognise` says of them -> both.
+    base_model_version: str  # ss_base_model_version, where no model is loaded
+    architecture: str  # modelspec.architecture, where no model is loaded
+    # The same of variants: description by `recognise` -> both.
     relatives: Mapping[str, tuple[str, str]] = field(default_factory=lambda: MappingProxyType({}))
     implementation: str  # modelspec.implementation
-    has_prediction_type: bool  # whether its models differ in what they predict
+    has_prediction_type: bool  # whether its models differ in their prediction type
 
-    adapter_modules: Mapping[str, AdapterModule]  # by network_module; the first is the usual one
+    adapter_modules: Mapping[str, AdapterModule]  # by network_module; the first is the default
     blocks: tuple[BlockGroup, ...] = ()
 
-    # Relatives that the demo has models of, and what people call them; VARIANTS of the random module has their sizes.
+    # Variants in the demo, with their titles; VARIANTS of the random module has their sizes.
     demo_variants: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
-    trained_in_compute_dtype: bool  # a full fine-tune, too: float32 masters would be too large
-    exceeds_fp16: bool = False  # what its published models compute is too large for fp16
-    saves_all_parts: bool  # a fine-tune's file holds text encoders and VAE as well
+    trained_in_compute_dtype: bool  # also in a full fine-tune: float32 master weights would be too large
+    exceeds_fp16: bool = False  # activations of its published models overflow fp16
+    saves_all_parts: bool  # a fine-tune's file includes text encoders and VAE
     most_blocks_swapped: int
-    text_tokens: int  # tokens of text that go through the denoiser's blocks beside those of the image
+    text_tokens: int  # text tokens in the denoiser's blocks, in addition to image tokens
     graphs: Mapping[str, int]  # forward graphs that its blocks need, by class: one for each shape of a block
     compile_seconds: float  # of compiling them, as measured on an H200
     denoiser_prefix: str = ""  # of the denoiser's tensors in a file that holds the other networks too
-    recognise_part: Callable[[Shapes], str] = nothing  # the same for its VAE and text encoders
-    has_sd_scripts_defaults: bool = True  # whether sd-scripts trains it, so that its defaults are those of there
-    # Fields of a sample prompt that name images which it is shown -> other options -> the values that it takes them
-    # with.
+    recognise_part: Callable[[Shapes], str] = nothing  # `recognise` for its VAE and text encoders
+    has_sd_scripts_defaults: bool = True  # whether sd-scripts trains it, so that its defaults apply
+    # Fields of a sample prompt for input images -> other options -> the values that they require.
     prompt_images: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=lambda: MappingProxyType({}))
-    # Options that a base model needs: words of `recognise`, or a class of pipeline, -> their values.
+    # Options that a base model requires: description by `recognise`, or class of pipeline, -> their values.
     model_options: Mapping[str, Mapping[str, str | bool]] = field(default_factory=lambda: MappingProxyType({}))
-    # Options that a file asks for by its name where no header can: a pattern of the name -> their values.
+    # Options inferred from a file's name where its header is ambiguous: pattern of the name -> their values.
     named_options: Mapping[str, Mapping[str, str | bool]] = field(default_factory=lambda: MappingProxyType({}))
-    hub_models: tuple[HubModel, ...] = ()  # that are offered for download, the usual one first
-    # Options that name one of its parts -> whether a file with these shapes is that part.
+    hub_models: tuple[HubModel, ...] = ()  # available for download, the default first
+    # Options of its parts -> a test whether a file with these shapes is that part.
     part_options: Mapping[str, Callable[[Shapes], bool]] = field(default_factory=lambda: MappingProxyType({}))
 
     @property

@@ -1,7 +1,7 @@
-"""What `--network_args key=value ...` may say, for each `--network_module`.
+"""The arguments of `--network_args key=value ...`, for each `--network_module`.
 
-The tables below are sections of the config engine, so a wrong name, a wrong value and a number out of range are found
-and worded like those of any other option, all at once and without loading torch.
+The tables below are sections of the config engine, so that unknown names, invalid values and numbers out of range
+are reported like those of any other option, all at once and without loading torch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ STRONG = 100  # alpha / rank above which it is likely a mistake
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LycorisArgs:
-    """`lycoris.kohya`: what the lycoris-lora package understands, and which blocks it may see."""
+    """`lycoris.kohya`: the arguments of the lycoris-lora package, and the blocks that it adapts."""
 
     presets: ClassVar[tuple[LayerPreset, ...]] = (
         LayerPreset("All layers", "Everything that the type of adapter can be on.", {}),
@@ -96,7 +96,7 @@ class LycorisArgs:
     )
 
     def check(self, run: AdapterRun) -> Iterator[Problem]:
-        """The layers are chosen by a name that the package knows, or by a file; blocks by their numbers."""
+        """Check the preset, a name of the package or a file, and the numbers of blocks."""
         if self.preset not in PRESETS and not Path(self.preset).expanduser().is_file():
             yield wrong_argument("preset", "{preset} is no file, and none of {presets}",
                 preset=quoted(self.preset), presets=", ".join(PRESETS))  # fmt: skip
@@ -110,7 +110,7 @@ class LycorisArgs:
             yield from (one.replaced(option="train_block_indices", place=PLACE, topic="training") for one in e.problems)
 
     def chosen_blocks(self, counts: Sequence[int]) -> list[list[float]]:
-        """1 for each block that carries adapters, by group of so many blocks. Raises ConfigError."""
+        """1 for each block with adapters, else 0, by group; `counts`: blocks per group. Raises ConfigError."""
         texts = self.train_block_indices.split("/")
         if len(texts) == 1 and texts[0].strip() in ("", "all", "none"):
             texts *= len(counts)
@@ -121,13 +121,13 @@ class LycorisArgs:
 
 
 LYCORIS = "lycoris.kohya"
-# networks.<this>, with or without a family's name behind it, are algorithms of LyCORIS here.
+# networks.<this>, with or without a family's name appended, are algorithms of LyCORIS here.
 ALGORITHMS = {"dylora": "dylora", "oft": "diag-oft", "loha": "loha", "lokr": "lokr"}
 HINTS = {"dropout": "; write --network_dropout instead"}
 
 
 def problems(config: AdapterRun) -> Iterator[Problem]:
-    """What is wrong with network_module and network_args, a sentence each; no torch."""
+    """Problems of network_module and network_args. Needs no torch."""
     module = config.network.module
     cls = args_class(config)
     if cls is None:
@@ -206,7 +206,7 @@ def _unused_rank_dropout(args: LycorisArgs) -> Iterator[Problem]:
 
 
 def notes(config: AdapterRun) -> Iterator[Problem]:
-    """What has no effect in this run, a sentence each."""
+    """Arguments without effect in this run."""
     args = read(config)
     if isinstance(args, LycorisArgs):
         yield from _unused_dropout(args, config)
@@ -229,7 +229,7 @@ def notes(config: AdapterRun) -> Iterator[Problem]:
 
 
 def read(config: AdapterRun) -> Any:
-    """The arguments as the module's own dataclass. Raises ConfigError with all that is wrong."""
+    """The arguments as the module's own dataclass. Raises ConfigError with all problems."""
     if wrong := list(problems(config)):
         raise ConfigError(*wrong)
     cls = args_class(config)
@@ -237,7 +237,7 @@ def read(config: AdapterRun) -> Any:
 
 
 def args_class(config: AdapterRun) -> type[Any] | None:
-    """What a run's network_args may say; None for a module that is not the run's family's, or no module of ours."""
+    """The class of a run's network_args; None for a module of another family or program."""
     own = families.facts(config.family).adapter_modules.get(config.network.module)
     if own:
         return families.load(own.args)
@@ -245,13 +245,12 @@ def args_class(config: AdapterRun) -> type[Any] | None:
 
 
 def texts(config: AdapterRun) -> dict[str, str]:
-    """The arguments as they were written, for modules that read them themselves."""
+    """The arguments as text, for modules that parse them themselves."""
     return dict(pair.split("=", 1) for pair in config.network.network_args if "=" in pair)
 
 
 def lycoris_settings(config: AdapterRun) -> JsonObject:
-    """The arguments as the package takes them: as they were written, and switches as truth values, since to it any
-    other word than false is true."""
+    """The arguments for the package: as text, but switches as bool, since to it any other text than false is true."""
     known, given = section_options(LycorisArgs), texts(config)
     settings = {name: known[name].read(text) if known.get(name, known["algo"]).type is bool else text
                 for name, text in given.items()}  # fmt: skip
@@ -260,7 +259,7 @@ def lycoris_settings(config: AdapterRun) -> JsonObject:
 
 
 def read_leniently(config: AdapterRun, cls: type) -> tuple[Any, list[Problem]]:
-    """The arguments of a run as a `cls`, with all that is wrong about them; what cannot be read has its default."""
+    """The arguments of a run as a `cls`, with all problems; invalid ones have their defaults."""
     pairs, written = config.network.network_args, ": {pair} must be written key=value"
     wrong = [Problem("network_args", written, pair=quoted(pair)) for pair in pairs if "=" not in pair]
     given = {key.strip(): value.strip() for key, _, value in (p.partition("=") for p in pairs if "=" in p)}

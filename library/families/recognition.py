@@ -1,4 +1,4 @@
-"""What a file of weights is, from its header alone."""
+"""Recognise a checkpoint from its header."""
 
 import contextlib
 import functools
@@ -16,17 +16,16 @@ from library.families.facts import FamilyFacts, Shapes, matching
 from library.families.shared import tensor_names, weights
 from library.families.shared.known_files import SHARED, UNKNOWN, UNTRAINED
 
-INDEXES = ("model_index.json", "modular_model_index.json")  # of a pipeline, and of one that is put together of blocks
+INDEXES = ("model_index.json", "modular_model_index.json")  # of a pipeline, and of a modular pipeline
 ADAPTER = re.compile(r"lora_(down|up|A|B)|\.hada_w1|\.lokr_w")
 
 
 def described(shapes: Shapes) -> tuple[FamilyFacts | None, str]:
-    """The family that a checkpoint is of, if it is of one that is trained here, and what it is in words that fit into
-    a sentence."""
+    """The family of a checkpoint, None for an unsupported one, and its description as part of a sentence."""
     return _described(tuple(shapes.items()))
 
 
-@functools.lru_cache(maxsize=32)  # asked of each file several times in a check, and in each check of the form
+@functools.lru_cache(maxsize=32)  # called several times per file in each check of a form
 def _described(entries: tuple[tuple[str, tuple[int, ...]], ...]) -> tuple[FamilyFacts | None, str]:
     shapes = dict(entries)
     if any(map(ADAPTER.search, shapes)):
@@ -37,7 +36,7 @@ def _described(entries: tuple[tuple[str, tuple[int, ...]], ...]) -> tuple[Family
     if words := matching(UNTRAINED, plain):
         return None, words
     for facts in families.every():
-        # A file that holds all networks is told by its own names, and its denoiser alone by those without prefix.
+        # A file of all networks is recognised by its full names, a denoiser by names without prefix.
         ways = (shapes, unwrapped, plain) if facts.denoiser_prefix else (plain, shapes)
         if words := next(filter(None, map(facts.recognise, ways)), ""):
             return facts, words
@@ -51,12 +50,12 @@ def _described(entries: tuple[tuple[str, tuple[int, ...]], ...]) -> tuple[Family
 
 
 def describe(shapes: Shapes) -> str:
-    """What a checkpoint is, in words that fit into a sentence."""
+    """The description of a checkpoint, as part of a sentence."""
     return described(shapes)[1]
 
 
 def _stable_diffusion(shapes: Shapes) -> str:
-    """Which of the older Stable Diffusions a U-Net belongs to: they differ in their text encoders."""
+    """The older Stable Diffusion of a U-Net: they differ in their text encoders."""
     if not any(name.startswith("model.diffusion_model.") for name in shapes):
         return "an SD 1.5 / SD 2 U-Net in the diffusers layout"
     if any(name.startswith("cond_stage_model.model.") for name in shapes):
@@ -67,7 +66,7 @@ def _stable_diffusion(shapes: Shapes) -> str:
 
 
 def wrong(path: str | Path, wanted: str) -> ConfigError:
-    """The error for a file that is something else than what was wanted, saying what it is."""
+    """The error for a file of another kind than the wanted one, with its description."""
     try:
         found = describe(weights.header(path) if Path(path).suffix.lower() == ".safetensors" else {})
     except ConfigError as e:
@@ -76,7 +75,7 @@ def wrong(path: str | Path, wanted: str) -> ConfigError:
 
 
 def index_of(folder: Path) -> JsonObject:
-    """What a folder of diffusers says of the whole model in it; nothing of another folder."""
+    """The index of a diffusers folder with a whole model; empty for any other folder."""
     for name in INDEXES:
         with contextlib.suppress(OSError, ValueError):
             found = json.loads((folder / name).read_text(encoding="utf-8"))
@@ -85,15 +84,15 @@ def index_of(folder: Path) -> JsonObject:
 
 
 class Recognised(NamedTuple):
-    """What a file or folder is."""
+    """A recognised file or folder."""
 
-    family: str  # of which it is a base model, "" for none
-    words: str  # that fit into a sentence
-    options: Mapping[str, str | bool] = MappingProxyType({})  # that training it needs
+    family: str  # of a base model, else ""
+    words: str  # its description, as part of a sentence
+    options: Mapping[str, str | bool] = MappingProxyType({})  # that training it requires
 
 
 def whole_model(path: Path) -> Path | None:
-    """The folder of a whole diffusers model, from it, its `transformer` folder or a file in that; else None."""
+    """The folder of a whole diffusers model, given itself, its `transformer` folder or a file in that; else None."""
     for folder in (path, path.parent, path.parent.parent):
         if (folder / "transformer").is_dir() and index_of(folder):
             return folder
@@ -101,9 +100,9 @@ def whole_model(path: Path) -> Path | None:
 
 
 def recognised(path: Path) -> Recognised:
-    """What a .safetensors file, of one piece or several, or a diffusers folder is: a whole model, or its transformer.
+    """Recognise a .safetensors file, possibly sharded, or a diffusers folder of a whole model or its transformer.
 
-    Only headers are read. Raises ConfigError when that is not possible.
+    Only headers are read. Raises ConfigError when they cannot be.
     """
     whole = whole_model(path)
     if whole is None or whole / "transformer" not in (path, path.parent):
@@ -120,7 +119,7 @@ def recognised(path: Path) -> Recognised:
 
 
 def proposed_options(path: Path, found: Recognised) -> Mapping[str, str | bool]:
-    """Options that a base model needs: those that its header asks for, or else its name, which may be wrong."""
+    """Options that a base model requires, from its header, or else from its name, which may be wrong."""
     if found.options or not found.family:
         return found.options
     named = families.facts(found.family).named_options

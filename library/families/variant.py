@@ -8,13 +8,13 @@ from library.config.run_config import ControlUse
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """What every family states of a relative; its own class says where it differs besides."""
+    """Common properties of a variant; subclasses of families add others."""
 
     title: str  # what people call it
-    control_images: ControlUse = ControlUse()  # what pictures it is shown besides noise and words
+    control_images: ControlUse = ControlUse()  # control or reference images that it reads
     base_model_version: str  # ss_base_model_version
-    architecture: str  # modelspec.architecture; "" where the header tells
+    architecture: str  # modelspec.architecture; "" where it is in the header
 
     def __deepcopy__(self, known: object) -> Self:
-        """Itself, as copies of a family that measure with it need no other."""
+        """Itself, as it is immutable and shared by copies of a family."""
         return self

@@ -1,4 +1,4 @@
-"""Words that a tokenizer does not know yet, and that it reads as one token each."""
+"""New tokens of a tokenizer: words that are encoded as one token each."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from library.config.problems import Problem
 
 
 def problems(tokenizers: Mapping[str, Any], words: Sequence[str]) -> Iterator[Problem]:
-    """Words that are known already, and would be learned anew in all prompts."""
+    """Problems of words that are tokens already, whose meaning would change in all prompts."""
     for word in words:
         if any(is_known(tokenizer, word) for tokenizer in tokenizers.values()):
             yield Problem("token_string",
@@ -17,7 +17,7 @@ def problems(tokenizers: Mapping[str, Any], words: Sequence[str]) -> Iterator[Pr
 
 
 def is_known(tokenizer: Any, word: str) -> bool:
-    """Whether a word, or a beginning of words, is one token of a vocabulary. Capitals are small letters to it."""
+    """Whether a word, or a prefix of words, is one token of a vocabulary. Case is ignored."""
     known = tokenizer.get_vocab()
     return any(f"{word.lower()}{end}" in known for end in ("", "</w>"))
 
@@ -33,5 +33,5 @@ def add(tokenizer: Any, words: Sequence[str]) -> int:
 
 
 def tokens(tokenizer: Any, text: str) -> list[int]:
-    """The tokens of a text, without those at its ends."""
+    """The tokens of a text, without BOS and EOS."""
     return tokenizer(text, add_special_tokens=False).input_ids

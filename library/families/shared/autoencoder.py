@@ -1,4 +1,4 @@
-"""The image autoencoder (AutoencoderKL) of SDXL and FLUX: its names in single files, its sizes from its tensors."""
+"""The image autoencoder (AutoencoderKL) of SDXL and FLUX: tensor names in single files, and sizes from shapes."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,13 +18,13 @@ ATTENTION = {"group_norm": "norm", "to_q": "q", "to_k": "k", "to_v": "v", "to_ou
 WHAT = "a VAE"
 FLUX = (0.3611, 0.1159)  # scale and shift of FLUX.1: latents are (VAE sample - shift) * scale
 MARKER = "decoder.conv_in.weight"
-PARTS = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.", "bn.")  # what the names of its tensors begin with
+PARTS = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.", "bn.")  # prefixes of its tensor names
 INSIDE = {"encoder.quant_conv": "quant_conv", "decoder.post_quant_conv": "post_quant_conv"}  # FLUX.2's single files
 OLD_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}  # diffusers before 0.17
 
 
 def table(levels: int, layers: int) -> dict[str, str]:
-    """diffusers module path -> single-file (LDM) module path, for so many levels and residual blocks per level."""
+    """diffusers module path -> single-file (LDM) module path, by number of levels and of residual blocks per level."""
     names = {"encoder.conv_norm_out": "encoder.norm_out", "decoder.conv_norm_out": "decoder.norm_out"}
     for i in range(levels):
         ours, theirs = f"encoder.down_blocks.{i}", f"encoder.down.{i}"
@@ -42,7 +42,7 @@ def table(levels: int, layers: int) -> dict[str, str]:
 
 
 def _counts(names: Iterable[str]) -> tuple[int, int]:
-    """Levels and blocks per level, from names of either layout, of which some may be missing."""
+    """Levels and blocks per level, from possibly incomplete names of either layout."""
     levels = layers = 0
     for name in names:
         match name.split("."):
@@ -54,7 +54,7 @@ def _counts(names: Iterable[str]) -> tuple[int, int]:
 
 
 def plain(names: Iterable[str]) -> dict[str, str]:
-    """Keys of a file in either layout, with any prefix -> {diffusers' key: key in the file}. Others are left out."""
+    """Keys of a file in either layout, with any prefix -> {diffusers' key: key in the file}. Others are skipped."""
     names = list(names)
     before = next((name.removesuffix(MARKER) for name in names if name.endswith(MARKER)), "")
     inside = {name.removeprefix(before): name for name in names if name.startswith(before)}
@@ -72,7 +72,7 @@ def plain(names: Iterable[str]) -> dict[str, str]:
 
 
 def to_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of either layout -> diffusers names; the attention's 1x1 convolutions become the matrices they are."""
+    """Tensors of either layout -> diffusers names; 1x1 convolutions of attention become matrices."""
     out = {}
     for name, key in plain(tensors).items():
         tensor = tensors[key]
@@ -90,18 +90,18 @@ def to_single(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def build(tensors: Mapping[str, Tensor], scale: float, shift: float | None = None) -> nn.Module:
-    """An AutoencoderKL of the sizes of its tensors (diffusers names), which it takes over without a copy."""
+    """An AutoencoderKL with these tensors (by diffusers name), which are not copied; they determine its sizes."""
     with without_optional("diffusers"):
         from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 
-    vae: Any = AutoencoderKL  # which declares tuples of one where it takes one for each level
+    vae: Any = AutoencoderKL  # its annotations are narrower than what it accepts
     with empty_weights.empty_weights():
         model = vae(**settings(tensors), scaling_factor=scale, shift_factor=shift)
     return assign(model, tensors)
 
 
 def settings(tensors: Mapping[str, Tensor]) -> JsonObject:
-    """What tells the sizes of an autoencoder to diffusers' class, from its tensors (diffusers names)."""
+    """The arguments of diffusers' class for an autoencoder with these tensors (by diffusers name)."""
     levels, layers = _counts(tensors)
     return {
         "in_channels": tensors["encoder.conv_in.weight"].shape[1],
@@ -119,8 +119,8 @@ def settings(tensors: Mapping[str, Tensor]) -> JsonObject:
 
 
 def load(path: Path, dtype: Any, constants: tuple[float, float], mmap: bool = True) -> nn.Module:
-    """Read an autoencoder, single file or diffusers, as an AutoencoderKL; `constants` are its scale and shift. Its
-    names may have a prefix, as those that were cut out of a checkpoint have."""
+    """Read an autoencoder, single file or diffusers, as an AutoencoderKL; `constants` are its scale and shift. Names
+    may have a prefix, as in parts extracted from a checkpoint."""
     file = weights.read(path, mmap)
     if not any(name.endswith(MARKER) for name in file):
         raise recognition.wrong(path, WHAT)

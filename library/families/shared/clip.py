@@ -1,6 +1,6 @@
-"""CLIP text encoders: names, sizes from the tensors, token chunks. SDXL reads two of them, FLUX one.
+"""CLIP text encoders: tensor names, sizes from shapes, token chunks. SDXL has two of them, FLUX one.
 
-Whatever the installed transformers calls its modules, the names here are the ones in files: `text_model.encoder...`.
+Names here are those in files (`text_model.encoder...`), independent of the installed version of transformers.
 """
 
 import math
@@ -16,18 +16,18 @@ from library.families.shared.weights import assign
 MARKER = "embeddings.token_embedding.weight"
 LAYERS = ("CLIPAttention", "CLIPSdpaAttention", "CLIPMLP")  # classes whose linear layers carry adapters
 HEAD = 64  # every CLIP text encoder in use has heads of 64 channels
-LENGTH = 77  # tokens one pass sees: BOS, 75 of the caption, EOS
+LENGTH = 77  # tokens of one chunk: BOS, 75 of the caption, EOS
 
 
 def canonical(name: str) -> str:
-    """A module or tensor path of any transformers version -> the path files use (`text_model.encoder.layers.0...`)."""
+    """A module or tensor path of any transformers version -> the path in files (`text_model.encoder.layers.0...`)."""
     if name.startswith(("text_model.", "text_projection")) or name == "logit_scale":
         return name
     return f"text_model.{name}"
 
 
 def plain(names: Iterable[str]) -> dict[str, str]:
-    """Keys of a CLIP-L's file, with any prefix -> {key as files have it (`text_model.*`): key in the file}."""
+    """Keys of a CLIP-L's file, with any prefix -> {canonical key (`text_model.*`): key in the file}."""
     names = list(names)
     before = next((name.removesuffix(MARKER) for name in names if name.endswith(MARKER)), "")
     before = before.removesuffix("text_model.")
@@ -37,11 +37,11 @@ def plain(names: Iterable[str]) -> dict[str, str]:
 
 
 def encoder(tensors: Mapping[str, Tensor], act: str = "quick_gelu", eos: int | None = None, projected: bool = False):
-    """A text encoder of the sizes of its tensors, which it takes over without a copy.
+    """A text encoder with these tensors, which are not copied; they determine its sizes.
 
     `tensors` has file names (`text_model.*`, and `text_projection.weight` when `projected`); others are ignored.
-    `act` is quick_gelu for CLIP-L and gelu for CLIP-G. `eos` is the id at whose first place the pooled vector is read;
-    the last word of the vocabulary by default. Raises KeyError or RuntimeError when tensors are missing.
+    `act` is quick_gelu for CLIP-L and gelu for CLIP-G. `eos` is the id whose first position has the pooled vector;
+    the last token of the vocabulary by default. Raises KeyError or RuntimeError when tensors are missing.
     """
     from transformers.models.clip import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
@@ -88,7 +88,7 @@ def chunked(rows: Sequence[Sequence[int]], tokenizer: Any, chunks: int, pad: int
     pad = end if pad is None else pad
     out = []
     for row in rows:
-        full = [*row, end, *[pad] * (chunks * inner - len(row))]  # BOS is put back below
+        full = [*row, end, *[pad] * (chunks * inner - len(row))]  # BOS is added below
         pieces = [[begin, *full[i * inner : (i + 1) * inner], full[-1]] for i in range(chunks)]
         if pad != end and chunks > 1:
             for piece in pieces:
@@ -108,5 +108,5 @@ def merged(hidden: Tensor, chunks: int) -> Tensor:
 
 
 def chunks_of(max_token_length: int | None) -> int:
-    """How many chunks of 75 tokens a length of 75, 150 or 225 is."""
+    """The number of chunks of 75 tokens in a length of 75, 150 or 225."""
     return math.ceil((max_token_length or 75) / 75)

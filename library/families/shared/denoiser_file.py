@@ -1,4 +1,4 @@
-"""How the file of a transformer, in any layout, becomes the network: its tensors, or equal row pieces of them."""
+"""Load a transformer from a file of any layout: map its tensors, or equal row slices of them, to the network."""
 
 import functools
 import logging
@@ -21,24 +21,24 @@ from library.families.shared.weights import FileRange, Source, Weights
 
 logger = logging.getLogger(__name__)
 
-Rows = tuple[str, int, int]  # a tensor of a file, which of its equal row pieces, of how many
+Rows = tuple[str, int, int]  # tensor of a file, index of a row slice, number of equal slices
 Names = Mapping[str, Rows]  # by the network's own keys
-Extra = Mapping[str, tuple[tuple[int, ...], Source]]  # shapes and tensors of another file, by the network's own keys
+Extra = Mapping[str, tuple[tuple[int, ...], Source]]  # shape and tensor from another file, by the network's own keys
 NOTHING: Extra = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class DenoiserFile:
-    """What a family says of its transformer's files."""
+    """A family's definition of its transformer's files."""
 
-    what: str  # as `recognise` calls them
-    title: str  # what people call the model
+    what: str  # the description by `recognise`
+    title: str  # of the model
     build: Callable[[Shapes], nn.Module]  # shapes by the network's own keys; KeyError names the first that is missing
     in_blocks: Callable[[str], bool]  # whether a tensor may stay in 8 bits
     names: Callable[[Mapping[str, str]], Names] = lambda plain: {name: (name, 0, 1) for name in plain}
 
     def rows(self, keys: Mapping[str, object]) -> Names:
-        """What the network's own tensors are made of in a file with these keys, with or without prefix."""
+        """The sources of the network's tensors in a file with these keys, with or without prefix."""
         plain = tensor_names.without_prefix(keys)
         return {own: (plain[name], piece, pieces) for own, (name, piece, pieces) in self.names(plain).items()}
 
@@ -51,16 +51,16 @@ class DenoiserFile:
         return found
 
     def plain_shapes(self, entries: Mapping[str, JsonMapping]) -> dict[str, tuple[int, ...]]:
-        """The same from the entries of a header."""
+        """`shapes` from the entries of a header."""
         return self.shapes({name: tuple(entry["shape"]) for name, entry in entries.items()})
 
     def open(
         self, path: Path, dtype: torch.dtype, keep_8_bits: bool, mmap: bool = True, beside: Extra = NOTHING
     ) -> tuple[nn.Module, Callable[[WeightPlacement | None], object]]:
-        """The network without its weights, and what reads these in `dtype`. Those in `beside` come from there.
+        """The network without its weights, and the function that reads them in `dtype`. `beside` replaces some of them.
 
-        With `keep_8_bits` the matrices of the blocks that the file holds as plain float8_e4m3fn stay so; all else is
-        widened. Raises ConfigError when tensors are missing or of a wrong shape.
+        With `keep_8_bits` the matrices of the blocks that the file holds as plain float8_e4m3fn are kept; all others
+        are cast. Raises ConfigError when tensors are missing or have a wrong shape.
         """
         file = weights.read(path, mmap)
         names = self.rows(file.shapes())
@@ -79,7 +79,7 @@ class DenoiserFile:
 
 
 def problems(path: Path, option: str, opening: Callable[[Path, torch.dtype, bool], object]) -> Iterator[Problem]:
-    """Why a transformer cannot be opened, from its header: tensors that are missing or have a wrong shape."""
+    """Problems of a transformer's header: tensors that are missing or have a wrong shape."""
     try:
         _opened(
             opening, path, tuple((file, file.stat().st_mtime_ns, file.stat().st_size) for file in weights.files(path))
@@ -88,10 +88,10 @@ def problems(path: Path, option: str, opening: Callable[[Path, torch.dtype, bool
         yield from (Problem(option, ": {problem}", problem=problem) for problem in e.problems)
 
 
-@functools.lru_cache(maxsize=64)  # forms, and the stages of a start, ask again about the same files
+@functools.lru_cache(maxsize=64)  # forms, and the stages of a start, check the same files repeatedly
 def _opened(opening: Callable[[Path, torch.dtype, bool], object], path: Path, _versions: object) -> None:
     level = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # what is left out is told when the file is read
+    logging.disable(logging.WARNING)  # skipped tensors are logged when the file is read
     try:
         with weights.shapes_only():
             opening(path, torch.float32, False)
@@ -100,13 +100,13 @@ def _opened(opening: Callable[[Path, torch.dtype, bool], object], path: Path, _v
 
 
 def rows_of(file: Weights, name: str, piece: int, pieces: int) -> Source:
-    """One of the equal row pieces of a tensor in a file."""
+    """One of the equal row slices of a tensor in a file."""
     whole = file.source(name)
     if pieces == 1:
         return whole
 
     def read() -> Tensor:
-        return whole.read().chunk(pieces)[piece].clone()  # or the other pieces would be kept with it
+        return whole.read().chunk(pieces)[piece].clone()  # a view would keep the other slices in memory
 
     if whole.range is None:
         return Source(None, read)

@@ -1,4 +1,4 @@
-"""Which layers of a model in diffusers can carry an adapter, and of which size."""
+"""The layers of a diffusers model that can have an adapter, and their sizes."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ Sizes = dict[str, tuple[int, int]]
 
 
 def layers(model: Any) -> Sizes:
-    """Output and input features of everything in a model that can carry an adapter."""
+    """Output and input features of all layers that can have an adapter."""
     shapes = {
         name: tuple(m.weight.shape[:2]) for name, m in model.named_modules() if getattr(m, "weight", None) is not None
     }
@@ -17,7 +17,7 @@ def layers(model: Any) -> Sizes:
 
 
 def converted(tensors: Any, model: str, mixin: str, **sizes: Any) -> tuple[JsonObject, Sizes]:
-    """A LoRA file's adapters as a pipeline's `mixin` names them, and the sizes of the layers of diffusers' `model`."""
+    """A LoRA file's adapters under the names of a pipeline's `mixin`, and the layer sizes of diffusers' `model`."""
     import diffusers
     import torch
 

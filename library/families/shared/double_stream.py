@@ -1,4 +1,4 @@
-"""What transformers of two streams and then one (FLUX.1, FLUX.2) have in common, in the tree of their own checkpoints.
+"""Shared modules of transformers with double-stream and single-stream blocks (FLUX.1, FLUX.2), named as in checkpoints.
 
 Shape letters in this file: B images, S tokens (I of the image, L of the text, S = L + I), C hidden width, H heads,
 D width of one head, so that C = H * D.
@@ -19,16 +19,16 @@ Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
 def count(shapes: Mapping[str, Iterable[int]], blocks: str) -> int:
-    """How many blocks a list of a model has. KeyError names the first that is missing between others."""
+    """The number of blocks in a list of a model. KeyError names the first gap."""
     numbers = {key.removeprefix(f"{blocks}.").split(".")[0] for key in shapes if key.startswith(f"{blocks}.")}
-    for number in range(len(numbers)):  # a model that was pruned may have been left with gaps
+    for number in range(len(numbers)):  # a pruned model may have gaps
         if str(number) not in numbers:
             raise KeyError(f"{blocks}.{number}")
     return len(numbers)
 
 
 class RMSNorm(nn.Module):
-    """RMS norm of each head's vector, computed in float32 for any input dtype, so that q and k are rounded once."""
+    """RMS norm of each head's vector, in float32 for any input dtype, so that q and k are rounded only once."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -40,7 +40,7 @@ class RMSNorm(nn.Module):
 
 
 class QKNorm(nn.Module):
-    """The two norms of an attention, under the names they have in the files."""
+    """The two norms of an attention, under their names in files."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -49,7 +49,7 @@ class QKNorm(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """The parts of one stream's attention; the block joins the streams and calls them."""
+    """The attention layers of one stream; the block joins the streams and calls them."""
 
     def __init__(self, hidden: int, head: int, bias: bool = True):
         super().__init__()
@@ -59,7 +59,7 @@ class SelfAttention(nn.Module):
 
 
 class MLPEmbedder(nn.Module):
-    """Two layers that turn a vector of conditioning into the width of the model."""
+    """A two-layer MLP that projects a conditioning vector to the width of the model."""
 
     def __init__(self, channels: int, hidden: int, bias: bool = True):
         super().__init__()
@@ -73,7 +73,7 @@ class MLPEmbedder(nn.Module):
 
 
 class Modulation(nn.Module):
-    """The conditioning vector -> `triples` times shift, scale and gate, in one matrix."""
+    """The conditioning vector -> `triples` times shift, scale and gate, by one matrix."""
 
     def __init__(self, hidden: int, triples: int, bias: bool = True):
         super().__init__()
@@ -85,7 +85,7 @@ class Modulation(nn.Module):
 
 
 class GivenModulation(nn.Module):
-    """Stands where `Modulation` does in a block whose shifts, scales and gates are made outside of it."""
+    """Replaces `Modulation` in a block whose shifts, scales and gates are computed outside of it."""
 
     def __init__(self, first: int, count: int):
         super().__init__()
@@ -97,7 +97,7 @@ class GivenModulation(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """The first half of the channels as the gate of the second."""
+    """SwiGLU: the first half of the channels gates the second."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., 2 * width] -> [..., width]."""
@@ -107,31 +107,31 @@ class SwiGLU(nn.Module):
 
 @dataclass(frozen=True)
 class BlockLayers:
-    """Of which layers the blocks are made."""
+    """The configuration of a block's layers."""
 
     hidden: int
     head: int
     mlp: int
-    given: bool = False  # shifts, scales and gates are made outside of the blocks
+    given: bool = False  # shifts, scales and gates are computed outside of the blocks
     bias: bool = True
     gated: bool = False  # the MLP, by SwiGLU
 
     @property
     def inside(self) -> int:
-        """The width of what the MLP's activation is given."""
+        """The input width of the MLP's activation."""
         return 2 * self.mlp if self.gated else self.mlp
 
     def activation(self) -> nn.Module:
-        """Between the two layers of the MLP."""
+        """The activation between the two layers of the MLP."""
         return SwiGLU() if self.gated else nn.GELU(approximate="tanh")
 
     def mlp_layers(self) -> nn.Sequential:
-        """What stands behind attention in each stream of a double block."""
+        """The MLP of each stream of a double block."""
         into, out = nn.Linear(self.hidden, self.inside, self.bias), nn.Linear(self.mlp, self.hidden, self.bias)
         return nn.Sequential(into, self.activation(), out)
 
     def modulation(self, first: int, triples: int) -> nn.Module:
-        """What makes the shifts, scales and gates of a stream, or takes its own, from the `first`, of those given."""
+        """The modulation of a stream, or, where it is computed outside, the slice of it that begins at `first`."""
         return GivenModulation(first, 3 * triples) if self.given else Modulation(self.hidden, triples, self.bias)
 
 
@@ -145,8 +145,8 @@ def joint_attention(  # noqa: PLR0913 - two streams, each with its layers
     attend: Attend, img: Tensor, img_attn: SelfAttention, txt: Tensor, txt_attn: SelfAttention, pe: Tensor,
     mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Modulated img [B, I, C] and txt [B, L, C], each with its own layers, attend to one another -> what each of their
-    `proj` is given."""
+    """Joint attention of modulated img [B, I, C] and txt [B, L, C], each with its own layers -> the inputs of their
+    `proj`."""
     img_q, img_k, img_v = split_heads(img_attn.qkv(img), img_attn.norm)
     txt_q, txt_k, txt_v = split_heads(txt_attn.qkv(txt), txt_attn.norm)
     v = torch.cat((txt_v, img_v), dim=2)
@@ -157,7 +157,7 @@ def joint_attention(  # noqa: PLR0913 - two streams, each with its layers
 
 
 class DoubleStreamBlock(nn.Module):
-    """Image and text, each with weights of its own, that attend to one another. By its name LyCORIS finds it."""
+    """Joint attention of image and text, each with its own weights. LyCORIS finds the class by its name."""
 
     attend: Attend = staticmethod(sdpa)
 
@@ -175,7 +175,7 @@ class DoubleStreamBlock(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """img [B, I, C], txt [B, L, C], vec [B, C], pe [2, L + I, D / 2], mask [B, L + I] -> img, txt.
 
-        A `vec` that gives shifts, scales and gates is [B, 12, C]: six for the image, then six for the text.
+        A `vec` of shifts, scales and gates is [B, 12, C]: six for the image, then six for the text.
         """
         i_shift1, i_scale1, i_gate1, i_shift2, i_scale2, i_gate2 = self.img_mod(vec).chunk(6, dim=-1)
         t_shift1, t_scale1, t_gate1, t_shift2, t_scale2, t_gate2 = self.txt_mod(vec).chunk(6, dim=-1)
@@ -196,8 +196,8 @@ class DoubleStreamBlock(nn.Module):
 
 
 class SingleStreamBlock(nn.Module):
-    """Text and image as one stream; attention and MLP side by side, behind one fused matrix. By its name LyCORIS finds
-    it."""
+    """Text and image as one stream; attention and MLP in parallel, with one fused input matrix. LyCORIS finds the class
+    by its name."""
 
     attend: Attend = staticmethod(sdpa)
 
@@ -210,7 +210,7 @@ class SingleStreamBlock(nn.Module):
         self.activation = layers.activation()
 
     def forward(self, joint: Tensor, vec: Tensor, pe: Tensor, mask: Tensor | None = None) -> Tensor:
-        """joint [B, S, C], vec [B, C] (one that gives shift, scale and gate [B, 3, C]), pe [2, S, D / 2], mask [B, S]
+        """joint [B, S, C], vec [B, C] (of shift, scale and gate [B, 3, C]), pe [2, S, D / 2], mask [B, S]
         -> joint."""
         shift, scale, gate = self.modulation(vec).chunk(3, dim=-1)
         both = self.linear1(modulated(joint, shift, scale))
@@ -221,7 +221,7 @@ class SingleStreamBlock(nn.Module):
 
 
 class LastLayer(nn.Module):
-    """The conditioned norm and the projection back to latent patches."""
+    """The modulated norm and the projection to latent patches."""
 
     def __init__(self, hidden: int, out_channels: int, bias: bool = True, given: bool = False):
         super().__init__()
@@ -229,13 +229,13 @@ class LastLayer(nn.Module):
         self.adaLN_modulation = nn.Flatten() if given else nn.Sequential(nn.SiLU(), nn.Linear(hidden, 2 * hidden, bias))
 
     def forward(self, img: Tensor, vec: Tensor) -> Tensor:
-        """img [B, I, C], vec [B, C] (one that gives shift and scale [B, 2, C]) -> [B, I, out channels]."""
+        """img [B, I, C], vec [B, C] (of shift and scale [B, 2, C]) -> [B, I, out channels]."""
         shift, scale = self.adaLN_modulation(vec)[:, None].chunk(2, dim=-1)
         return self.linear(modulated(img, shift, scale))
 
 
 class PositionTables:
-    """The RoPE tables of a denoiser, kept for the tensors that they were made from."""
+    """The RoPE tables of a denoiser, cached by the identity of the position tensors."""
 
     axes: tuple[int, ...]
     theta = 10000.0
@@ -249,10 +249,9 @@ class PositionTables:
         self.positions = lambda txt_ids, img_ids: rope(torch.cat((txt_ids, img_ids)), self.axes, self.theta)
 
     def positions(self, txt_ids: Tensor, img_ids: Tensor) -> Tensor:
-        """The RoPE table [2, L + I, D / 2] of a text and an image, kept for the tensors it was made from.
+        """The RoPE table [2, L + I, D / 2] of a text and an image, cached by the identity of the id tensors.
 
-        A caller that passes the very same id tensors again gets the very same table; comparing their values instead
-        would make the host wait for the device.
+        Comparing their values instead would need a device sync.
         """
         if img_ids.is_cuda and torch.cuda.is_current_stream_capturing():
             # A cached table may be evicted, but a CUDA graph keeps its address.

@@ -1,4 +1,4 @@
-"""How the file of a transformer of two streams and then one, in either layout, becomes the network."""
+"""Load a transformer with double-stream and single-stream blocks from a file of either layout."""
 
 import functools
 import logging
@@ -23,11 +23,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DoubleStreamFile:
-    """What a family says of its transformer's files."""
+    """A family's definition of its transformer's files."""
 
-    what: Callable[[Shapes], str]  # a file with these shapes, in words that fit into a sentence
+    what: Callable[[Shapes], str]  # the description of a file with these shapes
     layouts: DoubleStreamKeys
-    sources: Callable[[Iterable[str]], Mapping[str, tuple[str, ...]]]  # diffusers keys -> BFL key: what it is made of
+    sources: Callable[[Iterable[str]], Mapping[str, tuple[str, ...]]]  # diffusers keys -> {BFL key: its diffusers keys}
     build: Callable[[Shapes], Any]  # shapes by BFL key; KeyError names the first that is missing
 
     def bfl_shapes(self, shapes: Shapes) -> dict[str, tuple[int, ...]]:
@@ -42,9 +42,9 @@ class DoubleStreamFile:
     def open(
         self, path: Path, dtype: torch.dtype, keep_8_bits: bool, mmap: bool = True
     ) -> tuple[Any, Callable[[WeightPlacement | None], nn.Module]]:
-        """The network without its weights, and what reads these in `dtype`.
+        """The network without its weights, and the function that reads them in `dtype`.
 
-        With `keep_8_bits` the matrices of the blocks that the file holds as float8_e4m3fn stay so; all else is widened.
+        With `keep_8_bits` the matrices of the blocks that are float8_e4m3fn in the file are kept; all others are cast.
         Raises ConfigError when tensors are missing or of a wrong shape.
         """
         file = weights.read(path, mmap)

@@ -1,7 +1,7 @@
-"""Names of tensors of transformers of two streams and then one: the single file's own (BFL), and diffusers'.
+"""Tensor names of transformers with double-stream and single-stream blocks: BFL's single file, and diffusers'.
 
-A BFL tensor is made of one or several diffusers tensors, put together along their rows. The one exception is the last
-modulation, whose two halves (shift, scale) diffusers keeps the other way round.
+A BFL tensor is the concatenation of one or several diffusers tensors along their rows. The only exception is the last
+modulation, whose two halves (shift, scale) are swapped in diffusers.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,12 +31,12 @@ ATTENTION: Made = {
 
 
 def counted(names: Iterable[str], blocks: str) -> int:
-    """How many blocks a list has, from plain keys."""
+    """The number of blocks in a list, from plain keys."""
     return len({name.split(".")[1] for name in names if name.startswith(f"{blocks}.")})
 
 
 def linears(table: Made, bfl: str, diffusers: str, ends: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The tensors of layers behind two beginnings: BFL key, diffusers keys."""
+    """The tensors of layers under a prefix in each tree: BFL key, diffusers keys."""
     for ours, theirs in table.items():
         for end in ends:
             yield bfl + ours + end, tuple(diffusers + name + end for name in theirs)
@@ -44,12 +44,12 @@ def linears(table: Made, bfl: str, diffusers: str, ends: tuple[str, ...]) -> Ite
 
 @dataclass(frozen=True)
 class DoubleStreamKeys:
-    """The two trees of one model."""
+    """The two trees of names of one model."""
 
     outside: Made
     double: Made
     single: Made
-    marks: tuple[str, ...]  # plain keys that only diffusers' tree has
+    marks: tuple[str, ...]  # plain keys that exist only in diffusers' tree
     ends: tuple[str, ...] = (".weight", ".bias")
 
     def is_diffusers(self, names: Iterable[str]) -> bool:
@@ -57,14 +57,14 @@ class DoubleStreamKeys:
         return set(self.marks) <= set(names)
 
     def counts(self, names: Iterable[str]) -> tuple[int, int]:
-        """How many double and single blocks a transformer has, from its plain keys in either layout."""
+        """The numbers of double and single blocks of a transformer, from its plain keys in either layout."""
         names = list(names)
         if self.is_diffusers(names):
             return counted(names, "transformer_blocks"), counted(names, "single_transformer_blocks")
         return counted(names, "double_blocks"), counted(names, "single_blocks")
 
     def pairs(self, doubles: int, singles: int, guided: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Every BFL key of a model with so many blocks, and the diffusers keys of its rows."""
+        """Every BFL key of a model with these numbers of blocks, and the diffusers keys of its rows."""
         outside = {bfl: of for bfl, of in self.outside.items() if guided or not bfl.startswith("guidance_in.")}
         yield from linears(outside, "", "", self.ends)
         blocks = (("", doubles, self.double, DOUBLE_NORMS), ("single_", singles, self.single, SINGLE_NORMS))
@@ -75,8 +75,8 @@ class DoubleStreamKeys:
                 yield from ((bfl + ours, (diffusers + theirs,)) for ours, theirs in norms.items())
 
     def canonical(self, path: str) -> tuple[str, int, int] | None:
-        """A diffusers path -> (BFL path, which of its pieces, of how many). A BFL path is the one piece of itself; None
-        for a diffusers path that is no layer."""
+        """A diffusers path -> (BFL path, index of the slice, number of slices). A BFL path is its own single slice;
+        None for a diffusers path that is not a layer."""
         for bfl, made_of in self.outside.items():
             if path in made_of:
                 return bfl, 0, 1
@@ -91,8 +91,7 @@ class DoubleStreamKeys:
         return None
 
     def pieces(self, path: str) -> tuple[str, ...]:
-        """A BFL path -> the diffusers modules that it is made of, in the order of its rows; none for one that they do
-        not have."""
+        """A BFL path -> its diffusers modules, in the order of its rows; none without an equivalent."""
         if path in self.outside:
             return self.outside[path]
         kind, _, rest = path.partition(".")
@@ -105,7 +104,7 @@ class DoubleStreamKeys:
 
 
 def present(pairs: Iterable[tuple[str, tuple[str, ...]]], names: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """The table of these pairs, all of whose diffusers keys are there. Raises KeyError with one that is missing."""
+    """These pairs as a table. Raises KeyError with the first diffusers key that is missing."""
     table, names = dict(pairs), set(names)
     missing = [name for made_of in table.values() for name in made_of if name not in names]
     if missing:
@@ -126,8 +125,8 @@ def apart(
     pairs: Iterable[tuple[str, tuple[str, ...]]],
     sizes: Callable[[Tensor, int], list[int]],
 ) -> dict[str, Tensor]:
-    """The single file's state dict -> diffusers', where `sizes` of a tensor and its pieces are the rows of each. Rows
-    of fused tensors are views."""
+    """The single file's state dict -> diffusers'; `sizes` returns the rows of each slice of a tensor. Slices of fused
+    tensors are views."""
     out: dict[str, Tensor] = {}
     for name, made_of in pairs:
         tensor = tensors[name]

@@ -1,4 +1,4 @@
-"""Names of the layers that a LoRA changes in transformers of two streams and then one."""
+"""LoRA layer names of transformers with double-stream and single-stream blocks."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar
@@ -16,33 +16,33 @@ DIFFUSERS = ("transformer_blocks.", "single_transformer_blocks.")
 
 
 class DoubleStreamLoraNames(LoraNames):
-    """A layer of BFL's tree is made of one or several of diffusers'."""
+    """A layer of BFL's tree is one or several layers of diffusers' tree."""
 
-    title: ClassVar[str]  # what people call the model
+    title: ClassVar[str]  # of the model
     trees: ClassVar[tuple[str, ...]] = (*BLOCKS, *DIFFUSERS)
     elsewhere: ClassVar[str] = r"^lora_unet_(single_)?transformer_blocks_"
 
-    layouts: ClassVar[DoubleStreamKeys]  # its two trees
-    # Diffusers keys -> {BFL key: the diffusers keys that it is made of}. KeyError names a missing one.
+    layouts: ClassVar[DoubleStreamKeys]  # the two trees of names
+    # Diffusers keys -> {BFL key: its diffusers keys}. KeyError names a missing one.
     sources: ClassVar[Callable[[Shapes], Mapping[str, tuple[str, ...]]]]
 
     def canonical(self, path: str) -> tuple[str, int, int]:
-        """A diffusers path -> (BFL path, which of its pieces, of how many). A BFL path is the one piece of itself."""
+        """A diffusers path -> (BFL path, index of the slice, number of slices). A BFL path is its own single slice."""
         found = self.layouts.canonical(path)
         if found is None:
             raise ConfigError("{path} is no layer of {title} that can carry a LoRA", path=path, title=self.title)
         return found
 
     def pieces(self, path: str) -> tuple[str, ...]:
-        """A BFL path -> the diffusers modules that it is made of, in the order of its rows."""
+        """A BFL path -> its diffusers modules, in the order of its rows."""
         return self.layouts.pieces(path)
 
     def has_swapped_halves(self, path: str) -> bool:
-        """The last modulation has."""
+        """True for the last modulation."""
         return path == SWAPPED
 
     def tensors_of(self, path: str, shapes: Shapes) -> dict[str, tuple[str, ...]]:
-        """A file in the diffusers layout has the rows of fused layers apart."""
+        """In the diffusers layout fused layers are several tensors."""
         if not self.layouts.is_diffusers(shapes):
             return LoraNames.tensors_of(self, path, shapes)
         try:

@@ -13,7 +13,7 @@ from torch.nn import init
 def empty_weights() -> Iterator[None]:
     """Within the context, networks are built on the meta device and their weights are not initialised.
 
-    Buffers are real. Drawing took most of the time, though nothing is kept on the device "meta".
+    Buffers are real. Random initialisation took most of the time, even on the meta device.
     """
     with without_random_init(), init_empty_weights(include_buffers=False):
         yield
@@ -26,7 +26,7 @@ def without_random_init() -> Iterator[None]:
     patched: list[tuple[Any, str, Any]] = [
         (init, name, function) for name, function in vars(init).items() if name.endswith("_") and name[0] != "_"
     ]
-    if transformers := sys.modules.get("transformers.modeling_utils"):  # which has copies of torch's functions
+    if transformers := sys.modules.get("transformers.modeling_utils"):  # which holds references to torch's functions
         patched.append((transformers.PreTrainedModel, "init_weights", transformers.PreTrainedModel.init_weights))
     for place, name, _ in patched:
         setattr(place, name, lambda first, *_, **__: first)  # the tensor, or the network

@@ -1,8 +1,7 @@
-"""Which tensors networks consist of. Those of text encoders and autoencoders are told without building these: what
-builds them takes seconds to import.
+"""The expected tensor names of networks. Those of text encoders and autoencoders are derived without building these,
+which would import packages for seconds.
 
-Such a function takes what a file holds by plain name, of which some may be missing, and answers all names of a whole
-one.
+Each function takes the plain names in a file, which may be incomplete, and returns all names of a complete one.
 """
 
 import itertools
@@ -28,18 +27,18 @@ class IncompleteError(KeyError):
 
 
 def few(names: list[str]) -> str:
-    """The first of several names, for a sentence."""
+    """The first of several names, for a message."""
     return ", ".join([*names[:2], *(["..."] if len(names) > 2 else [])])
 
 
 def require(wanted: Collection[str], names: Collection[str]) -> None:
-    """Raise IncompleteError unless all that is wanted is among the names."""
+    """Raise IncompleteError unless all wanted names are present."""
     if missing := [name for name in wanted if name not in names]:
         raise IncompleteError(missing, len(wanted))
 
 
 def expanded(*patterns: str) -> list[str]:
-    """What patterns stand for: "a.{b,c}.d" is a.b.d and a.c.d."""
+    """Expand patterns: "a.{b,c}.d" is a.b.d and a.c.d."""
     return [
         "".join(parts)
         for pattern in patterns
@@ -48,13 +47,13 @@ def expanded(*patterns: str) -> list[str]:
 
 
 def count(names: Iterable[str], start: str) -> int:
-    """How many members a list has whose tensors begin with `start`, as far as its highest number tells."""
+    """The length of a list whose tensor names begin with `start`, from its highest index."""
     found = (name.removeprefix(start).partition(".")[0] for name in names if name.startswith(start))
     return max((int(number) + 1 for number in found if number.isdecimal()), default=0)
 
 
 def clip(names: Collection[str]) -> list[str]:
-    """Of a CLIP text encoder."""
+    """The tensors of a CLIP text encoder."""
     layer = "text_model.encoder.layers."
     return expanded(
         "text_model.embeddings.{token,position}_embedding.weight",
@@ -65,7 +64,7 @@ def clip(names: Collection[str]) -> list[str]:
 
 
 def t5(names: Collection[str]) -> list[str]:
-    """Of a T5 text encoder. Its embedding has two names, of which one is enough."""
+    """The tensors of a T5 text encoder. Its embedding has two names, of which one is enough."""
     block = "encoder.block."
     inner = "{wi_0,wi_1,wo}" if any(".wi_" in name for name in names) else "{wi,wo}"
     embedding = "encoder.embed_tokens.weight"
@@ -80,7 +79,7 @@ def t5(names: Collection[str]) -> list[str]:
 
 
 def language_model(names: Collection[str]) -> list[str]:
-    """Of a Qwen2 or Qwen3, whose attention has biases or norms."""
+    """The tensors of a Qwen2 or Qwen3, whose attention has biases or norms."""
     norms = "self_attn.{q,k}_norm.weight" if any("q_norm" in name for name in names) else "self_attn.{q,k,v}_proj.bias"
     inside = (norms, "self_attn.{q,k,v,o}_proj.weight", "mlp.{gate,up,down}_proj.weight",
               "{input,post_attention}_layernorm.weight")  # fmt: skip
@@ -89,7 +88,7 @@ def language_model(names: Collection[str]) -> list[str]:
 
 
 def mistral(names: Collection[str]) -> list[str]:
-    """Of a Mistral, as far as it is read: the norm behind the last layer may be missing."""
+    """The tensors of a Mistral that are read: the norm after the last layer may be missing."""
     inside = (
         "self_attn.{q,k,v,o}_proj.weight",
         "mlp.{gate,up,down}_proj.weight",
@@ -100,7 +99,7 @@ def mistral(names: Collection[str]) -> list[str]:
 
 
 def vision_language_model(names: Collection[str]) -> list[str]:
-    """Of a Qwen2.5-VL, with its vision encoder where the file has any of it."""
+    """The tensors of a Qwen2.5-VL, with its vision encoder if the file has any of it."""
     words = language_model([name for name in names if not name.startswith("visual.")])
     if not any(name.startswith("visual.") for name in names):
         return words
@@ -116,7 +115,7 @@ def vision_language_model(names: Collection[str]) -> list[str]:
 
 
 def autoencoder(shapes: Shapes) -> list[str]:
-    """Of an AutoencoderKL, by diffusers' names."""
+    """The tensors of an AutoencoderKL, by diffusers name."""
     levels = max(count(shapes, "encoder.down_blocks."), count(shapes, "decoder.up_blocks."))
     sides = {"encoder.down_blocks": "downsamplers", "decoder.up_blocks": "upsamplers"}
     starts = [f"{start}.{n}.resnets." for start in sides for n in range(levels)]
@@ -134,12 +133,12 @@ def autoencoder(shapes: Shapes) -> list[str]:
 
 
 def autoencoder_with_statistics(shapes: Shapes) -> list[str]:
-    """Of FLUX.2's."""
+    """The tensors of FLUX.2's autoencoder, by diffusers name."""
     return [*autoencoder(shapes), *expanded("bn.running_{mean,var}")]
 
 
 def video_autoencoder(shapes: Shapes) -> list[str]:
-    """Of Qwen-Image's, by diffusers' names."""
+    """The tensors of Qwen-Image's VAE, by diffusers name."""
     resnet = ("{norm1,norm2}.gamma", f"{{conv1,conv2}}.{BOTH}")
     levels, each = count(shapes, "decoder.up_blocks."), count(shapes, "decoder.up_blocks.0.resnets.")
     down = [f"encoder.down_blocks.{n}" for n in range(max(levels * each - 1, 0))]  # one resnet less, what halves, ...
@@ -161,6 +160,6 @@ def video_autoencoder(shapes: Shapes) -> list[str]:
 
 
 def changes_width(shapes: Mapping[str, tuple[int, ...]], name: str) -> bool:
-    """Whether a layer has another number of channels behind it than before it."""
+    """Whether the number of output channels of a layer differs from its input channels."""
     shape = shapes.get(name, (0, 0))
     return shape[0] != shape[1]

@@ -1,4 +1,4 @@
-"""A model named by a path or by its Hugging Face id -> a path on this machine, fetched when it is not there yet."""
+"""Resolve a path or a Hugging Face id to a local path, downloading the model if it is missing."""
 
 import os
 import re
@@ -18,7 +18,7 @@ Answer = TypeVar("Answer")
 
 
 def is_id(name: str) -> bool:
-    """Whether a name reads as owner/name and is no path here, not even one whose last part is misspelt."""
+    """Whether a name has the form owner/name and is not a local path, not even one with a misspelt last part."""
     path = Path(name)
     return bool(ID.fullmatch(name)) and not path.parent.exists() and path.suffix not in (".safetensors", ".ckpt")
 
@@ -29,7 +29,7 @@ def _about(option: str, template: str, **facts: Any) -> Problem:
 
 
 def missing(option: str, name: str | None, wanted: str) -> Problem | None:
-    """The problem of a model that is nowhere, or None when `name` is a file, a folder or can be a Hugging Face id."""
+    """The problem of a missing model; None when `name` is a file, a folder or possibly a Hugging Face id."""
     if not name:
         return _about(option, ": give {wanted}", wanted=Text(wanted))
     if Path(name).exists() or is_id(name):
@@ -38,10 +38,10 @@ def missing(option: str, name: str | None, wanted: str) -> Problem | None:
 
 
 def local(name: str, option: str, wanted: Callable[[Iterable[str]], list[str]], token: str | None = None) -> Path:
-    """The file or folder of a model; `wanted` picks the files to fetch from the list of those that a repository has.
+    """The local file or folder of a model; `wanted` selects the files to download from a repository's list of files.
 
-    A download goes on where an earlier one stopped. Without a network the hub's cache is used as it is.
-    Raises ConfigError naming `option` when the model cannot be had.
+    Interrupted downloads are resumed. Without a network only the hub's cache is used.
+    Raises ConfigError naming `option` when the model is not available.
     """
     if not is_id(name):
         if problem := missing(option, name, "a file, a folder or a Hugging Face id (owner/name)"):
@@ -59,13 +59,13 @@ def local(name: str, option: str, wanted: Callable[[Iterable[str]], list[str]], 
 def unreachable(
     option: str, name: str, wanted: Callable[[Iterable[str]], list[str]], token: str | None = None
 ) -> Problem | None:
-    """Why a model on the hub could not be fetched, known within seconds and without fetching it; None when it can."""
+    """Why a model on the hub cannot be downloaded, within seconds and without downloading it; None when it can."""
     here = kept(name)
     if here and _holds((file.relative_to(here).as_posix() for file in here.rglob("*")), wanted):
         return None
     try:
         files = listed(name, token or os.environ.get("HF_TOKEN"))
-        wanted(files)  # may say in its own words what is not there
+        wanted(files)  # may raise its own error about missing files
     except Exception as e:
         return why(option, name, e)
     if _holds(files, wanted):
@@ -81,7 +81,7 @@ def _holds(names: Iterable[str], wanted: Callable[[Iterable[str]], list[str]]) -
 
 
 def kept(name: str) -> Path | None:
-    """The folder of a repository in the hub's cache, however much of it is there."""
+    """The folder of a repository in the hub's cache, which may be incomplete."""
     try:
         return Path(huggingface_hub.snapshot_download(name, local_files_only=True))
     except errors.LocalEntryNotFoundError:
@@ -95,7 +95,7 @@ def listed(name: str, token: str | None = None) -> list[str]:
 
 
 def answered(question: Callable[[], Answer]) -> Answer:
-    """The answer of the hub, with a short timeout and no retry, so that a missing network is reported soon."""
+    """The result of a request to the hub, with a short timeout and no retry, to report a missing network soon."""
     answer: list[Answer | Exception] = []
 
     def ask() -> None:
@@ -115,8 +115,8 @@ def answered(question: Callable[[], Answer]) -> Answer:
 
 
 def why(option: str, name: str, error: Exception) -> Problem:
-    """The problem of a repository that cannot be had."""
-    if isinstance(error, ConfigError):  # it is there, and holds something else
+    """The problem of a repository that is not available."""
+    if isinstance(error, ConfigError):  # it exists, with other content
         return error.problems[0]
     if isinstance(error, errors.GatedRepoError):
         steps = "accept its licence on https://huggingface.co/{name}, then set HF_TOKEN or --huggingface_token"
@@ -125,7 +125,7 @@ def why(option: str, name: str, error: Exception) -> Problem:
     if isinstance(error, errors.RepositoryNotFoundError):
         advice = Text("check the spelling, or set HF_TOKEN when it is private")
         return _about(option, ": there is no Hugging Face repository {name}: {advice}", name=name, advice=advice)
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]  # no network, in whichever library's words
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]  # no network
     template = (
         ": {name} is not in the Hugging Face cache and could not be downloaded ({reason}): "
         "go online, or give a file or folder"

@@ -1,7 +1,7 @@
-"""What files are that no family states: models that are not trained here, and parts that several families share."""
+"""Descriptions of files of no single family: unsupported models, and parts that several families share."""
 
 UNKNOWN = "a checkpoint of an unknown kind"
-# Models that are not trained here, by a tensor that each one has; its width tells those apart that share their names.
+# Unsupported models, by a tensor that each one has, and by its width where several share the name.
 UNTRAINED = (
     (r"\.qweight$|svdq", None, "a Nunchaku file of 4 bits"),
     (r"bitsandbytes__nf4$", None, "an nf4 file of 4 bits"),
@@ -9,7 +9,7 @@ UNTRAINED = (
     (r"^(txtfusion|text_fusion)\.projector\.", None, "a Krea 2 transformer"),
 )
 
-# What is said of a file that is no .safetensors file, by its first bytes; the first that fits.
+# Messages for other files than .safetensors, by their first bytes; the first match applies.
 BEGINNINGS = {
     b"GGUF": "{path} is a GGUF file, which is made for generating images and not for training: give the model's "
     ".safetensors file",
@@ -20,18 +20,18 @@ BEGINNINGS = {
     b"": "{path} is not a safetensors file: give a .safetensors checkpoint",
 }
 
-# Parts that several families share, and what is left.
+# Parts that several families share, and others.
 SHARED = (
     (r"embed_tokens\.weight$", 131072, "a Mistral text encoder"),
     (r"layers\.0\.self_attn\.q_norm\.weight$", None, "a Qwen3 text encoder"),
     (r"encoder\.block\.0\.layer\.0\.SelfAttention\.q\.weight", None, "a T5 text encoder"),
-    (r"(text_model\.|^)encoder\.layers\.0\.", None, "a CLIP text encoder"),  # transformers 5 leaves the prefix out
+    (r"(text_model\.|^)encoder\.layers\.0\.", None, "a CLIP text encoder"),  # transformers 5 omits the prefix
     (r"decoder\.(mid\.block_1|mid_block\.resnets\.0)\.conv1\.weight", None, "a VAE"),
 )
 
 
 def no_tensors(start: bytes) -> str:
-    """The sentence about a file that is no .safetensors file, whose first bytes are these."""
+    """The message for a file that is not .safetensors, from its first bytes."""
     if not start:
         return "{path} is empty: download it again"
     return next(words for first, words in BEGINNINGS.items() if start.startswith(first))

@@ -1,4 +1,4 @@
-"""Language models as text encoders: their names in files, captions of any length in one batch, Qwen3 and Mistral."""
+"""Language models as text encoders: tensor names in files, batches of captions of any length, Qwen3 and Mistral."""
 
 import importlib
 from collections.abc import Callable, Iterable, Sequence
@@ -16,23 +16,23 @@ from library.families.shared.weights import assign
 EMBEDDING = "embed_tokens.weight"
 HEAD = 128  # width of one head, in every size of Qwen2.5-VL, Qwen3 and Mistral Small
 THETA = 1e6
-QWEN3 = "a Qwen3 text encoder"  # as `recognise` calls its files
+QWEN3 = "a Qwen3 text encoder"  # the description by `recognise`
 MISTRAL = "a Mistral text encoder"
 QWEN3_LAYERS = ("Qwen3Attention", "Qwen3MLP")  # classes whose linear layers carry adapters
-QWEN3_MARK = "layers.0.self_attn.q_norm.weight"  # a tensor of it that Qwen2.5-VL has not
+QWEN3_MARK = "layers.0.self_attn.q_norm.weight"  # a tensor that Qwen2.5-VL does not have
 
 
 def plain_names(names: Iterable[str]) -> dict[str, str]:
-    """Keys of a file -> {key of the language model: key in the file}; what sees pictures is left out."""
+    """Keys of a file -> {key of the language model: key in the file}; the vision encoder is skipped."""
     names = list(names)
-    marks = (EMBEDDING, QWEN3_MARK, "layers.0.self_attn.q_proj.bias")  # the first may be missing where not all is there
+    marks = (EMBEDDING, QWEN3_MARK, "layers.0.self_attn.q_proj.bias")  # the first may be missing in an incomplete file
     prefix = next((name.removesuffix(mark) for mark in marks for name in names if name.endswith(mark)), "")
     inside = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
     return {plain: name for plain, name in inside.items() if plain.startswith(("embed_tokens.", "layers.", "norm."))}
 
 
 def rounded(ids: Sequence[Sequence[int]], step: int, dropped: int = 0) -> int:
-    """The length of the longest of these without what is dropped, as a multiple of `step`."""
+    """The length of the longest row without the `dropped` tokens, rounded up to a multiple of `step`."""
     return -(-(max(map(len, ids), default=dropped) - dropped) // step) * step
 
 
@@ -42,7 +42,7 @@ def encode(model: Any, ids: Sequence[Sequence[int]], step: int, dropped: int = 0
 
     Captions are padded on the right, which causal attention does not see.
     """
-    length = rounded(ids, step, dropped) or step  # where there is nothing but empty captions
+    length = rounded(ids, step, dropped) or step  # if all captions are empty
     device = next(model.parameters()).device
     padded = torch.zeros(len(ids), dropped + length, dtype=torch.long)
     mask = torch.zeros(len(ids), length, dtype=torch.long)
@@ -57,12 +57,12 @@ def encode(model: Any, ids: Sequence[Sequence[int]], step: int, dropped: int = 0
 def empty(
     kind: str, skipped: int = 0, norm: bool = True, eps: float = 1e-6, theta: float = THETA, **settings: Any
 ) -> nn.Module:
-    """A model of transformers ("Qwen2", "Qwen3", "Mistral") without memory for its weights.
+    """A model of transformers ("Qwen2", "Qwen3", "Mistral") on the meta device.
 
-    Without its last `skipped` layers it has no norm behind the others either: it then answers with hidden_states[-1 -
-    skipped] of the whole one. `norm` says whether it has one otherwise.
+    With `skipped` layers at its end removed it has no final norm either: its output is then hidden_states[-1 - skipped]
+    of the whole model. `norm`: whether it has one otherwise.
     """
-    # Its own module: of transformers as a whole, the type checker would read every file.
+    # From its own module: from `transformers`, the type checker would read every model.
     module = importlib.import_module(f"transformers.models.{kind.lower()}")
     settings["num_hidden_layers"] -= skipped
     rope = {"rope_type": "default", "rope_theta": theta}
@@ -95,12 +95,12 @@ def settings_of(shapes: Shapes) -> dict[str, int]:
 
 
 def empty_qwen3(skipped: int = 0, **settings: Any) -> nn.Module:
-    """A Qwen3 without its last `skipped` layers, and without memory for its weights."""
+    """A Qwen3 without its last `skipped` layers, on the meta device."""
     return empty("Qwen3", skipped, head_dim=HEAD, max_position_embeddings=40960, **settings)
 
 
 def empty_mistral(skipped: int = 0, norm: bool = True, **settings: Any) -> nn.Module:
-    """A Mistral Small 3 without its last `skipped` layers, and without memory for its weights."""
+    """A Mistral Small 3 without its last `skipped` layers, on the meta device."""
     limits: dict[str, Any] = {"head_dim": HEAD, "max_position_embeddings": 131072, "sliding_window": None}
     return empty("Mistral", skipped, norm, 1e-5, 1e9, **limits, **settings)
 
@@ -108,8 +108,7 @@ def empty_mistral(skipped: int = 0, norm: bool = True, **settings: Any) -> nn.Mo
 def load_qwen3(
     path: Path, dtype: torch.dtype, mmap: bool = True, skipped: Callable[[int], int] = lambda layers: 0
 ) -> nn.Module:
-    """Read a Qwen3, a single file or a folder, without the last of its layers, of which `skipped` says how many. Raises
-    ConfigError."""
+    """Read a Qwen3, a single file or a folder, without its last layers; `skipped`: their number. Raises ConfigError."""
 
     def empty_one(shapes: Shapes) -> nn.Module:
         settings = settings_of(shapes)
@@ -119,7 +118,7 @@ def load_qwen3(
 
 
 def load_mistral(path: Path, dtype: torch.dtype, mmap: bool, skipped: Callable[[int], int]) -> nn.Module:
-    """The same of a Mistral. A file without the norm behind all layers has only those that are needed."""
+    """`load_qwen3` for a Mistral. A file without the final norm has only the layers that are needed."""
 
     def empty_one(shapes: Shapes) -> nn.Module:
         settings, whole = settings_of(shapes), "norm.weight" in shapes

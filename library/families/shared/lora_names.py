@@ -1,6 +1,6 @@
-"""Names of the layers that a family's LoRA changes: in kohya's files, in diffusers' and PEFT's, in ComfyUI's own tree.
+"""LoRA layer names of a family: in files of kohya, of diffusers and PEFT, and in ComfyUI's own tree.
 
-A layer is (part, path): the part of the model, and the path in the tree of the single file, or of transformers for text
+A layer is (part, path): the part of the model, and the module path as in the single file, or in transformers for text
 encoders.
 """
 
@@ -20,76 +20,74 @@ CLIP_LAYERS = tuple(f"self_attn.{name}_proj" for name in ("q", "k", "v", "out"))
 
 @dataclass(frozen=True)
 class WeightSlice:
-    """Where a module's weight is: a tensor, or one of `parts` equal row blocks of it."""
+    """The location of a module's weight: a tensor, or one of `parts` equal row blocks of it."""
 
     key: str
     part: int = 0
     parts: int = 1
 
     def of(self, tensor: "Tensor") -> "Tensor":
-        """The module's own rows of the tensor."""
+        """The module's rows of the tensor."""
         return tensor.chunk(self.parts)[self.part] if self.parts > 1 else tensor
 
 
 class LoraNames:
-    """The names of one family. What is here suits a model whose file has one tree of names, also in diffusers."""
+    """The names of one family. The defaults are for a model with one tree of names in all formats."""
 
-    # Format -> part -> what its names begin with.
+    # Format -> part -> prefix of its names.
     prefixes: ClassVar[Mapping[str, Mapping[str, str]]] = {
         "kohya": {"denoiser": "lora_unet_"},
         "diffusers": {"denoiser": "transformer."},
         "comfy": {"denoiser": "diffusion_model."},
     }
-    other_prefixes: ClassVar[Mapping[str, str]] = {  # of files that people have -> part
+    other_prefixes: ClassVar[Mapping[str, str]] = {  # of other files in use -> part
         "lora_transformer_": "denoiser",
         "lycoris_": "denoiser",
         "base_model.model.": "denoiser",
     }
-    trees: ClassVar[tuple[str, ...]]  # beginnings of the denoiser's paths in any format, by which the family is told
-    marks: ClassVar[str] = ""  # a pattern in paths that no family has which shares the tree; "" where none does
-    # Endings of paths -> how many outputs such a layer has for each input, where families that share the tree differ.
+    trees: ClassVar[tuple[str, ...]]  # prefixes of the denoiser's paths in any format, which identify the family
+    marks: ClassVar[str] = ""  # a pattern of paths that no family with the same tree has; "" where none shares it
+    # Suffixes of paths -> ratio of outputs to inputs, where families with the same tree differ.
     ratios: ClassVar[Mapping[str, int]] = {}
-    encoder_names: ClassVar[tuple[str, ...]] = ()  # beginnings of names that only its text encoders have
-    version_word: ClassVar[str]  # what ss_base_model_version and modelspec.architecture contain
-    words: ClassVar[tuple[str, ...]] = ()  # parts of paths with underscores of their own; elsewhere each was a dot
-    mergeable: ClassVar[tuple[str, ...]]  # what `recognise` calls the files that a LoRA can be merged into
-    saved: ClassVar[str] = "kohya"  # the format of files that are written: one that ComfyUI and diffusers load whole
-    elsewhere: ClassVar[str] = ""  # a pattern in kohya's names of layers that another tree of the model has
+    encoder_names: ClassVar[tuple[str, ...]] = ()  # prefixes of names that only its text encoders have
+    version_word: ClassVar[str]  # contained in ss_base_model_version and modelspec.architecture
+    words: ClassVar[tuple[str, ...]] = ()  # parts of paths that contain underscores; all other underscores replace dots
+    mergeable: ClassVar[tuple[str, ...]]  # descriptions by `recognise` of files that a LoRA can be merged into
+    saved: ClassVar[str] = "kohya"  # the format of written files, which ComfyUI and diffusers load completely
+    elsewhere: ClassVar[str] = ""  # a pattern of kohya's names for layers of another tree of the model
 
     @property
     def part_of(self) -> dict[str, str]:
-        """What names begin with in any file -> the part."""
+        """Prefix of names in any file -> the part."""
         known = {prefix: part for table in self.prefixes.values() for part, prefix in table.items()}
         return known | dict(self.other_prefixes)
 
     def canonical(self, path: str) -> tuple[str, int, int]:
-        """A path of the denoiser in any format -> (the single file's, which of its row pieces, of how many)."""
+        """A denoiser path in any format -> (path in the single file, index of the row slice, number of slices)."""
         return path, 0, 1
 
     def apart(self, path: str) -> tuple[str, ...]:
-        """A path as `canonical` gives it -> the layers of equal size that it is here, in the order of its rows."""
+        """A path of `canonical` -> the layers of equal size that it is in our model, in the order of its rows."""
         return (path,)
 
     def file_name(self, part: str, path: str, kohya: str) -> str:
-        """What a layer is called in a file that is written; `kohya` is its name in kohya's format."""
+        """The name of a layer in a written file; `kohya` is its name in kohya's format."""
         return kohya if self.saved == "kohya" else f"{self.prefixes[self.saved][part]}{path}"
 
     def pieces(self, path: str) -> tuple[str, ...]:
-        """A path of the denoiser -> diffusers' modules that it is made of, in the order of its rows; () where it has no
-        name there."""
+        """A path of the denoiser -> its diffusers modules, in the order of its rows; () without an equivalent."""
         return (path,)
 
     def has_swapped_halves(self, path: str) -> bool:
-        """Whether diffusers keeps the halves of a layer's rows the other way round."""
+        """Whether the halves of a layer's rows are swapped in diffusers."""
         return False
 
     def tensors_of(self, path: str, shapes: Shapes) -> dict[str, tuple[str, ...]]:
-        """{name in the single file's layout: the tensors of the file that it is made of}. ConfigError names what is
-        missing."""
+        """{name in the single file's layout: its tensors in the file}. ConfigError names missing ones."""
         return {name: (name,) for name in shapes}
 
     def joined(self, name: str, rows: "list[Tensor]") -> "Tensor":
-        """The tensors that one of the single file's is made of -> it."""
+        """The tensors of `tensors_of` for one name -> the tensor in the single file's layout."""
         if len(rows) != 1:
             raise ConfigError(
                 "{name} is made of {count} tensors, and this model has no such layers", name=name, count=len(rows)
@@ -97,7 +95,7 @@ class LoraNames:
         return rows[0]
 
     def slice_of(self, part: str, path: str, shapes: Shapes) -> WeightSlice | None:
-        """Where a layer's weight is in a file with these shapes; None for parts that a file never holds."""
+        """The location of a layer's weight in a file with these shapes; None for parts that a file never holds."""
         return WeightSlice(f"{prefix_of(shapes)}{path}.weight") if part == "denoiser" else None
 
     def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:
@@ -108,7 +106,7 @@ class LoraNames:
 
 
 def matrices(shapes: Shapes, prefix: str) -> Iterable[str]:
-    """Paths behind a prefix that have a matrix."""
+    """Paths under a prefix that have a matrix."""
     for name, shape in shapes.items():
         if len(shape) > 1 and name.startswith(prefix) and name.endswith(".weight"):
             yield name.removeprefix(prefix).removesuffix(".weight")
