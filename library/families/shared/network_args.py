@@ -1,7 +1,7 @@
-"""The keys of `--network_args key=value ...` that every LoRA has, and parsers for the formats of their values.
+"""The keys of `--network_args key=value ...` of every LoRA, and parsers for the formats of their values.
 
-The classes are sections of the config engine, so a wrong name, a wrong value and a number out of range are found and
-worded like those of any other option, all at once and without loading torch.
+The classes are sections of the config engine, so that unknown names, invalid values and numbers out of range are
+reported like those of any other option, all at once and without loading torch.
 """
 
 import ast
@@ -21,7 +21,7 @@ LARGEST = 2**16  # rank; no layer of these models has so many rows and columns
 SHAPES = ("cosine", "sine", "linear", "reverse_linear", "zeros")
 CONVOLUTIONS = ("ResnetBlock2D", "Downsample2D", "Upsample2D")  # classes of convolutions, of models that have some
 NO_ADAPTER = (0, 0.0)
-PLACE = "in network_args: "  # where a problem of one of these was set
+PLACE = "in network_args: "  # prefix of problems
 
 
 def wrong_argument(name: str, template: str, **facts: Any) -> Problem:
@@ -30,7 +30,7 @@ def wrong_argument(name: str, template: str, **facts: Any) -> Problem:
 
 
 class NetworkLayer(Protocol):
-    """A layer that could carry an adapter."""
+    """A layer that can have an adapter."""
 
     @property
     def part(self) -> str:
@@ -54,18 +54,18 @@ class NetworkLayer(Protocol):
 
     @property
     def is_large_conv(self) -> bool:
-        """Whether it is a convolution with a real kernel."""
+        """Whether it is a convolution with a kernel larger than 1x1."""
         ...
 
     @property
     def features(self) -> tuple[int, int]:
-        """How many inputs and outputs it has."""
+        """Its numbers of inputs and outputs."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LayerPreset:
-    """A choice of layers that people ask for by name, as arguments; those of the other presets are not set then."""
+    """A named choice of layers, as arguments; it excludes those of other presets."""
 
     title: str
     about: str
@@ -77,10 +77,10 @@ class NetworkArgs:
     """The arguments of every kind of LoRA, and how they select layers and set ranks."""
 
     matches_paths: ClassVar[bool] = False  # whether patterns of ranks and rates must fit the whole path of a layer
-    ggpo: ClassVar[bool] = False  # whether it has GGPO, and shows how large the mean gradient is
-    encoder_rates: ClassVar[tuple[str, ...]] = ()  # text encoders that have an own text_encoder_lr, after all others
+    ggpo: ClassVar[bool] = False  # whether it has GGPO, and logs the magnitude of the mean gradient
+    encoder_rates: ClassVar[tuple[str, ...]] = ()  # text encoders with their own text_encoder_lr, after all others
 
-    convolutions: ClassVar[bool] = False  # whether its model has any that adapters can be on
+    convolutions: ClassVar[bool] = False  # whether its model has convolutions that can have adapters
     presets: ClassVar[tuple[LayerPreset, ...]] = ()
     # What chooses blocks, by group of FamilyFacts.blocks: texts like "0-3,5", or factors of learning rates.
     block_arguments: ClassVar[tuple[str, ...]] = ()
@@ -109,7 +109,7 @@ class NetworkArgs:
             yield Problem("network_args", "conv_alpha has no effect without conv_dim")
 
     def classes(self, targets: tuple[str, ...]) -> tuple[str, ...]:
-        """Classes in the denoiser whose layers can carry adapters, of those that the family offers."""
+        """Classes in the denoiser whose layers get adapters, a selection of the family's `targets`."""
         return (*targets, *CONVOLUTIONS)
 
     def rank_of(self, layer: NetworkLayer, rank: int, alpha: float) -> tuple[int, float]:
@@ -125,7 +125,7 @@ class NetworkArgs:
         return 0
 
     def fits(self, pattern: str, name: str, path: str) -> bool:
-        """Whether a pattern of ranks or rates is meant for the layer of this name in files and this path."""
+        """Whether a pattern of ranks or rates matches a layer, by its name in files or its path."""
         return bool(re.fullmatch(pattern, path) if self.matches_paths else re.search(pattern, name))
 
     @property
@@ -135,7 +135,7 @@ class NetworkArgs:
 
     @property
     def rate_patterns(self) -> tuple[tuple[str, float], ...]:
-        """Patterns of names, and the learning rate of the layers that fit each; the first that fits counts."""
+        """Patterns of names with the learning rates of the matching layers; the first match applies."""
         return ()
 
     @property
@@ -153,7 +153,7 @@ class NetworkArgs:
         return True
 
     def chosen_blocks(self, counts: Sequence[int]) -> list[list[float]]:
-        """The factor of the learning rate of each block, 0 where it carries no adapters, by group of so many blocks."""
+        """The factor of the learning rate of each block, 0 without adapters, by group; `counts`: blocks per group."""
         return [index_factors(getattr(self, name), n) for name, n in zip(self.block_arguments, counts, strict=True)]
 
 
@@ -177,8 +177,8 @@ class PatternArgs(NetworkArgs):
     )
 
     def unreadable(self, **readers: Callable[[str], object]) -> Iterator[Problem]:
-        """Problems of the values that have a format of their own: the patterns, and those that `readers` parse, by
-        name. A reader raises ConfigError."""
+        """Problems of values with a format of their own: the patterns, and those that `readers` parse, by name.
+        A reader raises ConfigError."""
         readers |= {
             "exclude_patterns": regexes,
             "include_patterns": regexes,
@@ -193,11 +193,11 @@ class PatternArgs(NetworkArgs):
 
     @property
     def rate_patterns(self) -> tuple[tuple[str, float], ...]:
-        """What network_reg_lrs says."""
+        """The patterns of network_reg_lrs."""
         return patterns(self.network_reg_lrs, float)
 
     def is_excluded(self, layer: NetworkLayer) -> bool:
-        """Whether the patterns leave a layer out."""
+        """Whether the patterns exclude a layer."""
         fits = [any(re.fullmatch(one, layer.path) for one in regexes(text))
                 for text in (self.exclude_patterns, self.include_patterns)]  # fmt: skip
         return fits[0] and not fits[1]
@@ -205,13 +205,13 @@ class PatternArgs(NetworkArgs):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransformerArgs(PatternArgs):
-    """The same of a model whose blocks have no convolutions."""
+    """`PatternArgs` of a model whose blocks have no convolutions."""
 
     verbose: bool = opt(False, "log every adapter", advanced=True)
 
     @property
     def logs_adapters(self) -> bool:
-        """What verbose says."""
+        """The value of verbose."""
         return self.verbose
 
     def notes(self, _run: RunConfig | None = None) -> Iterator[Problem]:
@@ -234,7 +234,7 @@ class TransformerArgs(PatternArgs):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockArgs(TransformerArgs):
-    """The same where all blocks are of one kind."""
+    """`TransformerArgs` of a model with blocks of one kind."""
 
     block_arguments: ClassVar[tuple[str, ...]] = ("train_block_indices",)
 
@@ -252,7 +252,7 @@ class BlockArgs(TransformerArgs):
         return 0 if own is None and block and chosen is not None and int(block[1]) not in chosen else own
 
 
-# ---- the small languages
+# ---- parsers
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Latents as a row of tokens: squares of 2 by 2 latent pixels, and where each square was."""
+"""Latents as a sequence of tokens: patches of 2 by 2 latent pixels, and their positions."""
 
 from collections.abc import Sequence
 
@@ -37,7 +37,7 @@ def image_positions(height: int, width: int, device: torch.device) -> Tensor:
 
 
 class Positions:
-    """Position tensors that are made once for each size: the denoiser keeps its RoPE tables for these very tensors."""
+    """Position tensors, cached by size: the denoiser caches its RoPE tables by the identity of these tensors."""
 
     KEPT = 64
 
@@ -47,8 +47,8 @@ class Positions:
     def image(
         self, height: int, width: int, device: torch.device, references: Sequence[tuple[int, int]] = ()
     ) -> Tensor:
-        """Positions of an image of so many tokens [h * w, 3], then those of reference images, whose first number is 1,
-        2 and so on."""
+        """Positions of an image's tokens [h * w, 3], then those of reference images, whose first coordinate is 1, 2 and
+        so on."""
 
         def make() -> Tensor:
             every = [image_positions(*size, device) for size in ((height, width), *references)]
@@ -59,13 +59,13 @@ class Positions:
         return self._kept(("image", height, width, device, *references), make)
 
     def text(self, length: int, device: torch.device) -> Tensor:
-        """Positions of a text [L, 3]: all zero, for the order of its words is already in them."""
+        """Positions of a text [L, 3]: all zero, as its encodings contain the order."""
         return self._kept(("text", length, device), lambda: torch.zeros(length, 3, device=device))
 
     def _kept(self, key: tuple, make) -> Tensor:
         if key not in self._known:
             if len(self._known) >= self.KEPT:
                 self._known.clear()
-            with torch.inference_mode(False):  # a tensor made while generating previews must serve in training, too
+            with torch.inference_mode(False):  # a tensor that was made for sample images is also used in training
                 self._known[key] = make()
         return self._known[key]

@@ -1,4 +1,4 @@
-"""The networks of a model whose parts have files of their own: where each is, in an option or inside one folder."""
+"""Locate the networks of a model in separate files, by options or inside one folder."""
 
 import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,17 +16,17 @@ from library.families.shared import hub, weights
 from library.families.shared.expected_tensors import IncompleteError, few
 from library.families.shared.known_files import UNKNOWN
 
-Entries = Mapping[str, JsonMapping]  # dtype and shape by key, as a header has them
-Look = Callable[[str, Path, Entries], Iterator[Problem]]  # part, its file, what that holds
+Entries = Mapping[str, JsonMapping]  # dtype and shape by key, from a header
+Look = Callable[[str, Path, Entries], Iterator[Problem]]  # part, its file, the entries of its header
 
 
 @dataclass(frozen=True)
 class Part:
-    """One of the networks: the option that names it, and where it is inside a whole model's folder."""
+    """One of the networks: its option, and its place inside a whole model's folder."""
 
     option: str
     what: str
-    inside: tuple[str, ...]  # patterns, the preferred one first
+    inside: tuple[str, ...]  # patterns of paths, the preferred one first
     marker: tuple[str, ...]  # a tensor that only this network has, in each of its layouts
     # What a file holds by plain name -> the names of all that a whole one has, where that is known from names alone.
     tensors: Callable[[Shapes], list[str]] = lambda _shapes: []
@@ -34,16 +34,16 @@ class Part:
 
 @dataclass(frozen=True)
 class PartFiles:
-    """Where the parts of a family's models are. The denoiser's option can also name a folder that has all parts."""
+    """The files of a family's models. The denoiser's option can also name a folder that has all parts."""
 
     parts: Mapping[str, Part]
     facts: FamilyFacts | None = None  # of the family, for `unfit`
-    # What `recognise` calls a part's files, where it says so: one thing, or one of several.
+    # The descriptions by `recognise` of a part's files, one or several.
     words: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
-    instead: str = ""  # which models of the family are trained, where others have the same names
+    instead: str = ""  # which models of the family are supported, where others have the same tensor names
 
     def named(self, config: RunConfig, part: str) -> str | None:
-        """What the user gave for a part: its option, or the base model where that is a whole model."""
+        """The user's value for a part: its option, or the base model if that is a whole model."""
         given = getattr(config.model, self.parts[part].option)
         base = config.model.pretrained_model_name_or_path
         if given or part == "denoiser" or not base:
@@ -54,7 +54,7 @@ class PartFiles:
         return str(whole) if whole and self.within(whole, part) else None
 
     def within(self, folder: Path, part: str) -> Path | None:
-        """Where a part is inside a folder: its sub-folder, a file under its usual name, or the folder itself."""
+        """The path of a part inside a folder: its sub-folder, a file with its usual name, or the folder itself."""
         for pattern in self.parts[part].inside:
             if found := sorted(p for p in folder.glob(pattern) if not p.name.startswith("._")):
                 return found[0]
@@ -63,11 +63,11 @@ class PartFiles:
         return folder if own else None
 
     def present(self, config: RunConfig, part: str) -> Path | None:
-        """Where a part is on this machine; None when it is on the hub. Raises ConfigError."""
+        """The local path of a part; None when it is on the hub. Raises ConfigError."""
         return None if hub.is_id(self.named(config, part) or "") else self.located(config, part)
 
     def located(self, config: RunConfig, part: str) -> Path:
-        """Where a part is on this machine, fetched when it is on the hub. Raises ConfigError."""
+        """The local path of a part, downloaded when it is on the hub. Raises ConfigError."""
         about, name = self.parts[part], self.named(config, part) or ""
         if problem := hub.missing(about.option, name, about.what):
             raise ConfigError(problem)
@@ -82,7 +82,7 @@ class PartFiles:
         return found
 
     def wanted(self, names: Iterable[str], part: str) -> list[str]:
-        """Which files of a repository to fetch for a part: its sub-folder, else the one file under its usual name."""
+        """The files of a repository to download for a part: its sub-folder, else the file with its usual name."""
         names = list(names)
         for pattern in self.parts[part].inside:
             if pattern.endswith(".safetensors"):
@@ -94,16 +94,16 @@ class PartFiles:
         raise ConfigError(Problem(self.parts[part].option, ": this repository has no {what}", what=what))
 
     def problems(self, config: RunConfig, look: Look) -> Iterator[Problem]:
-        """What is missing or wrong among the parts, from their headers, each with its option and the fix. `look` says
-        what is wrong with one that is on this machine."""
+        """Problems of the parts, from their headers, each with its option and the fix. `look` checks a part that is on
+        this machine."""
         for part, about in self.parts.items():
             if part == "denoiser" and not self.named(config, part):
-                continue  # the config itself says so
+                continue  # the config's own checks report it
             try:
                 path = self.present(config, part)
                 if path is not None:
                     yield from look(part, path, read_entries(path))
-                elif problem := self.unreachable(config, part):  # what is fetched is checked when it is there
+                elif problem := self.unreachable(config, part):  # downloads are checked afterwards
                     yield problem
             except ConfigError as e:
                 for why in e.problems:
@@ -116,10 +116,10 @@ class PartFiles:
         of_denoiser: Callable[[Path, Shapes], Iterator[Problem]],
         widths: Callable[[Shapes], Mapping[str, tuple[str, int]]],
     ) -> Iterator[Problem]:
-        """What is missing or wrong among parts whose own keys `plain_shapes` knows, and whether they belong together.
+        """Problems of parts whose own keys `plain_shapes` returns, and of their combination.
 
-        `of_denoiser` says what else is wrong with one that is in order, by its path and shapes; `widths` is for
-        `mismatched`, of the denoiser's shapes.
+        `of_denoiser` does further checks of a valid denoiser, by its path and shapes; `widths` is for `mismatched`,
+        from the denoiser's shapes.
         """
         found: dict[str, Shapes] = {}
 
@@ -127,7 +127,7 @@ class PartFiles:
             stored, missing = {name: tuple(entry["shape"]) for name, entry in entries.items()}, ""
             try:
                 shapes = plain_shapes(entries, part)
-            except KeyError as e:  # a layout that cannot be told from what is there
+            except KeyError as e:  # the layout cannot be determined
                 shapes, missing = stored, e.args[0]
             of, words = recognition.described(stored)
             problem = incomplete(path, words, [missing]) if missing and of and of is self.facts else None
@@ -157,7 +157,7 @@ class PartFiles:
         known = found if found in wanted and found != UNKNOWN else ""
         if (known or found == UNKNOWN) and (problem := lacking(path, about, shapes, known)):
             return problem
-        if marked and found in (*wanted, UNKNOWN):  # what an unknown one lacks is told where it is opened
+        if marked and found in (*wanted, UNKNOWN):  # missing tensors of an unknown one are reported where it is opened
             return weights.stored_oddly(path, entries, scaled=True)
         if of and of is self.facts and found not in of.base_models:
             return Text("{path} is {found}, which is not trained here: use {instead}",
@@ -169,17 +169,17 @@ class PartFiles:
         return Text("{path} is {found}; expected {what}", path=path, found=found, what=about.what)
 
     def mismatched(self, shapes: Mapping[str, Shapes], widths: Mapping[str, tuple[str, int]]) -> Iterator[Problem]:
-        """Parts that are each in order but do not belong together: `widths` has a tensor of a part, and how many
-        columns it has for this denoiser."""
+        """Problems of parts that are valid but do not match: `widths` has a tensor of each part, and its number of
+        columns for this denoiser."""
         for part, (name, expected) in widths.items() if "denoiser" in shapes else ():
             got = shapes[part][name][1] if name in shapes.get(part, {}) else expected
-            if expected and got != expected:  # 0: the denoiser has no such tensor, which loading it tells
+            if expected and got != expected:  # 0: the denoiser lacks that tensor, which loading reports
                 yield Problem(self.parts[part].option,
                     ": has {got} channels where this model expects {expected}: give {what}", got=got,
                     expected=expected, what=Text(self.parts[part].what))  # fmt: skip
 
     def unreachable(self, config: RunConfig, part: str) -> Problem | None:
-        """Why a part on the hub cannot be fetched; of a repository that has several parts, the first one says so."""
+        """Why a part on the hub cannot be downloaded; reported once for a repository of several parts."""
         name = self.named(config, part) or ""
         if name == self.named(config, "denoiser") and part != "denoiser":
             return None
@@ -188,13 +188,13 @@ class PartFiles:
 
 
 def pipeline(path: str | Path | None) -> str:
-    """The class in diffusers of a whole model, "" where nothing says it."""
+    """The diffusers pipeline class of a whole model, "" if unknown."""
     whole = whole_model(Path(path)) if path else None
     return str(recognition.index_of(whole).get("_class_name", "")) if whole else ""
 
 
 def read_entries(path: Path) -> dict[str, JsonObject]:
-    """Shape and type by key, over all files of a part, from their headers alone."""
+    """Shape and dtype by key, over all files of a part, from their headers alone."""
     entries: dict[str, JsonObject] = {}
     for file in weights.files(path):
         if file.suffix.lower() in weights.PICKLED:
@@ -204,9 +204,9 @@ def read_entries(path: Path) -> dict[str, JsonObject]:
 
 
 def lacking(path: Path, about: Part, shapes: Shapes, found: str) -> Text | None:
-    """The sentence about a file of a part that is not whole; None for one that is, or that is mostly something else.
+    """The message for an incomplete file of a part; None for a complete one, or one of mostly other tensors.
 
-    `found` is what its header says it is, "" if that is not known.
+    `found`: the description by its header, "" if unknown.
     """
     wanted = about.tensors(shapes)
     missing = [name for name in wanted if name not in shapes]
@@ -218,7 +218,7 @@ def lacking(path: Path, about: Part, shapes: Shapes, found: str) -> Text | None:
 
 
 def incomplete(path: Path, what: str, missing: list[str], wanted: int = 0) -> Text:
-    """The sentence about a file that lacks tensors, of so many if that is known."""
+    """The message for a file that lacks tensors; `wanted`: their expected number, if known."""
     if not wanted:
         return Text("{path} is {what} that is not complete: {tensor} is missing; download it again, or join all files "
             "that it came in", path=path, what=Text(what), tensor=missing[0])  # fmt: skip
@@ -229,14 +229,14 @@ def incomplete(path: Path, what: str, missing: list[str], wanted: int = 0) -> Te
 
 @contextmanager
 def complete(path: Path, what: str) -> Iterator[None]:
-    """Turn a tensor that is missing or has a wrong shape into a sentence about the file."""
+    """Convert errors of missing tensors and wrong shapes to a ConfigError about the file."""
     try:
         yield
     except IncompleteError as e:
         raise ConfigError(incomplete(path, what, e.missing, e.wanted)) from e
-    except KeyError as e:  # of those that tell the sizes of the network
+    except KeyError as e:  # of those that determine the sizes of the network
         raise ConfigError(incomplete(path, what, [e.args[0]])) from e
-    except RuntimeError as e:  # torch's word for wrong shapes; the last line names one
+    except RuntimeError as e:  # torch's error for wrong shapes; the last line names one
         raise ConfigError(
             "{path} does not fit together: {why}", path=path, why=str(e).strip().splitlines()[-1].strip()
         ) from e

@@ -1,4 +1,4 @@
-"""Files of weights brought into the system's page cache while Python still imports packages. No torch."""
+"""Prefetch files of weights into the system's page cache while Python still imports packages. Needs no torch."""
 
 import os
 import threading
@@ -12,14 +12,14 @@ from library.families.shared import weights
 
 PIECE = 2**22  # bytes
 READERS = 4
-SHARE = 0.5  # of the memory that is free, at most: what is read must still be there when it is wanted
+SHARE = 0.5  # of the free memory, at most, so that it is still cached when it is needed
 
 
 def begin(path: Path, prefix: str = "") -> list[threading.Thread]:
     """Read a model in the background: a file's tensors whose names begin with `prefix`, or a folder's largest part.
 
-    Who wants the file reads it as before, and finds it in memory as far as this has come. Whatever is wrong with a
-    file is left for those to say.
+    Readers of the file need no change, and find it in memory as far as this has come. Errors are ignored here, and
+    reported by those readers.
     """
     pieces, lock = _pieces(path, prefix, int(psutil.virtual_memory().available * SHARE)), threading.Lock()
 
@@ -70,11 +70,11 @@ def _files(path: Path) -> list[Path]:
 def _touch(path: Path, offset: int, memory: memoryview) -> None:
     with path.open("rb", buffering=0) as file:
         if hasattr(os, "RWF_NOWAIT"):
-            try:  # a piece whose ends are in memory is not copied for nothing
+            try:  # skip a piece whose ends are in memory
                 ends = (offset, offset + len(memory) - 1)
                 if all(os.preadv(file.fileno(), [memory[:1]], at, os.RWF_NOWAIT) for at in ends):
                     return
-            except OSError:  # it is not there, or this file system does not say
+            except OSError:  # unknown on this file system
                 pass
         file.seek(offset)
         file.readinto(memory)

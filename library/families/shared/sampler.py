@@ -1,4 +1,4 @@
-"""What samplers of all families share: remembered prompts, seeded noise, the way from latents to an image."""
+"""Shared parts of samplers: cached prompts, seeded noise, and decoding of latents."""
 
 import contextlib
 import itertools
@@ -17,10 +17,10 @@ TOKEN = 16  # pixels of a side of one token of a transformer
 
 
 class Sampler(ABC):
-    """Generates sample images with the networks of a training, where they are and in the mode they are in.
+    """Generates sample images with the networks of a training, without changing their device or mode.
 
-    The caller sets evaluation mode, autocast and devices, so that compiled graphs are reused rather than made again.
-    No random state but its own generator's is touched.
+    The caller sets evaluation mode, autocast and devices, so that compiled graphs are reused.
+    Global random states do not change.
     """
 
     def __init__(self, family: Any, components: ModelComponents):
@@ -33,11 +33,11 @@ class Sampler(ABC):
 
     @abstractmethod
     def decoder_input(self, latents: Tensor) -> Tensor:
-        """Latents of `latents` as the VAE takes them."""
+        """The result of `latents` -> the input of the VAE's decoder."""
 
     @abstractmethod
     def is_guided(self, request: SampleRequest) -> bool:
-        """Whether the negative prompt is steered away from."""
+        """Whether classifier-free guidance is used."""
 
     def encode(self, prompts: list[str]) -> dict[str, Tensor]:
         """What the denoiser reads of each prompt."""
@@ -48,7 +48,7 @@ class Sampler(ABC):
         return self.encode([request.negative, request.prompt])
 
     def text_key(self, request: SampleRequest) -> Hashable:
-        """What decides over the text of a request."""
+        """The cache key of a request's text."""
         return request.prompt, request.negative
 
     @property
@@ -58,13 +58,13 @@ class Sampler(ABC):
 
     @torch.no_grad()
     def remember(self, requests: Iterable[SampleRequest]) -> None:
-        """Encode the prompts of these now, for when the text encoders will have left."""
+        """Encode and cache the prompts of these requests, before the text encoders are unloaded."""
         for request in self.unknown(requests):
             encoded = self.encode_request(request)
             self._known[self.text_key(request)] = {name: tensor.cpu() for name, tensor in encoded.items()}
 
     def unknown(self, requests: Iterable[SampleRequest]) -> list[SampleRequest]:
-        """One for each text that was not encoded yet."""
+        """One request for each text that is not cached yet."""
         wanted = {self.text_key(request): request for request in requests}
         return [request for key, request in wanted.items() if key not in self._known]
 
@@ -81,7 +81,7 @@ class Sampler(ABC):
         return height, width
 
     def text(self, request: SampleRequest, device: torch.device) -> dict[str, Tensor]:
-        """The text of [negative, prompt], or of the prompt alone when nothing is steered away from."""
+        """The encoded [negative, prompt], or the prompt alone without guidance."""
         known = self._known.get(self.text_key(request))
         if known is None:
             known = self.encode_request(request)
@@ -96,7 +96,7 @@ class Sampler(ABC):
 
     @contextlib.contextmanager
     def vae_on(self, device: torch.device) -> Iterator[Any]:
-        """The VAE, on a device for as long as this lasts."""
+        """Within the context, the VAE is on this device."""
         vae: Any = self.components.vae  # an AutoencoderKL
         if vae is None:
             raise TypeError("sample images need a VAE")
@@ -107,10 +107,10 @@ class Sampler(ABC):
 
 
 class FlowSampler(Sampler):
-    """Euler steps along the straight path from noise to the image, whatever sample_sampler says."""
+    """Euler steps along the straight path from noise to the image, independent of sample_sampler."""
 
     def is_guided(self, request: SampleRequest) -> bool:
-        """Whether the negative prompt is steered away from."""
+        """Whether classifier-free guidance is used."""
         return request.scale > 1.0
 
     def grid(self, request: SampleRequest) -> tuple[int, int]:
@@ -119,7 +119,7 @@ class FlowSampler(Sampler):
         return height // TOKEN, width // TOKEN
 
     def guided(self, negative: Tensor, prompt: Tensor, scale: float) -> Tensor:
-        """Classifier-free guidance: the velocities of both prompts -> the one that is followed, all [1, ...]."""
+        """Classifier-free guidance: the velocities of both prompts -> the guided velocity, all [1, ...]."""
         return negative + scale * (prompt - negative)
 
     def integrate(
@@ -131,7 +131,7 @@ class FlowSampler(Sampler):
     ) -> Tensor:
         """Noise [1, ...] -> the image, along sigmas from 1 to 0.
 
-        `velocity` is of what was reached so far [B, ...] at a sigma: noise minus image, float32 [B, ...]. B is 2 with
+        `velocity`: current sample [B, ...] and sigma -> noise minus image, float32 [B, ...]. B is 2 with
         guidance, for the negative prompt and the prompt, else 1.
         """
         count = 2 if self.is_guided(request) else 1
@@ -144,6 +144,6 @@ class FlowSampler(Sampler):
 
 
 def generator_of(request: SampleRequest) -> torch.Generator:
-    """Seeded noise on the host: the same image on every machine. A seed of None is a new one each time."""
+    """Seeded noise on the host: the same image on every machine. A seed of None is random."""
     seed = secrets.randbelow(2**32) if request.seed is None else request.seed
     return torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Where a text encoder's tokenizer is: beside the model, in a folder of tokenizers, in the hub's cache, or online."""
+"""Locate tokenizers: beside the model, in a folder of tokenizers, in the hub's cache, or online."""
 
 import contextlib
 import json
@@ -23,14 +23,14 @@ MISTRAL = "mistralai/Mistral-Small-3.1-24B-Instruct-2503"
 
 LONGEST = 1_000_000  # tokens; captions are cut by us, so the tokenizer need not warn
 
-# What each kind of tokenizer is stored in; one complete line of files is enough.
+# The files of each kind of tokenizer; one complete set is enough.
 STORED = {
     "BPE": (("vocab.json", "merges.txt"),),
     "chat BPE": (("vocab.json", "merges.txt"),),
     "instruct BPE": (("tokenizer.json",),),
     "Unigram": (("spiece.model",),),
 }
-# A token that the vocabulary of each kind made for conversations has.
+# A special token of each kind of chat tokenizer.
 MARKS = {"chat BPE": "<|im_start|>", "instruct BPE": "[SYSTEM_PROMPT]"}
 FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -63,7 +63,7 @@ def holds(folder: Path, wanted: str) -> bool:
 
 
 def _marked(folder: Path) -> str:
-    """The kind whose special tokens for conversations one of the files names, "" for none."""
+    """The kind of chat tokenizer whose special tokens are in one of the files, else ""."""
     for file in ("tokenizer_config.json", "added_tokens.json", "tokenizer.json"):
         with contextlib.suppress(OSError, UnicodeDecodeError):
             text = (folder / file).read_text(encoding="utf-8")
@@ -73,7 +73,7 @@ def _marked(folder: Path) -> str:
 
 
 def places(name: str, model: str | Path | None, subfolder: str, cache_dir: str | Path | None) -> Iterator[Path]:
-    """The local folders a tokenizer may be in, in the order they are looked at."""
+    """The local folders a tokenizer may be in, in the order of search."""
     if model and Path(model).exists():
         beside = Path(model) if Path(model).is_dir() else Path(model).parent
         yield beside / subfolder
@@ -91,10 +91,10 @@ def find(
     cache_dir: str | Path | None = None,
     token: str | None = None,
 ) -> Path:
-    """The folder of a tokenizer, downloaded when it is nowhere on this machine.
+    """The folder of a tokenizer, downloaded when it is not on this machine.
 
     `model` is the checkpoint's file or folder and `subfolder` the tokenizer's place in a diffusers layout. A download
-    is kept in `cache_dir` as well, when that is given. Raises ConfigError when the tokenizer cannot be had.
+    is copied to `cache_dir` as well, if given. Raises ConfigError when the tokenizer is not available.
     """
     looked = list(places(name, model, subfolder, cache_dir))
     for folder in looked:
@@ -126,9 +126,9 @@ def download(name: str, token: str | None, looked: list[Path]) -> Path:
     """Fetch a tokenizer's few small files from the hub into the hub's own cache."""
     token = token or os.environ.get("HF_TOKEN")
     try:
-        hub.listed(name, token)  # a network that is down is noticed sooner by this
+        hub.listed(name, token)  # fails faster without a network
         folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=list(FILES), token=token))
-    except Exception as e:  # every network library has its own family of errors; the advice is the same for all
+    except Exception as e:  # errors of several network libraries, with the same advice
         reason = str(e).strip().splitlines() or [type(e).__name__]
         places_tried = ", ".join(map(str, looked)) or "no local folder was given"
         where = looked[-1] if looked else Path("tokenizers") / name.replace("/", "_")
@@ -145,7 +145,7 @@ def download(name: str, token: str | None, looked: list[Path]) -> Path:
 
 
 def keep(folder: Path, target: Path) -> Path:
-    """Copy a tokenizer's files where --tokenizer_cache_dir wants them."""
+    """Copy a tokenizer's files to --tokenizer_cache_dir."""
     for file in FILES:
         if (folder / file).is_file():
             write_atomic(target / file, (folder / file).read_bytes())
@@ -153,7 +153,7 @@ def keep(folder: Path, target: Path) -> Path:
 
 
 class Tokenizers(Mapping[str, Any]):
-    """The tokenizers of a model by their encoders, each read from its folder when it is first asked for."""
+    """The tokenizers of a model by encoder, each loaded at its first use."""
 
     def __init__(self, places: Mapping[str, tuple[Path, str]]) -> None:
         """`places`: the folder and the tokenizer's name on the hub, by encoder."""
@@ -172,7 +172,7 @@ class Tokenizers(Mapping[str, Any]):
 
 
 def load(folder: Path, name: str) -> Any:
-    """Read a tokenizer from its folder. Nothing is unpickled and no network is asked."""
+    """Load a tokenizer from its folder, without pickle and without a network."""
     from library.families.shared.tokenizer_classes import BY_KIND
 
     reader = BY_KIND[kind(name)]

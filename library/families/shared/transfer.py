@@ -1,7 +1,7 @@
 """Weights from a file straight to a GPU: read by several threads into pinned memory, copied from there, cast there.
 
-Nothing of the file passes through a mapping or through ordinary memory of the process, and no number is turned into
-another type on the host. What is read at any time fits the buffers, so neither host nor GPU holds a second model.
+The file is neither memory-mapped nor read into pageable memory, and dtypes are converted on the GPU only. Reads in
+flight are limited to the buffers, so that neither host nor GPU holds a second copy of the model.
 """
 
 import collections
@@ -21,10 +21,10 @@ from library.families.shared.weights import FileRange, Source
 
 logger = logging.getLogger(__name__)
 
-PIECE = 2**24  # bytes that a thread reads in one go
+PIECE = 2**24  # bytes of one read
 READERS = 8
-GAP = 2**16  # bytes between two tensors that are read along with them
-Kind = Callable[[str, torch.dtype, tuple[int, ...]], torch.dtype]  # name, stored type, shape -> type in the model
+GAP = 2**16  # bytes between two tensors that are read with them
+Kind = Callable[[str, torch.dtype, tuple[int, ...]], torch.dtype]  # name, stored dtype, shape -> dtype in the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class _Piece:
 
 
 def widened(dtype: torch.dtype, keeps: Callable[[str], bool] | None = None) -> Kind:
-    """All floating numbers in `dtype`, but for matrices in float8_e4m3fn whose names `keeps` says yes to."""
+    """All floating point tensors in `dtype`, except float8_e4m3fn matrices for whose names `keeps` is true."""
 
     def kind(name: str, stored: torch.dtype, shape: tuple[int, ...]) -> torch.dtype:
         kept = keeps and stored == torch.float8_e4m3fn and len(shape) >= 2 and keeps(name)
@@ -48,15 +48,15 @@ def widened(dtype: torch.dtype, keeps: Callable[[str], bool] | None = None) -> K
 
 
 def expect(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise PyTorch's own RuntimeError where tensors of these shapes would not fit a model without memory."""
+    """Raise PyTorch's own RuntimeError where these shapes do not match those of a model on the meta device."""
     model.load_state_dict({name: torch.empty(shape, device="meta") for name, shape in shapes.items()}, strict=True)
 
 
 def fill(model: nn.Module, sources: Mapping[str, Source], kind: Kind, placement: WeightPlacement | None) -> nn.Module:
-    """Give a model built without memory its weights, each in the type that `kind` says; every one must be there.
+    """Load the weights of a model on the meta device, each in the dtype of `kind`; all must be present.
 
-    Without a placement they stay on the host, where those that keep their type are a mapping of the file. With one they
-    go to its device, but for those that it names.
+    Without a placement they stay on the host, where those that keep their dtype are memory-mapped. With one they are
+    moved to its device, except those that it names.
     """
     found: dict[str, Tensor] = {}
     if placement:
@@ -70,7 +70,7 @@ def fill(model: nn.Module, sources: Mapping[str, Source], kind: Kind, placement:
 
 
 def _sent(sources: Mapping[str, Source], kind: Kind, placement: WeightPlacement) -> dict[str, Tensor]:
-    """The tensors that are read by way of the device: those that stay there, and those that only change their type."""
+    """Read tensors through the device: those that stay there, and those that are only cast there."""
     found: dict[str, Tensor] = {}
     began, size = time.perf_counter(), 0
 
@@ -86,7 +86,7 @@ def _sent(sources: Mapping[str, Source], kind: Kind, placement: WeightPlacement)
         if place and name in placement.host and name not in placement.eight_bits:
             stored = getattr(torch, place.dtype)
             if kind(name, stored, place.shape) == stored:
-                continue  # it stays as it is, where it is
+                continue  # it keeps its dtype and device
         if place:
             ranges[name] = place
             size += place.length
@@ -100,9 +100,9 @@ def _sent(sources: Mapping[str, Source], kind: Kind, placement: WeightPlacement)
 def read(
     ranges: Mapping[str, FileRange], device: torch.device, arrived: Callable[[str, Tensor], object], piece: int = PIECE
 ) -> None:
-    """Read tensors in the order of their files; `arrived` is told each when all of it is on the device, or on its way.
+    """Read tensors in the order of their files; `arrived` is called with each when its last copy has been issued.
 
-    ConfigError where a file ends before it should.
+    Raises ConfigError for a truncated file.
     """
     tensors: dict[str, Tensor] = {}
     missing = {name: place.length for name, place in ranges.items()}
@@ -136,7 +136,7 @@ def read(
 
 
 class _Buffers:
-    """Memory for pieces, pinned where copies go to a GPU; used again when what was in it has been copied."""
+    """Buffers for reads, pinned for copies to a GPU; reused when their copies have finished."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self._size, self._pinned = size, device.type == "cuda"

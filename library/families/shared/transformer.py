@@ -1,4 +1,4 @@
-"""What transformers over image and text tokens have in common: modulated norms, rotary positions, attention.
+"""Shared modules of transformers over image and text tokens: modulated norms, rotary embeddings, attention.
 
 Shape letters as in the models: B images, S tokens, C hidden width, H heads, D width of one head.
 """
@@ -17,7 +17,7 @@ TIME_CHANNELS = 256  # width of the sinusoids before the embedding MLPs
 
 # Why: docs/decisions/2026-11-23-adapters-that-read-the-same.md
 def projections(x: Tensor, *layers: nn.Module) -> tuple[Tensor, ...]:
-    """The outputs of several layers for the same input. If all of them carry adapters, these multiply it together."""
+    """The outputs of several layers for the same input; if all have adapters, with a single down projection."""
     if not all(hasattr(layer, "down_projections") for layer in layers):
         return tuple(layer(x) for layer in layers)
     first: Any = layers[0]
@@ -25,12 +25,12 @@ def projections(x: Tensor, *layers: nn.Module) -> tuple[Tensor, ...]:
 
 
 def modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    """LayerNorm without weights of its own, then the conditioning's scale and shift."""
+    """LayerNorm without affine parameters, then scale and shift of the modulation."""
     return (1 + scale) * F.layer_norm(x, x.shape[-1:], eps=EPS) + shift
 
 
 class WeightedRMSNorm(nn.Module):
-    """Bring each vector to length sqrt of its width, in float32 whatever comes in."""
+    """RMS norm with weights, in float32 for any input dtype."""
 
     def __init__(self, width: int, eps: float = EPS):
         super().__init__()
@@ -42,7 +42,7 @@ class WeightedRMSNorm(nn.Module):
 
 
 class TimestepEmbedding(nn.Module):
-    """Two layers behind the sinusoids of the time. By its name LyCORIS finds it."""
+    """The MLP after the timestep sinusoids. LyCORIS finds the class by its name."""
 
     def __init__(self, channels: int, hidden: int, outputs: int, bias: bool = True):
         super().__init__()
@@ -56,7 +56,7 @@ class TimestepEmbedding(nn.Module):
 
 
 class FinalLayer(nn.Module):
-    """The conditioned norm and the projection behind the blocks. By its name LyCORIS finds it."""
+    """The modulated norm and the projection after the blocks. LyCORIS finds the class by its name."""
 
     def __init__(self, linear: nn.Linear, **modulation: nn.Module):
         """`modulation`, by its name in the files, makes of the time's embedding a scale, or a shift and a scale."""
@@ -76,7 +76,7 @@ class FinalLayer(nn.Module):
 
 
 def rotated(x: Tensor, pe: Tensor) -> Tensor:
-    """Turn neighbouring pairs of channels by the angles of their position.
+    """Rotary embedding: rotate adjacent pairs of channels by the angles of their position.
 
     x [B, H, S, D], pe [2, S, D / 2] or [2, B, 1, S, D / 2] (cosines, sines); all in float32.
     """
@@ -86,13 +86,13 @@ def rotated(x: Tensor, pe: Tensor) -> Tensor:
 
 
 def rotated_halves(x: Tensor, pe: Tensor) -> Tensor:
-    """The same where the channels of the first half are paired with those of the second."""
+    """`rotated` with the channels of the first half paired with those of the second."""
     (first, second), (cos, sin) = x.chunk(2, dim=-1), pe
     return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
 
 
 class DenseGradient(torch.autograd.Function):
-    """The identity for what attention answers [B, H, S, D]; its gradient comes back dense, token after token.
+    """The identity for the output of attention [B, H, S, D]; its gradient is contiguous as [B, S, H, D].
 
     cuDNN's attention remembers its backward plans by the order in memory of q, k and v, and not of this gradient
     (ATen/native/cudnn/MHA.cpp in torch 2.11 to 2.13). Eager and compiled code order it differently: the plan of one,
@@ -111,7 +111,7 @@ class DenseGradient(torch.autograd.Function):
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Attention by torch: q, k, v [B, H, S, D]; mask [B, S], true where a key may be seen, or None -> [B, S, C]."""
+    """Attention by torch: q, k, v [B, H, S, D]; mask [B, S], true where a key is attended to, or None -> [B, S, C]."""
     if mask is not None:
         mask = mask[:, None, None, :]
     output = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
@@ -158,7 +158,7 @@ def rope(ids: Tensor, axes: tuple[int, ...], theta: float = 10000.0) -> Tensor:
 
 
 class RopeTableCache:
-    """RoPE tables that are made once for each size of image and length of text."""
+    """RoPE tables, cached by size of image and length of text."""
 
     MOST = 32  # one for each bucket; 2.3 MB each at 1024 x 1024
 
@@ -170,13 +170,13 @@ class RopeTableCache:
         return len(self._known)
 
     def of(self, sizes: tuple[int, ...], device: torch.device, make: Callable[[], Any]) -> Any:
-        """What was made for these sizes on this device, or is made now."""
+        """The cached table for these sizes on this device, or a new one."""
         if not self.keeps or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
-            return make()  # one that is kept may go, a recording stays
+            return make()  # a cached one may be evicted, but a CUDA graph keeps its address
         key = (*sizes, device)
         found = self._known.pop(key, None)
         if found is None:
-            with torch.inference_mode(False):  # a table made while generating previews must serve in training, too
+            with torch.inference_mode(False):  # a table that was made for sample images is also used in training
                 found = make()
             while len(self._known) >= self.MOST:
                 self._known.pop(next(iter(self._known)))

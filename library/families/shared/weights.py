@@ -25,7 +25,7 @@ from library.families.shared.tensor_names import COMPILED
 PICKLED = (".ckpt", ".pt", ".pth", ".bin")
 BITS = {"F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16, "U16": 16,
         "F8_E4M3": 8, "F8_E5M2": 8, "I8": 8, "U8": 8, "BOOL": 8}  # fmt: skip
-SCALES = ("scale_weight", "weight_scale")  # what a weight in 8 bits is multiplied by, as ComfyUI's files call it
+SCALES = ("scale_weight", "weight_scale")  # names of the scale of an 8-bit weight in ComfyUI's files
 SCALED = (*SCALES, "scaled_fp8", "scale_input", "input_scale", "comfy_quant")
 TOKENIZERS = ("tekken_model", "spiece_model")  # the bytes of a tokenizer, in text encoders of ComfyUI
 LARGEST_HEADER = 100_000_000  # bytes, the format's own limit
@@ -49,7 +49,7 @@ def shapes_only() -> Iterator[None]:
 def header(path: str | Path) -> dict[str, tuple[int, ...]]:
     """Shapes by tensor name, read from a .safetensors file's header without torch. Names are cleaned of `_orig_mod.`.
 
-    Raises ConfigError when the file is absent, is not a safetensors file or was cut short.
+    Raises ConfigError when the file is missing, is not a safetensors file or is truncated.
     """
     return {name.replace(COMPILED, ""): tuple(about["shape"]) for name, about in entries(path).items()}
 
@@ -84,13 +84,13 @@ def entries(path: str | Path) -> dict[str, JsonObject]:
 
 
 def raw_header(path: Path) -> JsonObject:
-    """The header of a .safetensors file that `entries` has found sound, metadata included."""
+    """The header of a .safetensors file that `entries` has validated, including metadata."""
     with path.open("rb") as file:
         return json.loads(file.read(int.from_bytes(file.read(8), "little")))
 
 
 def _data_length(path: Path, table: JsonMapping) -> int:
-    """The bytes behind a header. ConfigError unless each tensor has a place of its own, of the size that it needs."""
+    """The number of bytes after a header. ConfigError unless all ranges are disjoint and have the right size."""
     places = []
     for name, about in table.items():
         dtype, shape, first, last = "", (), 0, 0
@@ -112,7 +112,7 @@ def _data_length(path: Path, table: JsonMapping) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FileRange:
-    """Where the bytes of a tensor are, of which type (as torch calls it) and shape."""
+    """The bytes of a tensor in a file, with its dtype (torch's name) and shape."""
 
     path: Path
     offset: int
@@ -123,20 +123,20 @@ class FileRange:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A tensor for a model: where it lies, if that is all of it, and what reads it on the host."""
+    """A tensor for a model: its range in a file, if it is exactly that, and a function that reads it on the host."""
 
     range: FileRange | None
     read: Callable[[], Any]
 
 
 class TensorFile:
-    """A safetensors file that stays open: its header at once, its tensors when they are asked for.
+    """An open safetensors file: the header is read at once, tensors on demand.
 
-    They are a mapping of the file, unless `mmap` is off. Raises ConfigError.
+    Tensors are memory-mapped, unless `mmap` is off. Raises ConfigError.
     """
 
     def __init__(self, path: Path, mmap: bool) -> None:
-        self.path, self.entries = path, entries(path)  # its errors are the ones a person understands
+        self.path, self.entries = path, entries(path)  # first, for its clear errors
         self._file = path.open("rb")
         self._data = 8 + int.from_bytes(self._file.read(8), "little")
         try:
@@ -162,7 +162,7 @@ class TensorFile:
         return tensor
 
     def range(self, name: str) -> FileRange | None:
-        """Where a tensor is; None for types that have no name here."""
+        """The range of a tensor; None for unsupported dtypes."""
         about = self.entries[name]
         first, last = about["data_offsets"]
         if about["dtype"] not in TYPES:
@@ -171,9 +171,9 @@ class TensorFile:
 
 
 class Weights(Mapping):
-    """The tensors of one or several files by name, read when asked for: a 24 GB file costs no memory at once.
+    """The tensors of one or several files by name, read on demand: a 24 GB file does not take memory at once.
 
-    Weights in 8 bits with scales beside them are float32, multiplied by these.
+    8-bit weights with scales are dequantized to float32.
     """
 
     def __init__(self, paths: list[Path], mmap: bool = True):
@@ -183,7 +183,7 @@ class Weights(Mapping):
             source = _opened(path, mmap)
             names = source.entries if isinstance(source, TensorFile) else source
             self._where |= {name.replace(COMPILED, ""): (source, name) for name in names}
-        # Scales of weights in 8 bits: under the name of the weight, and no tensors of their own.
+        # Scales of 8-bit weights: by the name of the weight, and not tensors of their own.
         marks = {name: self._where.pop(name) for name in list(self._where) if name.rpartition(".")[2] in SCALED}
         self._scales = {
             f"{layer}.weight": place
@@ -200,7 +200,7 @@ class Weights(Mapping):
         factors = scale[0][scale[1]].float()
         if factors.numel() == 1:
             return tensor.float() * factors.view(())
-        rows = len(tensor)  # a scale for each row, or for each of the blocks that a row consists of
+        rows = len(tensor)  # a scale per row, or per block of a row
         return (tensor.float().view(rows, factors.numel() // rows, -1) * factors.view(rows, -1, 1)).view(tensor.shape)
 
     def __iter__(self) -> Iterator[str]:
@@ -210,7 +210,7 @@ class Weights(Mapping):
         return len(self._where)
 
     def source(self, name: str) -> Source:
-        """A tensor for who fills a model with it; it is not read yet."""
+        """A tensor that is not read yet, to load a model."""
         held, stored = self._where[name]
         place = held.range(stored) if isinstance(held, TensorFile) and name not in self._scales else None
         return Source(place, functools.partial(self.__getitem__, name))
@@ -224,7 +224,7 @@ class Weights(Mapping):
 
 
 def _opened(path: Path, mmap: bool) -> TensorFile | dict[str, Any]:
-    """A safetensors file as a lazy reader, or a dict of tensors for the formats that have to be read at once."""
+    """A safetensors file as a lazy reader, or a dict of tensors for formats without lazy reading."""
     if path.suffix.lower() in PICKLED:
         return _unpickled(path)
     if _shapes_only.get():
@@ -239,12 +239,12 @@ def _without_numbers(about: JsonMapping) -> Any:
 
 
 def _unpickled(path: Path) -> JsonObject:
-    """Tensors of a .ckpt or .bin, without running any code that may hide in it."""
+    """Tensors of a .ckpt or .bin, without executing code in it."""
     import torch
 
     try:
         found = torch.load(path, map_location="meta" if _shapes_only.get() else "cpu", weights_only=True)
-    except Exception as e:  # what else is raised by bytes that are no archive at all has no common kind
+    except Exception as e:  # exceptions for other files have no common class
         raise ConfigError(
             "{path} holds more than tensors or is damaged, and is not opened: convert it to .safetensors", path=path
         ) from e
@@ -303,8 +303,7 @@ def _main(folder: Path, variant: str | None) -> Path:
 
 
 def assign(model: Any, tensors: JsonMapping) -> Any:
-    """Give a model built without memory its tensors, without a copy. Every one must be there and fit; others are not
-    read."""
+    """Assign tensors to a model on the meta device, without a copy. All must be present; others are not read."""
     wanted = model.state_dict()
     require(wanted, tensors)
     model.load_state_dict({name: tensors[name] for name in wanted}, strict=True, assign=True)
@@ -312,13 +311,12 @@ def assign(model: Any, tensors: JsonMapping) -> Any:
 
 
 def cast(tensor: Any, dtype: Any) -> Any:
-    """A tensor in another floating dtype; integers, and everything when `dtype` is None, stay as they are."""
+    """A tensor in another floating dtype; unchanged for integers, or when `dtype` is None."""
     return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
 
 
 def stored_oddly(path: Path, entries: Mapping[str, JsonMapping], scaled: bool = False) -> str | None:
-    """Why the dtypes of a file are not supported: 8 bits with scales (allowed if `scaled`), other formats of 8 bits, 4
-    bits."""
+    """Why the dtypes of a file are not supported: 8 bits with scales (unless `scaled`), other 8-bit formats, 4 bits."""
     marks = {name for name in entries if name.rpartition(".")[2] in SCALED}
     types = {about["dtype"] for name, about in entries.items() if name not in marks and name not in TOKENIZERS}
     if types & {"U8", "I8"} or any(name.endswith((".absmax", ".quant_map")) for name in entries):
