@@ -1,4 +1,4 @@
-"""Anima's text adapter: tokens of T5 that look at what Qwen3 says of the same caption. It belongs to the denoiser.
+"""Anima's text adapter: T5 tokens with cross-attention to Qwen3's states of the same caption. Part of the denoiser.
 
 Shape letters as in `model`: B images, L and T tokens of the text for Qwen3 and for T5, H heads, D width of one head.
 """

@@ -1,4 +1,4 @@
-"""Anima's files: where each of its parts is, whether it is what it should be, and how it is read."""
+"""Anima's files: locate, validate and read each of the parts."""
 
 import contextlib
 import dataclasses
@@ -71,7 +71,7 @@ def checkpoint_of(config: Any) -> Checkpoint:
 
 
 def problems(files: PartFiles, config: RunConfig) -> Iterator[Problem]:
-    """What is missing or wrong among the parts, from their headers, each with its option and the fix."""
+    """Problems of the parts, from their headers, each with its option and the fix."""
     beside = _adapter_shapes(files, config)
 
     def of_denoiser(path: Path, own: Shapes) -> Iterator[Problem]:

@@ -1,4 +1,4 @@
-"""Anima as a family: how its files become networks, captions become conditions, latents become a training step."""
+"""Anima as a family: loading, encoding of images and captions, and the prediction of a training step."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -123,7 +123,7 @@ class AnimaFamily(OneEncoderFamily):
     def velocity(
         self, denoiser: nn.Module, noised: NoisedBatch, text: dict[str, Tensor], controls: Sequence[Tensor]
     ) -> Tensor:
-        """The denoiser's output for noise minus image, float32 [B, C, h, w]."""
+        """The predicted velocity, noise minus image, float32 [B, C, h, w]."""
         latents = noised.latents
         size = latents.shape[-2] // 2, latents.shape[-1] // 2
         output = denoiser(packing.pack(latents), size, *(text[name] for name in TEXT), noised.timesteps)

@@ -192,7 +192,7 @@ class Anima(nn.Module):
         return self.final_layer(x, temb, shared[:, : 2 * self.sizes.hidden])
 
     def as_one_graph(self) -> None:
-        """Make RoPE tables anew in each call: a table that is kept would be a constant of one compiled graph."""
+        """Compute RoPE tables in each call: a cached table would be a constant of one compiled graph."""
         self._tables.keeps = self.llm_adapter.tables.keeps = False
 
     def positions(self, height: int, width: int, device: torch.device) -> Tensor:

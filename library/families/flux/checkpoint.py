@@ -1,4 +1,4 @@
-"""FLUX.1 checkpoints on disk: where each of the four parts is, whether it is what it should be, and how it is read."""
+"""FLUX.1 checkpoints on disk: locate, validate and read each of the four parts."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -47,7 +47,7 @@ FILES = {name: PartFiles(dict(_parts(variant))) for name, variant in VARIANTS.it
 
 
 def problems(config: RunConfig, model_type: str) -> Iterator[Problem]:
-    """What is missing or wrong among the parts, from their headers, each with its option and the fix."""
+    """Problems of the parts, from their headers, each with its option and the fix."""
     found: dict[str, Shapes] = {}
     files = FILES[model_type]
 
@@ -68,7 +68,7 @@ def problems(config: RunConfig, model_type: str) -> Iterator[Problem]:
 
 
 def another(path: Path, entries: Entries, model_type: str) -> Problem | None:
-    """The problem of a transformer that is of another variant than model_type says."""
+    """The problem of a transformer of another variant than model_type."""
     words = FACTS.recognise(plain_shapes(entries, "denoiser")).removesuffix(FOLDER)
     if words == VARIANTS[model_type].found:
         return None
@@ -137,7 +137,7 @@ def unusual(path: Path, shapes: Shapes) -> str | None:
 
 
 def mismatched(shapes: Mapping[str, Shapes], parts: Mapping[str, Part]) -> Iterator[Problem]:
-    """Parts that are each in order but do not belong together: a smaller T5, another VAE."""
+    """Problems of parts that are valid but do not match: a smaller T5, another VAE."""
     if "denoiser" not in shapes:
         return
     model = DENOISER.bfl_shapes(shapes["denoiser"])
@@ -157,7 +157,7 @@ def mismatched(shapes: Mapping[str, Shapes], parts: Mapping[str, Part]) -> Itera
 
 
 def load_clip_l(path: Path, dtype: Any, mmap: bool = True) -> Any:
-    """Read CLIP-L: a single file (`text_model.*`, with any prefix), or a folder of whatever version of transformers."""
+    """Read CLIP-L: a single file (`text_model.*`, with any prefix), or a folder of any version of transformers."""
     file = weights.read(path, mmap)
     if not any(name.endswith(clip.MARKER) for name in file):
         raise recognition.wrong(path, KINDS["clip_l"])

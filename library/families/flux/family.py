@@ -1,4 +1,4 @@
-"""FLUX.1 as a family: how its files become networks, captions become conditions, latents become a training step."""
+"""FLUX.1 as a family: loading, encoding of images and captions, and the prediction of a training step."""
 
 import contextlib
 import functools
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from library.families.shared.sampler import Sampler
 
 PREFIXES = {"denoiser": "lora_unet", "clip_l": "lora_te1", "t5xxl": "lora_te3"}
-T5_STEP = 64  # tokens that a cut length of text is a multiple of
+T5_STEP = 64  # a shortened text length is a multiple of this many tokens
 T5_LENGTH = {False: 512, True: 256}  # tokens that the others and schnell (True) were trained with
 POOLED = 768  # numbers of CLIP-L in sd-scripts' caches, zeros where the model does not read them
 
@@ -98,7 +98,7 @@ class FluxFamily(TransformerFamily):
 
     @property
     def sample_defaults(self) -> Mapping[str, Any]:
-        """What a sample prompt leaves open. Krea's are told by its name, in the path or in the file's own title."""
+        """Defaults of a sample prompt. Krea is recognised by its name, in the path or in the file's title."""
         options, title = self.config.model, ""
         with contextlib.suppress(ConfigError):
             title = checkpoint.title(self.config)
@@ -156,7 +156,7 @@ class FluxFamily(TransformerFamily):
                 yield from (problem.replaced(topic="model") for problem in e.problems)
 
     def notes(self) -> Iterator[Problem]:
-        """What is set and has no meaning for this very model, unless that has to be fetched to be known."""
+        """Options without effect for this model, as far as that is known without downloading it."""
         if not self.files.present(self.config, "denoiser"):
             return
         options, base = self.config.model, self.config.model.pretrained_model_name_or_path
@@ -296,7 +296,7 @@ class FluxFamily(TransformerFamily):
     def velocity(
         self, denoiser: nn.Module, noised: NoisedBatch, text: dict[str, Tensor], controls: Sequence[Tensor]
     ) -> Tensor:
-        """The denoiser's output for noise minus image, float32 [B, C, h, w]."""
+        """The predicted velocity, noise minus image, float32 [B, C, h, w]."""
         latents, inpaints = noised.latents, self.variant.control_images.inpaints
         height, width = latents.shape[-2] // 2, latents.shape[-1] // 2
         options, guidance = self.config.model, None

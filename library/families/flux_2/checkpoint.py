@@ -1,4 +1,4 @@
-"""FLUX.2's files: where each of the three parts is, whether it is what it should be, and how it is read."""
+"""FLUX.2's files: locate, validate and read each of the three parts."""
 
 import contextlib
 import json
@@ -62,7 +62,7 @@ DENOISER = DoubleStreamFile(
 
 
 def problems(config: Any) -> Iterator[Problem]:
-    """What is missing or wrong among the three parts, from their headers, each with its option and the fix."""
+    """Problems of the three parts, from their headers, each with its option and the fix."""
 
     def of_denoiser(path: Path, shapes: Shapes) -> Iterator[Problem]:
         with complete(path, TRANSFORMER):
@@ -77,7 +77,7 @@ def problems(config: Any) -> Iterator[Problem]:
 
 
 def without_encoder(config: Any) -> Iterator[Problem]:
-    """What dev cannot do where its text encoder is not given."""
+    """Options that dev does not support without its text encoder."""
     if not config.cache.cache_text_encoder_outputs_to_disk:
         yield Problem("text_encoder",
             "is needed: give {what}; it may be empty only if cache_text_encoder_outputs_to_disk is set and all "

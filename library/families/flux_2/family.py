@@ -1,4 +1,4 @@
-"""FLUX.2 as a family: how its files become networks, captions become conditions, latents become a training step."""
+"""FLUX.2 as a family: loading, encoding of images and captions, and the prediction of a training step."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -71,17 +71,17 @@ class Flux2Family(OneEncoderFamily):
 
     @property
     def architecture(self) -> str:
-        """modelspec's word for this model."""
+        """modelspec.architecture of this model."""
         return self.version.architecture
 
     @property
     def base_model_version(self) -> str:
-        """musubi-tuner's word for this model."""
+        """ss_base_model_version of this model, as in musubi-tuner."""
         return self.version.base_model_version
 
     @property
     def sample_defaults(self) -> Mapping[str, Any]:
-        """What a sample prompt leaves open."""
+        """Defaults of a sample prompt."""
         return self.version.sample_defaults
 
     def notes(self) -> Iterator[Problem]:
@@ -132,7 +132,7 @@ class Flux2Family(OneEncoderFamily):
     def velocity(
         self, denoiser: nn.Module, noised: NoisedBatch, text: dict[str, Tensor], controls: Sequence[Tensor]
     ) -> Tensor:
-        """The denoiser's output for noise minus image, float32 [B, C, h, w]."""
+        """The predicted velocity, noise minus image, float32 [B, C, h, w]."""
         latents = noised.latents
         size, count = (latents.shape[-2] // 2, latents.shape[-1] // 2), len(latents)
         guidance = torch.full((count,), self.config.model.guidance_scale, device=latents.device)

@@ -1,4 +1,4 @@
-"""Qwen-Image's files: where each of the three parts is, whether it is what it should be, and how it is read."""
+"""Qwen-Image's files: locate, validate and read each of the three parts."""
 
 import functools
 import json
@@ -88,7 +88,7 @@ def checkpoint_of(variant: QwenVariant) -> Checkpoint:
 
 
 def problems(files: PartFiles, plain_shapes: Callable[[Entries, str], Shapes], config: RunConfig) -> Iterator[Problem]:
-    """What is missing or wrong among the three parts, from their headers, each with its option and the fix."""
+    """Problems of the three parts, from their headers, each with its option and the fix."""
 
     def of_denoiser(path: Path, shapes: Shapes) -> Iterator[Problem]:
         yield from another(path, config)

@@ -1,4 +1,4 @@
-"""Qwen-Image as a family: how its files become networks, captions become conditions, latents become a training step."""
+"""Qwen-Image as a family: loading, encoding of images and captions, and the prediction of a training step."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -65,13 +65,13 @@ class QwenFamily(OneEncoderFamily):
 
     @property
     def picture_template(self) -> str:
-        """How reference images stand before a caption; "" where the text encoder sees none."""
+        """The name of the template that inserts reference images; "" where the text encoder reads none."""
         return self.variant.template
 
     def text(
         self, components: ModelComponents, captions: Sequence[str], encoders: tuple[str, ...] | None = None
     ) -> dict[str, Tensor]:
-        """Captions without pictures, by the cache's keys; see OneEncoderFamily."""
+        """Captions without reference images, by the cache's keys; see OneEncoderFamily."""
         if not self.variant.template:
             return super().text(components, captions, encoders)
         if ENCODER not in (tuple(components.encoders) if encoders is None else encoders):
@@ -89,7 +89,7 @@ class QwenFamily(OneEncoderFamily):
         return dict(zip(self.text_cache.keys, made, strict=True))
 
     def picture_tokens(self, components: ModelComponents, sizes: Sequence[tuple[int, int]]) -> int:
-        """How much longer pictures of these sizes make what a step reads of a caption."""
+        """The number of tokens that images of these sizes add to a caption in a step."""
         seen_sizes = (seen_size(size, self.variant.condition_area) for size in sizes)
         counts = [width * height // TOKEN**2 for width, height in seen_sizes]
         return text_encoder.picture_tokens(components.tokenizers[ENCODER], counts, self.variant.numbered)
@@ -111,7 +111,7 @@ class QwenFamily(OneEncoderFamily):
     def velocity(
         self, denoiser: nn.Module, noised: NoisedBatch, text: dict[str, Tensor], controls: Sequence[Tensor]
     ) -> Tensor:
-        """The denoiser's output for noise minus image, float32 [B, C, h, w]."""
+        """The predicted velocity, noise minus image, float32 [B, C, h, w]."""
         latents = noised.latents
         tokens, sizes_in_tokens = tokens_of(latents, controls)
         output = denoiser(tokens, sizes_in_tokens, text["vl_embed"], text["vl_mask"], noised.timesteps)

@@ -163,7 +163,7 @@ class QwenImageTransformerBlock(nn.Module):
 
 
 class TimeTextEmbed(nn.Module):
-    """The conditioning vector; in spite of its name in the files it knows nothing of the text."""
+    """The conditioning vector, of the timestep only, in spite of its name in the files."""
 
     def __init__(self, hidden: int):
         super().__init__()
@@ -233,7 +233,7 @@ class QwenImage(nn.Module):
         return self.proj_out(self.norm_out(img[:, :own], temb if still is None else temb[:-1]))
 
     def as_one_graph(self) -> None:
-        """Make RoPE tables anew in each call: a table that is kept would be a constant of one compiled graph."""
+        """Compute RoPE tables in each call: a cached table would be a constant of one compiled graph."""
         self._tables.keeps = False
 
     def positions(self, sizes: tuple[Size, ...], length: int, device: torch.device) -> Tensor:

@@ -1,4 +1,4 @@
-"""Reference images as Qwen-Image-Edit is shown them: to its transformer as more tokens, to Qwen2.5-VL before the words.
+"""Reference images of Qwen-Image-Edit: additional tokens of the transformer, and image tokens of Qwen2.5-VL's prompt.
 
 The text encoder's own positions count pictures in rows and columns. transformers 5 does so only where it is told which
 tokens are pictures, which diffusers does not tell it; here they are counted as the models were trained, and as
@@ -25,11 +25,11 @@ PATCH, MERGED, FRAMES = (
     2,
 )  # pixels of a patch's side; patches of a token's side; frames that a picture stands for
 TOKEN = PATCH * MERGED  # pixels of a token's side
-FEWEST, MOST = 56 * 56, 12845056  # pixels that the text encoder is shown of a picture
+FEWEST, MOST = 56 * 56, 12845056  # least and most pixels of an image in the text encoder
 MEAN, DEVIATION = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 SECTIONS = [16, 24, 24]  # pairs of a head's channels that turn with frame, row and column
 MULTIPLE = 32  # pixels that the sides of a reference image are multiples of, as the pipelines scale it
-VISION = "visual."  # what the names of the tensors that see pictures begin with
+VISION = "visual."  # prefix of the vision encoder's tensors
 MARK = f"{VISION}patch_embed.proj.weight"
 VISION_HEAD = 80  # width of a head there
 
@@ -71,7 +71,7 @@ def tokens_of(latents: Tensor, references: Sequence[Tensor]) -> tuple[Tensor, li
 
 
 class ImagePatches(NamedTuple):
-    """A picture as the text encoder takes it."""
+    """An image as input of the text encoder."""
 
     patches: Tensor  # [rows * columns, 3 * FRAMES * PATCH * PATCH], the four of a token after each other
     rows: int
@@ -79,7 +79,7 @@ class ImagePatches(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """How many of the prompt's tokens it is."""
+        """Its number of tokens in the prompt."""
         return self.rows * self.columns // MERGED**2
 
 
@@ -115,7 +115,7 @@ def positions(ids: Sequence[int], picture: int, shown: Sequence[ImagePatches]) -
 
 
 class VisionLanguageModel(nn.Module):
-    """Qwen2.5-VL without its last layer: what sees pictures, and the language model behind it."""
+    """Qwen2.5-VL without its last layer: the vision encoder and the language model."""
 
     def __init__(self, language: Any, visual: Any):
         super().__init__()
@@ -164,7 +164,7 @@ def settings(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
 def empty(  # noqa: PLR0913 - what the file of one says
     words: int, hidden: int, mlp: int, layers: int, groups: int, vision: int, vision_mlp: int, vision_layers: int
 ) -> VisionLanguageModel:
-    """A model without memory for its weights. Every eighth layer of its eyes looks at the whole picture."""
+    """A model on the meta device. Every eighth layer of the vision encoder has full attention."""
     modeling: Any = importlib.import_module("transformers.models.qwen2_5_vl.modeling_qwen2_5_vl")
     rope = {"rope_type": "default", "rope_theta": THETA, "mrope_section": SECTIONS}
     text = modeling.Qwen2_5_VLTextConfig(

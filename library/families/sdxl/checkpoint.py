@@ -1,4 +1,4 @@
-"""The files of SDXL: which are needed, and what is wrong with them, found from their headers alone."""
+"""SDXL's files: which are needed, and their problems, from headers alone."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path

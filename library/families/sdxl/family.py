@@ -1,4 +1,4 @@
-"""SDXL as a family: how its checkpoint becomes networks, captions become conditions, latents become a training step."""
+"""SDXL as a family: loading, encoding of images and captions, and the prediction of a training step."""
 
 import functools
 from collections.abc import Collection, Iterator, Sequence
@@ -123,10 +123,10 @@ class SdxlFamily:
         return found
 
     def load(self, dtype: torch.dtype, frozen: torch.dtype | None = None, deferring: bool = False) -> ModelComponents:
-        """Everything on the CPU, what learns in `dtype`. Raises ConfigError.
+        """All networks on the CPU, the trained ones in `dtype`. Raises ConfigError.
 
-        Text encoders that do not learn and the VAE are in `frozen`, if that is given; the VAE in float32 with
-        no_half_vae. With `deferring` they wait in `deferred`.
+        Frozen text encoders and the VAE are in `frozen`, if that is given; the VAE in float32 with
+        no_half_vae. With `deferring` they are left in `deferred`.
         """
         options, half = self.config.model, dtype == torch.float16
         mmap = not options.disable_mmap_load_safetensors

@@ -81,7 +81,7 @@ class SdxlSampler(Sampler):
     family: "SdxlFamily"
 
     def is_guided(self, request: SampleRequest) -> bool:
-        """Whether the negative prompt is steered away from."""
+        """Whether classifier-free guidance is used."""
         return request.scale > 1
 
     def encode(self, prompts: list[str]) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Z-Image's files: where each of the three parts is, whether it is what it should be, and how it is read."""
+"""Z-Image's files: locate, validate and read each of the three parts."""
 
 import json
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ TURBO_SHIFT = 3.0  # of the scheduler in Turbo's folder; that of the base model 
 
 
 def problems(config: RunConfig) -> Iterator[Problem]:
-    """What is missing or wrong among the three parts, from their headers, each with its option and the fix."""
+    """Problems of the three parts, from their headers, each with its option and the fix."""
 
     def of_denoiser(path: Path, shapes: Shapes) -> Iterator[Problem]:
         yield from another(path, config)

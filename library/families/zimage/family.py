@@ -1,4 +1,4 @@
-"""Z-Image as a family: how its files become networks, captions become conditions, latents become a training step."""
+"""Z-Image as a family: loading, encoding of images and captions, and the prediction of a training step."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -30,8 +30,8 @@ MODULATED = BlockInputs(streams=(0,), dynamic=((0, 1), (2, 3), (3, 1)))
 
 
 class ZImageFamily(OneEncoderFamily):
-    """Z-Image: a transformer, Qwen3-4B and FLUX.1's autoencoder. Times run from noise to image, and so does what the
-    model answers; both are turned here."""
+    """Z-Image: a transformer, Qwen3-4B and FLUX.1's autoencoder. Its time and its velocity run from noise to image;
+    both are inverted here."""
 
     config: ZImageLora | ZImageTrain
     name = "zimage"
@@ -71,7 +71,7 @@ class ZImageFamily(OneEncoderFamily):
 
     @property
     def sample_defaults(self) -> Mapping[str, Any]:
-        """What a sample prompt leaves open. The scale is that of diffusers: 0 samples without the negative prompt."""
+        """Defaults of a sample prompt. The scale is that of diffusers: 0 samples without the negative prompt."""
         usual = {"negative_prompt": "", "width": 1024, "height": 1024, "sample_steps": 25, "scale": 4.0}
         return usual | ({"sample_steps": 9, "scale": 0.0} if self.is_turbo else {})
 
@@ -109,7 +109,7 @@ class ZImageFamily(OneEncoderFamily):
     def velocity(
         self, denoiser: nn.Module, noised: NoisedBatch, text: dict[str, Tensor], controls: Sequence[Tensor]
     ) -> Tensor:
-        """The denoiser's output for noise minus image, float32 [B, C, h, w]."""
+        """The predicted velocity, noise minus image, float32 [B, C, h, w]."""
         latents = noised.latents
         size = latents.shape[-2] // 2, latents.shape[-1] // 2
         output = denoiser(pack_channels_last(latents), size, text["llm_embed"], text["llm_mask"], 1 - noised.timesteps)

@@ -147,7 +147,7 @@ class ZImageLayers(nn.Module):
 
 
 class ZImageContextRefiner(ZImageLayers):
-    """A block for the text alone, which knows nothing of the time."""
+    """A block for the text alone, without modulation by the timestep."""
 
     def forward(self, x: Tensor, pe: Tensor, mask: Tensor) -> Tensor:
         """x [B, L, C], pe [2, 1, 1, L, D / 2], mask [B, L] -> x."""
@@ -257,7 +257,7 @@ class ZImage(nn.Module):
         return self.all_final_layer[PATCH](joint[:, :count], temb)
 
     def as_one_graph(self) -> None:
-        """Make RoPE tables anew in each call: a table that is kept would be a constant of one compiled graph."""
+        """Compute RoPE tables in each call: a cached table would be a constant of one compiled graph."""
         self._tables.keeps = False
 
     def positions(self, height: int, width: int, length: int, device: torch.device) -> RopeTables:

@@ -23,7 +23,7 @@ class ZImageSampler(FlowSampler):
     family: "ZImageFamily"
 
     def is_guided(self, request: SampleRequest) -> bool:
-        """Whether the negative prompt is steered away from."""
+        """Whether classifier-free guidance is used."""
         return request.scale > 0.0
 
     def guided(self, negative: Tensor, prompt: Tensor, scale: float) -> Tensor:
