@@ -1,4 +1,4 @@
-"""Families of a transformer, one text encoder and a VAE, each in a file of its own or in one folder."""
+"""Families of a transformer, one text encoder and a VAE, in separate files or in one folder."""
 
 import contextlib
 import functools
@@ -23,8 +23,7 @@ ENCODER = "text_encoder"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """How the files of a family become networks: "denoiser", "text_encoder", which may be one that is not read, and
-    "vae"."""
+    """How a family's files are loaded: "denoiser", "text_encoder", which may be unused, and "vae"."""
 
     files: PartFiles
     problems: Callable[[Any], Iterator[Problem]]  # of a config: what is missing or wrong among the parts
@@ -34,9 +33,9 @@ class Checkpoint:
     readers: Mapping[str, Callable[..., nn.Module]]  # of the other two: path, type, mapping
     tokenizer: str  # on the hub
     encode: Callable[[Any, Any, Sequence[str]], tuple[Tensor, ...]]  # encoder, tokenizer, captions -> states and mask
-    # Tokenizer, captions -> the length of a batch of them; None where all captions are as long.
+    # Tokenizer, captions -> the length of a batch of them; None where all captions have the same length.
     longest: Callable[[Any, Collection[str]], int] | None
-    most: int = 512  # tokens of a caption with those of the template that count
+    most: int = 512  # limit of tokens of a caption, including `around`
     around: int = 0  # tokens of the template among them
 
     def __deepcopy__(self, memo: object) -> "Checkpoint":
@@ -54,7 +53,7 @@ class OneEncoderFamily(TransformerFamily):
     # ---- files
 
     def problems(self) -> Iterator[Problem]:
-        """What is missing or wrong among the model's files, each in a sentence; reads headers only."""
+        """Problems of the model's files, from their headers."""
         wrong, files = list(self.checkpoint.problems(self.config)), self.checkpoint.files
         if not wrong and (path := files.present(self.config, "denoiser")):
             option = files.parts["denoiser"].option
@@ -62,14 +61,14 @@ class OneEncoderFamily(TransformerFamily):
         yield from wrong
         options = {files.parts[part].option for part in ("denoiser", ENCODER) if part in files.parts}
         if len(options) < 2 or not files.named(self.config, ENCODER) or any(one.option in options for one in wrong):
-            return  # the tokenizer is looked for beside the networks, so it is asked for once these are found
+            return  # the tokenizer is searched beside the networks, so they come first
         try:
             self.tokenizer_folders()
         except ConfigError as e:
             yield from (problem.replaced(topic="model") for problem in e.problems)
 
     def notes(self) -> Iterator[Problem]:
-        """Nothing depends on the very model."""
+        """None by default."""
         return iter(())
 
     def tokenizer_folders(self) -> dict[str, tuple[Path, str]]:
@@ -126,7 +125,7 @@ class OneEncoderFamily(TransformerFamily):
         return components
 
     def frozen_type(self, part: str, dtype: torch.dtype) -> torch.dtype:
-        """The type of a network that does not learn, where it is asked for in `dtype`."""
+        """The dtype of a frozen network that is requested in `dtype`."""
         return torch.float32 if part == "vae" and dtype == torch.float16 else dtype
 
     def adapter_name(self, part: str, path: str) -> str:
@@ -134,22 +133,22 @@ class OneEncoderFamily(TransformerFamily):
         return f"{'lora_unet' if part == 'denoiser' else 'lora_te'}_{path.replace('.', '_')}"
 
     def swap_plan(self, number: int) -> dict[str, int]:
-        """So many of the blocks."""
+        """`blocks_to_swap` -> as many blocks of `swapped_class`."""
         return {self.swapped_class: number}
 
     # ---- captions
 
     @property
     def caption_limit(self) -> CaptionLimit:
-        """What the template leaves of the tokens that are read."""
+        """The limit of tokens without those of the template."""
         return CaptionLimit(ENCODER, self.checkpoint.most - self.checkpoint.around)
 
     def tokenizers_of_captions(self) -> tokenizers.Tokenizers:
-        """Those of the text encoder and of whatever else reads captions. Raises ConfigError where one cannot be had."""
+        """Those of the text encoder and of whatever else reads captions. ConfigError where one is not available."""
         return tokenizers.Tokenizers(self.tokenizer_folders())
 
     def train_text_length(self, components: ModelComponents, captions: Collection[str]) -> int | None:
-        """As long as the longest of these captions. Captions that change with each step have a length of their own."""
+        """The length of the longest caption; None if text is not cached, or if all captions have the same length."""
         longest = self.checkpoint.longest if self.config.cache.text else None
         return longest(components.tokenizers[ENCODER], captions) if longest else None
 

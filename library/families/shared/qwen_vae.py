@@ -1,4 +1,4 @@
-"""Qwen-Image's VAE for single images: AutoencoderKLQwenImage, whose frames this hides, of the sizes of its tensors."""
+"""Qwen-Image's VAE for single images: AutoencoderKLQwenImage without the frame dimension, sized by its tensors."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +13,7 @@ from library.families.shared.part_files import Part, complete
 from library.families.shared.weights import assign
 from library.imports import without_optional
 
-# Of the 16 channels; what the encoder answers is brought to zero mean and unit size with them.
+# Statistics of the 16 channels, which normalise the encoder's output to zero mean and unit variance.
 MEAN = (-0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508,
         0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497, 0.2503, -0.2921)  # fmt: skip
 STD = (2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743,
@@ -35,20 +35,20 @@ class ImageVAE(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """The device of its weights."""
         return next(self.parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of its weights."""
+        """The dtype of its weights."""
         return next(self.parameters()).dtype
 
     def encode(self, pixels: Tensor) -> Tensor:
-        """Pixels [B, 3, H, W] in [-1, 1] -> the means [B, 16, H / 8, W / 8] of what they may be encoded as."""
+        """Pixels [B, 3, H, W] in [-1, 1] -> the means [B, 16, H / 8, W / 8] of the posterior."""
         return self.network.encode(pixels[:, :, None]).latent_dist.mode()[:, :, 0]
 
     def decode(self, latents: Tensor, return_dict: bool = False) -> tuple[Tensor]:
-        """Means as `encode` answers them -> pixels [B, 3, H, W], in a tuple of one."""
+        """Means as returned by `encode` -> pixels [B, 3, H, W], in a tuple of one."""
         return (self.network.decode(latents[:, :, None], return_dict=False)[0][:, :, 0],)
 
 
@@ -60,13 +60,13 @@ def latents(vae: Any, pixels: Tensor) -> Tensor:
 
 
 def normalised(means: Tensor) -> Tensor:
-    """What `encode` returns -> latents [B, 16, h, w] as they are trained, float32."""
+    """The output of `encode` -> normalised latents [B, 16, h, w], float32."""
     mean, std = _constants(means)
     return (means.float() - mean) / std
 
 
 def denormalised(latents: Tensor) -> Tensor:
-    """Latents as they are trained -> what `decode` takes."""
+    """Normalised latents -> the input of `decode`."""
     mean, std = _constants(latents)
     return latents * std + mean
 
@@ -104,7 +104,7 @@ def assign_to(made: ImageVAE, tensors: Mapping[str, Tensor]) -> ImageVAE:
 
 
 def empty(base: int, widths: tuple[int, ...], resnets: int, channels: int, over_time: list[bool]) -> ImageVAE:
-    """A VAE without memory for its weights; `widths` are those of its levels, as multiples of `base`."""
+    """A VAE on the meta device; `widths` are those of its levels, as multiples of `base`."""
     with without_optional("diffusers"):
         from diffusers.models.autoencoders.autoencoder_kl_qwenimage import AutoencoderKLQwenImage
 

@@ -1,4 +1,4 @@
-"""Networks with random weights for demos, tests and measurements: what the families' own builders have in common."""
+"""Networks with random weights for demos, tests and measurements: shared parts of the families' builders."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -14,9 +14,7 @@ from library.families.shared import clip, empty_weights, qwen_vae_names
 from library.files import write_atomic
 from library.imports import without_optional
 
-RANDOM_VALUES = (
-    2**22
-)  # random numbers that are drawn for a matrix; larger ones repeat them, as drawing billions takes minutes
+RANDOM_VALUES = 2**22  # random numbers drawn per matrix; larger ones repeat them, as drawing billions takes minutes
 Tensors = dict[str, Tensor]
 Layout = Callable[[Tensors], Tensors]
 CLIP_WORDS, T5_WORDS = 49408, 32128  # vocabularies of the published tokenizers
@@ -24,22 +22,22 @@ CLIP_WORDS, T5_WORDS = 49408, 32128  # vocabularies of the published tokenizers
 
 @dataclass(frozen=True)
 class RandomNetworks:
-    """The networks of a family in one size, each made without memory for its weights."""
+    """The networks of a family in one size, each on the meta device."""
 
     denoiser: Callable[[], nn.Module]
     encoders: Mapping[str, Callable[[], nn.Module]]
     vae: Callable[[], nn.Module]
-    resolutions: tuple[int, ...]  # sides of images that are worth measuring with them
+    resolutions: tuple[int, ...]  # sides of images for measurements
 
 
 @dataclass(frozen=True)
 class InputShapes:
-    """What a denoiser reads: channels of latents, and shapes of text outputs by their name in the caches."""
+    """The inputs of a denoiser: channels of latents, and shapes of text encoder outputs by their key in the caches."""
 
     latent_channels: int
     text: Mapping[str, tuple[int, ...]]
-    inpaints: bool = False  # it reads what is around a mask, and the mask
-    references: int = 0  # the reference images that it reads at least
+    inpaints: bool = False  # inputs include a mask and the masked image
+    references: int = 0  # the least number of reference images
     words: Mapping[str, int] = field(default_factory=dict)  # text outputs that are tokens, and how many words there are
 
     def texts(self, number: int, device: torch.device) -> dict[str, Tensor]:
@@ -62,7 +60,7 @@ class InputShapes:
 
 
 def empty(make: Callable[[], nn.Module]) -> nn.Module:
-    """A network without memory for its weights; buffers are real."""
+    """A network on the meta device; buffers are real."""
     with empty_weights.empty_weights():
         return make()
 
@@ -93,7 +91,7 @@ def autoencoder(widths: tuple[int, ...], channels: int, scale: float, quant_conv
     with without_optional("diffusers"):
         from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 
-    vae: Any = AutoencoderKL  # which declares tuples of one where it takes one for each level
+    vae: Any = AutoencoderKL  # its annotations are narrower than what it accepts
     return empty(
         lambda: vae(
             down_block_types=("DownEncoderBlock2D",) * len(widths),
@@ -149,7 +147,7 @@ def prefixed(prefix: str) -> Layout:
 
 
 def enlarge_encoder_output(tensors: Tensors) -> Tensors:
-    """Let the random encoder of a VAE answer about as large as a trained one."""
+    """Scale the output of a VAE's random encoder to about that of a trained one."""
     tensors["encoder.conv_out.weight"] *= 6
     return tensors
 

@@ -1,4 +1,4 @@
-"""The T5 text encoder of FLUX.1, of the sizes of its tensors."""
+"""The T5 text encoder of FLUX.1, in the sizes of its tensors."""
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ PLAIN = "encoder.block.0.layer.1.DenseReluDense.wi.weight"
 
 
 def config(shapes: Mapping[str, Sequence[int]]) -> Any:
-    """Sizes from shapes by file name. Raises KeyError when a tensor that tells them is missing."""
+    """Sizes from shapes by file name. Raises KeyError when a tensor that determines them is missing."""
     from transformers.models.t5 import T5Config
 
     words, width = shapes[embedding(shapes)]
@@ -44,7 +44,7 @@ def config(shapes: Mapping[str, Sequence[int]]) -> Any:
 
 
 def embedding(names: Iterable[str]) -> str:
-    """Under which of its two names a file has the embedding."""
+    """The name of the embedding in a file, one of two."""
     return EMBEDDINGS[1] if EMBEDDINGS[0] not in names and EMBEDDINGS[1] in names else EMBEDDINGS[0]
 
 
@@ -58,7 +58,7 @@ def plain(names: Iterable[str]) -> dict[str, str]:
 def load(path: Path, dtype: torch.dtype, mmap: bool = True) -> nn.Module:
     """Read a T5 encoder (one file, shards, or a text_encoder_2 folder) as a T5EncoderModel in `dtype`.
 
-    Weights stored in 8 bits are widened: there is no faster arithmetic for them here. Raises ConfigError.
+    Weights stored in 8 bits are cast to `dtype`, as nothing computes in 8 bits here. Raises ConfigError.
     """
     from transformers.models.t5.modeling_t5 import T5DenseActDense, T5DenseGatedActDense, T5EncoderModel
 
@@ -74,7 +74,7 @@ def load(path: Path, dtype: torch.dtype, mmap: bool = True) -> nn.Module:
                 module.__class__ = _dense(T5DenseGatedActDense)
             elif type(module) is T5DenseActDense:
                 module.__class__ = _dense(T5DenseActDense)
-        model.encoder.embed_tokens = model.shared  # one matrix, or moving the model would make two of it
+        model.encoder.embed_tokens = model.shared  # tied, or moving the model would copy it twice
         stored = {own: embedding(names) if own in EMBEDDINGS else own for own in model.state_dict()}
         found = {own: names[name] for own, name in stored.items() if name in names}
         return weights.assign(model, {own: weights.cast(file[key], dtype) for own, key in found.items()})
@@ -82,7 +82,7 @@ def load(path: Path, dtype: torch.dtype, mmap: bool = True) -> nn.Module:
 
 @functools.cache
 def _dense(cls: type[nn.Module]) -> Any:
-    """The layers after attention, without their cast to the type that the last matrix is kept in: it may be 8 bits."""
+    """The MLP class without its cast to the dtype of the last matrix, which may be 8 bits."""
 
     class Dense(cls):
         def forward(self: Any, hidden_states: Tensor) -> Tensor:
@@ -92,12 +92,12 @@ def _dense(cls: type[nn.Module]) -> Any:
                 made = self.act(self.wi(hidden_states))
             return self.wo(self.dropout(made))
 
-    Dense.__name__ = Dense.__qualname__ = cls.__name__  # adapters, ours and others', find their layers by this name
+    Dense.__name__ = Dense.__qualname__ = cls.__name__  # ours and other adapters find their layers by this name
     return Dense
 
 
 def tokens(tokenizer: Any, texts: Sequence[str], length: int) -> tuple[Tensor, Tensor]:
-    """Token ids and mask [B, length]: cut or padded to `length`, with the end mark."""
+    """Token ids and mask [B, length]: truncated or padded to `length`, with EOS."""
     made = tokenizer(
         list(texts),
         max_length=length,
@@ -110,15 +110,15 @@ def tokens(tokenizer: Any, texts: Sequence[str], length: int) -> tuple[Tensor, T
 
 
 def longest(tokenizer: Any, texts: Iterable[str], length: int) -> int:
-    """The most tokens that one of these texts has, with the end mark, of at most `length`."""
+    """The largest number of tokens of these texts, with EOS, at most `length`."""
     ids = tokenizer(list(texts), max_length=length, truncation=True, add_special_tokens=True).input_ids
     return max(map(len, ids), default=0)
 
 
 def encode(model: Any, ids: Tensor, mask: Tensor | None) -> Tensor:
-    """Token ids [B, L] -> the last hidden states after the final norm [B, L, C]. Without mask, padding is read too."""
+    """Token ids [B, L] -> the last hidden states after the final norm [B, L, C]; without mask also of padding."""
     device = model.shared.weight.device
     if mask is not None:
-        # As [B, 1, L, L], since of a mask [B, L] transformers would ask the device whether it masks anything at all.
+        # As [B, 1, L, L]: for a mask [B, L] transformers would sync with the device to check whether it masks anything.
         mask = mask.to(device, torch.bool, non_blocking=True)[:, None, None].expand(-1, 1, ids.shape[1], -1)
     return model(input_ids=ids.to(device, non_blocking=True), attention_mask=mask).last_hidden_state

@@ -1,14 +1,14 @@
-"""Names of tensors in checkpoints: the prefixes that other programs put before them, and tables that rename them."""
+"""Names of tensors in checkpoints: prefixes of other programs, and tables for renaming."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
-# What the names of a denoiser begin with in files that other programs write.
+# Prefixes of a denoiser's names in files of other programs.
 PREFIXES = ("model.diffusion_model.", "diffusion_model.", "net.", "transformer.")
-COMPILED = "_orig_mod."  # torch.compile's wrapper, which other tools leave in the names
+COMPILED = "_orig_mod."  # of torch.compile, which other tools leave in the names
 
 
 def prefix_of(names: Iterable[str]) -> str:
-    """What the names of a denoiser begin with in a file, "" for nothing; two programs may each have wrapped it."""
+    """The prefix of a denoiser's names in a file, or ""; it may combine those of two programs."""
     names, found = list(names), ""
     while True:
         inside = [name.removeprefix(found) for name in names if name.startswith(found)]
@@ -19,9 +19,9 @@ def prefix_of(names: Iterable[str]) -> str:
 
 
 def shared_prefix(names: Sequence[str]) -> str:
-    """What all names begin with, as programs of which nothing is known wrap a network: "module.", "model.".
+    """The common prefix of all names, such as "module." or "model." of unknown programs.
 
-    A list of blocks is part of the network, also where a file holds nothing else.
+    A list of blocks is part of the network and not a prefix, even if a file holds nothing else.
     """
     shared: list[str] = []
     for words in zip(*(name.split(".") for name in names), strict=False):
@@ -37,8 +37,8 @@ def shared_prefix(names: Sequence[str]) -> str:
 def without_prefix(names: Iterable[str]) -> dict[str, str]:
     """Keys of a denoiser's file -> {plain key: key in the file}.
 
-    Without the wrapper that compilation leaves, and without a prefix; where the file has one, what lies outside of it
-    (text encoders, VAE) is left out.
+    Without the prefix of torch.compile and of other programs; in a file with a prefix, tensors without it (text
+    encoders, VAE) are skipped.
     """
     plain = {name.replace(COMPILED, ""): name for name in names}
     prefix = prefix_of(plain)
@@ -46,7 +46,7 @@ def without_prefix(names: Iterable[str]) -> dict[str, str]:
 
 
 def renamed(name: str, table: Mapping[str, str]) -> str:
-    """A dotted name with its longest beginning that the table knows replaced; unchanged when it knows none."""
+    """A dotted name with its longest prefix in the table replaced; unchanged without one."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
         found = table.get(".".join(parts[:length]))
@@ -56,7 +56,7 @@ def renamed(name: str, table: Mapping[str, str]) -> str:
 
 
 def inverse(table: Mapping[str, str]) -> dict[str, str]:
-    """A table of names read the other way; raises ValueError when two names would become one."""
+    """The inverse of a table of names; raises ValueError when it is not injective."""
     back = {new: old for old, new in table.items()}
     if len(back) != len(table):
         raise ValueError("two names of the table become the same")

@@ -1,6 +1,6 @@
-"""The classes that read a tokenizer's files. Loads transformers, so it is imported where a tokenizer is read."""
+"""The classes that load tokenizers. Imports transformers, so it is imported only where a tokenizer is loaded."""
 
-# From the packages of the models: `from transformers import ...` has type checkers read all models that there are.
+# From the models' own modules: with `from transformers import ...` type checkers read all models.
 from transformers.models.clip import CLIPTokenizer
 from transformers.models.qwen2 import Qwen2Tokenizer
 from transformers.models.t5 import T5Tokenizer

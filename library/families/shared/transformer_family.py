@@ -1,4 +1,4 @@
-"""Families whose denoiser is a transformer over tokens of 2 by 2 latents, trained by flow matching."""
+"""Families whose denoiser is a transformer over patches of 2 by 2 latents, trained by flow matching."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from library.objectives.base import NoisedBatch
 
 
 class TransformerFamily(ABC):
-    """Holds the run's config. All blocks see the same tokens and run in the order of the tree."""
+    """Holds the run's config. All blocks have the same tokens and run in the order of the module tree."""
 
     utilization = {False: 0.3, True: 0.42}
     patch_size = 2
@@ -26,15 +26,15 @@ class TransformerFamily(ABC):
         self.grid: int = type(config).grid
 
     def export(self, components: ModelComponents) -> dict[str, Tensor]:
-        """The denoiser under the keys of a single file (without prefix); nothing else is saved with it."""
+        """The denoiser under the keys of a single file (without prefix); no other network is saved."""
         return {name.replace("_orig_mod.", ""): tensor for name, tensor in components.denoiser.state_dict().items()}
 
     def resolution_level(self, path: str) -> int:
-        """All blocks see the same tokens."""
+        """0: all blocks have the same tokens."""
         return 0
 
     def execution_key(self, path: str) -> tuple[int, ...]:
-        """Everything runs in the order of the tree."""
+        """Equal keys: modules run in the order of the module tree."""
         return ()
 
     def noised(self, latents: Tensor, generator: torch.Generator, timesteps: Tensor | None = None) -> NoisedBatch:
@@ -49,7 +49,7 @@ class TransformerFamily(ABC):
         sizes: Tensor,
         controls: Sequence[Tensor] = (),
     ) -> Tensor:
-        """The denoiser's answer in the terms of the target, float32 [B, C, h, w]. `sizes` say nothing to it."""
+        """The prediction in the parametrization of the target, float32 [B, C, h, w]. `sizes` are not used."""
         velocity = self.velocity(denoiser, noised, text, controls)
         return flow.prediction(velocity, noised.latents, noised.sigmas, self.config.noise.model_prediction_type)
 
@@ -57,4 +57,4 @@ class TransformerFamily(ABC):
     def velocity(
         self, denoiser: nn.Module, noised: NoisedBatch, text: dict[str, Tensor], controls: Sequence[Tensor]
     ) -> Tensor:
-        """The denoiser's answer for noise minus image, float32 [B, C, h, w]."""
+        """The predicted velocity, noise minus image, float32 [B, C, h, w]."""
