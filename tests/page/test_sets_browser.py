@@ -89,6 +89,7 @@ def test_a_folder_that_was_looked_at_before_a_change_does_not_hide_it(visit, ima
     page.locator("#images-folder").fill(str(images))
     page.keyboard.press("Enter")
     page.locator(".images .findings button", has_text="without a caption").click()
+    page.wait_for_function("document.querySelectorAll('.images article').length === 1")
     words = page.locator(".images article textarea")
     words.fill("zorb, by hand")
     words.blur()
