@@ -119,6 +119,7 @@ class Visit:
     def open(self):
         self.page.goto(self.address)
         self.page.wait_for_selector("form.settings")
+        self.page.evaluate(f"() => {FORM}.then(() => null)")  # a click before its scripts are there opens nothing
 
     def leave(self):
         """What the next visitor would find of this one goes: stored data, other windows, size and pointer."""
