@@ -3,7 +3,7 @@
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -118,17 +118,27 @@ def shown(prompt: Prompt, use: ControlUse) -> Prompt:
         controlnet_image=prompt.controlnet_image if use.guided else None)  # fmt: skip
 
 
-def unreadable(path: str | Path, use: ControlUse, why_not: Callable[[str], str]) -> Iterator[Problem]:
-    """Images that the model would be shown with the prompts of a readable file and that are not there or damaged;
-    `why_not` says why a file is no image, "" where it is one."""
-    found = dict.fromkeys(name for prompt in read(path) for name in images(shown(prompt, use)))
-    for name in found:
+def broken_images(
+    prompts: Iterable[Prompt], use: ControlUse, why_not: Callable[[str], str]
+) -> Iterator[tuple[str, str]]:
+    """Images that the model would be shown with these prompts and that cannot be read: each once, with the reason, ""
+    for one that does not exist. `why_not` says why a file is no image, "" where it is one."""
+    for name in dict.fromkeys(name for prompt in prompts for name in images(shown(prompt, use))):
         if not Path(name).is_file():
-            yield Problem("sample_prompts", ": {name} names an image that does not exist: {image}",
-                name=Path(path).name, image=name)  # fmt: skip
+            yield name, ""
         elif why := why_not(name):
+            yield name, why
+
+
+def unreadable(path: str | Path, use: ControlUse, why_not: Callable[[str], str]) -> Iterator[Problem]:
+    """The `broken_images` of a readable file of prompts."""
+    for image, why in broken_images(read(path), use, why_not):
+        if why:
             yield Problem("sample_prompts", ": {name} names an image that cannot be read: {image} ({why})",
-                name=Path(path).name, image=name, why=why)  # fmt: skip
+                name=Path(path).name, image=image, why=why)  # fmt: skip
+        else:
+            yield Problem("sample_prompts", ": {name} names an image that does not exist: {image}",
+                name=Path(path).name, image=image)  # fmt: skip
 
 
 def images(prompt: Prompt) -> tuple[str, ...]:

@@ -134,13 +134,12 @@ def _seen(prompts: Sequence[Prompt], config: RunConfig) -> list[Prompt]:
 
 def _unreadable(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[Problem]:
     """Images of prompts that the model would be shown and that are not there or damaged."""
-    for prompt in prompts:
-        for path in prompt_files.images(prompt_files.shown(prompt, config.control_images)):
-            if not Path(path).is_file():
-                yield Problem("", "{path} does not exist", path=path)
-            elif why := pixels.check_file(path):
-                yield Problem("", "{path} cannot be read as an image ({reason}): replace or remove it", path=path,
-                    reason=why)  # fmt: skip
+    for path, why in prompt_files.broken_images(prompts, config.control_images, pixels.check_file):
+        if why:
+            yield Problem("", "{path} cannot be read as an image ({reason}): replace or remove it", path=path,
+                reason=why)  # fmt: skip
+        else:
+            yield Problem("", "{path} does not exist", path=path)
 
 
 def _check_guides(prompts: Sequence[Prompt], follows: bool) -> None:
