@@ -8,12 +8,13 @@ import { openTab } from "../server/tabs.js";
 import { makeCaches } from "./caches.js";
 import { compare } from "./compare.js";
 import { sentOf, tell, tellError } from "./messages.js";
+import * as inputs from "./inputs.js";
 import * as form from "./page.js";
 import { probe } from "./probe.js";
 import { several } from "./several.js";
 import { onOpened } from "./tab.js";
 
-/** @typedef {import("./page.js").Field} Field */
+/** @typedef {import("./inputs.js").Field} Field */
 /** @typedef {{ path?: string, family?: string, words?: string, options?: form.Values, proposed?: form.Values }} Model what the base model's file is; empty where it is not known. It needs `options`, and by its name `proposed` */
 /** @typedef {{ wrong: Record<string, string>, ineffective: Record<string, string>, outlook: string, kept: string[], model: Model, profile: string, chosen: string, adapter: import("./adapter.js").Adapter | null }} Judgement
  * `wrong` and `ineffective` have a sentence by a field's id, `kept` the ids of fields whose key is stored; `chosen` is the base model, where it is one with all its parts */
@@ -60,9 +61,9 @@ async function judge(tab) {
  * @param {Judgement} judgement
  */
 function show(where, judgement) {
-  const name = form.family(where);
-  for (const field of form.fields(where)) {
-    if (!form.isFor(field, name)) continue;
+  const name = inputs.family(where);
+  for (const field of inputs.fields(where)) {
+    if (!inputs.isFor(field, name)) continue;
     const wrong = judgement.wrong[field.id] ?? "", reason = judgement.ineffective[field.id] ?? "";
     const isModel = field.dataset.option === MODEL && judgement.model.path === field.value;
     explain(field, wrong || (isModel && say("The file is {kind}.", { kind: judgement.model.words ?? "" })) || "", !wrong && reason ? say("No effect: {reason}", { reason }) : "");
@@ -144,7 +145,7 @@ function recognise(where, model) {
   needed[key] = options;
   /** @type {form.Values} */
   const values = { ...options };
-  const mine = form.fields(where).filter((field) => form.isFor(field, family));
+  const mine = inputs.fields(where).filter((field) => inputs.isFor(field, family));
   for (const field of mine) {
     const name = field.dataset.option ?? "";
     if (name in before && !(name in options) && fieldValue(field) === before[name]) values[name] = field.dataset.default ?? "";

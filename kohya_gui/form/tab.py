@@ -310,7 +310,7 @@ class TrainingTab:
         )
         shown = messages.good(said, notes, undo=True)
         base = {key: value for key, value in presets.base(path).items() if key not in keys.ENVIRONMENT}
-        filled = json.loads(self.form.fill(config, start_preset.loaded(path.name)))
+        filled = json.loads(self.form.fill(config, start_preset.loaded(path.name), flat(importers.parse(path))))
         launch = self.form.shown_launch(importers.launch(base))
         return {"message": shown, "fill": json.dumps({**filled, "base": base, "launch": launch})}
 

@@ -3,7 +3,8 @@ import { say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { around, hit, make, makeButton, one, showMessage, sizeOf } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
-import { apply, family, formOf, isFor, fields } from "../form/page.js";
+import { family, fields, isFor } from "../form/inputs.js";
+import { apply, formOf } from "../form/page.js";
 import { watcher } from "../tools/commands.js";
 
 /** @typedef {{ path: string, name: string, size: number, words: string, options?: Record<string, string | boolean> }} Found */
