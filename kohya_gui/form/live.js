@@ -49,8 +49,8 @@ async function judge(tab) {
   const mine = (newest[tab] ?? 0) + 1;
   newest[tab] = mine;
   try {
-    const judgement = await ask("judge", { tab, sent: sentOf(tab) });
-    if (mine !== newest[tab]) return;
+    const sent = sentOf(tab), judgement = await ask("judge", { tab, sent });
+    if (mine !== newest[tab] || sent !== sentOf(tab)) return; // a form that has changed since is asked about again
     show(form.formOf(tab), judgement);
     document.dispatchEvent(new CustomEvent("kohya:judged", { detail: { where: form.formOf(tab), adapter: judgement.adapter, chosen: judgement.chosen } }));
   } catch {} // the server's absence is said by whatever the user asks for next
@@ -185,7 +185,8 @@ async function forgetKey(button) {
  */
 async function preset(tab, id) {
   try {
-    const found = await ask("preset", { tab, sent: sentOf(tab), id });
+    const sent = sentOf(tab), found = await ask("preset", { tab, sent, id });
+    if (sent !== sentOf(tab)) return void preset(tab, id); // or what was typed since would be lost
     form.fill(tab, found.fill);
     const rest = found.profile ? "All else is kept." : "Paths and names are kept, all else is as in the preset.";
     /** @type {string[]} */

@@ -1,6 +1,5 @@
 // The form in the browser: read it, fill it, remember it. Everything that decides is on the server.
-import { translated } from "../i18n/words.js";
-import { all, around, fieldValue, hit, isField, one, saveFile, setValue } from "../server/elements.js";
+import { all, around, fieldValue, hit, isField, one, setValue } from "../server/elements.js";
 import * as memories from "./family_values.js";
 import { families, familiesOf, family, fields, fieldsOf, isFor, same } from "./inputs.js";
 import { markChanged, markRequired } from "./marks.js";
@@ -121,32 +120,17 @@ function asShared(field, name) {
   return { id: field.id, value, first, isTouched: !same(String(value), first), isProposed: value === proposed(field, name) };
 }
 
-/**
- * What the form of a tab holds, for the server. Whoever asks has a new answer coming: what was said before goes.
- * @param {string} tab
- * @param {string} [busy] what to say meanwhile
- */
-export function read(tab, busy = "") {
-  const where = formOf(tab);
-  const bar = where.closest(".training")?.querySelector(".bar");
-  bar?.querySelector(".told")?.replaceChildren();
-  bar?.classList.remove("own", "away");
-  bar?.classList.toggle("newer", !busy); // its answer is seen at once, while what was asked before is still checked
-  for (const field of where.querySelectorAll(".mended")) field.classList.remove("mended");
-  if (busy) rest(tab, busy);
-  return JSON.stringify(held(where));
-}
+/** @type {Record<string, number>} how often each tab was asked for something, or its form filled */
+const turns = {};
 
 /**
- * Say that something is being worked on, or with no words that it is done.
+ * Which question or filling of a tab was the last.
  * @param {string} tab
- * @param {string} [busy]
  */
-export function rest(tab, busy = "") {
-  const bar = one(around(formOf(tab), ".training"), ".bar");
-  if (busy) bar.dataset.busy = `${translated(busy)} …`;
-  else delete bar.dataset.busy;
-}
+export const turnOf = (tab) => turns[tab] ?? 0;
+
+/** @param {string} tab */
+export const nextTurn = (tab) => (turns[tab] = turnOf(tab) + 1);
 
 /**
  * What the form holds for the chosen family; `anyway` says that images without captions are meant.
@@ -184,6 +168,7 @@ export function images(where) {
 export function fill(tab, sent, opened) {
   if (!sent) return;
   const where = formOf(tab);
+  nextTurn(tab);
   const { family: name, values, base: theirs, start, given, launch = {} } = JSON.parse(sent);
   if (theirs) store(`${tab}-base`, JSON.stringify(theirs));
   remember(where, opened);
@@ -247,6 +232,7 @@ export function remember(where, opened) {
  */
 export function undo(tab) {
   const where = formOf(tab), last = before[where.id]?.pop();
+  nextTurn(tab);
   if (last) restore(where, last);
   return last;
 }
@@ -360,14 +346,6 @@ export function mount(element) {
   const copy = store(where.id);
   if (copy) restore(where, JSON.parse(copy));
   else open(where);
-}
-
-/**
- * Hand a text that the server made to the user as a file.
- * @param {{ name: string, text: string }} file
- */
-export function download({ name, text }) {
-  saveFile(new Blob([text], { type: name.endsWith(".json") ? "application/json" : "application/toml" }), name);
 }
 
 document.addEventListener("click", (event) => {
