@@ -2,11 +2,13 @@
 
 import contextlib
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from library.config import schema
 from library.config.formats import load_json, load_toml, once
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Text
@@ -15,23 +17,31 @@ from library.config.schema import options, values
 from library.config.text_files import read_text
 from library.config.values import did_you_mean
 from library.importers import aitoolkit, aitoolkit_data, flat, kohya_ss, musubi, onetrainer
-from library.importers.builder import Configs, Imported, settle
-from library.importers.shared import tables
+from library.importers.builder import Configs, settle
+from library.importers.result import Imported
+from library.importers.shared import load_tables, tables
 
 READERS = (aitoolkit, onetrainer, musubi, kohya_ss)
+FLAT = flat.TRAINER
+PROGRAMS = (*(reader.TRAINER for reader in READERS), FLAT)
 SUFFIXES = (".json", ".toml", ".yaml", ".yml")
 
 
-def load(path: str | Path, configs: Configs, script: str = "") -> Imported:
+def load(path: str | Path, configs: Configs, script: str = "", preferred: Sequence[str] = ()) -> Imported:
     """A file of settings of any supported trainer -> a config and the outcomes of its keys.
 
-    `configs`: config class by script; `script` overrides the one of the file. Raises ConfigError for any other file,
-    and for an unsupported model.
+    `configs`: config class by script; `script` overrides the one of the file; `preferred` are scripts to choose where
+    several fit, first come first. Raises ConfigError for any other file, and for an unsupported model.
     """
     path = Path(path)
     found = parse(path)
     refuse_data(found, path)
-    return read(_with_data(found, path), configs, script or named(path, configs))
+    if path.suffix.lower() != ".toml" and not of_others(found):
+        template = (
+            "{path} is of none of the programs whose settings are read here ({programs}); files of {flat} are TOML"
+        )
+        raise ConfigError(template, path=path, programs=", ".join(PROGRAMS), flat=FLAT)
+    return read(_with_data(found, path), configs, script or named(path, configs), preferred)
 
 
 def refuse_data(found: JsonMapping, path: Path) -> None:
@@ -84,13 +94,24 @@ def _beside(found: JsonMapping, key: str, path: Path, suffix: str) -> Any:
     return None
 
 
-def read(found: JsonMapping, configs: Configs, script: str = "") -> Imported:
+def read(found: JsonMapping, configs: Configs, script: str = "", preferred: Sequence[str] = ()) -> Imported:
     """`load` from the content of a file."""
     if script and script not in configs:
         raise ConfigError("{script} is not a kind of training{hint}; there are {configs}", script=script,
             hint=did_you_mean(script, configs), configs=', '.join(configs))  # fmt: skip
-    reader = next((reader for reader in READERS if reader.fits(found)), None)
-    return settle(reader.read(found, script) if reader else flat.read(found, configs, script), configs)
+    _refuse_programs(found)
+    if reader := next((reader for reader in READERS if reader.fits(found)), None):
+        return settle(reader.read(found, script), configs)
+    return settle(flat.read(found, configs, script, preferred), configs)
+
+
+def _refuse_programs(found: JsonMapping) -> None:
+    """Raise ConfigError for a file of a program that is known by its keys and whose files are not read."""
+    keys = found.keys() | schema.flat(found).keys()
+    for program in load_tables("others")["program"]:
+        if keys >= set(program["keys"]):
+            template = "this is a file of {program}, whose settings are not read here; those of {programs} are"
+            raise ConfigError(template, program=program["title"], programs=", ".join(PROGRAMS))
 
 
 def named(path: Path, configs: Configs) -> str:
@@ -105,6 +126,7 @@ def named(path: Path, configs: Configs) -> str:
 
 def of_others(found: JsonMapping) -> bool:
     """Whether these are settings with the keys of another trainer, and not a flat file of sd-scripts."""
+    _refuse_programs(found)
     return any(reader.fits(found) for reader in READERS)
 
 

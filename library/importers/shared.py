@@ -11,7 +11,8 @@ from library.config.formats import toml_value
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import Text
 from library.config.sections.learning import OptimizerName
-from library.importers.builder import NOT_HERE, ImportBuilder, KeyOutcome, is_empty, to_number
+from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, to_number
+from library.importers.result import KeyOutcome
 
 FULL = {"fp32", "float32", "float_32", "float", "no"}
 ONLY = "this trainer trains LoRA and whole models of SDXL, FLUX.1, FLUX.2, Qwen-Image, Z-Image and Anima"

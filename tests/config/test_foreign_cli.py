@@ -78,7 +78,7 @@ def test_what_is_no_file_of_settings_is_said_in_a_sentence(tmp_path, capsys, nam
 def test_a_named_script_makes_no_settings_of_a_list_of_images(tmp_path, capsys):
     (tmp_path / "meta.json").write_text('{"cats/1.png": {"caption": "a cat"}}', encoding="utf-8")
     assert main.main(["import", str(tmp_path / "meta.json"), "--script", "sdxl_train_network"]) == 1
-    assert "no setting of any training is in this file" in capsys.readouterr().err
+    assert "of none of the programs whose settings are read" in capsys.readouterr().err
 
 
 def test_a_script_may_be_called_as_in_musubi_tuner(tmp_path, capsys):

@@ -7,13 +7,16 @@ import pytest
 
 from kohya_gui.form import presets
 from kohya_gui.form.tab import FAMILIES, TABS
+from library import importers
 from library.config.building import build
 from library.config.formats import read_toml
 from library.config.problems import ConfigError
 from library.config.schema import changed, flat, options
+from library.families import RUNS, config_class
 from library.files import write_atomic
 
 CONFIGS = {tab.kind: tab.configs for tab in TABS}
+EVERY_SCRIPT = {script: config_class(script) for script in RUNS}
 EVERY = presets.every()
 ALL = [preset for preset in EVERY if not preset.is_profile]  # profiles: tests/compile/test_profiles.py
 
@@ -70,10 +73,27 @@ def test_a_file_that_says_what_it_is_for_is_taken_for_nothing_else(tmp_path):
     assert presets.load(tmp_path / "sdxl_train_network-cat.toml", CONFIGS["lora"], "flux", []).family == "sdxl"
 
 
-def test_a_file_with_mistakes_is_refused_with_all_of_them(tmp_path):
-    with pytest.raises(ConfigError, match=r"a\.toml: lerning_rate .*learning_rate\?") as error:
-        load(tmp_path, 'lerning_rate = 1\nmax_train_steps = "many"')
-    assert "max_train_steps" in str(error.value) and str(tmp_path) not in str(error.value)
+def test_a_file_with_mistakes_is_loaded_and_all_of_them_are_named(tmp_path):
+    """As `kohya import` answers: the reader is the same."""
+    path, notes = tmp_path / "a.toml", []
+    path.write_text('lerning_rate = 1\nmax_train_steps = "many"\nseed = 7\nfull_bf16 = true', encoding="utf-8")
+    config = presets.load(path, CONFIGS["lora"], "flux", notes)
+    assert (config.family, config.steps.seed, config.precision.full_bf16) == ("flux", 7, True)
+    said = [str(note) for note in notes]
+    assert "lerning_rate is not an option (did you mean learning_rate?)" in said
+    assert any("max_train_steps" in one and "whole number" in one for one in said)
+    assert any(one.startswith("to fix: full_bf16") for one in said)
+    shell = importers.load(path, EVERY_SCRIPT, "flux_train_network")
+    assert shell.config == config and [str(one) for one in shell.problems] == [
+        one.removeprefix("to fix: ") for one in said if one.startswith("to fix: ")
+    ]
+    assert [one.fix for one in shell.unknown()] == [{"learning_rate": 1.0}]
+
+
+def test_what_cannot_be_read_is_refused_without_its_folder(tmp_path):
+    with pytest.raises(ConfigError, match=r"^a\.toml is not valid TOML") as error:
+        load(tmp_path, "seed = = 7")
+    assert str(tmp_path) not in str(error.value)
 
 
 def test_saving_writes_over_nothing_but_the_file_that_was_opened(tmp_path):
@@ -90,9 +110,9 @@ def test_saving_writes_over_nothing_but_the_file_that_was_opened(tmp_path):
 
 
 def test_a_saved_config_is_the_same_when_it_is_loaded(tmp_path):
-    for config_class in (c for configs in CONFIGS.values() for c in configs.values()):
+    for chosen in (c for configs in CONFIGS.values() for c in configs.values()):
         given = {"optimizer_args": ["betas=0.9,0.99", "a b"], "output_dir": "C:\\x\\o", "max_grad_norm": 0}
-        config = build(config_class, given, notes=[])
+        config = build(chosen, given, notes=[])
         path = tmp_path / f"{config.script}.toml"
         presets.save(path, config, "")
         assert presets.load(path, CONFIGS[config.kind], config.family, []) == config
