@@ -214,6 +214,21 @@ function fix(button) {
   form.apply(tabOf(button), JSON.parse(button.dataset.fix ?? "{}"));
   button.disabled = true;
   button.classList.add("done");
+  countAgain(around(button, ".message"));
+}
+
+/**
+ * What is left to fix in a message, once some of its fixes are in the form.
+ * @param {HTMLElement} message
+ */
+function countAgain(message) {
+  const title = message.querySelector(".title");
+  if (!title || !message.matches(".bad, .warn")) return;
+  const lines = all(message, ":scope > details > ul:not(.findings) > li:not(:has(.elsewhere)), :scope > details > .findings > li.bad");
+  const left = lines.filter((line) => !line.querySelector(".fix.done")).length;
+  if (left > 1) title.textContent = say("{count} things have to be fixed first", { count: left });
+  else title.textContent = left ? "This has to be fixed first" : "Everything here is fixed";
+  message.classList.toggle("settled", !left);
 }
 
 /**

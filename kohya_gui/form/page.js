@@ -169,7 +169,7 @@ export function fill(tab, sent, opened) {
   if (!sent) return;
   const where = formOf(tab);
   nextTurn(tab);
-  const { family: name, values, base: theirs, start, given, launch = {} } = JSON.parse(sent);
+  const { family: name, values, base: theirs, start, given, prompts = [], launch = {} } = JSON.parse(sent);
   if (theirs) store(`${tab}-base`, JSON.stringify(theirs));
   remember(where, opened);
   const named = fields(where).filter((field) => NAMED.includes(field.dataset.option ?? "") && untouched(field, family(where)));
@@ -179,6 +179,7 @@ export function fill(tab, sent, opened) {
   if (!start) return;
   const isSet = ({ dataset: { option = "" } }) => !given || given.includes(option);
   memories.beginAnew(memory[where.id], family(where), start.id ? undefined : filled.filter(isSet).map(({ id }) => id));
+  if (prompts.length) document.dispatchEvent(new CustomEvent("kohya:prompts", { detail: { where, prompts } }));
   if (!start.id) return;
   for (const field of named) setValue(field, firstValue(field, family(where)));
   settle(where);

@@ -257,6 +257,13 @@ document.addEventListener("change", ({ target }) => { // whoever presses Train n
   const field = target instanceof Element ? target.closest(".prompts [data-prompt]") : null;
   if (field) soon(around(field, ".prompts"), 0);
 });
+document.addEventListener("kohya:prompts", (event) => { // of a config that was loaded: saved like those that are typed
+  const { where, prompts } = /** @type {CustomEvent<{ where: HTMLFormElement, prompts: Row[] }>} */ (event).detail;
+  for (const box of all(where, ".prompts")) {
+    form.store(key(box), JSON.stringify({ file: "", known: "", rows: prompts }));
+    void load(box, "");
+  }
+});
 form.onSettled((where) => {
   for (const box of all(where, ".prompts")) {
     const file = inputs.fieldOf(formAround(box), FILE)?.value ?? "", state = stateOf(box);

@@ -17,6 +17,7 @@ from kohya_gui.form import (
     compile_summary,
     datasets,
     gpus,
+    loading,
     messages,
     presets,
     print_command,
@@ -36,7 +37,6 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Problem, Text
 from library.config.problems import read as read_problem
 from library.config.run_config import RunConfig
-from library.config.schema import changed, flat
 from library.config.text_files import read_text
 from library.downloads import finding
 from library.families import RUNS, config_class
@@ -245,7 +245,7 @@ class TrainingTab:
         notes += self._keep(config)
         path = paths.config_file(where or presets.suggestion(config), self.roots)
         count = presets.save(path, config, known)
-        said = messages.good(Text("Saved {path} ({changes}).", path=path, changes=differing(count)), notes)
+        said = messages.good(Text("Saved {path} ({changes}).", path=path, changes=loading.differing(count)), notes)
         return {"message": said, "path": str(path), "opened": presets.seen(path)}
 
     def on_download(self, sent: str) -> Said:
@@ -296,30 +296,18 @@ class TrainingTab:
             return self._filled(path, sent) | {"path": "", "opened": ""}
 
     def _filled(self, path: Path, sent: str) -> Said:
-        family, notes = self.form.parse_submission(sent).family, []
+        family = self.form.parse_submission(sent).family
         try:
-            config = presets.load(path, self.tab.configs, family, notes)
+            return loading.loaded(self.form, path, family)
         except ConfigError as error:
             raise ConfigError(*error.problems, *self._other_tab(path, family)) from None
-        count = len(flat(changed(config)))
-        said = Text(
-            "Loaded {name} for {family} ({changes}).",
-            name=path.name,
-            family=FAMILIES[config.family],
-            changes=differing(count),
-        )
-        shown = messages.good(said, notes, undo=True)
-        base = {key: value for key, value in presets.base(path).items() if key not in keys.ENVIRONMENT}
-        filled = json.loads(self.form.fill(config, start_preset.loaded(path.name), flat(importers.parse(path))))
-        launch = self.form.shown_launch(importers.launch(base))
-        return {"message": shown, "fill": json.dumps({**filled, "base": base, "launch": launch})}
 
     def _other_tab(self, path: Path, family: str) -> Iterator[Problem]:
         """A hint when a file that does not fit here would fit in another tab."""
         for tab in TABS:
             if tab.kind != self.tab.kind:
                 try:
-                    presets.load(path, tab.configs, family, [])
+                    presets.fitting(path, tab.configs, family)
                 except ConfigError:
                     continue
                 said = "This is a config for the {title} tab."
@@ -338,11 +326,3 @@ def _theirs(sent: Any) -> JsonObject | None:
         if isinstance(found, dict) and importers.of_others(found):
             return found
     return None
-
-
-def differing(count: int) -> str:
-    """How many settings a file holds, in words."""
-    template = (
-        "{count} setting differs from the defaults" if count == 1 else "{count} settings differ from the defaults"
-    )
-    return Text(template, count=count)

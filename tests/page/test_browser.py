@@ -111,50 +111,6 @@ def test_what_the_form_knows_is_said_before_the_whole_check_is_done(visit, monke
     assert "2 things have to be fixed first" in visitor.said() and "train_data_dir" not in visitor.said()
 
 
-def test_an_answer_about_another_form_is_dropped_or_asked_for_anew(visit, served, tmp_path, monkeypatch):
-    done, dims = threading.Event(), []
-
-    def slow(reading, launch):
-        assert done.wait(60)
-        dims.append(reading.config.network.network_dim)
-        return {"findings": isolated.known(reading), "fit": None}
-
-    monkeypatch.setattr(isolated, "check", slow)
-    (served[1] / "late.toml").write_text("network_dim = 24\n", encoding="utf-8")
-    visitor = filled(visit(), tmp_path / "out", network_dim="8")
-    busy = lambda: visitor.page.wait_for_selector(".training:visible .doing:has-text('Checking')")  # noqa: E731
-    idle = lambda: visitor.page.wait_for_selector(".bar:not([data-busy])")  # noqa: E731
-
-    def begin(button):
-        done.clear()
-        visitor.click(button)
-        busy()
-
-    begin("Check")
-    visitor.page.get_by_placeholder("Config file").locator("visible=true").fill(str(served[1] / "late.toml"))
-    visitor.click("Load config")
-    visitor.until("Loaded late.toml")
-    done.set()
-    idle()
-    assert "Loaded late.toml" in visitor.said() and visitor.page.locator(".message .undo").is_visible()
-    visitor.page.locator(".message .undo").click()
-    visitor.until("as it was before")
-    begin("Check")
-    visitor.fill(network_dim="9")
-    done.set()
-    visitor.until("Nothing has to be fixed")
-    assert dims == [8, 8, 9]  # a check of what was changed meanwhile is made anew
-    begin("Train")
-    visitor.fill(train_batch_size="0")
-    done.set()
-    visitor.until("Started cat-")  # with the form as it was when the button was pressed, which is said
-    begin("Train")  # which cannot start, as the other one is running
-    visitor.fill(train_batch_size="-1")
-    done.set()
-    visitor.until("so nothing has started")
-    assert len(reader.runs()) == 1
-
-
 def test_wrong_numbers_are_told_at_once_and_a_click_leads_to_them(visit, tmp_path):
     visitor = filled(visit(), tmp_path / "out", max_train_steps="-5", learning_rate="abc", resolution="foo",
                      train_batch_size="")  # fmt: skip
