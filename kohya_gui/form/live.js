@@ -1,7 +1,7 @@
 // Around the form: what is wrong or has no effect while one types, presets, undo, fixes, keys of other services.
 import { say } from "../i18n/sentences.js";
 import { inEnglish, translated } from "../i18n/words.js";
-import { all, around, fieldValue, hit, make, one, pieces, setValue } from "../server/elements.js";
+import { all, around, fieldValue, hit, make, one, pieces, setValue, withAllowButton } from "../server/elements.js";
 import { ask } from "../server/http.js";
 import { pick } from "../server/picker.js";
 import { openTab } from "../server/tabs.js";
@@ -44,12 +44,18 @@ onOpened((where) => {
   if (later.delete(tab)) judge(tab);
 });
 
+/** The option in whose field somebody types: the beginning of a path is no mistake there. */
+function typedOption() {
+  const field = document.activeElement;
+  return field instanceof HTMLElement && field.dataset.dirty === "true" ? field.dataset.option : "";
+}
+
 /** @param {string} tab */
 async function judge(tab) {
   const mine = (newest[tab] ?? 0) + 1;
   newest[tab] = mine;
   try {
-    const sent = sentOf(tab), judgement = await ask("judge", { tab, sent });
+    const sent = sentOf(tab), typing = typedOption(), judgement = await ask("judge", { tab, sent, typing });
     if (mine !== newest[tab] || sent !== sentOf(tab)) return; // a form that has changed since is asked about again
     show(form.formOf(tab), judgement);
     document.dispatchEvent(new CustomEvent("kohya:judged", { detail: { where: form.formOf(tab), adapter: judgement.adapter, chosen: judgement.chosen } }));
@@ -93,7 +99,7 @@ function explain(field, instead, reason) {
   const text = instead || own, now = `${text}\n${reason}`;
   if ((help.dataset.now ?? `${own}\n`) === now) return;
   help.dataset.now = now;
-  help.replaceChildren(text, ...(reason ? [make("em", {}, reason)] : []));
+  help.replaceChildren(...withAllowButton(text), ...(reason ? [make("em", {}, reason)] : []));
 }
 
 /** What the running job has compiled, while someone looks at these settings. */
@@ -107,6 +113,19 @@ setInterval(async () => {
     line.hidden = !text;
   } catch {} // it asks again
 }, 3000);
+
+document.addEventListener("kohya:allowed", ({ target }) => {
+  if (target instanceof Element && target.closest("form.settings")) form.settle(/** @type {HTMLFormElement} */ (around(target, "form.settings")));
+});
+// A path is whole when its field is left.
+document.addEventListener("input", ({ target }) => {
+  if (target instanceof HTMLElement && target.dataset.option) target.dataset.dirty = "true";
+});
+document.addEventListener("change", ({ target }) => {
+  if (!(target instanceof HTMLElement) || !target.dataset.option || !target.closest("form.settings")) return;
+  delete target.dataset.dirty;
+  judge(tabOf(target));
+});
 
 /** @type {Record<string, form.Values>} the options that the last recognised model needs, by form and family */
 const needed = {};

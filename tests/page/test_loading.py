@@ -103,3 +103,26 @@ def test_prompts_of_a_kohya_ss_json_come_into_the_prompt_form(visit, served):
     visitor.click("Sample images")
     rows = visitor.page.locator(".prompts:visible ol > li textarea[data-prompt=prompt]")
     assert [row.input_value() for row in rows.all()] == ["a red fox", "the sea"]
+
+
+def test_wrong_paths_and_names_are_told_while_one_types_and_old_counts_go(visit, served):
+    from tests.curation.conftest import picture
+
+    images = served[1] / "told" / "10_zorb"
+    images.mkdir(parents=True)
+    picture(1).save(images / "1.png")
+    visitor = visit()
+    page, invalid = visitor.page, "[data-option][aria-invalid]:visible"
+    visitor.fill(train_data_dir=images.parent)
+    page.locator(".datasets:visible .sum:not(:empty)").wait_for()
+    wrong = {"pretrained_model_name_or_path": "/nowhere/base.safetensors", "train_data_dir": "/nowhere",
+             "output_dir": "/nowhere/out", "output_name": "../../x"}  # fmt: skip
+    visitor.fill(**wrong)
+    for name in wrong:
+        page.locator(f"#lora-{name}[aria-invalid]").wait_for()
+    assert "outside of" in page.locator("#lora-output_dir-help").inner_text()
+    page.locator(".datasets:visible .sum:empty").wait_for(state="attached")
+    right = {"output_name": "cat", "output_dir": served[1] / "new" / "out", "train_data_dir": images.parent,
+             "pretrained_model_name_or_path": "org/model"}  # fmt: skip
+    visitor.fill(**right)
+    page.wait_for_function("selector => !document.querySelector(selector)", arg=invalid.replace(":visible", ""))

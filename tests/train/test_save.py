@@ -230,6 +230,7 @@ def test_an_earlier_training_of_the_same_name_is_not_overwritten(tmp_path):
 def test_places_that_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
     assert "is a file" in next(paths.problems(config(tmp_path / "file" / "below")))
-    assert "plain name" in next(paths.problems(config(tmp_path, output_name="a/b")))
+    with pytest.raises(ConfigError, match="plain name"):
+        config(tmp_path, output_name="a/b")
     assert "not set" in next(paths.problems(build(FluxLora, {}, notes=[])))
     assert not (tmp_path / "elsewhere").exists()
