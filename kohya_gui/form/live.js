@@ -156,10 +156,12 @@ function neededBy(where, { path, options = {}, proposed = {} }) {
  */
 function recognise(where, model) {
   const { path, family } = model;
+  if (!path) delete where.dataset.seen;
   if (!path || where.dataset.seen === path) return;
   where.dataset.seen = path;
-  const options = neededBy(where, model);
+  const isNamed = where.dataset.named === path, options = neededBy(where, model);
   if (!family) return;
+  if (isNamed) setTimeout(() => fillBeside(where, path)); // once the family is that of the model
   const held = form.held(where), key = `${where.id} ${family}`, before = needed[key] ?? {};
   needed[key] = options;
   /** @type {form.Values} */
@@ -176,6 +178,24 @@ function recognise(where, model) {
   values[MODEL] = held.values[MODEL];
   for (const field of mine) if ((field.dataset.option ?? "") in values) setValue(field, values[field.dataset.option ?? ""]);
   form.settle(where);
+}
+
+/**
+ * Fill in the text encoders and VAE that lie beside a model which somebody has just named, where their fields are empty.
+ * @param {HTMLFormElement} where
+ * @param {string} path
+ */
+async function fillBeside(where, path) {
+  const tab = where.id.replace(/-form$/, ""), sent = sentOf(tab);
+  /** @type {{ values: form.Values }} */
+  const { values } = await ask("models_beside", { tab, sent }).catch(() => ({ values: {} }));
+  const empty = inputs.fields(where).filter((field) => inputs.isFor(field, inputs.family(where)) && (field.dataset.option ?? "") in values && !field.value);
+  if (!empty.length || inputs.fieldOf(where, MODEL)?.value !== path) return;
+  form.remember(where);
+  for (const field of empty) setValue(field, values[field.dataset.option ?? ""]);
+  form.settle(where);
+  const names = empty.map((field) => field.value.split(/[\\/]/).at(-1)).join(", ");
+  tell(tab, "good", make("p", {}, say("Filled in what lies beside the model: {names}.", { names }), " ", make("button", { type: "button", className: "undo" }, "Undo")));
 }
 
 /**

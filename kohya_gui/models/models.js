@@ -89,9 +89,10 @@ class Models {
    */
   async load(folder) {
     showMessage(this.said, "plain", this.known ? "" : "Looking for models on this computer");
+    const named = String(this.field(BASE)?.value ?? "");
     try {
       /** @type {Known} */
-      const known = await ask("models", { tab: this.tab, family: this.family, folder });
+      const known = await ask("models", { tab: this.tab, family: this.family, folder, named });
       const chosen = this.model.value; // also what was chosen while the answer was on its way
       this.known = known;
       showMessage(this.said, "", "");
@@ -102,7 +103,6 @@ class Models {
       this.model.replaceChildren(
         here.length ? make("optgroup", { label: translated("On this computer") }, here) : "",
         make("optgroup", { label: translated("Download") }, there, make("option", { value: OTHER }, "Another model on Hugging Face")));
-      const named = String(this.field(BASE)?.value ?? "");
       const first = [chosen, named].find((one) => one && [...this.model.options].some(({ value }) => value === one));
       this.model.value = first ?? this.model.options[0].value;
       this.choose();
@@ -165,6 +165,7 @@ class Models {
     const mine = ++this.turn, wanted = this.wanted();
     this.plan = null;
     this.gate.hidden = true;
+    showMessage(this.said, "", ""); // what was said of another model
     this.show(wanted);
     if (!wanted.length) return;
     try {
