@@ -6,7 +6,7 @@ import { address, ask } from "../server/http.js";
 import { read, rest, sentOf, tell, tellError } from "./messages.js";
 import { base, fill, formOf, mount, turnOf } from "./page.js";
 
-/** @typedef {{ message?: string, fill?: string, path?: string, opened?: string, file?: { name: string, text: string } }} Said what is not there stays as it is */
+/** @typedef {{ message?: string, fill?: string, path?: string, opened?: string, run?: string, file?: { name: string, text: string } }} Said what is not there stays as it is */
 
 const STARTS = ["train", "later"];
 const CHECKS = [...STARTS, "check"]; // what takes seconds; what is wrong with the form itself is said before
@@ -186,6 +186,7 @@ function show(training, said, asked) {
   if (said.message !== undefined) one(training, ".bar > .said").innerHTML = said.message;
   if (said.path !== undefined && path.value === asked) path.value = said.path;
   if (said.fill) fill(tab, said.fill, said.opened === undefined ? undefined : (training.dataset.opened ?? ""));
+  if (said.run) document.dispatchEvent(new CustomEvent("kohya:begun", { detail: said.run }));
   if (said.opened !== undefined) training.dataset.opened = said.opened;
   if (said.file) saveFile(new Blob([said.file.text], { type: said.file.name.endsWith(".json") ? "application/json" : "application/toml" }), said.file.name);
 }

@@ -47,7 +47,7 @@ FAMILIES = {family.name: family.title for family in families.every()}
 BASE = {finding.BASE: 6}
 FOLDER = Path(__file__).parent
 # What came of a button: a "message" as HTML; besides, what to "fill" into the form, the "path" of its config file with
-# a mark of its contents ("opened"), or a "file" for the downloads. What is not there stays as it is.
+# a mark of its contents ("opened"), a "run" that has begun, or a "file" for the downloads. What is not there stays.
 Said = JsonObject
 
 
@@ -186,7 +186,7 @@ class TrainingTab:
         run_id = start.launch(config, **self.launch_of(config, given.launch))
         hints = [read_problem(one) for one in report["findings"] if one["verdict"] == "hint"]
         said = Text("Started {run_id}. It goes on when this page is closed.", run_id=run_id)
-        return {"message": messages.good(said, [*notes, *hints])}
+        return {"message": messages.good(said, [*notes, *hints]), "run": run_id}
 
     def on_queue(self, sent: str) -> Said:
         """Check the form and all that it names, and let its training wait for its turn."""

@@ -86,6 +86,16 @@ def waiting(found: Queue) -> str:
     return f'<div class="next halted"{data(said)}><p>{html.escape(said)}</p>{go}</div>'
 
 
+def elsewhere(run: RecordedRun, others: Iterable[RecordedRun]) -> str:
+    """A line about the run that works, while one that has ended is looked at."""
+    other = None if run.active else next((one for one in others if one.active and one.id != run.id), None)
+    if other is None:
+        return ""
+    said = Text("Running now: {name}", name=other.facts.get("output_name") or other.id)
+    look = f'<button type="button" data-look="{html.escape(other.id)}">Look at it</button>'
+    return f'<div class="next halted calm"{data(said)}><p>{html.escape(said)}</p>{look}</div>'
+
+
 def facts(run: RecordedRun, progress: RunProgress, now: float) -> str:
     """The numbers of the last step, where its time goes, how busy the machine is, and what happened on the way."""
     inside = _numbers(run, progress, now) + split(progress.last)
