@@ -250,7 +250,8 @@ function undo(tab) {
 
 /** @param {HTMLButtonElement} button */
 function fix(button) {
-  form.apply(tabOf(button), JSON.parse(button.dataset.fix ?? "{}"));
+  if (button.dataset.leave) form.leaveOut(tabOf(button), button.dataset.leave.split(" "));
+  else form.apply(tabOf(button), JSON.parse(button.dataset.fix ?? "{}"));
   button.disabled = true;
   button.classList.add("done");
   countAgain(around(button, ".message"));

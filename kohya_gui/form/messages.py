@@ -15,6 +15,7 @@ from library.importers.result import TO_FIX
 Places = Mapping[str, tuple[str, str]]  # option -> its label, its element's id
 Fix = Callable[[Problem], Mapping[str, bool | str]]  # a problem -> values of fields that would mend it
 
+INEFFECTIVE = "ineffective"  # the code of what is said of an option that does nothing
 OTHER_TAB = "other_tab"  # the code of what a config says that is for another tab, with the tab's id and title
 MARKS = {"ok": "✓", "hint": "!", "bad": "✗"}
 
@@ -68,7 +69,7 @@ def _lines(found: Sequence[Problem], places: Places, fix: Fix) -> tuple[str, lis
         said, element, text = _placed(problem, places)
         shown.append(text)
         marks += [f"#{element}"] if element else []
-        listed += f"<li>{said}{button(fix(problem))}{_allow(problem)}{_elsewhere(problem)}</li>"
+        listed += f"<li>{said}{button(fix(problem), problem.code)}{_allow(problem)}{_elsewhere(problem)}</li>"
     return listed, marks, shown
 
 
@@ -84,7 +85,8 @@ def report(found: JsonMapping, places: Places, fix: Callable[[JsonMapping], Mapp
         marks += [f"#{element}"] if element and one["verdict"] == "bad" else []
         listed.append(
             f'<li class="{one["verdict"]}"><i aria-hidden="true">{MARKS[one["verdict"]]}</i>'
-            f"<b>{html.escape(one['topic'])}</b><span>{said}{button(fix(one['fix']))}{_allow(problem)}</span></li>"
+            f"<b>{html.escape(one['topic'])}</b>"
+            f"<span>{said}{button(fix(one), one['code'])}{_allow(problem)}</span></li>"
         )
     wrong = [one for one in found["findings"] if one["verdict"] == "bad"]
     failed = bool(found.get("failed"))
@@ -125,10 +127,13 @@ MODELS = ('<p class="offer"><button type="button" class="find-models"><span>Find
           "<span>Lists what is on this computer, and downloads the rest.</span></p>")  # fmt: skip
 
 
-def button(values: Mapping[str, bool | str]) -> str:
-    """The button that puts values into the form."""
+def button(values: Mapping[str, bool | str], code: str = "") -> str:
+    """The button that puts values into the form; an option without effect (`code`) is left out instead."""
     if not values:
         return ""
+    if code == INEFFECTIVE:
+        names = html.escape(" ".join(values))
+        return f' <button type="button" class="fix" data-leave="{names}"><span>Leave it out</span></button>'
     said = ", ".join(f"{name} = {as_word(value)}" for name, value in values.items())
     given = html.escape(json.dumps(dict(values)))
     shown = f"<span>Fix</span> <code>{html.escape(said)}</code>"

@@ -214,6 +214,22 @@ export function apply(tab, values) {
   if (field) jump(field.id);
 }
 
+/**
+ * Put options back to what the form began with.
+ * @param {string} tab
+ * @param {string[]} names
+ */
+export function leaveOut(tab, names) {
+  const where = formOf(tab);
+  remember(where);
+  for (const field of fieldsOf(where, names)) {
+    setValue(field, firstValue(field, family(where)));
+    memories.forget(memory[where.id], family(where), field.id);
+    field.classList.add("mended");
+  }
+  settle(where);
+}
+
 /** @type {Record<string, Copy[]>} What a form held before something filled it, the newest last. Tokens are in no copy. */
 const before = {};
 

@@ -38,6 +38,7 @@ from library.config.problems import ConfigError, Problem, Text
 from library.config.problems import read as read_problem
 from library.config.run_config import RunConfig
 from library.config.text_files import read_text
+from library.config.values import LIMITS
 from library.downloads import finding
 from library.families import RUNS, config_class
 from library.files import RESERVED
@@ -162,7 +163,19 @@ class TrainingTab:
     def _fix(self, sent: str, problem: Problem) -> Mapping[str, bool | str]:
         """What would mend a problem, as fields hold it."""
         given = self.form.parse_submission(sent)
-        return self.form.shown(given.family, working_fix(problem, self.form.lenient_config(given)))
+        wanted = self.form.shown(given.family, working_fix(problem, self.form.lenient_config(given)))
+        return {**wanted, **self._of_preset(given.family, problem.option)} if problem.code == LIMITS else wanted
+
+    def _shown_fix(self, family: str, finding: JsonMapping) -> Mapping[str, bool | str]:
+        """What would mend a finding, as fields hold it; a number beyond its limits becomes that of the preset."""
+        if finding["code"] == LIMITS:
+            return self.form.shown(family, finding["fix"]) | self._of_preset(family, finding["option"])
+        return self.form.shown(family, finding["fix"])
+
+    def _of_preset(self, family: str, name: str) -> Mapping[str, bool | str]:
+        """The value of an option in what the form begins with; nothing where that leaves it open."""
+        begun = start_preset.starts(self.tab.id, {family: self.tab.configs[family]}).get(family, {})
+        return {name: begun["values"][name]} if name in begun.get("values", {}) else {}
 
     # ---- what the buttons do
 
@@ -230,7 +243,7 @@ class TrainingTab:
     def _report(self, report: isolated.Report, family: str) -> str:
         places = self.form.places(family)
         files = (finding.BASE, *families.facts(family).part_options)
-        return messages.report(report, places, lambda fix: self.form.shown(family, fix), files)
+        return messages.report(report, places, lambda one: self._shown_fix(family, one), files)
 
     def on_print(self, sent: str, where: str) -> Said:
         """Show the command that trains what the form says, and its TOML. Nothing is written."""

@@ -19,7 +19,7 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.values import Option
 
 S = TypeVar("S")  # of a section
-HINTS = {"min", "max", "ceiling", "kind", "parse", "label", "advanced", "shown_with"}
+HINTS = {"usual", "min", "max", "ceiling", "kind", "parse", "label", "advanced", "shown_with"}
 
 
 def opt(default: Any, help: str, **hints: Any) -> Any:
@@ -27,7 +27,8 @@ def opt(default: Any, help: str, **hints: Any) -> Any:
 
     Hints: `min`, `max`; `ceiling`, a number beyond anything that can be trained, which can only be a mistake; `kind`
     ("file", "folder", "secret", "text" for several lines); `parse`, a function from any value to the option's type;
-    `label`, where the name alone reads badly; `advanced`, to fold it away; `shown_with`, see `Option.shown_with`.
+    `usual`, what is proposed instead of a negative number (else the default; None: nothing); `label`, where the name
+    alone reads badly; `advanced`, to fold it away; `shown_with`, see `Option.shown_with`.
     """
     if unknown := set(hints) - HINTS:
         raise TypeError(f"unknown hints: {', '.join(sorted(unknown))}")

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from library.check import isolated
+from library.config.ineffective import remarks
 from library.runs import reader
 from tests.page.test_browser import filled
 
@@ -103,6 +104,32 @@ def test_prompts_of_a_kohya_ss_json_come_into_the_prompt_form(visit, served):
     visitor.click("Sample images")
     rows = visitor.page.locator(".prompts:visible ol > li textarea[data-prompt=prompt]")
     assert [row.input_value() for row in rows.all()] == ["a red fox", "the sea"]
+
+
+def test_fixes_are_those_that_one_would_press(visit, monkeypatch):
+    """A rate below zero becomes that of the preset, and what has no effect is left out."""
+
+    def idle(reading, launch):
+        found = [isolated.finding(one, "settings", "hint", one.fix) for one in remarks(reading.config, [])]
+        return {"findings": found, "fit": None}
+
+    monkeypatch.setattr(isolated, "check", idle)
+    visitor = filled(visit(), "/results", train_batch_size="1", learning_rate="0.0001")
+    page = visitor.page
+    begun = visitor.held()["values"]
+    visitor.fill(learning_rate="-1", train_batch_size="-2")
+    visitor.click("Print command")
+    visitor.until("2 things have to be fixed first")
+    page.get_by_role("button", name=f"Fix learning_rate = {begun['learning_rate']}").click()
+    visitor.until("This has to be fixed first")
+    page.get_by_role("button", name="Fix train_batch_size = 1").click()
+    visitor.until("Everything here is fixed")
+    assert visitor.held()["values"] == begun
+    visitor.put(keep_tokens="3")
+    visitor.click("Check")
+    page.locator(".message .jump", has_text="Keep tokens").wait_for()
+    page.get_by_role("button", name="Leave it out").click()
+    assert visitor.held()["values"] == begun
 
 
 def test_wrong_paths_and_names_are_told_while_one_types_and_old_counts_go(visit, served):
