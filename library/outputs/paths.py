@@ -22,6 +22,7 @@ from library.tools.storage import FilePlan, holds, is_finite
 
 log = logging.getLogger(__name__)
 
+THERE = "outputs_there"  # the code of the problem of a training whose files are there already
 PICKLED = (".ckpt", ".pt", ".pth")
 FOLDERS = ("diffusers", "diffusers_safetensors")
 DTYPES = {"float": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -142,7 +143,7 @@ def problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem("output_name",
             ": {file}{more} would be overwritten; choose another output_name or output_dir, "
             "move them away, or go on from a state with resume", file=there[0], more=more,
-            fix=free_name(config))  # fmt: skip
+            fix=free_name(config), code=THERE)  # fmt: skip
 
 
 def result(

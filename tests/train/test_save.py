@@ -222,6 +222,7 @@ def test_an_earlier_training_of_the_same_name_is_not_overwritten(tmp_path):
     for name in ("m.safetensors", "m-000002.safetensors", "m-step00000010-state"):
         (tmp_path / name).touch()
     said = list(paths.problems(chosen))
+    assert [one.code for one in said] == [paths.THERE]
     assert len(said) == 1 and "m-000002.safetensors and 2 more" in said[0] and "another output_name" in said[0]
     assert not list(paths.problems(config(tmp_path, output_name="m", resume=str(tmp_path))))
     assert not list(paths.problems(config(tmp_path / "elsewhere", output_name="m")))
