@@ -5,6 +5,7 @@ the option that it is about, the values that would mend it, and the template and
 it is translated. Nobody has to take sentences apart.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
@@ -46,7 +47,11 @@ class Text(str):
         return Text(self.template, **{name: change(value) for name, value in self.arguments.items()})
 
     def capitalized(self) -> "Text":
-        """The same with a capital letter in front, which languages without them need no line of their own for."""
+        """The same with a capital letter in front, which languages without them need no line of their own for; a name
+        that was put in front stays as it is."""
+        first = re.match(r"\{(\w+)\}", self.template)
+        if first and first[1] in self.arguments and not isinstance(self.arguments[first[1]], Text):
+            return self
         made = str.__new__(Text, self[:1].upper() + self[1:])
         made.template, made.arguments = self.template, self.arguments
         return made
