@@ -5,9 +5,9 @@ from collections import Counter
 from functools import lru_cache, partial
 from pathlib import Path
 
+from library.config.outside_files import decoded
 from library.config.problems import ConfigError, Report, Text, counted
 from library.config.run_config import RunConfig
-from library.config.text_files import decoded
 from library.curation.collection import ImageCollection, ImageFolder, May, Picture
 from library.data import folders
 from library.data.buckets import Buckets, Size

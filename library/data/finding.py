@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from library.config.dataset import DatasetConfig, SubsetConfig, drafted
+from library.config.outside_files import decoded
 from library.config.problems import ConfigError, Problem, Report, Text, counted
 from library.config.run_config import ControlUse, RunConfig
-from library.config.text_files import decoded
 from library.data import captions, folders, metadata
 from library.data.buckets import Buckets, Size
 from library.data.controls import controls_of, mask_of, without_pictures

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.outside_files import opened, parse_json
 from library.config.problems import ConfigError, Problem, Text
 from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import ONLY, equal, load_tables, nearest, optimizer, optimizer_args, rest, said_of, set_by
@@ -26,18 +27,12 @@ OF_IMAGES = (
 
 def load(path: Path) -> JsonObject:
     """The header of a .safetensors file. Raises ConfigError for another file, and where it has no metadata."""
-    try:
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            if not 2 <= size <= min(LARGEST, path.stat().st_size):
-                raise ValueError
-            header = json.loads(file.read(size))
-    except FileNotFoundError:
-        raise ConfigError("{path} does not exist", path=path) from None
-    except OSError as e:
-        raise ConfigError("{path} cannot be read: {why}", path=path, why=e.strerror or e) from None
-    except (ValueError, RecursionError):
-        raise ConfigError("{path} is not a safetensors file", path=path) from None
+    with opened(path) as file:
+        size = int.from_bytes(file.read(8), "little")
+        text = file.read(size) if 2 <= size <= LARGEST else b""
+    if len(text) < max(size, 2):
+        raise ConfigError("{path} is not a safetensors file", path=path)
+    header = parse_json(text, path)
     found = header.get(METADATA) if isinstance(header, dict) else None
     if not isinstance(found, dict) or not any(key.startswith("ss_") for key in found):
         raise ConfigError(

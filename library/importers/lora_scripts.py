@@ -1,10 +1,11 @@
 """Import files of lora-scripts (SD-Trainer): options of sd-scripts, with fields of its page between them."""
 
-import tomllib
+import contextlib
 from collections.abc import Mapping
 
 from library.config import schema
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.outside_files import parse_toml
 from library.config.problems import ConfigError, Text
 from library.importers.builder import ImportBuilder, is_empty, is_on
 from library.importers.shared import ONLY, equal, load_tables, said_of, set_by
@@ -47,10 +48,9 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
 
 def _typed(text: object) -> JsonObject:
     """Options that were typed as TOML into its page; none where they cannot be read."""
-    try:
-        return schema.flat(tomllib.loads(text)) if isinstance(text, str) else {}
-    except (tomllib.TOMLDecodeError, RecursionError):
-        return {}
+    with contextlib.suppress(ConfigError):
+        return schema.flat(parse_toml(text, "ui_custom_params")) if isinstance(text, str) else {}
+    return {}
 
 
 def _script(flat: JsonMapping) -> str:

@@ -4,8 +4,8 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from library.config.formats import load_json, load_toml
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.outside_files import load_json, load_toml
 from library.config.problems import ConfigError
 from library.importers import diffusion_pipe, diffusion_pipe_data, musubi, onetrainer, simpletuner, simpletuner_data
 
