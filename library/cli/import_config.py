@@ -29,11 +29,12 @@ def main(argv: list[str]) -> int:
     """Read a file of settings of another trainer. 0 done, 1 it did not work or something in it has to be fixed."""
     parser = Arguments(
         "kohya import",
-        description="Turn the settings of kohya_ss or OneTrainer (JSON), of sd-scripts or musubi-tuner (TOML), or of "
-        "ai-toolkit (YAML) into a TOML for this trainer, and say what became of every key. Without -o the TOML is "
+        description="Turn the settings of kohya_ss, OneTrainer or SimpleTuner (JSON), of sd-scripts, musubi-tuner, "
+        "diffusion-pipe, lora-scripts or LoRA_Easy_Training_Scripts (TOML), of ai-toolkit (YAML), or the metadata of a "
+        "LoRA (safetensors) into a TOML for this trainer, and say what became of every key. Without -o the TOML is "
         "printed, and the report goes to stderr.",
     )
-    parser.add_argument("file", type=Path, help="the file with the settings")
+    parser.add_argument("file", type=Path, help="the file with the settings, or a LoRA")
     parser.add_argument("-o", "--output", type=Path, help="where to write; an existing file is never overwritten")
     parser.add_argument("--script", type=musubi.script_of, choices=list(RUNS), metavar="SCRIPT", default="",
                         help="the training script, ours or musubi-tuner's; else detected from the file")  # fmt: skip

@@ -147,7 +147,8 @@ def _training(builder: ImportBuilder) -> None:
     _rates(builder, encoders)
     if is_on(builder.get("train.ema_config.use_ema")):
         decay = builder.number("train.ema_config.ema_decay") or 0.999
-        builder.change("train.ema_config.use_ema", f"ema_decay = {decay:g}", {"ema_decay": decay})
+        template = "ema_decay = {decay}; the average is saved beside each file as <name>-ema, not in its place"
+        builder.change("train.ema_config.use_ema", Text(template, decay=f"{decay:g}"), {"ema_decay": decay})
         builder.empty("train.ema_config.ema_decay")
 
 

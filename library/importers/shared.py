@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from library.config.formats import toml_value
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.problems import Text
+from library.config.problems import Problem, Text
 from library.config.sections.learning import OptimizerName
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, to_number
 from library.importers.result import KeyOutcome
@@ -171,6 +171,15 @@ def equal(theirs: object, ours: str) -> Text:
 def nearest(theirs: object, ours: str) -> Text:
     """A message: the replacement of another trainer's setting without an equivalent."""
     return Text("{theirs} is not offered here; the nearest is {ours}", theirs=theirs, ours=ours)
+
+
+def to_download(builder: ImportBuilder, key: str, path: str) -> None:
+    """Record an adapter that is merged before the training and has to be downloaded: training without it would train
+    another model."""
+    said = Text("download {path} and name its file in base_weights, which merges it before the training", path=path)
+    builder.ignore(key, said)
+    template = "needs {path}, which the training starts from: download it, and name its file here"
+    builder.problems.append(Problem("base_weights", template, path=path))
 
 
 def said_of(values: JsonMapping) -> str:

@@ -23,6 +23,7 @@ from library.importers.shared import (
     said_of,
     set_by,
     take,
+    to_download,
 )
 
 TRAINER = "SimpleTuner"
@@ -123,7 +124,23 @@ def _model(builder: ImportBuilder) -> None:
     if base:
         builder.assume(key, base)
         builder.keep(key, base)
+    _assistant(builder, flavour)
     _parts(builder, base)
+
+
+def _assistant(builder: ImportBuilder, flavour: str) -> None:
+    """The adapter that SimpleTuner merges into a distilled model before the training, unless it is told not to."""
+    key = "assistant_lora_path"
+    usual = TABLES["assistants"].get(f"{builder.get('model_family')} {flavour or 'turbo'}")
+    path = builder.get(key) or usual
+    if not path or is_on(builder.get("disable_assistant_lora")) or not builder.adapters:
+        builder.explain("no adapter is merged before the training", key, "disable_assistant_lora")
+    elif str(path).endswith(".safetensors") and builder.get(key):
+        builder.rename(key, "base_weights", [str(path)])
+    else:
+        builder.assume(key, path)
+        to_download(builder, key, str(path))
+    builder.empty("disable_assistant_lora", "assistant_lora_strength", "assistant_lora_inference_strength")
 
 
 def _parts(builder: ImportBuilder, base: object) -> None:
