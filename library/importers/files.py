@@ -27,7 +27,7 @@ from library.importers import (
     simpletuner,
 )
 from library.importers.builder import Configs, settle
-from library.importers.named_files import with_named_files
+from library.importers.named_files import MayRead, everything, with_named_files
 from library.importers.result import Imported
 from library.importers.shared import load_tables, tables
 
@@ -43,11 +43,13 @@ PROGRAMS = (*(reader.TRAINER for reader in READERS), FLAT)
 SUFFIXES = (".json", ".toml", ".yaml", ".yml", ".safetensors")
 
 
-def load(path: str | Path, configs: Configs, script: str = "", preferred: Sequence[str] = ()) -> Imported:
+def load(path: str | Path, configs: Configs, script: str = "", preferred: Sequence[str] = (),
+         may_read: MayRead = everything) -> Imported:  # fmt: skip
     """A file of settings of any supported trainer -> a config and the outcomes of its keys.
 
     `configs`: config class by script; `script` overrides the one of the file; `preferred` are scripts to choose where
-    several fit, first come first. Raises ConfigError for any other file, and for an unsupported model.
+    several fit, first come first; `may_read` says which of the files that it names may be read. Raises ConfigError for
+    any other file, and for an unsupported model.
     """
     path = Path(path)
     found = parse(path)
@@ -57,7 +59,7 @@ def load(path: str | Path, configs: Configs, script: str = "", preferred: Sequen
             "{path} is of none of the programs whose settings are read here ({programs}); files of {flat} are TOML"
         )
         raise ConfigError(template, path=path, programs=", ".join(PROGRAMS), flat=FLAT)
-    return read(with_named_files(found, path), configs, script or named(path, configs), preferred)
+    return read(with_named_files(found, path, may_read), configs, script or named(path, configs), preferred)
 
 
 def refuse_data(found: JsonMapping, path: Path) -> None:
