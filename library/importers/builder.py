@@ -129,12 +129,13 @@ def settle(builder: ImportBuilder, configs: Configs) -> Imported:
         made = build(config, read, notes=notes)
     except ConfigError as error:
         made, problems = draft(config, read), [*problems, *error.problems]
-    said = _without_effect(builder, made)
+    texts = {name: text for name, text in builder.texts.items() if name in options(config)}
+    result = Imported(builder.trainer, made, (), (), (), texts, builder.guess)
+    said = _without_effect(builder, result.with_files(dict.fromkeys(texts, "beside the config")).config)
     notes = [note for note in notes if not (isinstance(note, Problem) and note.code and note.option in said)]
     outcomes = _outcomes(builder, config, read)
     problems = [*_mostly_unknown(builder.trainer, outcomes), *problems]
-    texts = {name: text for name, text in builder.texts.items() if name in options(config)}
-    return Imported(builder.trainer, made, outcomes, tuple(notes), tuple(problems), texts, builder.guess)
+    return replace(result, outcomes=outcomes, notes=tuple(notes), problems=tuple(problems))
 
 
 def _drop_shares(builder: ImportBuilder, read: JsonObject) -> None:

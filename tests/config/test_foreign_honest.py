@@ -107,6 +107,15 @@ def test_a_loss_of_ai_toolkit_that_is_not_here_has_to_be_decided(switch, key):
     assert not off.problems
 
 
+def test_what_acts_once_the_data_sets_are_written_is_not_called_idle():
+    """The weight of regularisation images, which are in the file of data sets that is written beside the config."""
+    data = [{"folder_path": "/cats"}, {"folder_path": "/reg", "is_reg": True}]
+    made = importers.read(of_aitoolkit({**TURBO, "train.reg_weight": 0.5, "datasets": data}), CONFIGS)
+    assert outcome(made, "train.reg_weight").kind == "renamed" and made.config.data.prior_loss_weight == 0.5
+    alone = importers.read(of_aitoolkit({**TURBO, "train.reg_weight": 0.5}), CONFIGS)
+    assert outcome(alone, "train.reg_weight").kind == "ineffective"
+
+
 def test_where_the_average_is_saved_is_said():
     found = of_aitoolkit({**TURBO, "train.ema_config.use_ema": True, "train.ema_config.ema_decay": 0.99})
     made = importers.read(found, CONFIGS)

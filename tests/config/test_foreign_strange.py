@@ -8,7 +8,9 @@ import pytest
 
 from library import importers
 from library.config.formats import to_toml
+from library.config.ineffective import ineffective_options
 from library.config.problems import ConfigError
+from library.config.schema import options, values
 from tests.config.arriving import CONFIGS
 from tests.config.test_foreign_metadata import SDXL
 from tests.config.test_foreign_scripts import EASY, LORA_SCRIPTS
@@ -45,3 +47,20 @@ def test_no_value_whatever_breaks_the_import(program):
             except ConfigError:
                 continue
             assert made.report() and to_toml(made.config) is not None and made.account()
+
+
+@pytest.mark.parametrize("program", FILES)
+def test_kept_and_renamed_keys_act_in_the_training(program):
+    """What the option table says of the config with the files that are written beside it; a key whose option does nothing is called that."""
+    made = importers.read(FILES[program], CONFIGS)
+    config = made.with_files(dict.fromkeys(made.texts, "beside")).config
+    idle, known = ineffective_options(config), options(type(config))
+    set_here = {name for name, value in values(config).items() if value != known[name].default}
+    for one in made.outcomes:
+        option = {"kept": one.key, "renamed": str(one.text)}.get(one.kind, "")
+        assert option not in idle or option not in set_here, one
+
+
+def test_every_importer_is_among_these_or_has_tests_of_its_own():
+    tested = {*FILES, "ai-toolkit", "OneTrainer", "musubi-tuner", "kohya_ss", "sd-scripts"}
+    assert tested == set(importers.files.PROGRAMS)
