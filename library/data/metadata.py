@@ -16,7 +16,7 @@ from library.config.values import quoted
 from library.files import write_atomic
 
 CACHE_NAME = "metadata_cache.json"
-CONTROL = re.compile(r"control_path_\d+")  # keys of several reference images in musubi-tuner
+CONTROL = re.compile(r"control_path_[0-9]{1,6}")  # keys of several reference images in musubi-tuner
 
 
 class MetadataEntry(NamedTuple):
