@@ -51,7 +51,7 @@ def test_no_value_whatever_breaks_the_import(program):
 
 @pytest.mark.parametrize("program", FILES)
 def test_kept_and_renamed_keys_act_in_the_training(program):
-    """What the option table says of the config with the files that are written beside it; a key whose option does nothing is called that."""
+    """What the option table says of the config, with the files beside it; a key without effect is called that."""
     made = importers.read(FILES[program], CONFIGS)
     config = made.with_files(dict.fromkeys(made.texts, "beside")).config
     idle, known = ineffective_options(config), options(type(config))
