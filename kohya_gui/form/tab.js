@@ -194,7 +194,7 @@ async function upload(input) {
     if (part.size > LARGEST) throw new Error("This file is larger than any config: choose a TOML, JSON or YAML file.");
     const sent = await part.arrayBuffer();
     const text = new TextDecoder(encodingOf(new Uint8Array(sent)), { fatal: true }).decode(sent);
-    await press(training, "upload", { name: weights ? `${file.name}.json` : file.name, text });
+    await press(training, "upload", { name: file.name, text });
   } catch (error) {
     tellError(tab, error instanceof TypeError ? new Error("This is not a text file in UTF-8: save it with that encoding.") : error);
   }

@@ -41,6 +41,12 @@ def load(path: Path) -> JsonObject:
     return header
 
 
+def with_header(text: str) -> bytes:
+    """The beginning of a .safetensors file with this header, of which a browser sends no more."""
+    header = text.encode()
+    return len(header).to_bytes(8, "little") + header
+
+
 def fits(found: JsonMapping) -> bool:
     """Whether this is the header of a .safetensors file."""
     return isinstance(found.get(METADATA), Mapping)

@@ -117,11 +117,11 @@ def test_the_shell_writes_it_and_the_page_loads_it(tmp_path):
     assert config == importers.load(path, CONFIGS).config and any("LoRA metadata" in str(note) for note in notes)
 
 
-def test_the_page_is_sent_the_header_alone_as_json(tmp_path):
+def test_the_page_is_sent_the_header_alone(tmp_path):
     """What the browser cuts out of a file that it uploads; a file that is named may be as large as a LoRA is."""
     header = json.dumps({"__metadata__": SDXL, "lora_te1_a.alpha": {}})
-    (tmp_path / "cat.safetensors.json").write_text(header, encoding="utf-8")
-    made = importers.load(tmp_path / "cat.safetensors.json", CONFIGS)
+    (tmp_path / "sent.safetensors").write_bytes(importers.with_header(header))
+    made = importers.load(tmp_path / "sent.safetensors", CONFIGS)
     assert made.trainer == "LoRA metadata" and not made.config.network.network_train_unet_only
     path = saved(tmp_path / "cat.safetensors", SDXL)
     with path.open("ab") as file:
