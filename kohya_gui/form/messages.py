@@ -10,7 +10,7 @@ from kohya_gui.i18n.sentences import data
 from kohya_gui.server import allowed_folders
 from library.config.json_types import JsonMapping
 from library.config.problems import FLAG, Problem, Text, read
-from library.importers.builder import TO_FIX
+from library.importers.result import TO_FIX
 
 Places = Mapping[str, tuple[str, str]]  # option -> its label, its element's id
 Fix = Callable[[Problem], Mapping[str, bool | str]]  # a problem -> values of fields that would mend it

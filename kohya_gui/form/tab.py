@@ -292,7 +292,10 @@ class TrainingTab:
         named = re.sub(r"[^\w.+-]+", "_", re.split(r"[\\/]", name)[-1])[-100:].lstrip(".")
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / (f"_{named}" if RESERVED.fullmatch(named) else named or "config")
-            path.write_text(text, encoding="utf-8", newline="")  # line ends stay, on Windows too
+            if path.suffix.lower() in paths.WEIGHTS:
+                path.write_bytes(importers.with_header(text))
+            else:
+                path.write_text(text, encoding="utf-8", newline="")  # line ends stay, on Windows too
             return self._filled(path, sent) | {"path": "", "opened": ""}
 
     def _filled(self, path: Path, sent: str) -> Said:
