@@ -11,7 +11,7 @@ import torch
 
 from library.config.problems import ConfigError, Report, Text
 from library.config.run_config import RunConfig
-from library.data import augment, caches, control_pixels, identity, pixels, text_encoding
+from library.data import augment, caches, control_pixels, identity, pixels, stamps, text_encoding
 from library.data.caches import LATENT, Wanted
 from library.data.encoding_job import (
     SHOWN_TWICE,
@@ -87,7 +87,7 @@ def encode(
 
 def existing(wanted: Wanted) -> Wanted:
     """The same latents in the existing file: those of SDXL have another name in older versions of sd-scripts."""
-    if wanted.tail or os.path.exists(wanted.file):
+    if wanted.tail or os.path.exists(wanted.file) or wanted.how.turns(wanted.image):
         return wanted
     old = caches.old_latents_file(wanted.image)
     return replace(wanted, file=old) if os.path.exists(old) else wanted
@@ -120,7 +120,7 @@ def _latents(every: Sequence["Image"], work: EncodingJob) -> Latents:
         need_space(todo[0].file, sum(4 * 16 * height * width for height, width in sizes))
 
     def write(wanted: Wanted, arrays: Arrays) -> None:
-        caches.write_latents(wanted, arrays, {"vae": vae, "image": caches.image_stamp(wanted.image)})
+        caches.write_latents(wanted, arrays, {"vae": vae, "image": stamps.image_stamp(wanted.image)})
 
     _encode_images(todo, work, write)
     return store
@@ -136,9 +136,9 @@ def wanted_latents(every: Iterable["Image"], cache: LatentCache) -> dict[tuple[s
         if known is None:
             # Where upstream keeps one size in a file, the first has its keys, and those of other sizes get a tail.
             tail = f"_{key[1][1] // LATENT}x{key[1][0] // LATENT}" if cache.keyed_by_size or image.path in seen else ""
-            file = caches.latents_file(image.path, image.size, cache.suffix)
+            file = caches.latents_file(image.path, image.size, cache.suffix, image.how)
             more = {"interpolation": image.interpolation or "", "controls": image.controls, "cache": cache}
-            known = Wanted(image.path, image.size, image.fit, file, tail, **more)
+            known = Wanted(image.path, image.size, image.fit, file, tail, **more, how=image.how)
             seen.add(image.path)
         if known.controls != image.controls:
             raise ConfigError(SHOWN_TWICE, path=image.path)
@@ -196,7 +196,7 @@ def _opened(batch: list[Wanted]) -> _Pictures:
     colours, masks = [], []
     controls: list[list[torch.Tensor]] = [[] for _ in batch[0].controls]
     for wanted in batch:
-        picture = pixels.read(wanted.image, alpha=wanted.mask)
+        picture = pixels.read(wanted.image, wanted.how, alpha=wanted.mask)
         pixels.expect_size(wanted.image, picture, wanted.size)
         picture = pixels.look(picture, augment.middle(wanted.fit), wanted.interpolation or None)
         colours.append(pixels.to_tensor(picture[:, :, :3]))
