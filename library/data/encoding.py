@@ -12,6 +12,7 @@ import torch
 from library.config.problems import ConfigError, Report, Text
 from library.config.run_config import RunConfig
 from library.data import augment, caches, control_pixels, identity, pixels, stamps, text_encoding
+from library.data.cache_files import MASK
 from library.data.caches import LATENT, Wanted
 from library.data.encoding_job import (
     SHOWN_TWICE,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from library.data.images import Image, ImageSet
 
 LOADERS = 8
+MASK_BYTES = 2  # of a pixel's share of a cached mask, even one of noise
 
 
 @dataclass(slots=True)
@@ -116,8 +118,8 @@ def _latents(every: Sequence["Image"], work: EncodingJob) -> Latents:
     todo = [wanted for wanted, is_good in zip(mine, checked, strict=True) if not is_good]
     clean_up_after([wanted.file for wanted in todo])
     if todo:
-        sizes = (size for w in todo for name, size in w.arrays.items() if name != "alpha_mask")
-        need_space(todo[0].file, sum(4 * 16 * height * width for height, width in sizes))
+        sizes = ((4 * 16 if name != MASK else MASK_BYTES, size) for w in todo for name, size in w.arrays.items())
+        need_space(todo[0].file, sum(num_bytes * height * width for num_bytes, (height, width) in sizes))
 
     def write(wanted: Wanted, arrays: Arrays) -> None:
         caches.write_latents(wanted, arrays, {"vae": vae, "image": stamps.image_stamp(wanted.image)})
@@ -184,7 +186,7 @@ def _by_size(todo: Iterable[Wanted], batch_size: int) -> Iterator[list[Wanted]]:
 
 
 class _Pictures(NamedTuple):
-    """One batch from disk: colours [B,3,H,W] in -1..1, masks [H,W] in 0..1 where needed, and control images."""
+    """One batch from disk: colours [B,3,H,W] in -1..1, masks uint8 [H,W] where needed, and control images."""
 
     batch: list[Wanted]
     colours: torch.Tensor
@@ -201,7 +203,7 @@ def _opened(batch: list[Wanted]) -> _Pictures:
         picture = pixels.look(picture, augment.middle(wanted.fit), wanted.interpolation or None)
         colours.append(pixels.to_tensor(picture[:, :, :3]))
         if wanted.mask:
-            masks.append(picture[:, :, 3].astype(np.float32) / 255)
+            masks.append(picture[:, :, 3])
         for row, control in zip(controls, wanted.controls, strict=True):
             row.append(control_pixels.shown(control, wanted.interpolation or None))
     return _Pictures(batch, torch.stack(colours), masks, [torch.stack(row) for row in controls])

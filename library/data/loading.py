@@ -25,6 +25,7 @@ from library.config.run_config import RunConfig
 from library.data import augment, captions, control_pixels, pixels
 from library.data.batch import Batch, BatchSample, batch_of
 from library.data.buckets import BucketFit, Size, crop_ltrb
+from library.data.cache_files import as_mask
 from library.data.caches import LATENT
 from library.data.captions import Moment
 from library.data.length import length
@@ -263,7 +264,7 @@ def _from_cache(image: "Image", arrays: dict[str, np.ndarray], flip: bool) -> tu
     latents = torch.from_numpy(arrays["latents_flipped" if flip else "latents"]).float()
     if not image.subset.alpha_mask:
         return latents, None
-    mask = torch.from_numpy(arrays["alpha_mask"]).float()
+    mask = torch.from_numpy(as_mask(arrays["alpha_mask"]))
     return latents, mask.flip(-1) if flip else mask
 
 
