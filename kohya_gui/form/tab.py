@@ -38,7 +38,6 @@ from library.config.outside_files import read_text
 from library.config.problems import ConfigError, Problem, Text
 from library.config.problems import read as read_problem
 from library.config.run_config import RunConfig
-from library.config.schema import changed, flat
 from library.config.values import LIMITS
 from library.downloads import finding
 from library.families import RUNS, config_class
@@ -170,7 +169,7 @@ class TrainingTab:
     def _shown_fix(self, family: str, finding: JsonMapping) -> Mapping[str, bool | str]:
         """What would mend a finding, as fields hold it; a number beyond its limits becomes that of the preset."""
         if finding["code"] == LIMITS:
-            return self.form.shown(family, finding["fix"]) | self._of_preset(family, finding["option"])
+            return {**self.form.shown(family, finding["fix"]), **self._of_preset(family, finding["option"])}
         return self.form.shown(family, finding["fix"])
 
     def _of_preset(self, family: str, name: str) -> Mapping[str, bool | str]:
