@@ -29,7 +29,6 @@ from library.config.problems import ConfigError, Problem, either
 from library.config.run_config import RunConfig
 from library.config.schema import options, values
 from library.config.sections import AdapterRun
-from library.families import network_args
 from library.families.recognition import index_of, proposed_options, recognised
 from library.runs import keys
 
@@ -225,8 +224,6 @@ class FormApi:
         form, given = self._heard(sent)
         config = form.lenient_config(given)
         paths.allow(config, self.roots)
-        if (preset := network_args.texts(config).get("preset", "")) and preset not in network_args.PRESETS:
-            paths.file(preset, self.roots, (".toml", ".json", ".yaml", ".yml"), "network_args")
         return self.sizes.ask(config)
 
     def compile_log(self, sent: ApiRequest) -> JsonObject:

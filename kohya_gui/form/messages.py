@@ -141,10 +141,11 @@ def button(values: Mapping[str, bool | str], code: str = "") -> str:
 
 
 def _allow(problem: Problem) -> str:
-    """The button that lets the page use the folder that a problem asks about."""
+    """The button that lets the page use the folder, or run the code, that a problem asks about."""
     folder = allowed_folders.asked(problem)
+    words = "Allow this code" if folder.startswith(allowed_folders.CODE) else "Allow this folder"
     given = f'class="allow" data-allow="{html.escape(folder)}"'
-    return f' <button type="button" {given}>Allow this folder</button>' if folder else ""
+    return f' <button type="button" {given}>{words}</button>' if folder else ""
 
 
 def _elsewhere(problem: Problem) -> str:

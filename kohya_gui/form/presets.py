@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kohya_gui.server import paths
 from library import importers
 from library.config.building import Layer, build, read_layers
 from library.config.fixes import carried
@@ -201,10 +202,19 @@ def imported(path: Path, configs: Mapping[str, type], family: str) -> importers.
     on screen first. Raises ConfigError with names of files without their folders, which an upload does not have."""
     preferred = [configs[name].script for name in sorted(configs, key=lambda name: name != family)]
     try:
-        return importers.load(path, {script: config_class(script) for script in RUNS}, preferred=preferred)
+        runs = {script: config_class(script) for script in RUNS}
+        return importers.load(path, runs, preferred=preferred, may_read=may_read)
     except ConfigError as error:
         shorter = (one.replaced(path=path.name) if "path" in one.arguments else one for one in error.problems)
         raise ConfigError(*shorter) from None
+
+
+def may_read(path: Path) -> bool:
+    """Whether a file that a config names lies where the page may look, as one that is typed into it has to."""
+    try:
+        return bool(paths.inside(str(path), paths.roots()))
+    except ConfigError:
+        return False
 
 
 def base(path: Path) -> JsonObject:
@@ -212,7 +222,7 @@ def base(path: Path) -> JsonObject:
     found = importers.parse(path)
     if path.suffix.lower() != ".json" or not importers.of_others(found):
         return {}
-    made = importers.load(path, {script: config_class(script) for script in RUNS})
+    made = importers.load(path, {script: config_class(script) for script in RUNS}, may_read=may_read)
     return found if made.trainer.startswith("kohya_ss") else {}
 
 

@@ -201,6 +201,16 @@ function encodingOf([first, second]) {
 }
 
 /**
+ * The header of a LoRA file, which is JSON: its metadata says how it was trained.
+ * @param {Blob} file
+ * @returns {Promise<Blob>}
+ */
+async function headerOf(file) {
+  const length = new DataView(await file.slice(0, 8).arrayBuffer());
+  return length.byteLength < 8 ? file : file.slice(8, 8 + Number(length.getBigUint64(0, true)));
+}
+
+/**
  * Send a config that was chosen on this computer.
  * @param {HTMLInputElement} input
  */
@@ -208,8 +218,10 @@ async function upload(input) {
   const training = around(input, ".training"), { tab = "" } = training.dataset, [file] = input.files ?? [];
   if (!file) return;
   try {
-    if (file.size > LARGEST) throw new Error("This file is larger than any config: choose a TOML, JSON or YAML file.");
-    const sent = await file.arrayBuffer();
+    const weights = file.name.toLowerCase().endsWith(".safetensors");
+    const part = weights ? await headerOf(file) : file;
+    if (part.size > LARGEST) throw new Error("This file is larger than any config: choose a TOML, JSON or YAML file.");
+    const sent = await part.arrayBuffer();
     const text = new TextDecoder(encodingOf(new Uint8Array(sent)), { fatal: true }).decode(sent);
     await press(training, "upload", { name: file.name, text });
   } catch (error) {

@@ -34,10 +34,10 @@ from library.check import isolated
 from library.config.building import Reading, working_fix
 from library.config.formats import to_toml
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.outside_files import read_text
 from library.config.problems import ConfigError, Problem, Text
 from library.config.problems import read as read_problem
 from library.config.run_config import RunConfig
-from library.config.text_files import read_text
 from library.config.values import LIMITS
 from library.downloads import finding
 from library.families import RUNS, config_class
@@ -169,7 +169,7 @@ class TrainingTab:
     def _shown_fix(self, family: str, finding: JsonMapping) -> Mapping[str, bool | str]:
         """What would mend a finding, as fields hold it; a number beyond its limits becomes that of the preset."""
         if finding["code"] == LIMITS:
-            return self.form.shown(family, finding["fix"]) | self._of_preset(family, finding["option"])
+            return {**self.form.shown(family, finding["fix"]), **self._of_preset(family, finding["option"])}
         return self.form.shown(family, finding["fix"])
 
     def _of_preset(self, family: str, name: str) -> Mapping[str, bool | str]:
@@ -305,7 +305,10 @@ class TrainingTab:
         named = re.sub(r"[^\w.+-]+", "_", re.split(r"[\\/]", name)[-1])[-100:].lstrip(".")
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / (f"_{named}" if RESERVED.fullmatch(named) else named or "config")
-            path.write_text(text, encoding="utf-8", newline="")  # line ends stay, on Windows too
+            if path.suffix.lower() in paths.WEIGHTS:
+                path.write_bytes(importers.with_header(text))
+            else:
+                path.write_text(text, encoding="utf-8", newline="")  # line ends stay, on Windows too
             return self._filled(path, sent) | {"path": "", "opened": ""}
 
     def _filled(self, path: Path, sent: str) -> Said:

@@ -73,7 +73,7 @@ class Option:
 
     @property
     def kind(self) -> str:
-        """What the text stands for: "file", "folder", "secret", "text" (several lines), or "" for nothing special."""
+        """What it stands for: "file", "files", "folder", "code", "secret", "text" (several lines), or "" for itself."""
         return self.hints.get("kind", "")
 
     @property

@@ -1,5 +1,6 @@
 """Convert settings of other trainers to a config of this one, with a report on every key, and export them again."""
 
+from library.importers.adapter_file import with_header
 from library.importers.builder import Configs
 from library.importers.files import (
     FLAT,
@@ -37,4 +38,5 @@ __all__ = [
     "read",
     "refuse_data",
     "tab_title",
+    "with_header",
 ]

@@ -123,17 +123,26 @@ def settle(builder: ImportBuilder, configs: Configs) -> Imported:
             named = name == key or any(problem.option == name for problem in reason.problems)
             text = reason.said if named else Text("{key}: {text}", key=name, text=reason.said)
             builder.outcomes[key] = KeyOutcome(key, "empty") if value is False else KeyOutcome(key, "ignored", text)
+    _drop_shares(builder, read)
     notes, problems = list(builder.notes), list(builder.problems)
     try:
         made = build(config, read, notes=notes)
     except ConfigError as error:
         made, problems = draft(config, read), [*problems, *error.problems]
-    said = _without_effect(builder, made)
+    texts = {name: text for name, text in builder.texts.items() if name in options(config)}
+    result = Imported(builder.trainer, made, (), (), (), texts, builder.guess)
+    said = _without_effect(builder, result.with_files(dict.fromkeys(texts, "beside the config")).config)
     notes = [note for note in notes if not (isinstance(note, Problem) and note.code and note.option in said)]
     outcomes = _outcomes(builder, config, read)
     problems = [*_mostly_unknown(builder.trainer, outcomes), *problems]
-    texts = {name: text for name, text in builder.texts.items() if name in options(config)}
-    return Imported(builder.trainer, made, outcomes, tuple(notes), tuple(problems), texts, builder.guess)
+    return replace(result, outcomes=outcomes, notes=tuple(notes), problems=tuple(problems))
+
+
+def _drop_shares(builder: ImportBuilder, read: JsonObject) -> None:
+    """Leave strengths of base weights out where no base weights are set, as pages of other programs always write."""
+    if "base_weights_multiplier" in read and not read.get("base_weights"):
+        del read["base_weights_multiplier"]
+        builder.ignore(builder.keys["base_weights_multiplier"], "base_weights is not set")
 
 
 def _of_another(name: str, configs: Configs) -> bool:

@@ -160,3 +160,20 @@ def test_a_foreign_file_for_another_tab_or_model_is_refused(tmp_path):
     path.write_text(json.dumps({"LoRA_type": "Standard"}), encoding="utf-8")
     with pytest.raises(ConfigError, match=r"Stable Diffusion 1\.5"):
         presets.fitting(path, CONFIGS["lora"], "sdxl")
+
+
+def test_files_that_a_config_names_are_read_where_the_page_may_look_alone(tmp_path, monkeypatch):
+    """The shell reads them wherever they lie; a config that a browser sends may not make the page do so."""
+    home, outside = tmp_path / "home", tmp_path / "outside"
+    for folder in (home, outside):
+        folder.mkdir()
+        data = [{"id": "cats", "type": "local", "instance_data_dir": f"/{folder.name}/cats"}]
+        (folder / "data.json").write_text(json.dumps(data), encoding="utf-8")
+    monkeypatch.setattr(presets.paths, "roots", lambda: (home.resolve(),))
+    found = {"model_family": "sdxl", "model_type": "lora", "max_train_steps": 1}
+    for folder, is_read in ((home, True), (outside, False)):
+        path = home / "config.json"
+        path.write_text(json.dumps({**found, "data_backend_config": str(folder / "data.json")}), encoding="utf-8")
+        made = presets.imported(path, CONFIGS["lora"], "sdxl")
+        assert ("/cats" in made.texts.get("dataset_config", "")) == is_read
+        assert "cats" in importers.load(path, EVERY_SCRIPT).texts["dataset_config"]
