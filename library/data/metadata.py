@@ -11,7 +11,7 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
 from library.config.text_files import read_text
 from library.config.values import quoted
-from library.files import write_atomic
+from library.files import json_text, write_atomic
 
 CACHE_NAME = "metadata_cache.json"
 CONTROL = re.compile(r"control_path_\d+")  # keys of several reference images in musubi-tuner
@@ -91,7 +91,7 @@ def write_cache(folder: Path, known: Mapping[str, tuple[str, tuple[int, int], in
     for path, (caption, size, unread) in known.items():
         content[path] = {"caption": caption, "resolution": list(size)} | ({"unread_lines": unread} if unread else {})
     if content != read_cache(folder):
-        write_atomic(folder / CACHE_NAME, json.dumps(content, ensure_ascii=False, indent=2))
+        write_atomic(folder / CACHE_NAME, json_text(content, indent=2))
 
 
 def _lines(text: str, source: str | Path) -> Iterator[tuple[str, Any]]:
