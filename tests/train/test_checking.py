@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 import time
 
@@ -96,6 +97,13 @@ def test_what_the_training_ends_before_is_said(config, tmp_path):
     alone = {hint.text for hint in told(replace(config, **prompts, save_every_n_steps=61), "hint")}
     assert not [text for text in alone if "ends after" in text]  # a file is saved at the end in any case
     assert any(text.startswith("sample_prompts: samples are generated only when") for text in alone - found)
+
+
+def test_what_is_held_out_for_validation_is_said_by_folder(config):
+    said = [str(one.text) for one in told(replace(config, validation_split=0.25), "ok") if one.topic == "images"]
+    wanted = r"\d+ of \d+ images held out for validation: \d+ of \d+ in .+"
+    assert any(re.fullmatch(wanted, text) for text in said)
+    assert not any("held out" in str(one.text) for one in told(config, "ok"))
 
 
 def test_a_hint_with_a_remedy_is_gone_after_it(config):
