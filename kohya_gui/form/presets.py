@@ -15,7 +15,7 @@ from library.config.building import Layer, build, read_layers
 from library.config.fixes import carried
 from library.config.formats import read_toml, to_toml
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import ConfigError, Problem, Text, counted
 from library.config.run_config import RunConfig
 from library.config.schema import changed, flat, options, values
 from library.config.values import Option
@@ -177,36 +177,24 @@ def chosen_profile(config: RunConfig) -> str:
     return ""
 
 
-def load(path: Path, configs: Mapping[str, type], family: str, notes: list[str]) -> Any:
-    """A config file -> the config that `kohya import` makes of it, of one of these families.
+def fitting(path: Path, configs: Mapping[str, type], family: str) -> importers.Imported:
+    """A config file -> what `kohya import` makes of it, of one of these families.
 
-    `notes` say what became of its keys, and what is wrong in it, so that it can be mended in the form. A file that does
-    not say what it is for is taken for the family on screen, `family`, as long as none fits better. Raises ConfigError
-    for what cannot be read, and for another kind of training.
+    A file that does not say what it is for is taken for the family on screen, `family`, as long as none fits better.
+    Raises ConfigError for what cannot be read, and for another kind of training.
     """
     made = imported(path, configs, family)
     if type(made.config) not in configs.values():
         raise ConfigError("config file: {name} is for {title} ({trainer})", name=path.name, title=made.config.title,
             trainer=made.trainer)  # fmt: skip
-    if made.program != importers.FLAT:
-        notes.append(
-            Text(
-                "Imported from {trainer}: {count} keys are kept as they are.",
-                trainer=made.trainer,
-                count=len(made.of("kept")),
-            )
-        )
-    notes.extend(made.lines())
-    if made.texts:
-        notes.append(
-            Text(
-                '{options}: converted, but loading writes no file. Run `kohya import "{name}" -o run.toml` in the '
-                "folder of {name}, then load run.toml.",
-                options=", ".join(made.texts),
-                name=path.name,
-            )
-        )
-    return made.config
+    return made
+
+
+def report(made: importers.Imported) -> list[str]:
+    """What became of the keys of a config file, and what is wrong in it."""
+    template = "Imported from {trainer}: {keys} kept as they are."
+    kept = Text(template, trainer=made.trainer, keys=counted(len(made.of("kept")), "key"))
+    return [*([] if made.program == importers.FLAT else [kept]), *made.lines()]
 
 
 def imported(path: Path, configs: Mapping[str, type], family: str) -> importers.Imported:
