@@ -21,7 +21,7 @@ MODULATION = ".*(img_mod|txt_mod|modulation).*"  # layers of FLUX.1
 def fits(found: JsonMapping) -> bool:
     """Whether this is a file of musubi-tuner. The name of an adapter's module, which we share, is not enough where the
     images, the base model or the caches are set with our option names."""
-    found = schema.flat(found)
+    found = schema.flat(found, [])  # what stands twice is told when it is read
     module = str(found.get("network_module") or "")
     if module in TABLES["families"]:
         return "dit" in found or ("dataset_config" in found and module in TABLES["modules"] and OURS.isdisjoint(found))
