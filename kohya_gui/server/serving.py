@@ -24,6 +24,7 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
 
 FIRST_PORT, TRIED = 7860, 20
+PATIENCE = 2.0  # seconds for answers that are worked on when the page ends
 HEADERS = 20.0  # seconds for the headers of a request
 IN_USE, NOT_HERE = "in use", "this is no address of this computer; 127.0.0.1 is, and 0.0.0.0 means all that it has"
 WINDOWS_IN_USE = 10048  # what Windows calls EADDRINUSE
@@ -204,8 +205,8 @@ def has_screen() -> bool:
 
 
 class PatientProtocol(H11Protocol):
-    """A connection that is closed if the headers of a request do not come whole in time: else anybody could hold as many
-    open as there are."""
+    """A connection that is closed if the headers of a request do not come whole in time: else anybody could hold as
+    many open as there are."""
 
     def connection_made(self, transport: Any) -> None:
         """Start the time of the first request."""
@@ -238,12 +239,20 @@ class PatientProtocol(H11Protocol):
 
 
 class QuietServer(uvicorn.Server):
-    """uvicorn that ends without an error for each browser that is still connected."""
+    """uvicorn that ends without an error for each browser that is still connected, and ends the process if it is all of it."""
+
+    is_process = False
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close the remaining connections."""
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         await super().shutdown(sockets)
+        # A thread cannot be interrupted, and the process would wait for each that still works on an answer. Nobody gets
+        # that answer any more, and files are written whole or not at all.
+        if self.is_process:
+            last = threading.Timer(PATIENCE, os._exit, (0,))
+            last.daemon = True
+            last.start()
 
 
 def serve(app: Any, bound: socket.socket) -> None:
@@ -251,8 +260,10 @@ def serve(app: Any, bound: socket.socket) -> None:
     config = uvicorn.Config(
         app, http=PatientProtocol, log_level="warning", server_header=False, timeout_graceful_shutdown=1
     )
+    server = QuietServer(config)
+    server.is_process = True
     with contextlib.suppress(KeyboardInterrupt):
-        QuietServer(config).run(sockets=[bound])
+        server.run(sockets=[bound])
 
 
 def url(host: str, port: int, token: str) -> str:

@@ -1,6 +1,8 @@
 """Whoever does not know the secret gets slower with each guess, holds no connection open, and finds no wider root."""
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from kohya_gui.server import guessing, paths, serving
 from kohya_gui.server.auth import AuthGate, new_token
 from kohya_gui.server.routes import is_open
 from tests.page.test_access import ask, page, waited
+from tests.source import ROOT
 
 __all__ = ["waited"]  # a fixture
 
@@ -92,3 +95,36 @@ def test_a_folder_that_holds_the_home_is_no_root(tmp_path, monkeypatch):
         assert (Path(here).resolve() in paths.roots()) is counts
     monkeypatch.chdir(home)
     assert home.resolve() in paths.roots()
+
+
+def test_the_page_ends_though_an_answer_is_still_worked_on(tmp_path):
+    """In a process of its own, as it is one that ends."""
+    script = """
+import asyncio, threading, uvicorn
+from starlette.concurrency import run_in_threadpool
+from kohya_gui.server import serving
+
+begun = threading.Event()
+serving.PATIENCE = 0.2
+
+async def app(scope, receive, send):
+    await run_in_threadpool(lambda: (begun.set(), threading.Event().wait()))  # for ever
+
+bound = serving.bind("127.0.0.1", 0)
+config = uvicorn.Config(app, lifespan="off", log_level="error", timeout_graceful_shutdown=1)
+server = serving.QuietServer(config)
+server.is_process = True
+
+def visit():
+    import socket
+    with socket.create_connection(bound.getsockname()) as one:
+        one.sendall(b"GET / HTTP/1.1\\r\\nHost: a\\r\\n\\r\\n")
+        begun.wait()
+        server.should_exit = True
+        one.recv(1)
+
+threading.Thread(target=visit, daemon=True).start()
+server.run(sockets=[bound])
+"""
+    done = subprocess.run([sys.executable, "-c", script], timeout=100, check=False, capture_output=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
