@@ -239,7 +239,7 @@ class PatientProtocol(H11Protocol):
 
 
 class QuietServer(uvicorn.Server):
-    """uvicorn that ends without an error for each browser that is still connected, and ends the process if it is all of it."""
+    """uvicorn that ends without an error for each browser still connected, and with the process if that is its own."""
 
     is_process = False
 
