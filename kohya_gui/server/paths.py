@@ -19,6 +19,7 @@ from library.config.values import strip_pasted
 from library.files import RESERVED
 
 LONGEST = 2000
+WEIGHTS = (".safetensors",)  # of which the header alone is read
 LARGEST = 1_000_000  # bytes of a config; a real one has a few thousand
 CONFIGS = (".toml",)
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -116,7 +117,7 @@ def readable(text: Any, allowed: Sequence[Path], endings: Sequence[str] = CONFIG
     """Like `config_file`, for a file that must be there and be of a config's size."""
     config_file(text, allowed, endings)
     path = present(text, allowed, endings, "config file")
-    if path.stat().st_size > LARGEST:
+    if path.suffix.lower() not in WEIGHTS and path.stat().st_size > LARGEST:
         raise ConfigError("config file: {path} is far too large to be a config", path=path)
     return path
 

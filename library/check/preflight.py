@@ -109,7 +109,7 @@ def look(reading: building.Reading[Any]) -> data.Check:
     """The look at the images of a config that may be wrong in itself."""
     nothing = data.Check([], [])
     with _tolerant(bool(reading.problems), nothing.problems):
-        return data.check(reading.config, reading.config.grid)
+        return data.check(reading.config, reading.config.grid, quick=True)
     return nothing
 
 

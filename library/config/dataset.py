@@ -30,7 +30,7 @@ class SubsetConfig:
 
     image_dir: str | None = opt(None, "folder of images", kind="folder")
     metadata_file: str | None = opt(
-        None, "captions and sizes in one file (.json, .jsonl), for fine-tuning", kind="file"
+        None, "captions and sizes in one file (.json, .jsonl, .csv), for fine-tuning", kind="file"
     )
     conditioning_data_dir: str | None = opt(None, "folder of mask images of the same names", kind="folder")
     control_directory: str | None = opt(None, "folder of reference images of the same names", kind="folder")

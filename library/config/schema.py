@@ -20,7 +20,7 @@ from library.config.problems import ConfigError, Problem, Text
 from library.config.values import Option
 
 S = TypeVar("S")  # of a section
-HINTS = {"min", "max", "ceiling", "kind", "parse", "label", "advanced", "shown_with"}
+HINTS = {"usual", "min", "max", "ceiling", "kind", "parse", "label", "advanced", "shown_with"}
 
 
 def opt(default: Any, help: str, **hints: Any) -> Any:
@@ -28,8 +28,9 @@ def opt(default: Any, help: str, **hints: Any) -> Any:
 
     Hints: `min`, `max`; `ceiling`, a number beyond anything that can be trained, which can only be a mistake; `kind`
     ("file", "files", "folder", "code" for a name of it, "secret", "text" for several lines); `parse`, a function from
-    any value to the option's type; `label`, where the name alone reads badly; `advanced`, to fold it away;
-    `shown_with`, see `Option.shown_with`.
+    any value to the option's type; `usual`, what is proposed instead of a negative number (else the default; None:
+    nothing); `label`, where the name alone reads badly; `advanced`, to fold it away; `shown_with`, see
+    `Option.shown_with`.
     """
     if unknown := set(hints) - HINTS:
         raise TypeError(f"unknown hints: {', '.join(sorted(unknown))}")

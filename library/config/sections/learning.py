@@ -65,8 +65,9 @@ class Optim:
     """Learning rates and the optimizer."""
 
     learning_rate: float = opt(
-        2e-6, "1e-4 for LoRA, 1e-5 for a full model, 1 for Prodigy. Lower it if images are distorted.", min=0.0
-    )
+        2e-6, "1e-4 for LoRA, 1e-5 for a full model, 1 for Prodigy. Lower it if images are distorted.", min=0.0,
+        usual=None,  # which is another one for each kind of training
+    )  # fmt: skip
     optimizer_type: OptimizerName | str = opt(
         "",
         "AdamW8bit saves memory, Prodigy sets its rate. Or module.Class. Empty: AdamW.",
