@@ -205,11 +205,21 @@ def _facts(config: RunConfig, images: ImageSet | None, gpu: str, memory: float |
 def _images(config: RunConfig, images: ImageSet) -> str:
     counts = data.summary(images)
     clock = Clock.of(config, counts["batches_per_epoch"])
+    template, steps = "{images} in {buckets}, {batches} per epoch:  {steps} are {epochs} epochs", "{count} steps"
+    if clock.total == 1:
+        template, steps = "{images} in {buckets}, {batches} per epoch:  {steps} is {epochs} epochs", "{count} step"
     return Text(
-        "{images} in {buckets}, {batches} batches per epoch:  {steps} steps are {epochs} epochs",
-        images=counted(counts["images"], "image"), buckets=counted(len(counts["buckets"]), "bucket"),
-        batches=counts["batches_per_epoch"], steps=f"{clock.total:,}", epochs=f"{clock.total / clock.per_epoch:,.1f}",
-    )  # fmt: skip
+        template,
+        images=counted(counts["images"], "image"),
+        buckets=counted(len(counts["buckets"]), "bucket"),
+        batches=_batches(counts["batches_per_epoch"]),
+        steps=Text(steps, count=f"{clock.total:,}"),
+        epochs=f"{clock.total / clock.per_epoch:,.1f}",
+    )
+
+
+def _batches(count: int) -> Text:
+    return Text("{count} batch" if count == 1 else "{count} batches", count=count)
 
 
 def _captions(images: ImageSet) -> Iterator[Finding]:

@@ -73,7 +73,11 @@ class Text(str):
         return Text(self.template, **{name: change(value) for name, value in self.arguments.items()})
 
     def capitalized(self) -> "Text":
-        """The same with a capital letter in front, which languages without them need no line of their own for."""
+        """The same with a capital letter in front, which languages without them need no line of their own for; a name
+        that was put in front stays as it is."""
+        first = re.match(r"\{(\w+)\}", self.template)
+        if first and first[1] in self.arguments and not isinstance(self.arguments[first[1]], Text):
+            return self
         made = str.__new__(Text, self[:1].upper() + self[1:])
         made.template, made.arguments = self.template, self.arguments
         return made
