@@ -98,7 +98,7 @@ class Journal:
         for note in notes:
             self.event("warning", text=note)
         if self.record:
-            self.trackers = Trackers(self._config, self.record.folder)
+            self.trackers = Trackers(self._config, self.record.folder, self.warn)
             self.uploads.begin()
         for remark in remarks:
             self.warn(remark)
