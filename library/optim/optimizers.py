@@ -27,6 +27,7 @@ from library.optim.classes import (
     steps_rows,
     unknown_arguments,
 )
+from library.optim.lr_schedule import notes as schedule_notes
 from library.optim.lr_schedule import problems as schedule_problems
 from library.optim.lr_schedule import schedule
 
@@ -199,8 +200,9 @@ def notes(config: RunConfig) -> Iterator[Problem]:
                 rate=rate, name=name, usual=config.usual_rate)  # fmt: skip
     if is_schedule_free(config) and config.optim.lr_scheduler != "constant":
         yield Problem("lr_scheduler", "has no effect: {name} needs no schedule", name=name)
+    yield from schedule_notes(config)
     steps, warm = config.steps, config.optim.lr_warmup_steps
-    if not steps.max_train_epochs and warm >= steps.max_train_steps:
+    if not steps.max_train_epochs and warm >= steps.max_train_steps and not config.optim.without_schedule:
         yield Problem("lr_warmup_steps",
             "{warm} is not below max_train_steps: the learning rate never reaches its value", warm=warm)  # fmt: skip
     precision = config.precision

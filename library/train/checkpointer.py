@@ -119,7 +119,10 @@ class Checkpointer:
         self._journal.phase(Text("saving"))
         with optimizers.averaged(updates.raw_optimizer):
             self._by_main(lambda: self._write(path))
-        if self._config.optim.ema_decay:
+        every = self._config.optim.ema_every_n_steps
+        if self._config.optim.ema_decay and self._training.clock.step < every:
+            self._journal.warn(Text(NOT_AVERAGED, file=self._names.average(path).name, every=every))
+        elif self._config.optim.ema_decay:
             with updates.average.applied() if updates.average else contextlib.nullcontext():
                 self._by_main(lambda: self._write(self._names.average(path)))
         self._training.world.wait_for_everyone()
@@ -169,6 +172,7 @@ class Checkpointer:
         self._journal.requests.state_saved()
 
 
+NOT_AVERAGED = "{file} is not saved: the average begins with its first update, after step {every} (ema_every_n_steps)"
 NOT_SAVED = (
     "save_state_every_n_minutes: the state after step {step} was not saved, {left} ({why}); the training goes on and "
     "tries again"

@@ -86,7 +86,12 @@ def test_captions_with_another_ending_are_a_hint_with_a_remedy(config):
 
 def test_what_the_training_ends_before_is_said(config, tmp_path):
     (tmp_path / "prompts.txt").write_text("a zorb toy")
-    late = {"sample_every_n_steps": 61, "validate_every_n_epochs": 5}
+    late = {
+        "sample_every_n_steps": 61,
+        "validate_every_n_epochs": 5,
+        "save_every_n_steps": 61,
+        "save_every_n_epochs": 5,
+    }
     prompts = {"sample_prompts": str(tmp_path / "prompts.txt")}
     found = {hint.text for hint in told(replace(config, **prompts, **late, validation_split=0.2), "hint")}
     ends = {"steps": "60 steps", "epochs": "4 epochs"}
@@ -94,8 +99,14 @@ def test_what_the_training_ends_before_is_said(config, tmp_path):
     by_epochs = {"compile": True, "compile_backend": "eager", "compile_from_step": "55", "max_train_epochs": 3}
     (hint,) = (h for h in told(replace(config, **by_epochs), "hint") if h.text.startswith("compile_from_step"))
     assert "nothing is compiled, as the training ends with step 54 and compiling begins with step 55" in hint.text
-    alone = {hint.text for hint in told(replace(config, **prompts, save_every_n_steps=61), "hint")}
-    assert not [text for text in alone if "ends after" in text]  # a file is saved at the end in any case
+    alone = {hint.text for hint in told(replace(config, **prompts, save_every_n_steps=60), "hint")}
+    assert not [text for text in alone if "ends after" in str(text)]
+    (bad,) = told(replace(config, ema_decay=0.9, ema_every_n_steps=61))  # its file would be the untrained model
+    assert "60 steps" in str(bad.text) and bad.fix == {"ema_every_n_steps": 1}
+    assert not told(replace(config, ema_decay=0.9, ema_every_n_steps=60))
+    falling = {"lr_scheduler": "warmup_stable_decay", "lr_warmup_steps": 40, "lr_decay_steps": "50%"}
+    (bad,) = told(replace(config, **falling))
+    assert "30 steps" in str(bad.text) and "all 60" in str(bad.text)
     assert any(text.startswith("sample_prompts: samples are generated only when") for text in alone - found)
 
 
