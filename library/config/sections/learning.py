@@ -152,7 +152,7 @@ class Optim:
 
     @property
     def without_schedule(self) -> str:
-        """Why the optimizer follows no schedule: "schedule-free", or "relative" (Adafactor with relative_step); else "".
+        """Why the optimizer follows no schedule: "schedule-free", "relative" (Adafactor with relative_step), or "".
 
         Its warm-up is an argument of its own, if it has one.
         """
