@@ -51,12 +51,14 @@ class Checkpointer:
             self._save_state(None)
         if clock.done:
             self._final()
+        self._journal.upload_saved()
 
     def rescue(self, error: ConfigError) -> NoReturn:
         """Raise the error that has ended the training between two steps, after saving a state of all steps so far."""
         if self._training.clock.step and self._training.clock.step != self._saved_at:
             self._check()
             self._save_state(None)
+        self._journal.upload_saved()
         if state := self._journal.newest.get("state"):
             raise ConfigError("{problem}; resume from {state}", problem=error, state=state) from error
         raise error
@@ -71,6 +73,7 @@ class Checkpointer:
         if self._journal.requests.stopping and self._saved_at != self._training.clock.step:
             self._check()
             self._save_state(self._names.state())
+        self._journal.upload_saved()
         self._journal.process_watch.leave()
         if self._training.world.main:
             self._backups.discard()

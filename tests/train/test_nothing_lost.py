@@ -139,6 +139,20 @@ def test_files_are_saved_before_anything_else_is_done_at_a_step(run, monkeypatch
     assert order == [*every, "saved", "saved", *every]  # the file of step 2 and the final one before its samples
 
 
+def test_all_of_a_step_is_saved_before_the_first_of_it_is_uploaded(run, tmp_path, monkeypatch):
+    there, out = [], tmp_path / "uploaded"
+
+    def upload(_self, path_or_fileobj, path_in_repo, **_):
+        there.append((path_in_repo, sorted(path.name for path in out.glob("m*"))))
+
+    monkeypatch.setattr(Hub, "upload_file", upload)
+    run("uploaded", save_state=True, save_every_n_steps=1, max_train_steps=2, sample_every_n_steps=None)
+    first, second, final = there
+    assert first[0] == "m-step00000001.safetensors" and "m-step00000001-state" in first[1]
+    assert (second[0], final[0]) == ("m-step00000002.safetensors", "m.safetensors")
+    assert {"m.safetensors", "m-state", "m-step00000002-state"} <= {*second[1]}
+
+
 # ---- decoding with little memory
 
 
