@@ -15,6 +15,7 @@ from library.train.training import Training
 log = logging.getLogger(__name__)
 
 
+# Why: docs/decisions/2026-11-27-nothing-beside-a-training-ends-it.md
 def reason(error: Exception, training: Training) -> str:
     """Why work beside the training failed, as a sentence for a warning; frees the memory that the error holds.
 
@@ -34,7 +35,7 @@ def reason(error: Exception, training: Training) -> str:
 
 def free(error: BaseException) -> None:
     """Free what an error keeps alive: the tensors of the frames that it came through."""
-    error.__traceback__ = error.__context__ = None
+    error.__traceback__ = error.__context__ = error.__cause__ = None
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -1,11 +1,13 @@
 """Sample images during training, from the same prompts and seeds each time, so that they can be compared."""
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from PIL import Image
 
 from library.compiler import cudagraph
@@ -13,6 +15,7 @@ from library.config.problems import ConfigError, Text
 from library.config.run_config import RunConfig
 from library.data import pixels
 from library.families.base import Family, ModelComponents, SampleRequest
+from library.families.shared.decoding import is_out_of_memory
 from library.files import write_atomic
 from library.outputs import prompts
 from library.outputs.prompts import Prompt
@@ -115,7 +118,7 @@ class SampleRunner:
         """Generate this process' share of the images, with the VAE on the device for all of them."""
         world, device = training.world, training.world.device
         networks = [self._components.denoiser, self._components.vae, *self._components.encoders.values()]
-        with self._sampler.vae_on(device), evaluation_mode(networks, training):
+        with self._vae_on(device), evaluation_mode(networks, training):
             for number, prompt in enumerate(self._prompts):
                 # Processes with parts of one model generate each image together.
                 if training.method.shards or number % world.ranks == world.rank:
@@ -126,6 +129,18 @@ class SampleRunner:
                     except Exception as error:  # a missing image, a full disk, a lack of memory, a broken VAE, ...
                         problems.append(beside.reason(error, training))
                 training.journal.phase(Text("generating samples"), number + 1, len(self._prompts))
+
+    @contextlib.contextmanager
+    def _vae_on(self, device: torch.device) -> Iterator[None]:
+        """Within the context, the VAE is on the device where it fits there; else each image finds a place for it."""
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(self._sampler.vae_on(device))
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                beside.free(error)
+            yield
 
     def _note_shortage(self, journal: Journal) -> None:
         """Say once how samples are decoded where memory is short."""

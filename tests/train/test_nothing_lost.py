@@ -106,6 +106,21 @@ def test_what_fails_beside_the_training_at_its_first_middle_and_last_step_is_a_w
     assert sum("could not be uploaded" in text for text in said) == STEPS + 1
 
 
+def test_a_vae_that_does_not_fit_on_the_gpu_decodes_where_it_is(run, monkeypatch):
+    """Moving it for all samples fails once; each sample then finds its own place."""
+    real, calls = Sampler.vae_on, []
+
+    def vae_on(self, device):
+        calls.append(device)
+        if len(calls) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(self, device)
+
+    monkeypatch.setattr(Sampler, "vae_on", vae_on)
+    made = run("moved", max_train_steps=1, sample_at_first=False)
+    assert len(made.events("sample")) == 2 and not made.events("sample_failed") and len(calls) == 3
+
+
 @pytest.mark.parametrize("name", ["decoded", "sampled", "validated"])
 def test_each_place_beside_the_training_fails_alone(run, kept, name, monkeypatch):
     """With the places before it in order, at every step."""

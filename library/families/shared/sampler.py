@@ -103,12 +103,11 @@ class Sampler(ABC):
 
         Raises the error of the last way that was tried.
         """
-        given = self.decoder_input(latents)
         ways = [("", latents.device), ("tiles", latents.device), ("CPU", torch.device("cpu"))]
-        ways = [way for way in ways if way[0] != "tiles" or not decoding.fits_in_a_tile(given)]
+        ways = [way for way in ways if way[0] != "tiles" or not decoding.fits_in_a_tile(latents)]
         for number, (way, device) in enumerate(ways, start=1):
             try:
-                pixels = self._decoded(given.to(device), tiled=bool(way))
+                pixels = self._decoded(latents.to(device), tiled=bool(way))
             except Exception as error:
                 if not decoding.is_out_of_memory(error) or number == len(ways):
                     raise
@@ -119,14 +118,15 @@ class Sampler(ABC):
                 torch.cuda.empty_cache()
         raise AssertionError("the last way returns or raises")
 
-    def _decoded(self, given: Tensor, tiled: bool) -> Tensor:
+    def _decoded(self, latents: Tensor, tiled: bool) -> Tensor:
         """The decoder's pixels [1, 3, H, W] in -1..1."""
-        with self.vae_on(given.device) as vae, torch.autocast(given.device.type, enabled=False):
+        with self.vae_on(latents.device) as vae, torch.autocast(latents.device.type, enabled=False):
             dtype = next(vae.parameters()).dtype
 
             def decode(part: Tensor) -> Tensor:
                 return vae.decode(part.to(dtype), return_dict=False)[0]
 
+            given = self.decoder_input(latents)
             return decoding.in_tiles(decode, given) if tiled else decode(given)
 
     @contextlib.contextmanager
