@@ -117,7 +117,8 @@ class SampleRunner:
     def _generate(self, training: Training, made: dict[int, Path], problems: list[str]) -> None:
         """Generate this process' share of the images, with the VAE on the device for all of them."""
         world, device = training.world, training.world.device
-        networks = [self._components.denoiser, self._components.vae, *self._components.encoders.values()]
+        vae: Any = self._components.vae  # which is kept where samples are wanted
+        networks = [self._components.denoiser, vae, *self._components.encoders.values()]
         with self._vae_on(device), evaluation_mode(networks, training):
             for number, prompt in enumerate(self._prompts):
                 # Processes with parts of one model generate each image together.
