@@ -27,6 +27,7 @@ from library.config.problems import Problem, Text, counted
 from library.config.problems import read as read_problem
 from library.config.run_config import RunConfig
 from library.config.schema import options, section_options
+from library.data import held_out
 from library.data.encoding import existing, wanted_latents
 from library.data.images import ImageSet
 from library.families import config_class
@@ -60,10 +61,15 @@ class Finding:
         return isolated.finding(self.text, self.topic, self.verdict, self.fix)
 
     @property
+    def _is_idle(self) -> bool:
+        """Whether it is about an option without effect, whose default says nothing."""
+        return isinstance(self.text, Problem) and self.text.code == "ineffective"
+
+    @property
     def advice(self) -> str:
         """The fix in words, to be put after the text."""
         fixes = (
-            f"leave {name} out" if value is None else f"{name} = {toml_value(value)}"
+            f"leave {name} out" if value is None or self._is_idle else f"{name} = {toml_value(value)}"
             for name, value in self.fix.items()
         )
         return "".join(f"; fix: {fix}" for fix in fixes)
@@ -176,6 +182,8 @@ def _facts(config: RunConfig, images: ImageSet | None, gpu: str, memory: float |
         )
     if images and images.items:
         yield Finding("images", "ok", _images(config, images))
+        if said := held_out.by_folder(images):
+            yield Finding("images", "ok", said)
         yield from _captions(images)
         yield from _caches(config, images)
     optim = config.optim
