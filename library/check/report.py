@@ -17,7 +17,7 @@ import torch
 
 from library import data, families
 from library.check import estimate as fitting
-from library.check import isolated, preflight
+from library.check import isolated, preflight, preview_memory
 from library.compiler import checks
 from library.config.building import Reading, draft, replace, working_fix
 from library.config.command import Launch
@@ -115,6 +115,7 @@ def report(config: RunConfig, reading: Reading[Any] | None = None) -> Report:
         if not problems:
             needs = fitting.estimate(_batched(config, found.images), largest(found.images, config), gpu, memory)
             findings += _about_the_fit(needs, config)
+            findings += [Finding("samples", *said) for said in preview_memory.sentences(needs, config)]
         settled = {f.topic for f in findings if f.verdict == "bad" or f.topic == "captions"}
         findings += [finding for finding in _facts(config, found.images, gpu, memory) if finding.topic not in settled]
     return Report(tuple(sorted(findings, key=_place)), needs)
