@@ -13,7 +13,7 @@ from library.config.json_types import JsonObject
 from library.config.outside_files import LIST, load_json, parse_json, read_text
 from library.config.problems import ConfigError
 from library.config.values import quoted
-from library.files import write_atomic
+from library.files import json_text, write_atomic
 
 CACHE_NAME = "metadata_cache.json"
 CONTROL = re.compile(r"control_path_[0-9]{1,6}")  # keys of several reference images in musubi-tuner
@@ -94,7 +94,7 @@ def write_cache(folder: Path, known: Mapping[str, tuple[str, tuple[int, int], in
     for path, (caption, size, unread) in known.items():
         content[path] = {"caption": caption, "resolution": list(size)} | ({"unread_lines": unread} if unread else {})
     if content != read_cache(folder):
-        write_atomic(folder / CACHE_NAME, json.dumps(content, ensure_ascii=False, indent=2))
+        write_atomic(folder / CACHE_NAME, json_text(content, indent=2))
 
 
 def _objects(text: str, source: str | Path) -> Iterator[tuple[int, Any]]:
