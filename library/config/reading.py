@@ -100,6 +100,8 @@ def _parts(value: Any, read: Callable[[Any], Any], between: str = ",") -> list[A
 def extension(value: Any) -> str:
     """The ending of a file's name, with its dot."""
     text = to_str(value).strip()
+    if set(text) & set("/\\\0"):
+        raise ConfigError("must be the ending of a name, such as .txt, got {value}", value=quoted(text))
     return text if text.startswith(".") else "." + text
 
 

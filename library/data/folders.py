@@ -2,6 +2,7 @@
 
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -108,6 +109,8 @@ def _file(entry: os.DirEntry[str]) -> File:
     try:
         about = entry.stat()
     except OSError:
+        return File(0, 0, 0)
+    if not stat.S_ISREG(about.st_mode):  # a pipe or a device, which would be waited for
         return File(0, 0, 0)
     return File(about.st_mtime_ns, max(about.st_mtime_ns, about.st_ctime_ns), about.st_size)
 

@@ -8,7 +8,6 @@ layers they belong to, so that they move, are found and are synchronised togethe
 import contextlib
 import importlib
 import io
-import json
 import logging
 import math
 import types
@@ -24,6 +23,7 @@ from library import families, packages
 from library.compiler.subclass import with_gradient
 from library.config import code_names
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.outside_files import parse_json
 from library.config.problems import ConfigError, Problem
 from library.config.sections import AdapterRun
 from library.families import network_args
@@ -335,8 +335,10 @@ def _of_file(path: Any) -> tuple[int, float, dict[str, str]]:
         with safe_open(path, framework="pt") as file:
             facts = file.metadata() or {}
     try:
-        arguments = json.loads(facts.get("ss_network_args", "{}"))
+        arguments = parse_json(facts.get("ss_network_args", "{}"), path)
         own = {name: str(value) for name, value in arguments.items() if name != "dropout"}
+        if own.get("preset") not in network_args.PRESETS:  # a file of whoever made this one
+            own.pop("preset", None)
         return int(facts["ss_network_dim"]), float(facts["ss_network_alpha"]), own
     except (KeyError, ValueError, AttributeError) as e:
         raise ConfigError(Problem("dim_from_weights",

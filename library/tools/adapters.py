@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.outside_files import parse_json
 from library.config.problems import ConfigError, Text
 from library.tools import names, storage
 from library.tools.names import ALPHA, DOWN, UP, Module
@@ -114,7 +115,7 @@ def read(path: str | Path, wanted: str = "") -> Lora:
     except ConfigError as e:
         raise ConfigError("{path}: {error}", path=path, error=e) from e
     try:
-        if recorded := json.loads(metadata.pop(FOLDED, "{}")):
+        if recorded := parse_json(metadata.pop(FOLDED, "{}"), path):
             adapters = {module: _unfolded(module, adapter, recorded) for module, adapter in adapters.items()}
     except (AttributeError, KeyError, TypeError, ValueError) as e:
         raise ConfigError(
@@ -337,7 +338,7 @@ def _unfolded(module: Module, adapter: AdapterFactors, recorded: JsonMapping) ->
 def add_alphas(found: Mapping[str, dict[str, Tensor]], metadata: Mapping[str, str]) -> None:
     """diffusers keeps alphas in the metadata: one per part, and patterns of names for those that differ."""
     try:
-        facts: JsonObject = json.loads(metadata.get("lora_adapter_metadata", "{}"))
+        facts: JsonObject = parse_json(metadata.get("lora_adapter_metadata", "{}"), "lora_adapter_metadata")
         for name, parts in found.items():
             part, _, path = name.partition(".")
             if ALPHA in parts or f"{part}.lora_alpha" not in facts:

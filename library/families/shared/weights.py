@@ -16,6 +16,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.outside_files import LIST, load_json, parse_json
 from library.config.problems import ConfigError, Text
 from library.config.values import quoted
 from library.families.shared.expected_tensors import require
@@ -67,8 +68,8 @@ def entries(path: str | Path) -> dict[str, JsonObject]:
             raise ConfigError(no_tensors(start), path=path)
         text = file.read(length)
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as e:
+        found = parse_json(text, path)
+    except (ConfigError, UnicodeError) as e:
         template = "{path} is not a safetensors file: give a .safetensors checkpoint"
         if len(text) < length:
             template = "{path} was cut short: download it again"
@@ -277,10 +278,15 @@ def _shards(index: Path) -> list[str]:
     """The files that an index names."""
     found: set[str] = set()
     with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
-        found = set(json.loads(_present(index).read_text(encoding="utf-8"))["weight_map"].values())
-    if not found or not all(isinstance(name, str) for name in found):
+        found = set(load_json(_present(index), LIST)["weight_map"].values())
+    if not found or not all(isinstance(name, str) and is_plain(name) for name in found):
         raise ConfigError("{path} names no files of weights: download it again", path=index)
     return sorted(found)
+
+
+def is_plain(name: str) -> bool:
+    """Whether a name of a file leads to no other folder."""
+    return name not in ("", ".", "..") and not set(name) & set("/\\:\0")
 
 
 def _present(path: Path) -> Path:
