@@ -32,6 +32,7 @@ from library.methods import lora
 from library.methods.base import BaseMethod, dtype_of
 from library.methods.lora import AdapterLocation, Unmatched, file_of, report_unmatched
 from library.tools.names import names_of
+from library.tools.storage import exact, holds, is_finite
 
 # What the package would find in our denoiser by name or class, but not in sd-scripts' U-Net, where these have other
 # names; so its users' files do not contain them.
@@ -74,10 +75,16 @@ class LycorisAdapters(BaseMethod):
 
     def state_dict(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """What the file holds, on the CPU; cast to `dtype` when one is given."""
-        out = {}
+        out, blocks = {}, _block_sizes(self.network)
         for key, tensor in self.network.state_dict().items():
             name, _, rest = key.partition(".")
-            out[f"{self.file_names[name]}.{rest}"] = tensor.detach().to("cpu", dtype or tensor.dtype).contiguous()
+            if rest == "alpha":
+                tensor = tensor * blocks.get(name, 1)
+                kind = dtype or tensor.dtype
+                stored = exact(tensor, kind) if holds(kind, tensor) and is_finite(tensor) else tensor.to("cpu", kind)
+            else:
+                stored = tensor.detach().to("cpu", dtype or tensor.dtype)
+            out[f"{self.file_names[name]}.{rest}"] = stored.contiguous()
         return out
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> Unmatched:
@@ -85,6 +92,9 @@ class LycorisAdapters(BaseMethod):
         before = {id(adapter): _alpha(adapter) for adapter in self.network.loras}
         unused = unused_alphas(tensors)
         useful = {name: tensor for name, tensor in tensors.items() if name not in unused}
+        for name, size in _block_sizes(self.network).items():
+            if (key := f"{name}.alpha") in useful:
+                useful[key] = useful[key] / size
         for name, tensor in useful.items():
             if name.endswith(".alpha") and not math.isfinite(float(tensor)):
                 template = "{name} of the file is infinite or NaN; take a file that was saved in float or bf16"
@@ -137,6 +147,23 @@ class LycorisAdapters(BaseMethod):
             {"params": list(g["params"]), "lr": g.get("lr", optim.learning_rate), "name": name or f"group{i}"}
             for i, (g, name) in enumerate(zip(groups, names, strict=True))
         ]
+
+
+def _block_sizes(network: Any) -> dict[str, int]:
+    """The ranks that DyLoRA trains together, by adapter. It scales by alpha / blocks in use, and other programs by
+    alpha / rank: so the alpha of a file, which is for these, is that of the network times this."""
+    return {adapter.lora_name: adapter.block_size for adapter in network.loras if hasattr(adapter, "up_list")}
+
+
+def _with_files_scale(adapter: Any) -> None:
+    """With rs_lora, let the scale in training be the one that readers of the file use: alpha / rank for GLoRA, whose
+    alpha the package leaves as it is, and 1 for LoKr of whole matrices, whose alpha nobody reads."""
+    if not getattr(adapter, "rs_lora", False):
+        return
+    if type(adapter).__name__ == "GLoRAModule":
+        adapter.alpha = adapter.alpha * math.sqrt(adapter.lora_dim)
+    elif getattr(adapter, "use_w1", False) and getattr(adapter, "use_w2", False):
+        adapter.scale = 1.0
 
 
 def unused_alphas(names: Collection[str]) -> set[str]:
@@ -199,6 +226,7 @@ def attach(components: ModelComponents, family: Family, config: AdapterRun) -> L
     network.apply_to(list(encoders.values()), components.denoiser, bool(encoders), learns_denoiser)
     for adapter in network.loras:  # into its layer, so that it moves with it from now on
         layer = adapter.org_module[0]
+        _with_files_scale(adapter)
         layer.add_module("adapter", _moved(adapter, device, dtype_of(config)))
         if getattr(adapter.org_forward, "__func__", None) is type(layer).forward:
             adapter.org_forward = types.MethodType(_as_it_is, layer)
