@@ -66,6 +66,10 @@ WORDS = r"""(?:input|output|down|up|double|single|transformer|single_transformer
     | (?:timestep|text|guidance|x|context)_embedder | norm_(?:added_)?[qk] | (?:query|key)_norm | [^_]+"""
 
 
+class ForeignModelError(ConfigError):
+    """An adapter of a model that is not trained here."""
+
+
 @dataclass(frozen=True, order=True)
 class Module:
     """A layer of a model."""
@@ -178,8 +182,8 @@ def possible_families(
     if title := foreign_model(
         "" if any(said.values()) else base, paths, {_path(n): s for n, s in (sizes or {}).items()}
     ):
-        raise ConfigError("this is a LoRA for {title}, which is no model that is trained here: those of {titles} are",
-            title=title, titles=families.titles())  # fmt: skip
+        template = "this is a LoRA for {title}, which is no model that is trained here: those of {titles} are"
+        raise ForeignModelError(template, title=title, titles=families.titles())
     for family, own in known.items():
         if own.marks and any(re.search(own.marks, path) for path in paths):
             return [family]

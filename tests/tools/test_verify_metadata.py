@@ -13,8 +13,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from library.check import adapter_files
 from library.cli import main
+from library.config.building import build
 from library.config.problems import ConfigError, Text
+from library.families.sdxl.options import SdxlLora
 from library.tools import adapters, metadata
 from library.tools.convert import convert
 from library.tools.verify import verify
@@ -144,6 +147,9 @@ def test_models_that_are_not_trained_here_are_named(title, layers, about, tmp_pa
     assert [str(one) for one in found.problems] and f"a LoRA for {title}, which is no model" in str(found.problems[0])
     with pytest.raises(ConfigError, match=title):
         adapters.read(tmp_path / "a.safetensors")
+    values = {"network_weights": str(tmp_path / "a.safetensors")}
+    (problem,) = adapter_files.problems(build(SdxlLora, values, notes=[]))
+    assert problem.option == "network_weights" and f"a LoRA for {title}" in str(problem)
 
 
 @pytest.mark.parametrize("odd", ["_orig_mod.", ".default."])
