@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from library.memory.quantization import int8
+from library.methods.applied import own_weight
 from library.tools.changes import LayerChange
 from library.tools.names import PARTS
 
@@ -81,3 +83,22 @@ def test_products_know_their_shape_and_their_factors(name):
     if factors := change.exact_factors():
         torch.testing.assert_close(factors[0] @ factors[1], whole.flatten(1))
     assert (factors is not None) == (name in ("locon tucker", "loha"))
+
+
+@pytest.mark.parametrize("stored", ["float32", "float8", "int8", "int8 rotated"])
+def test_the_weight_of_a_layer_is_known_however_it_is_stored(stored):
+    torch.manual_seed(0)
+    layer, x = nn.Linear(256, 48), torch.randn(2, 256)
+    original = layer.weight.detach().clone()
+    layer.requires_grad_(False)
+    if stored == "float8":
+        layer.weight.data = layer.weight.data.to(torch.float8_e4m3fn)
+    elif stored != "float32":
+        is_rotated = stored == "int8 rotated"
+        int8.quantize_int8_(layer, torch.device("cpu"), is_rotated, is_rotated)
+        assert is_rotated == ("rotation" in layer._buffers)
+    found = own_weight(layer, x)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(
+        found, original, rtol=0.07 if stored == "float8" else 0, atol=2e-3 * (stored != "float32")
+    )
