@@ -32,6 +32,7 @@ from library.families.facts import block_of
 from library.methods import lora
 from library.methods.base import BaseMethod, dtype_of
 from library.methods.lora import AdapterLocation, Unmatched, file_of, report_unmatched
+from library.methods.lycoris_files import block_sizes, match_scale_of_file, put_blocks
 from library.tools.names import names_of
 from library.tools.storage import exact, holds, is_finite
 
@@ -76,7 +77,7 @@ class LycorisAdapters(BaseMethod):
 
     def state_dict(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """What the file holds, on the CPU; cast to `dtype` when one is given."""
-        out, blocks = {}, _block_sizes(self.network)
+        out, blocks = {}, block_sizes(self.network)
         for key, tensor in self.network.state_dict().items():
             name, _, rest = key.partition(".")
             if rest == "alpha":
@@ -93,7 +94,7 @@ class LycorisAdapters(BaseMethod):
         before = {id(adapter): _alpha(adapter) for adapter in self.network.loras}
         unused = unused_alphas(tensors)
         useful = {name: tensor for name, tensor in tensors.items() if name not in unused}
-        for name, size in _block_sizes(self.network).items():
+        for name, size in block_sizes(self.network).items():
             if (key := f"{name}.alpha") in useful:
                 useful[key] = useful[key] / size
         for name, tensor in useful.items():
@@ -102,7 +103,7 @@ class LycorisAdapters(BaseMethod):
                 raise ConfigError(template, name=name)
         try:
             missing, unexpected = self.network.load_state_dict(useful, strict=False)
-            taken = [name for adapter in self.network.loras for name in _put_blocks(adapter, tensors)]
+            taken = [name for adapter in self.network.loras for name in put_blocks(adapter, tensors)]
         except RuntimeError as e:
             raise ConfigError("the file does not fit this network: {why}", why=str(e).splitlines()[-1].strip()) from e
         # The package keeps the scale that it has computed from the config's alpha.
@@ -148,23 +149,6 @@ class LycorisAdapters(BaseMethod):
             {"params": list(g["params"]), "lr": g.get("lr", optim.learning_rate), "name": name or f"group{i}"}
             for i, (g, name) in enumerate(zip(groups, names, strict=True))
         ]
-
-
-def _block_sizes(network: Any) -> dict[str, int]:
-    """The ranks that DyLoRA trains together, by adapter. It scales by alpha / blocks in use, and other programs by
-    alpha / rank: so the alpha of a file, which is for these, is that of the network times this."""
-    return {adapter.lora_name: adapter.block_size for adapter in network.loras if hasattr(adapter, "up_list")}
-
-
-def _with_files_scale(adapter: Any) -> None:
-    """With rs_lora, let the scale in training be the one that readers of the file use: alpha / rank for GLoRA, whose
-    alpha the package leaves as it is, and 1 for LoKr of whole matrices, whose alpha nobody reads."""
-    if not getattr(adapter, "rs_lora", False):
-        return
-    if type(adapter).__name__ == "GLoRAModule":
-        adapter.alpha = adapter.alpha * math.sqrt(adapter.lora_dim)
-    elif getattr(adapter, "use_w1", False) and getattr(adapter, "use_w2", False):
-        adapter.scale = 1.0
 
 
 def unused_alphas(names: Collection[str]) -> set[str]:
@@ -242,7 +226,7 @@ def attach(components: ModelComponents, family: Family, config: AdapterRun) -> L
     network.apply_to(list(encoders.values()), components.denoiser, bool(encoders), learns_denoiser)
     for adapter in network.loras:  # into its layer, so that it moves with it from now on
         layer = adapter.org_module[0]
-        _with_files_scale(adapter)
+        match_scale_of_file(adapter)
         layer.add_module("adapter", _moved(adapter, device, dtype_of(config)))
         if getattr(adapter.org_forward, "__func__", None) is type(layer).forward:
             adapter.org_forward = types.MethodType(_as_it_is, layer)
@@ -337,23 +321,6 @@ def _drop_rows_on_the_device(adapter: Any) -> None:
         return weight * kept.view(-1, *[1] * (weight.ndim - 1))
 
     adapter.get_weight = get_weight
-
-
-def _put_blocks(adapter: Any, tensors: Mapping[str, Tensor]) -> list[str]:
-    """Take over a DyLoRA, which the package writes whole and keeps in blocks of ranks. Returns the names taken."""
-    if not hasattr(adapter, "up_list"):
-        return []
-    names = [f"{adapter.lora_name}.lora_up.weight", f"{adapter.lora_name}.lora_down.weight"]
-    if not all(name in tensors for name in names):
-        return []
-    up, down = (tensors[name].flatten(1) for name in names)
-    ups, downs = up.split(adapter.block_size, dim=1), down.split(adapter.block_size)
-    if len(ups) != len(adapter.up_list):
-        raise RuntimeError(f"{names[0]} has rank {up.shape[1]}, the network has {adapter.lora_dim}")
-    with torch.no_grad():
-        for mine, its in zip([*adapter.up_list, *adapter.down_list], [*ups, *downs], strict=True):
-            mine.copy_(its)
-    return names
 
 
 def _of_file(path: Any) -> tuple[int, float, dict[str, str]]:
