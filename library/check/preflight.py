@@ -139,6 +139,7 @@ def judged(
     with _tolerant(bool(problems), []):  # notes about what cannot be read would only be errors
         family = families.family_for(config)
         remarks += [] if failed["model"] else [*family.notes(), *_cut_captions(family, images)]
+        remarks += [] if failed["resume"] or failed["length"] else _changed(config, images)
         remarks += [] if failed["network"] else methods.notes(config)
         remarks += [] if failed["model"] or failed["other adapters"] else adapter_files.notes(config)
         remarks += [] if config.compile.compile_fullgraph else _graphs(config, images, failed)
@@ -277,6 +278,15 @@ def _resumed(config: RunConfig) -> Iterator[Problem]:
     """A state on the hub is looked at when it has been downloaded."""
     if config.steps.resume and not config.steps.resume_from_huggingface:
         yield from resume_state.problems(Path(config.steps.resume), config)
+
+
+def _changed(config: RunConfig, images: data.Check) -> list[Problem]:
+    """What the config changes in the training that it resumes."""
+    if not config.steps.resume or config.steps.resume_from_huggingface:
+        return []
+    steps = _steps(config, images)
+    alone = processes() == 1  # of several, each takes a share of an epoch
+    return resume_state.changes(config, steps.total if steps and alone else None)
 
 
 def _space(config: RunConfig) -> Iterator[Problem]:

@@ -21,18 +21,31 @@ from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.families.shared.weights import header
 from library.files import need_space, write_folder_atomic
+from library.optim import resuming
 from library.optim.names import spec_of
 from library.outputs.paths import names
 from library.tools.names import possible_families, sizes_of
 from library.tools.storage import FilePlan
 from library.train import rng
 from library.train.choices import Choices
-from library.train.deciding_options import computed_by, deciding_options, differences
+from library.train.deciding_options import (
+    LENGTH,
+    MEASURED,
+    computed_by,
+    deciding_options,
+    differences,
+    is_rescheduled,
+)
 
 if TYPE_CHECKING:
     from library.train.training import Training
 
 VERSION = 1
+CHANGED = (
+    ": the training continues with what the config changes, and with the optimizer's moments of the state: "
+    "{differences}"
+)  # fmt: skip
+STARTS_ONLY = ": {name} only sets where the optimizer's estimate starts, so the estimate of the state stays"
 NOT_EXACTLY = "resume: the training continues, but not bit-exactly: {differences}"
 WHOLE = ("denoiser", "clip_l", "clip_g", "t5xxl")  # what a whole model's tensors begin with
 BESIDE = {"embedding.": "textual-inversion", "lllite_": "lllite"}  # the same of what else learns -> its kind
@@ -104,7 +117,7 @@ def collect(training: "Training") -> State | None:
     facts = {"version": VERSION, **clock.state(), "seed": training.generators.seed}
     facts |= {"losses": training.step_log.meter.state(), "batches": training.batches.state_dict()}
     facts |= {"settings": deciding_options(training.config, clock.total), "choices": asdict(training.choices)}
-    facts["computed_by"] = computed_by(world.device)
+    facts |= {"computed_by": computed_by(world.device), "groups": updates.groups}
     return State(tensors, values, facts)
 
 
@@ -116,15 +129,7 @@ def resume(folder: Path, training: "Training") -> None:
     if not config.steps.moved and (why := finished(folder, facts, clock.total, names(config).last)):
         raise ConfigError(why)
     training.method.restore(_tensors(folder / WEIGHTS))
-    try:
-        # Of a sharded model each process reads its own rows only.
-        in_shards = training.method.shards is not None
-        updates.load_state_dict(_read(folder / OPTIMIZER, "cpu" if in_shards else world.device, mapped=in_shards))
-    except ConfigError:
-        raise
-    except (ValueError, LookupError, TypeError, RuntimeError) as e:  # groups or memories of another kind
-        raise ConfigError(OTHER_OPTIMIZER) from e
-    updates.schedule.load_state_dict(_read(folder / SCHEDULER, "cpu"))
+    _take_over_optimizer(folder, facts, training)
     if updates.average and (folder / AVERAGE).is_file():
         updates.average.load_state_dict(_tensors(folder / AVERAGE))
     elif updates.average:
@@ -140,6 +145,21 @@ def resume(folder: Path, training: "Training") -> None:
     training.journal.say(f"Resumed {folder} after step {clock.step}.")
 
 
+def _take_over_optimizer(folder: Path, facts: JsonMapping, training: "Training") -> None:
+    """Load optimizer and schedule; rates and arguments that the config has changed apply."""
+    config, known = training.config, facts.get("settings", {})
+    in_shards = training.method.shards is not None  # then each process reads its own rows only
+    stored = _read(folder / OPTIMIZER, "cpu" if in_shards else training.world.device, mapped=in_shards)
+    rescheduled = is_rescheduled(known, deciding_options(config, training.clock.total))
+    saved = resuming.Saved(stored, _read(folder / SCHEDULER, "cpu"), facts.get("groups"), known, rescheduled)
+    try:
+        training.updates.resume(saved, config)
+    except ConfigError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as e:  # other groups, or other memory
+        raise ConfigError(OTHER_OPTIMIZER) from e
+
+
 def _move_clock(facts: JsonMapping, training: "Training") -> None:
     """Set clock and data to where the state was saved, or to where the config says that this training begins."""
     clock, batches, accumulation = training.clock, training.batches, training.config.steps.gradient_accumulation_steps
@@ -153,14 +173,28 @@ def _move_clock(facts: JsonMapping, training: "Training") -> None:
     training.step_log.meter.load(facts["losses"][: clock.per_epoch])
 
 
-def _compare(facts: JsonMapping, training: "Training", data: str) -> None:
-    """Warn of every difference that keeps this run from continuing bit for bit."""
-    config = training.config
-    now = deciding_options(config, training.clock.total)
-    found = list(differences(facts.get("settings", {}), now))
-    given = config.steps.seed
+def changes(config: RunConfig, total: int | None = None) -> list[Problem]:
+    """What a resume will change: the options that differ from the state's and decide results. `total` steps are those
+    of this training, where they are known. Nothing for a folder that is no state."""
+    try:
+        facts = read_progress(Path(config.steps.resume or ""))
+    except ConfigError:
+        return []
+    known, now = facts.get("settings", {}), deciding_options(config, total or 0)
+    for name in MEASURED if total else (*MEASURED, LENGTH):
+        now.pop(name, None)
+    found, given = list(differences(known, now)), config.steps.seed
     if given is not None and given != facts["seed"]:
         found.append(Text("the seed stays {seed}, {given} is not used", seed=facts["seed"], given=given))
+    said = [Problem("resume", CHANGED, differences=listed(found, "; "))] if found else []
+    return said + [Problem("resume", STARTS_ONLY, name=name) for name in resuming.only_for_starts(known, config)]
+
+
+def _compare(facts: JsonMapping, training: "Training", data: str) -> None:
+    """Warn of every difference that keeps this run from continuing bit for bit, besides `changes`."""
+    config = training.config
+    now = deciding_options(config, training.clock.total)
+    found = list(differences(facts.get("settings", {}), {name: now[name] for name in MEASURED if name in now}))
     found += [data] * bool(data)
     found += differences(facts.get("computed_by", {}), computed_by(training.world.device))
     if found:
@@ -222,6 +256,12 @@ def _other_training(folder: Path, facts: JsonMapping, config: RunConfig) -> Iter
         yield Problem("resume",
             ": {folder} was saved with optimizer_type {saved}, and this is {now}; {advice}", folder=folder,
             saved=saved or "AdamW", now=now, advice=advice)  # fmt: skip
+    elif resuming.needs_other_memory(known, config):
+        before, now = (listed(args, " ") for args in (known["optimizer_args"], config.optim.optimizer_args))
+        yield Problem("resume",
+            ": {folder} was saved with optimizer_args [{before}], and with [{now}] the optimizer keeps other "
+            "moments, which the state does not have; {advice}", folder=folder, before=before, now=now,
+            advice=advice)  # fmt: skip
     if not isinstance(config, AdapterRun):
         return
     network = config.network
