@@ -145,7 +145,8 @@ def test_train_state_has_the_fields_of_sd_scripts(run, tmp_path):
     found = json.loads((tmp_path / "out" / "m-state" / "train_state.json").read_text())
     assert (found["current_epoch"], found["current_step"]) == (2, 8)
     kept = {path.name for path in (tmp_path / "out" / "m-state").iterdir()}
-    assert kept == {"model.safetensors", "optimizer.bin", "scheduler.bin", "random_states_0.bin", "train_state.json"}
+    assert kept == {"model.safetensors", "optimizer.bin", "scheduler.bin", "random_states_0.bin", "train_state.json",
+                    "SHA256SUMS"}  # fmt: skip
 
 
 def test_a_finished_training_says_so(run, tmp_path):
