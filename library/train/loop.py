@@ -17,6 +17,7 @@ from library.data.batch import Batch
 from library.data.images import ImageSet
 from library.data.loading import Batches
 from library.families.base import Family, ModelComponents
+from library.families.shared import file_identity
 from library.imports import without_collecting
 from library.memory import attention, placement
 from library.memory.prepare import prepare_denoiser, prepare_encoders
@@ -49,6 +50,7 @@ def run_training(config: RunConfig, remarks: Sequence[Text] = (), notes: Sequenc
         torch_settings.settings_kept(),
         attention.settings_kept(),
         world,
+        file_identity.watching() as model_files,
         Journal(config, world, seed, began) as journal,
         CompileLog(journal.on_graph) as compile_log,
     ):
@@ -59,6 +61,7 @@ def run_training(config: RunConfig, remarks: Sequence[Text] = (), notes: Sequenc
         journal.phase(Text("reading the data set"))
         images = data.scan(config)
         components = open_model(family, world, journal)
+        model_files.note(components.deferred_files)
         samples = SampleRunner(family, components, config)
         read_networks(components, config, samples.wanted)
         samples.encode_prompts(world, journal)
@@ -71,6 +74,7 @@ def run_training(config: RunConfig, remarks: Sequence[Text] = (), notes: Sequenc
 
         # The trained weights: the whole model, or adapters inside it.
         read_weights(components, family, config, world, journal)
+        model_files.check()  # all parts were read from the same files, also those that made the caches
         method = methods.attach(components, family, config)
         world.place(components, method.trained_parts, config.cache, keep_vae=samples.wanted)
         generators = rng.StepGenerators(seed, world.device, world.rank)

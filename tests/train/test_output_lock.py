@@ -5,15 +5,15 @@ import pytest
 from library.cli import train as command
 from library.config.problems import ConfigError
 from library.train import output_lock
-from tests.training import cached_squares, config_of  # noqa: F401
+from tests.training import config_of
 
 BUSY = "output_name: a training that writes these files is running; stop it, or choose another name"
 
 
 @pytest.fixture
-def config(demo, cached_squares, tmp_path):  # noqa: F811
+def config(demo, squares, tmp_path):
     def made(**values):
-        given = {"train_data_dir": cached_squares, "output_dir": tmp_path / "out", "output_name": "m"}
+        given = {"train_data_dir": squares, "output_dir": tmp_path / "out", "output_name": "m"}
         return config_of(demo, "flux_train_network", **given | values)
 
     return made

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Text
 from library.config.values import quoted
+from library.families.shared import file_identity
 from library.families.shared.expected_tensors import require
 from library.families.shared.known_files import no_tensors
 from library.families.shared.tensor_names import COMPILED
@@ -225,6 +226,8 @@ class Weights(Mapping):
 
 def _opened(path: Path, mmap: bool) -> TensorFile | dict[str, Any]:
     """A safetensors file as a lazy reader, or a dict of tensors for formats without lazy reading."""
+    if not _shapes_only.get():
+        file_identity.opened(path)
     if path.suffix.lower() in PICKLED:
         return _unpickled(path)
     if _shapes_only.get():
