@@ -26,7 +26,7 @@ from library.memory.quantization import fp8_matmul, int8_matmul
 from library.optim import optimizers
 from library.outputs import hub, prompts, trackers
 from library.outputs import paths as save
-from library.runs import reader
+from library.runs import reader, registry
 from library.runs.record import Record
 from library.train import resume_state
 from library.train.clock import Clock
@@ -147,6 +147,7 @@ def judged(
         path = config.sample.sample_prompts
         if path and not failed["samples"]:
             remarks += [*_unasked(config), *prompts.notes(path, config.control_images, config.shifts_samples)]
+        remarks += [unlisted] if (unlisted := registry.unusable()) else []
         of_machine = [*_single_process(config), *_sixteen_bits(config), *_missing_gpu_features(config)]
         remarks += [one for one in of_machine if one.option not in {p.option for p in (*problems, *found)}]
         remarks += ineffective.remarks(config, [*problems, *found, *remarks, *building.notes(config)])

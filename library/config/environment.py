@@ -1,13 +1,17 @@
 """Checks of environment variables and output encodings at which Python or PyTorch would fail. No torch."""
 
+import contextlib
 import io
 import os
 import platform
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from library.config.problems import ConfigError
 
+# Variables of proxies and certificates, in either case.
+NETWORK = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "ssl_cert_file", "ssl_cert_dir")
 SWITCHED_ON = ("1", "true", "yes", "on")  # what accelerate reads as such in its variables
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # settings of PyTorch's memory, where it looks for them
@@ -46,6 +50,17 @@ def expand_segments() -> None:
     in_wsl = "microsoft" in platform.release().lower()
     if sys.platform == "linux" and not in_wsl and not any(name in os.environ for name in ALLOCATOR):
         os.environ[ALLOCATOR[0]] = "expandable_segments:True"
+
+
+@contextlib.contextmanager
+def without_network_settings() -> Iterator[None]:
+    """Inside, no variable names a proxy or certificates: a package that makes a client when it is imported would fail
+    at one that is wrong, whether it is used or not."""
+    known = {name: os.environ.pop(name) for name in [*os.environ] if name.lower() in NETWORK}
+    try:
+        yield
+    finally:
+        os.environ.update(known)
 
 
 def processes() -> int:

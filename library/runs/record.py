@@ -55,7 +55,8 @@ class Record:
         self._log = _follow_logging(folder / layout.LOG, self._hidden) if in_shell else None
         self._copy = restoring.FolderCopy(folder)
         self._write()
-        registry.add(folder, facts)
+        with contextlib.suppress(OSError, RuntimeError, ConfigError):  # the check has said that the page cannot list it
+            registry.add(folder, facts)
         threading.Thread(target=self._beat, name="run heartbeat", daemon=True).start()
         threading.Thread(target=GpuLog(self.event, self.say, self._ended).follow, name="gpu log", daemon=True).start()
 
