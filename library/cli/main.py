@@ -42,7 +42,14 @@ COMMANDS = {
 
 def main(argv: list[str] | None = None) -> int:
     """Run one subcommand. Returns the exit code: 0 done, 1 it did not work, 2 it was called wrongly."""
-    argv = sys.argv[1:] if argv is None else argv
+    from library.config import environment
+
+    with environment.reader_may_leave():
+        return _run(sys.argv[1:] if argv is None else argv)
+    return DONE
+
+
+def _run(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(usage())
         return DONE

@@ -4,9 +4,11 @@ from library import data, families
 from library.config.problems import Report, Text
 from library.config.run_config import RunConfig
 from library.data import encoding
+from library.data.not_finite import NotFiniteError
 from library.families.shared import file_identity
 from library.imports import without_collecting
 from library.memory.quantization import fp8_storage
+from library.train import errors
 from library.train.world import World
 
 
@@ -26,6 +28,9 @@ def make_caches(config: RunConfig, report: Report) -> int:
             components = family.load(world.storage_dtype, world.compute_dtype, deferring=True)
         model_files.note(components.deferred_files)
         fp8_storage.store_when_read(components, config)
-        encoding.encode(images, family, components, config, world, told)
+        try:
+            encoding.encode(images, family, components, config, world, told)
+        except NotFiniteError as error:
+            raise errors.damaged_model(error) from error
         model_files.check()
         return len({image.path for image in (*images.items, *(images.validation.items if images.validation else ()))})

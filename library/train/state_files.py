@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from library.compiler.torch_private import LazyTensor, pytree
-from library.config.environment import first_process
+from library.config.environment import first_process, lacks_memory
 from library.config.json_types import JsonMapping
 from library.config.problems import ConfigError, Problem, Text, listed
 from library.files import need_space, write_folder_atomic
@@ -219,6 +219,8 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as e:
+        if lacks_memory(e):
+            raise
         raise ConfigError(Problem("resume",
             ": {path} cannot be read ({kind}); choose another -state folder", path=path,
             kind=type(e).__name__)) from e  # fmt: skip

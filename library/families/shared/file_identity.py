@@ -13,6 +13,8 @@ CHANGED = (
     "file is complete"
 )
 
+DAMAGED = "{path} is damaged: {tensor} holds NaN or infinity ({count} tensors do); choose another file"
+
 
 class WatchedFiles:
     """Files by what they were when they were first opened, or expected to be."""
@@ -30,6 +32,13 @@ class WatchedFiles:
             if _differs(self._known.setdefault(path, now), now):
                 raise ConfigError(CHANGED, path=path)
 
+    def damaged(self) -> ConfigError | None:
+        """The error for the first of the files whose weights hold NaN or infinity. Reads all of them."""
+        for path in self._known:
+            if path.suffix.lower() == ".safetensors" and (names := _not_finite(path)):
+                return ConfigError(DAMAGED, path=path, tensor=names[0], count=len(names))
+        return None
+
     def check(self) -> None:
         """Raise ConfigError when one of the files has changed since, or is gone."""
         for path, known in self._known.items():
@@ -39,6 +48,11 @@ class WatchedFiles:
                 raise ConfigError(CHANGED, path=path) from e
             if _differs(known, now):
                 raise ConfigError(CHANGED, path=path)
+
+
+def watched() -> WatchedFiles | None:
+    """The files of this context, where they are watched."""
+    return _watched.get()
 
 
 _watched: ContextVar[WatchedFiles | None] = ContextVar("_watched", default=None)
@@ -66,3 +80,24 @@ def _differs(known: os.stat_result, now: os.stat_result) -> bool:
         return True
     # Some network disks number a file anew at each look; a file that took another's place has another time as well.
     return known.st_ino != now.st_ino and known.st_ctime_ns != now.st_ctime_ns
+
+
+def _not_finite(path: Path) -> list[str]:
+    """The names of weights that hold NaN or infinity. Buffers may: tables of schedules do."""
+    import torch
+    from safetensors import SafetensorError, safe_open
+
+    found = []
+    try:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - no mapping
+                tensor = file.get_tensor(name)
+                if not tensor.is_floating_point() or not (tensor.dim() > 1 or name.endswith((".weight", ".bias"))):
+                    continue
+                # 8-bit types have no isfinite of their own.
+                wide = tensor if tensor.element_size() > 1 else tensor.to(torch.float32)
+                if not wide.isfinite().all():
+                    found.append(name)
+    except (OSError, SafetensorError):
+        return []
+    return found

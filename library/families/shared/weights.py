@@ -15,6 +15,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from library.config import environment
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Text
 from library.config.values import quoted
@@ -143,6 +144,8 @@ class TensorFile:
         try:
             self._mapped = safe_open(path, framework="pt") if mmap else None
         except SafetensorError as e:
+            if environment.lacks_memory(e):
+                raise MemoryError(str(e)) from e
             template = "{path} is a damaged safetensors file ({why}): download it again"
             raise ConfigError(template, path=path, why=e) from e
 
@@ -248,6 +251,8 @@ def _unpickled(path: Path) -> JsonObject:
     try:
         found = torch.load(path, map_location="meta" if _shapes_only.get() else "cpu", weights_only=True)
     except Exception as e:  # exceptions for other files have no common class
+        if environment.lacks_memory(e):
+            raise
         raise ConfigError(
             "{path} holds more than tensors or is damaged, and is not opened: convert it to .safetensors", path=path
         ) from e
