@@ -119,7 +119,7 @@ def uv_settings(told: Mapping[str, Sequence[str]]) -> tuple[dict[str, str], list
 
 # Why: docs/decisions/2026-11-27-hashes-for-all-but-torch.md
 @dataclass(frozen=True)
-class Wanted:
+class PackagePlan:
     """What is to be installed."""
 
     torch: str  # the requirement of PyTorch
@@ -143,15 +143,15 @@ def install_packages(build: str, kind: str) -> str:
     if broken:
         say(f"An earlier installation was interrupted; installing again: {' '.join(broken)}")
     uv = find_uv()
-    if uv and by_uv(uv, with_damaged(Wanted(torch, index, locks), broken)):
+    if uv and by_uv(uv, with_damaged(PackagePlan(torch, index, locks), broken)):
         return uv
     if uv:
         say("uv did not install everything (see above); pip tries it.")
-    by_pip(with_damaged(Wanted(torch, index, locks), [*broken, *installation.damaged()]))
+    by_pip(with_damaged(PackagePlan(torch, index, locks), [*broken, *installation.damaged()]))
     return ""
 
 
-def with_damaged(wanted: Wanted, broken: Sequence[str]) -> Wanted:
+def with_damaged(wanted: PackagePlan, broken: Sequence[str]) -> PackagePlan:
     """What is wanted, with packages that have to be installed again: those of the locks with their hashes."""
     if not broken:
         return wanted
@@ -178,7 +178,7 @@ def _plain_name(requirement: str) -> str:
     return re.sub(r"[-_.]+", "-", requirement.partition("==")[0]).lower()
 
 
-def by_uv(uv: str, wanted: Wanted) -> bool:
+def by_uv(uv: str, wanted: PackagePlan) -> bool:
     """Install what is wanted; whether that went well."""
     variables, arguments = uv_settings(settings_of_pip())
     # As with pip the best version of all indexes counts; only files with these hashes do.
@@ -197,7 +197,7 @@ def by_uv(uv: str, wanted: Wanted) -> bool:
     return all(subprocess.run(one, cwd=ROOT, env=env, check=False).returncode == 0 for one, env in lines)
 
 
-def by_pip(wanted: Wanted) -> None:
+def by_pip(wanted: PackagePlan) -> None:
     """As `by_uv`; raises Refusal where it does not go well."""
     line, again = [PYTHON, "-m", "pip", "install"], ["--force-reinstall", "--no-deps"]
     of_torch = [*line, *(["--index-url", wanted.index] if wanted.index else [])]
@@ -215,7 +215,7 @@ def by_pip(wanted: Wanted) -> None:
             )
 
 
-def _files(wanted: Wanted, again: list[str]) -> list[tuple[str, list[str]]]:
+def _files(wanted: PackagePlan, again: list[str]) -> list[tuple[str, list[str]]]:
     """The files of locked packages in their order, with the options for those that are installed `again`."""
     files = [(str(installation.lock_file(name)), list[str]()) for name in wanted.locks]
     return [*files, (str(wanted.again), again)] if wanted.again else files

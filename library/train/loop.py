@@ -50,7 +50,7 @@ def run_training(config: RunConfig, remarks: Sequence[Text] = (), notes: Sequenc
         torch_settings.settings_kept(),
         attention.settings_kept(),
         world,
-        file_identity.watching() as model_files,
+        file_identity.watching(),
         Journal(config, world, seed, began) as journal,
         CompileLog(journal.on_graph) as compile_log,
     ):
@@ -61,7 +61,6 @@ def run_training(config: RunConfig, remarks: Sequence[Text] = (), notes: Sequenc
         journal.phase(Text("reading the data set"))
         images = data.scan(config)
         components = open_model(family, world, journal)
-        model_files.note(components.deferred_files)
         samples = SampleRunner(family, components, config)
         read_networks(components, config, samples.wanted)
         samples.encode_prompts(world, journal)
@@ -74,7 +73,6 @@ def run_training(config: RunConfig, remarks: Sequence[Text] = (), notes: Sequenc
 
         # The trained weights: the whole model, or adapters inside it.
         read_weights(components, family, config, world, journal)
-        model_files.check()  # all parts were read from the same files, also those that made the caches
         method = methods.attach(components, family, config)
         world.place(components, method.trained_parts, config.cache, keep_vae=samples.wanted)
         generators = rng.StepGenerators(seed, world.device, world.rank)
@@ -106,7 +104,9 @@ def open_model(family: Family, world: World, journal: Journal) -> ModelComponent
     """The networks, whose weights are read when they are needed."""
     journal.phase(Text("loading the model"))
     with without_collecting():
-        return family.load(world.storage_dtype, world.compute_dtype, deferring=True)
+        components = family.load(world.storage_dtype, world.compute_dtype, deferring=True)
+    file_identity.note(*components.deferred_files)
+    return components
 
 
 def read_networks(components: ModelComponents, config: RunConfig, previews: bool) -> None:
@@ -128,6 +128,7 @@ def read_weights(
     journal.phase(Text("loading the model"))
     with prewarm.prewarm_before_steps(config, world.device), without_collecting():
         components.read_denoiser(placement.placement(family, config, world.device))
+    file_identity.check()  # all parts were read from the same files, also those that made the caches
     journal.mark("reading the weights")
 
 

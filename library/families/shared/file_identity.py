@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
+
 from library.config.problems import ConfigError
 
 CHANGED = (
@@ -69,10 +71,16 @@ def watching() -> Iterator[WatchedFiles]:
         _watched.reset(token)
 
 
-def opened(path: Path) -> None:
-    """Say that a file is opened. Raises ConfigError where it is watched and has changed."""
+def note(*paths: Path) -> None:
+    """Call with files that are opened, or will be. Raises ConfigError where one is watched and has changed."""
     if files := _watched.get():
-        files.note([path])
+        files.note(paths)
+
+
+def check() -> None:
+    """Raise ConfigError when a watched file has changed."""
+    if files := _watched.get():
+        files.check()
 
 
 def _differs(known: os.stat_result, now: os.stat_result) -> bool:
@@ -84,9 +92,6 @@ def _differs(known: os.stat_result, now: os.stat_result) -> bool:
 
 def _not_finite(path: Path) -> list[str]:
     """The names of weights that hold NaN or infinity. Buffers may: tables of schedules do."""
-    import torch
-    from safetensors import SafetensorError, safe_open
-
     found = []
     try:
         with safe_open(path, framework="pt") as file:
@@ -95,7 +100,7 @@ def _not_finite(path: Path) -> list[str]:
                 if not tensor.is_floating_point() or not (tensor.dim() > 1 or name.endswith((".weight", ".bias"))):
                     continue
                 # 8-bit types have no isfinite of their own.
-                wide = tensor if tensor.element_size() > 1 else tensor.to(torch.float32)
+                wide = tensor if tensor.element_size() > 1 else tensor.float()
                 if not wide.isfinite().all():
                     found.append(name)
     except (OSError, SafetensorError):

@@ -230,7 +230,7 @@ class Weights(Mapping):
 def _opened(path: Path, mmap: bool) -> TensorFile | dict[str, Any]:
     """A safetensors file as a lazy reader, or a dict of tensors for formats without lazy reading."""
     if not _shapes_only.get():
-        file_identity.opened(path)
+        file_identity.note(path)
     if path.suffix.lower() in PICKLED:
         return _unpickled(path)
     if _shapes_only.get():
