@@ -27,7 +27,7 @@ from library.methods import lycoris
 from library.optim import lr_schedule, optimizers
 from library.outputs import hub, prompts, trackers
 from library.outputs import paths as save
-from library.runs import reader
+from library.runs import reader, registry
 from library.runs.record import Record
 from library.train import resume_state
 from library.train.clock import Clock
@@ -159,6 +159,7 @@ def judged(
     with _tolerant(bool(problems), []):  # notes about what cannot be read would only be errors
         family = families.family_for(config)
         remarks += [] if failed["model"] else [*family.notes(), *_cut_captions(family, images)]
+        remarks += [] if failed["resume"] or failed["length"] else _changed(config, images)
         remarks += [] if failed["network"] else methods.notes(config)
         remarks += [] if failed["model"] or failed["other adapters"] else adapter_files.notes(config)
         remarks += [] if config.compile.compile_fullgraph else _graphs(config, images, failed)
@@ -166,6 +167,7 @@ def judged(
         path = config.sample.sample_prompts
         if path and not failed["samples"]:
             remarks += [*_unasked(config), *prompts.notes(path, config.control_images, config.shifts_samples)]
+        remarks += [unlisted] if (unlisted := registry.unusable()) else []
         of_machine = [*_single_process(config), *_sixteen_bits(config), *_missing_gpu_features(config)]
         remarks += [one for one in of_machine if one.option not in {p.option for p in (*problems, *found)}]
         remarks += ineffective.remarks(config, [*problems, *found, *remarks, *building.notes(config)])
@@ -304,6 +306,15 @@ def _resumed(config: RunConfig) -> Iterator[Problem]:
     """A state on the hub is looked at when it has been downloaded."""
     if config.steps.resume and not config.steps.resume_from_huggingface:
         yield from resume_state.problems(Path(config.steps.resume), config)
+
+
+def _changed(config: RunConfig, images: data.Check) -> list[Problem]:
+    """What the config changes in the training that it resumes."""
+    if not config.steps.resume or config.steps.resume_from_huggingface:
+        return []
+    steps = _steps(config, images)
+    alone = processes() == 1  # of several, each takes a share of an epoch
+    return resume_state.changes(config, steps.total if steps and alone else None)
 
 
 def _space(config: RunConfig) -> Iterator[Problem]:

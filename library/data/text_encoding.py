@@ -15,6 +15,7 @@ from library.data import caches, control_pixels, identity, stamps
 from library.data.buckets import Size
 from library.data.encoding_job import Arrays, EncodingJob, clean_up_after, finish, refuse_other_references, share
 from library.data.folders import some
+from library.data.not_finite import NotFiniteError
 from library.data.threads import spread
 from library.families.base import Family, ModelComponents, TextCache
 from library.families.capabilities import ReadsPictures
@@ -195,7 +196,7 @@ def _encoded_phrases(
     for i, (phrase, names) in enumerate(batch):
         if any(value.dtype.kind == "f" and not np.isfinite(value[i]).all() for value in arrays.values()):
             where = [name if isinstance(name, str) else phrase.words for name in names]
-            raise ConfigError("encoding the caption {caption} of {some} gave NaN: use bf16 or fp32",
+            raise NotFiniteError("encoding the caption {caption} of {some} gave NaN: use bf16 or fp32",
                 caption=repr(phrase.words), some=some(where))  # fmt: skip
     each = [{key: value[i] for key, value in arrays.items()} for i in range(len(batch))]
     if mask := work.family.text_cache.mask:  # padding is added in each batch
