@@ -13,7 +13,7 @@ from library.config.building import Layer, read_section
 from library.config.formats import load_json, load_toml
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Problem
-from library.config.reading import LARGEST, extension, positive_pair, range_of_sizes
+from library.config.reading import LARGEST, extension, positive_pair, range_of_sizes, separator
 from library.config.run_config import RunConfig
 from library.config.schema import changed, opt, section_options
 from library.config.sections.captions import varied_captions
@@ -44,7 +44,7 @@ class SubsetConfig:
     caption_extension: str = opt(".caption", "ending of caption files", parse=extension)
     cache_info: bool = opt(False, "remember captions and sizes in metadata_cache.json")
     shuffle_caption: bool = opt(False, "shuffle the tags of a caption each time")
-    caption_separator: str = opt(",", "what separates tags")
+    caption_separator: str = opt(",", "what separates tags", parse=separator)
     keep_tokens: int = opt(0, "this many tags stay in front", min=0)
     keep_tokens_separator: str = opt("", "tags before this sign stay in front")
     secondary_separator: str | None = opt(None, "joins tags that are shuffled and dropped as one")
@@ -66,6 +66,8 @@ class SubsetConfig:
     )
     no_resize_control: bool = opt(False, "leave reference images as large as they are, up to control_resolution")
     custom_attributes: JsonObject | None = opt(None, "diff_output_preservation = true keeps the base model's answer")
+
+    trigger_phrase: str = ""  # of the run's metadata; it takes the place of [trigger] in captions
 
     @property
     def control_directories(self) -> tuple[str, ...]:
@@ -196,7 +198,10 @@ def _from_run(config: RunConfig) -> JsonObject:
         for part in parts:
             if hasattr(part, RUN_NAMES.get(name, name)):
                 found[name] = getattr(part, RUN_NAMES.get(name, name))
-    return found | {"resolution": config.data.size, "face_crop_aug_range": config.data.face_crop}
+    trigger = config.metadata.metadata_trigger_phrase
+    return found | {
+        "resolution": config.data.size, "face_crop_aug_range": config.data.face_crop, "trigger_phrase": trigger,
+    }  # fmt: skip
 
 
 def _make(cls: type, *layers: JsonMapping) -> Any:

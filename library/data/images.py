@@ -1,6 +1,7 @@
 """The images of a training: the properties of each, and its repeats. Pure; no file is read."""
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from library.config.dataset import DatasetConfig, SubsetConfig
 from library.config.json_types import JsonObject
 from library.data.buckets import BucketFit, Buckets, Size
+from library.data.captions import encoded_once
 
 if TYPE_CHECKING:
     from library.data.encoding import Latents
@@ -49,6 +51,11 @@ class Image:
     caption_file: str = ""
     mask_file: str = ""
     controls: tuple[ControlImage, ...] = ()
+
+    @property
+    def encoded_caption(self) -> str:
+        """The caption that is encoded where captions are encoded once."""
+        return encoded_once(self.caption, self.subset, os.path.basename(self.path))
 
     @property
     def bucket_key(self) -> tuple[Any, ...]:

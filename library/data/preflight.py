@@ -10,8 +10,9 @@ from PIL import Image as Pillow
 from library.config.dataset import decided
 from library.config.problems import Problem, Report, Text, counted, either, together
 from library.config.run_config import RunConfig
-from library.config.sections import AdapterRun, EmbeddingRun
+from library.config.sections import EmbeddingRun
 from library.data import augment, finding
+from library.data.captions import TRIGGER, with_affixes
 from library.data.controls import size_of
 from library.data.finding import Survey
 from library.data.folders import SHOWN, about_images, capped_by_kind, some
@@ -226,12 +227,10 @@ def _about_options(config: RunConfig, found: Survey) -> Iterator[Problem]:
     """Options that have no effect with this data."""
     images = [image for image in found.images.items if not image.is_reg]
     subsets = [subset for dataset in found.images.datasets for subset in dataset.subsets]
-    if config.cache.text and not (isinstance(config, AdapterRun) and not config.network.network_train_unet_only):
-        for name in ("caption_prefix", "caption_suffix", "enable_wildcard", "secondary_separator"):
-            if any(getattr(subset, name) for subset in subsets):
-                yield Problem(
-                    name, "has no effect with cache_text_encoder_outputs: captions are encoded as they are written"
-                )
+    if config.cache.text and any(subset.enable_wildcard for subset in subsets):
+        yield Problem("enable_wildcard",
+            "draws one variant of each caption for the whole training: captions are encoded once",
+            also="cache_text_encoder_outputs cache_text_encoder_outputs_to_disk")  # fmt: skip
     yield from _about_masks(config, found)
     if any(subset.face_crop_aug_range for subset in subsets):
         faces = sum(augment.face_of(image.path) is not None for image in found.images.items)
@@ -250,10 +249,16 @@ def _about_options(config: RunConfig, found: Survey) -> Iterator[Problem]:
         why = ": diff_output_preservation has no effect: only a LoRA or LLLite can be left out to ask the base model"
         yield Problem("custom_attributes", why)
     phrase = config.metadata.metadata_trigger_phrase
-    if phrase and images and not any(phrase.lower() in image.caption.lower() for image in images):
+    read = [with_affixes(image.caption, image.subset) for image in images]
+    if phrase and images and not any(phrase.lower() in words.lower() for words in read):
         yield Problem("metadata_trigger_phrase",
             ": '{phrase}' is in none of the captions, so it will not trigger what is trained",
             phrase=phrase)  # fmt: skip
+    if unfilled := [image.path for image, words in zip(images, read, strict=True) if TRIGGER in words]:
+        yield Problem("metadata_trigger_phrase",
+            "is not set, but the captions of {count} contain [trigger], which is learned literally; set it to the "
+            "word that replaces [trigger]: {paths}",
+            count=counted(len(unfilled), "image"), paths=some(unfilled))  # fmt: skip
     sizes = [dataset.batch_size for dataset in found.images.datasets]
     if few := sum(len(members) < sizes[key[0]] for key, members in found.images.buckets().items()):
         yield about_images(

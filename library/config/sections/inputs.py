@@ -219,13 +219,13 @@ class Data:
     )
     max_data_loader_n_workers: int = opt(
         8,
-        "Processes that prepare batches. 0 does it in the training process.",
+        "Threads that prepare batches. 0 prepares them in the training's own thread.",
         label="Data loader workers",
         advanced=True,
         min=0,
     )
     persistent_data_loader_workers: bool = opt(
-        False, "Keep these processes between epochs.", label="Keep workers", advanced=True
+        False, "Keep these threads between epochs.", label="Keep workers", advanced=True
     )
     debug_dataset: bool = opt(False, "Print the batches of the data set, without training.", advanced=True)
 
