@@ -15,8 +15,12 @@ def encoding_of(path: str | Path) -> str:
 
 
 def decoded(data: bytes) -> str:
-    """The text that the bytes of a file are. Raises UnicodeError."""
-    return data.decode(_encoding(data))
+    """The text that the bytes of a file are. Raises UnicodeDecodeError, also for NUL, as in UTF-16 without its mark."""
+    encoding = _encoding(data)
+    text = data.decode(encoding)
+    if (at := text.find("\0")) >= 0:
+        raise UnicodeDecodeError(encoding, data, at, at + 1, "NUL is not text")
+    return text
 
 
 def _encoding(data: bytes) -> str:

@@ -2,7 +2,6 @@
 
 import io
 import os
-from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -11,9 +10,9 @@ from typing import Any, NamedTuple
 from library.config.dataset import DatasetConfig, SubsetConfig, drafted
 from library.config.problems import ConfigError, Problem, Report, Text, counted
 from library.config.run_config import ControlUse, RunConfig
-from library.config.text_files import decoded
 from library.data import captions, folders, metadata
 from library.data.buckets import Buckets, Size
+from library.data.caption_files import about_missing, caption_file, read_caption
 from library.data.controls import controls_of, mask_of, without_pictures
 from library.data.folders import SHOWN, Listing, about_images, capped, some
 from library.data.images import Image, ImageSet, balance, bucket_rules, split
@@ -212,8 +211,10 @@ def _find(result: Survey, subset: SubsetConfig) -> list[FoundImage]:
     if here.undecodable:
         template = "{folder}: {files} are in formats that are not read here, and not used; convert them to PNG or WebP"
         result.warnings.append(about_images(template, folder=folder, files=some(here.undecodable)))
-    files = [_caption_file(here, name, subset.caption_extension) for name in here.images]
-    _warn_of_other_captions(result, subset, here, files)
+    files = [caption_file(here, name, subset.caption_extension) for name in here.images]
+    missing = about_missing(subset, here, files)
+    result.other_captions += [missing.whole_folder] if missing.whole_folder else []
+    result.warnings += missing.others
     return [
         FoundImage(here.path(name), here.known_size(name), None, file)
         for name, file in zip(here.images, files, strict=True)
@@ -233,41 +234,6 @@ def _why_empty(result: Survey, folder: Path, here: Listing) -> Problem:
     return about_images("image folder {folder} holds no images (png, jpg, webp, bmp)", folder=folder)
 
 
-def _caption_file(here: Listing, name: str, extension: str) -> str:
-    """The caption file of an image, or "": of the same name, or of the name without the numbers of a face."""
-    stem = os.path.splitext(name)[0]
-    parts = stem.split("_")
-    names = [stem + extension] + (["_".join(parts[:-4]) + extension] if len(parts) >= 5 else [])
-    return next((here.path(one) for one in names if one in here.names), "")
-
-
-def _warn_of_other_captions(result: Survey, subset: SubsetConfig, here: Listing, files: list[str]) -> None:
-    missing = files.count("")
-    if not missing:
-        return
-    fallback = Text("trained without a caption")
-    if subset.class_tokens:
-        fallback = Text("trained with '{words}'", words=subset.class_tokens)
-    stems = {os.path.splitext(name)[0] for name in here.images}
-    others = Counter(os.path.splitext(name)[1] for name in here.names if os.path.splitext(name)[0] in stems)
-    other = next((e for e in (".txt", ".caption", ".TXT") if e != subset.caption_extension and others[e]), None)
-    if other and missing == len(files):
-        template = (
-            "{folder}: {files} not used, since caption_extension is '{extension}'; "
-            'set caption_extension = "{other}" to use them; now every image is {fallback}'
-        )
-        facts = {"folder": here.folder, "files": counted(others[other], f"{other} file"), "other": other,
-                 "extension": subset.caption_extension, "fallback": fallback}  # fmt: skip
-        fix = {"caption_extension": other}
-        result.other_captions.append(about_images(template, topic="captions", fix=fix, **facts))
-    elif missing < len(files) or not subset.class_tokens:
-        bare = some([name for name, file in zip(here.images, files, strict=True) if not file])
-        result.warnings.append(about_images(
-            "{folder}: {count} without a {caption_extension} file, {fallback}: {bare}", folder=here.folder,
-            count=counted(missing, "image"), caption_extension=subset.caption_extension, fallback=fallback,
-            bare=bare, topic="captions"))  # fmt: skip
-
-
 def _from_metadata(result: Survey, subset: SubsetConfig) -> list[FoundImage]:
     try:
         entries = metadata.read(subset.metadata_file or "", subset.image_dir)
@@ -278,6 +244,8 @@ def _from_metadata(result: Survey, subset: SubsetConfig) -> list[FoundImage]:
     for entry in entries:
         folder, name = os.path.split(entry.path)
         here = result.files(folder)
+        if (written := here.find(name)) and written != name:
+            name, entry = written, entry._replace(path=here.path(written))
         size = entry.size or here.known_size(name)
         if name not in here.images and os.path.splitext(name)[0] not in here.sizes:
             absent.append(entry.path)
@@ -340,8 +308,7 @@ def _facts(
     if not one.caption_file:
         return size, subset.class_tokens or ""
     try:
-        with open(one.caption_file, "rb") as f:
-            text = io.StringIO(decoded(f.read()), newline=None).read()  # line ends of every system become "\n"
+        text = io.StringIO(read_caption(one.caption_file), newline=None).read()  # all line ends become "\n"
     except (OSError, UnicodeError) as e:
         return size, e
     if subset.enable_wildcard:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +42,18 @@ class Listing:
     undecodable: list[str] = field(default_factory=list)
     sizes: dict[str, tuple[tuple[int, int], int]] = field(default_factory=dict)
     unreadable: str = ""  # why the folder could not be listed
+    alike: dict[str, str] = field(default_factory=dict)  # names by their plain form, once one is looked for
+
+    def find(self, name: str) -> str:
+        """A file's name as it is written in this folder, or "".
+
+        Composed and decomposed letters (of macOS) are the same, and so are upper and lower case in the extension.
+        """
+        if name in self.names:
+            return name
+        if not self.alike:
+            self.alike = {_plain_form(one): one for one in sorted(self.names, reverse=True)}
+        return self.alike.get(_plain_form(name), "")
 
     def known_size(self, name: str) -> tuple[int, int] | None:
         """(width, height) of an image whose latents were cached after its last change."""
@@ -91,6 +104,11 @@ def listing(folder: str | Path) -> Listing:
     found.folders.sort()
     found.undecodable.sort()
     return found
+
+
+def _plain_form(name: str) -> str:
+    stem, suffix = os.path.splitext(name)
+    return (stem if stem.isascii() else unicodedata.normalize("NFC", stem)) + suffix.lower()
 
 
 def looked_into(folder: str | Path) -> Listing:

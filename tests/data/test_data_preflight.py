@@ -227,6 +227,10 @@ def test_captions_in_another_encoding_are_named(tmp_path):
     (folder / "01.txt").write_bytes("grün".encode("latin-1"))
     (problem,) = problems(make.config(tmp_path))
     assert "01.txt" in problem and "UTF-8" in problem
+    for content in ("grün".encode("utf-16-le"), b"a\0b"):  # without a mark, it decodes as UTF-8
+        (folder / "01.txt").write_bytes(content)
+        (problem,) = problems(make.config(tmp_path))
+        assert "01.txt" in str(problem) and "UTF-8" in str(problem)
     (folder / "01.txt").write_bytes("grün".encode("utf-16"))  # as Windows' editor marks it
     assert not problems(make.config(tmp_path))
     assert "grün" in {image.caption for image in data.scan(make.config(tmp_path)).items}

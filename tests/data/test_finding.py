@@ -3,11 +3,13 @@
 import json
 import os
 import random
+import unicodedata
 
 import pytest
 
 from library import data, families
 from library.config.problems import ConfigError
+from library.curation import scanning
 from library.data.images import Image, balance, split
 from tests.data import make
 
@@ -89,6 +91,41 @@ def test_a_few_missing_captions_are_named(tmp_path):
     (folder / "01.txt").write_text("")
     warnings = data.scan(make.config(tmp_path)).warnings
     assert any("02.png" in warning for warning in warnings) and any("01.txt" in warning for warning in warnings)
+
+
+@pytest.mark.parametrize(("image", "caption"), [("NFD", "NFC"), ("NFC", "NFD")])
+def test_names_of_macos_and_of_other_systems_are_the_same(tmp_path, image, caption):
+    names = {form: unicodedata.normalize(form, "caf\u00e9") for form in ("NFC", "NFD")}
+    make.picture(tmp_path / "1_cat" / f"{names[image]}.png")
+    (tmp_path / "1_cat" / f"{names[caption]}.txt").write_text("a cup")
+    found = data.scan(make.config(tmp_path))
+    assert [one.caption for one in found.items] == ["a cup"] and not found.warnings
+    listed = tmp_path / "meta.json"
+    listed.write_text(json.dumps({f"{names[caption]}.png": {"caption": "tea"}}))
+    found = data.scan(make.config(tmp_path / "1_cat", in_json=str(listed)))
+    assert [one.caption for one in found.items] == ["tea"] and os.path.isfile(found.items[0].path)
+
+
+def test_the_extension_of_captions_may_be_in_capitals_and_the_exact_name_comes_first(tmp_path):
+    folder = make.folder(tmp_path, "1_cat", ((64, 64),) * 2, captions=False)
+    (folder / "00.TXT").write_text("capitals")
+    (folder / "01.TXT").write_text("capitals")
+    (folder / "01.txt").write_text("exact")
+    found = data.scan(make.config(tmp_path))
+    assert [one.caption for one in found.items] == ["capitals", "exact"] and not found.warnings
+
+
+def test_files_that_only_look_like_captions_are_named(tmp_path):
+    folder = make.folder(tmp_path, "1_cat", ((64, 64),) * 5, captions=False)
+    (folder / "00.txt").write_text("a cat")
+    os.rename(folder / "04.png", folder / "Photo.png")
+    for name in ("01.png.txt", "02.json", "03.caption", "photo.txt", "readme.txt", "00.json"):
+        (folder / name).write_text("x")
+    warnings = [str(one) for one in data.scan(make.config(tmp_path)).warnings]
+    (said,) = [one for one in warnings if "not read as captions" in one]
+    assert "01.png.txt, 02.json, 03.caption, photo.txt;" in said and "ending .txt" in said
+    opened = scanning.opened(tmp_path, make.config(tmp_path))
+    assert [one for one in map(str, opened.notes) if "01.png.txt, 02.json, 03.caption, photo.txt;" in one]
 
 
 def test_regularisation_images_fill_up_to_the_number_of_the_others(tmp_path):
