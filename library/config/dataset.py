@@ -4,6 +4,7 @@ A file has [general], [[datasets]] and [[datasets.subsets]]. What a subset does 
 [general], then the run's options, then the default here. The answer is the same shape for both ways of describing data.
 """
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -36,6 +37,10 @@ class SubsetConfig:
     control_directory: str | None = opt(None, "folder of reference images of the same names", kind="folder")
     more_control_directories: tuple[str, ...] = opt(
         (), "folders of further reference images of the same names, for models that are shown several", kind="folder"
+    )
+    image_suffix: str | None = opt(None, "ending of the names to train on, such as _T in 0_T.png; others are left out")
+    control_suffix: str | None = opt(
+        None, "ending of the names of reference images in place of image_suffix, such as _R in 0_R.png"
     )
     is_reg: bool = opt(False, "these are regularisation images")
     alpha_mask: bool = opt(False, "use the transparency of images as mask")
@@ -71,8 +76,9 @@ class SubsetConfig:
 
     @property
     def control_directories(self) -> tuple[str, ...]:
-        """The folders of its first, second, ... reference images."""
-        return (self.control_directory, *self.more_control_directories) if self.control_directory else ()
+        """The folders of its first, second, ... reference images; those with a suffix are among the images."""
+        first = self.control_directory or (self.image_dir if self.control_suffix else None)
+        return (first, *self.more_control_directories) if first else ()
 
     @property
     def kind(self) -> str:
@@ -231,9 +237,10 @@ def _dataset(table: JsonMapping, source: str, behind: Layers, problems: list[Pro
             problems.append(_wrong(f"{source} subset {i}", "image_dir", "is not set; name the folder of its images"))
         if not (place := subset.metadata_file or subset.image_dir):
             continue
-        # The same folder twice in one dataset counts once, as in sd-scripts.
-        repeated += [place] if place in subsets else []
-        subsets.setdefault(place, subset)
+        # The same folder twice in one dataset counts once, as in sd-scripts, however it is written.
+        key = os.path.normcase(os.path.realpath(place))
+        repeated += [place] if key in subsets else []
+        subsets.setdefault(key, subset)
     return replace(_make(DatasetConfig, *layers), subsets=tuple(subsets.values()), repeated=tuple(repeated))
 
 
@@ -277,7 +284,7 @@ def _rules(dataset: DatasetConfig, source: str, config: RunConfig) -> Iterator[P
         yield _wrong(source, "resolution", "is not set; 1024 is usual")
     if dataset.enable_bucket:
         yield from _bucket_rules(dataset, source, config)
-    if any(subset.control_directory for subset in dataset.subsets) and not config.control_images.most:
+    if any(subset.control_directories for subset in dataset.subsets) and not config.control_images.most:
         facts = {"title": config.title}
         yield _wrong(source, "control_directory", "is for models with reference images; {title} takes none", **facts)
     if len({bool(subset.metadata_file) for subset in dataset.subsets}) > 1:

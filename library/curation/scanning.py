@@ -150,7 +150,7 @@ def _take(collection: ImageCollection, listing: Listing, place: ImageFolder) -> 
     stems = {os.path.splitext(name)[0] for name in listing.images}
     parts = (os.path.splitext(name) for name in listing.names)
     endings = Counter(end for stem, end in parts if stem in stems)
-    odd = odd_files(listing, bare)
+    odd, is_masked = odd_files(listing, bare), collection.config.data.masked_loss
     for other in OTHER_ENDINGS:
         if other != ending and endings[other] and not endings[ending]:
             odd = [name for name in odd if not name.endswith(other)]
@@ -158,7 +158,7 @@ def _take(collection: ImageCollection, listing: Listing, place: ImageFolder) -> 
             where = place.folder or "The folder"
             template = "{where} has {many}, which are not read: set the caption files' ending to {other}."
             collection.notes.append(Text(template, where=where, many=many, other=other))
-    collection.notes += about_odd_files(listing, odd, ending)
+    collection.notes += [*about_odd_files(listing, odd, ending), *folders.about_labels(listing, is_masked)]
 
 
 def sharing(collection: ImageCollection) -> list[str]:

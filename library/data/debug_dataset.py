@@ -21,6 +21,7 @@ def lines(config: RunConfig, seed: int) -> Iterator[str]:
         raise ConfigError(*checked.problems)
     images = data.scan(config)
     yield from (f"note: {warning}" for warning in checked.warnings)
+    yield from [str(checked.masks)] if checked.masks else []
     yield from _sets(images)
     yield from _batches(Batches(images, config, seed), config)
     if images.validation:

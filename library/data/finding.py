@@ -2,6 +2,7 @@
 
 import io
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from library.config.run_config import ControlUse, RunConfig
 from library.data import captions, folders, metadata
 from library.data.buckets import Buckets, Size
 from library.data.caption_files import about_missing, caption_file, read_caption
-from library.data.controls import controls_of, mask_of, without_pictures
+from library.data.controls import NUMBERED, controls_of, mask_of, without_images, without_pictures
 from library.data.folders import SHOWN, Listing, about_images, capped, some
 from library.data.images import Image, ImageSet, balance, bucket_rules, split
 from library.data.pixels import header_size
@@ -42,6 +43,8 @@ class Survey:
     unpaired: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     # folder of reference images, or metadata file that should name them -> images without one
     unreferenced: dict[str, list[str]] = field(default_factory=dict)
+    takes_masks: bool = False  # whether masks of the loss, or of what is to be painted, have a use
+    beside: dict[str, set[str]] = field(default_factory=dict)  # folder of masks or control images -> names in use
     unmasked: list[str] = field(default_factory=list)  # images without a mask of the region to inpaint
 
     def files(self, folder: str | Path) -> Listing:
@@ -79,7 +82,9 @@ def survey(config: RunConfig, report: Report | None = None, keep: bool = True) -
 
     With `keep` false nothing is written, whatever cache_info says.
     """
-    result = Survey(ImageSet([], ()), report, keep, control_use=config.control_images)
+    use = config.control_images
+    masks = use.inpaints or (config.data.masked_loss and not use.guided)
+    result = Survey(ImageSet([], ()), report, keep, control_use=use, takes_masks=masks)
     made, result.problems = drafted(config)
     every = tuple(
         with_folders(result, dataset) for dataset in made if dataset.subsets or not config.data.dataset_config
@@ -91,13 +96,25 @@ def survey(config: RunConfig, report: Report | None = None, keep: bool = True) -
         learned, held_back = _images_of(result, position, _sized(dataset), config.steps.seed or 0)
         train.items += learned
         validation.items += held_back
-    result.problems += without_pictures(result)
+    result.problems += [*without_pictures(result), *_learned_as_regular(config, every)]
     if not train.items and not result.problems:
         result.problems.append(about_images("there are no images to train on"))
+    result.images = train
+    result.warnings += without_images(result)
     train.validation = validation if validation.items else None
     train.warnings, train.unused = (*result.other_captions, *result.warnings), tuple(result.unused)
-    result.images = train
     return result
+
+
+def _learned_as_regular(config: RunConfig, every: tuple[DatasetConfig, ...]) -> Iterator[Problem]:
+    """Folders whose images are both learned and regularisation images."""
+    subsets = [subset for dataset in every for subset in dataset.subsets if subset.image_dir and subset.num_repeats]
+    learned = {folders.place_of(subset.image_dir or "") for subset in subsets if not subset.is_reg}
+    regular = dict.fromkeys(s.image_dir for s in subsets if s.is_reg and folders.place_of(s.image_dir or "") in learned)
+    if regular:
+        yield Problem("is_reg" if config.data.dataset_config else "reg_data_dir",
+            ": {folders} cannot be training images and regularisation images at once; name another folder for one of "
+            "them, or leave the regularisation images out", folders=some([*regular]), topic="images")  # fmt: skip
 
 
 def _sized(dataset: DatasetConfig) -> DatasetConfig:
@@ -203,6 +220,7 @@ def _find(result: Survey, subset: SubsetConfig) -> list[FoundImage]:
         result.problems.append(about_images("image folder {folder} does not exist", folder=folder))
     elif not here.images:
         result.problems.append(_why_empty(result, folder, here))
+    result.warnings += folders.about_labels(here, result.takes_masks)
     deeper = [name for name in here.folders if result.files(folder / name).images]
     if deeper and here.images:
         result.warnings.append(about_images(
@@ -218,7 +236,19 @@ def _find(result: Survey, subset: SubsetConfig) -> list[FoundImage]:
     return [
         FoundImage(here.path(name), here.known_size(name), None, file)
         for name, file in zip(here.images, files, strict=True)
+        if _is_trained(subset, name)
     ]
+
+
+def _is_trained(subset: SubsetConfig, name: str) -> bool:
+    """Whether an image of a folder is one to train on, where suffixes tell images and reference images apart."""
+    stem, inside = os.path.splitext(name)[0], subset.image_dir or ""
+    if not stem.endswith(subset.image_suffix or ""):
+        return False
+    beside = any(folders.same_place(folder, inside) for folder in subset.control_directories)
+    numbered = NUMBERED.fullmatch(stem)
+    named = (stem, numbered[1]) if numbered else (stem,)
+    return not (subset.control_suffix and beside and any(one.endswith(subset.control_suffix) for one in named))
 
 
 def _why_empty(result: Survey, folder: Path, here: Listing) -> Problem:

@@ -11,7 +11,7 @@ from library.config.dataset import decided
 from library.config.problems import Problem, Report, Text, counted, either, together
 from library.config.run_config import RunConfig
 from library.config.sections import EmbeddingRun
-from library.data import augment, finding
+from library.data import augment, finding, mask_check
 from library.data.captions import TRIGGER, with_affixes
 from library.data.controls import size_of
 from library.data.finding import Survey
@@ -30,6 +30,7 @@ class Check(NamedTuple):
     problems: list[Problem]
     warnings: list[Problem]
     images: ImageSet | None = None  # the images that were found, even if there are problems
+    masks: Text | None = None  # how many images have one, and how much of their area counts
 
 
 def problems(config: RunConfig, grid: int, report: Report | None = None) -> Iterator[Problem]:
@@ -54,6 +55,9 @@ def check(config: RunConfig, grid: int, report: Report | None = None) -> Check:
             reported = {option for stop in stops for option in stop.options}  # such as by the rules of a dataset file
             stops += [problem for problem in bucket_rules(dataset).problems(grid) if problem.option not in reported]
     stops += _without_the_word(config, images)
+    copied = list(mask_check.copies(config, found))
+    masks = mask_check.judged(config, found, report)
+    stops += [*(problem for is_error, problem in copied if is_error), *masks.problems]
     if to_disk:
         stops += [*_sharing_a_cache(images), *_too_long_for_a_cache(images), *_closed_to_caches(found, images)]
     others = found.other_captions
@@ -63,7 +67,8 @@ def check(config: RunConfig, grid: int, report: Report | None = None) -> Check:
         bare, others = [Problem("", "no image has a caption: {why}", **facts)], others[1:]
     notes = [*bare, *others, *notes, *_about_captions(config, found), *_about_images(images)]
     notes += [*_in_vain(config, found), *_about_options(config, found)]
-    return Check(stops, notes, found.images)
+    notes += [*(problem for is_error, problem in copied if not is_error), *masks.warnings]
+    return Check(stops, notes, found.images, masks.text)
 
 
 def _damaged(found: Survey, images: list[Image], to_disk: bool, report: Report | None) -> Iterator[Problem]:
@@ -215,7 +220,8 @@ def _in_vain(config: RunConfig, found: Survey) -> Iterator[Problem]:
 def _about_masks(config: RunConfig, found: Survey) -> Iterator[Problem]:
     """Options that need masks, where there are none."""
     subsets = [subset for dataset in found.images.datasets for subset in dataset.subsets]
-    if config.data.masked_loss and not any(subset.conditioning_data_dir or subset.alpha_mask for subset in subsets):
+    masked = any(subset.conditioning_data_dir or subset.alpha_mask for subset in subsets)
+    if config.data.masked_loss and not masked and not any(image.mask_file for image in found.images.items):
         yield Problem("masked_loss", "has no effect: no subset has conditioning_data_dir, and alpha_mask is off")
     asked = [image.path for image in found.images.items if image.subset.alpha_mask]
     # An inpainting model repaints all of an image without transparency.
