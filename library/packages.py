@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from library.config.formats import load_json
+from library.config.outside_files import load_json
 from library.config.problems import ConfigError, Text
 from library.files import cache_folder, write_atomic
 

@@ -12,8 +12,9 @@ from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.building import build
 from library.config.command import command, printable
-from library.config.formats import load_toml, to_toml
+from library.config.formats import to_toml
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.outside_files import load_toml
 from library.config.problems import ConfigError, Text
 from library.config.run_config import RunConfig
 from library.config.schema import flat, options, values

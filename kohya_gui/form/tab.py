@@ -33,11 +33,11 @@ from library.check import isolated
 from library.config.building import Reading, working_fix
 from library.config.formats import to_toml
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.outside_files import read_text
 from library.config.problems import ConfigError, Problem, Text
 from library.config.problems import read as read_problem
 from library.config.run_config import RunConfig
 from library.config.schema import changed, flat
-from library.config.text_files import read_text
 from library.downloads import finding
 from library.families import RUNS, config_class
 from library.files import RESERVED

@@ -212,5 +212,5 @@ def _read(file: Path) -> str | None:
         return read_caption(file)
     except FileNotFoundError:
         return ""
-    except (OSError, UnicodeError):
+    except (OSError, UnicodeError, ConfigError):
         return None

@@ -10,8 +10,8 @@ from library.config.building import missing
 from library.config.command import printable
 from library.config.formats import to_toml
 from library.config.json_types import JsonObject
+from library.config.outside_files import read_text
 from library.config.problems import ConfigError
-from library.config.text_files import read_text
 from library.families import RUNS, config_class
 from library.files import clear_errors, write_atomic
 from library.importers import musubi

@@ -10,8 +10,9 @@ from library.cli import train_script
 from library.cli.main import DONE, MISUSED, complain
 from library.config.building import Layer, read_layers
 from library.config.command import Launch
-from library.config.formats import load_toml, read_toml
+from library.config.formats import read_toml
 from library.config.json_types import JsonObject
+from library.config.outside_files import load_toml
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig, of_told_kind
 from library.config.schema import options, section_options

@@ -19,8 +19,9 @@ import psutil
 from library import families
 from library.config import environment
 from library.config.building import Layer, Reading, draft, read_layers, read_section, understood
-from library.config.formats import load_toml, to_toml
+from library.config.formats import to_toml
 from library.config.json_types import JsonObject
+from library.config.outside_files import load_toml
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.config.schema import flat, options

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from library.config.building import Layer, read_section
-from library.config.formats import load_json, load_toml
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.outside_files import load_json, load_toml
 from library.config.problems import ConfigError, Problem
 from library.config.reading import LARGEST, extension, positive_pair, range_of_sizes, separator
 from library.config.run_config import RunConfig

@@ -67,7 +67,7 @@ def reread(collection: ImageCollection, picture: Picture) -> None:
         picture.caption = read_caption(picture.caption_file)
     except FileNotFoundError:
         return
-    except OSError:
+    except (OSError, ConfigError):
         picture.foreign, picture.caption = True, ""
     except UnicodeDecodeError as error:
         picture.foreign, picture.caption = True, bytes(error.object).decode("utf-8", "replace")

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from library.config.dataset import SubsetConfig
+from library.config.outside_files import CAPTION, decoded, read_bytes
 from library.config.problems import Problem, Text, counted
-from library.config.text_files import decoded
 from library.data.folders import Listing, about_images, some
 
 USUAL = (".txt", ".caption")
@@ -26,10 +26,11 @@ class Missing(NamedTuple):
 def read_caption(path: str | os.PathLike[str]) -> str:
     """The text of a caption file as it is written, with its line ends.
 
-    Raises OSError, or UnicodeError when it is neither UTF-8 nor marked UTF-16.
+    Raises FileNotFoundError; ConfigError when it is no ordinary file, too long or closed; UnicodeDecodeError when it is
+    neither UTF-8 nor marked UTF-16.
     """
-    with open(path, "rb") as file:
-        return decoded(file.read())
+    os.stat(path)
+    return decoded(read_bytes(path, CAPTION))
 
 
 def caption_file(here: Listing, image: str, extension: str) -> str:

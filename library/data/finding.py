@@ -303,7 +303,9 @@ def _read_sizes(result: Survey, subset: SubsetConfig, found: list[FoundImage]) -
             template = "{caption_file} cannot be read ({why})"
             if isinstance(words, UnicodeError):
                 template = "{caption_file} is not text in UTF-8: save it with that encoding"
-            bad_words.append(about_images(template, caption_file=one.caption_file, why=words))
+            said = [about_images(template, caption_file=one.caption_file, why=words)]
+            named = words.problems if isinstance(words, ConfigError) else said
+            bad_words += [problem.replaced(topic="images") for problem in named]
         elif min(size) < 1:
             broken.append(one.path)
         else:
@@ -339,7 +341,7 @@ def _facts(
         return size, subset.class_tokens or ""
     try:
         text = io.StringIO(read_caption(one.caption_file), newline=None).read()  # all line ends become "\n"
-    except (OSError, UnicodeError) as e:
+    except (OSError, UnicodeError, ConfigError) as e:
         return size, e
     if subset.enable_wildcard:
         return size, captions.lines(text)

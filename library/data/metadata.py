@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from library.config.json_types import JsonObject
+from library.config.outside_files import LIST, load_json, parse_json, read_text
 from library.config.problems import ConfigError
-from library.config.text_files import read_text
 from library.config.values import quoted
 from library.files import write_atomic
 
@@ -32,14 +32,9 @@ def read(metadata_file: str | Path, image_dir: str | Path | None) -> list[Metada
 
     Keys are absolute paths, or paths inside `image_dir`. Raises ConfigError for any other content.
     """
-    text, found, problems = read_text(metadata_file), [], []
-    try:
-        lined = str(metadata_file).lower().endswith(".jsonl")
-        rows = list(_lines(text, metadata_file)) if lined else _entries(json.loads(text), metadata_file)
-    except json.JSONDecodeError as e:
-        raise ConfigError(
-            "metadata file {metadata_file} is not what it should be: {why}", metadata_file=metadata_file, why=e
-        ) from e
+    text, found, problems = read_text(metadata_file, LIST), [], []
+    lined = str(metadata_file).lower().endswith(".jsonl")
+    rows = list(_lines(text, metadata_file)) if lined else _entries(parse_json(text, metadata_file), metadata_file)
     for key, about in rows:
         try:
             found.append(_entry(key, about, image_dir, metadata_file))
@@ -53,8 +48,8 @@ def read(metadata_file: str | Path, image_dir: str | Path | None) -> list[Metada
 def read_cache(folder: Path) -> JsonObject:
     """Read the file of cache_info in a folder: {path: {"caption", "resolution"}}; {} when there is none."""
     try:
-        found = json.loads((folder / CACHE_NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = load_json(folder / CACHE_NAME, LIST)
+    except ConfigError:
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -97,7 +92,7 @@ def write_cache(folder: Path, known: Mapping[str, tuple[str, tuple[int, int], in
 def _lines(text: str, source: str | Path) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
-            about = json.loads(line)
+            about = parse_json(line, source)
             if not isinstance(about, dict) or not isinstance(about.get("image_path"), str):
                 raise ConfigError("metadata file {source}, line {number}: it must be an object with image_path",
                     source=source, number=number)  # fmt: skip

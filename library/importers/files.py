@@ -5,14 +5,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from library.config.formats import load_json, load_toml, once
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.outside_files import load_json, load_toml, load_yaml, read_text
 from library.config.problems import ConfigError, Text
 from library.config.run_config import RunConfig
 from library.config.schema import options, values
-from library.config.text_files import read_text
 from library.config.values import did_you_mean
 from library.importers import aitoolkit, aitoolkit_data, flat, kohya_ss, musubi, onetrainer
 from library.importers.builder import Configs, Imported, settle
@@ -115,9 +112,9 @@ def parse(path: Path) -> JsonObject:
         return load_toml(path)
     if suffix not in SUFFIXES:
         raise ConfigError("{path} must end in one of {suffixes}", path=path, suffixes=", ".join(SUFFIXES))
-    if not (text := read_text(path)).strip():
+    if not read_text(path).strip():
         raise ConfigError("{path} is empty", path=path)
-    found = load_json(path) if suffix == ".json" else _yaml(text, path)
+    found = load_json(path) if suffix == ".json" else load_yaml(path)
     if isinstance(found, list):
         _refuse_list(found, path)
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
@@ -140,23 +137,6 @@ def _refuse_list(found: list[Any], path: Path) -> None:
     if "prompt" in first:
         advice = "import the config that names it as sample_definition_file_name"
         raise ConfigError("{path} is a file of sample prompts, not a training: {advice}", path=path, advice=advice)
-
-
-def _yaml(text: str, path: Path) -> Any:
-    class Once(yaml.SafeLoader):
-        """A loader that rejects duplicate keys."""
-
-        def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-            node = super().compose_mapping_node(anchor)
-            once(((key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode)), path)
-            return node
-
-    try:
-        return Once(text).get_single_data()
-    except ConfigError:
-        raise
-    except (yaml.YAMLError, ValueError, RecursionError) as e:
-        raise ConfigError("{path} is not valid YAML: {error}", path=path, error=" ".join(str(e).split())) from None
 
 
 def differences(first: Any, second: Any) -> list[tuple[str, str, str]]:

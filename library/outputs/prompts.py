@@ -1,19 +1,17 @@
 """Prompt files for sample images: .txt with options after two dashes, .toml, .json."""
 
-import json
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonValue
+from library.config.outside_files import named_by, parse_json, parse_toml, read_text
 from library.config.problems import ConfigError, Problem, Text
 from library.config.run_config import ControlUse
 from library.config.schema import section_options
 from library.config.sections.outputs import Sample
-from library.config.text_files import encoding_of
 
 MAX_STEPS = 1000
 NO_CONTROLS = ControlUse()
@@ -87,20 +85,12 @@ SAMPLERS = tuple(section_options(Sample)["sample_sampler"].choices)
 def read(path: str | Path) -> list[Prompt]:
     """All prompts of a file, in order. ConfigError names every line or entry that makes no sense."""
     path = Path(path)
-    try:
-        text = path.read_text(encoding=encoding_of(path))
-    except FileNotFoundError:
-        raise ConfigError(Problem("sample_prompts", ": {path} does not exist", path=path)) from None
-    except (OSError, UnicodeError) as e:
-        raise ConfigError(Problem("sample_prompts",
-            ": {path} cannot be read as text ({kind}); give a prompt file", path=path,
-            kind=type(e).__name__)) from e  # fmt: skip
-    readers = {".toml": _from_toml, ".json": _from_json}
-    try:
-        found = list(readers.get(path.suffix.lower(), _from_lines)(text))
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as e:
-        raise ConfigError(Problem("sample_prompts", ": {name} is no valid {format}: {why}", name=path.name,
-            format=path.suffix[1:].upper(), why=e)) from e  # fmt: skip
+    with named_by("sample_prompts"):
+        text, ending = read_text(path), path.suffix.lower()
+        tables = parse_toml(text, path) if ending == ".toml" else {}
+        entries = parse_json(text, path) if ending == ".json" else []
+    readers = {".toml": lambda: _from_toml(tables), ".json": lambda: _from_json(entries)}
+    found = list(readers.get(ending, lambda: _from_lines(text))())
     wrong = [Problem("sample_prompts", ": {name}, {problem}", name=path.name, problem=problem)
              for _, problem in found if problem]  # fmt: skip
     if wrong:
@@ -159,13 +149,13 @@ def notes(path: str | Path, use: ControlUse = NO_CONTROLS, shifts: bool = False)
 
 def _entries(path: Path) -> Iterator[tuple[str, str | JsonMapping]]:
     """The prompts of a readable file as they are written there, each with where that is: lines, or their options."""
-    text = path.read_text(encoding=encoding_of(path))
+    text = read_text(path)
     if path.suffix.lower() == ".toml":
-        common = dict(tomllib.loads(text)["prompt"])
+        common = dict(parse_toml(text, path)["prompt"])
         for number, entry in enumerate(common.pop("subset"), start=1):
             yield Text("subset {number}", number=number), {**common, **entry}
     elif path.suffix.lower() == ".json":
-        for number, entry in enumerate(json.loads(text), start=1):
+        for number, entry in enumerate(parse_json(text, path), start=1):
             yield Text("entry {number}", number=number), entry
     else:
         for number, line in prompt_lines(text):
@@ -255,9 +245,11 @@ def _from_lines(text: str) -> Iterator[tuple[Prompt, str]]:
         yield prompt, _placed(Text("line {number}", number=number), prompt)
 
 
-def _from_toml(text: str) -> Iterator[tuple[Prompt, str]]:
-    common = tomllib.loads(text).get("prompt", {})
+def _from_toml(tables: JsonMapping) -> Iterator[tuple[Prompt, str]]:
+    common = tables.get("prompt", {})
     entries = common.pop("subset", []) if isinstance(common, dict) else []
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise ConfigError(Problem("sample_prompts", ": prompts in TOML are tables, [[prompt.subset]]"))
     for number, entry in enumerate(entries, start=1):
         if both := sorted(common.keys() & entry.keys()):
             template = "subset {number}: {options} stands in [prompt] too; keep one of the two"
@@ -266,8 +258,7 @@ def _from_toml(text: str) -> Iterator[tuple[Prompt, str]]:
             yield _from_mapping({**common, **entry}, Text("subset {number}", number=number))
 
 
-def _from_json(text: str) -> Iterator[tuple[Prompt, str]]:
-    entries = json.loads(text)
+def _from_json(entries: Any) -> Iterator[tuple[Prompt, str]]:
     if not isinstance(entries, list):
         raise ConfigError(Problem("sample_prompts", ": a JSON prompt file is a list of texts or of objects"))
     for number, entry in enumerate(entries, start=1):

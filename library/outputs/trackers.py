@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from library.config.formats import load_toml
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.outside_files import load_toml
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.config.schema import options, values
