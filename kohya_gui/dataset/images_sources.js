@@ -117,17 +117,14 @@ function line(place) {
 }
 
 /** @param {Overview} found */
-export function show({ places, count: training, kinds, fixed, problems }) {
+export function show({ places, count: training, fixed, problems }) {
   part(".sources").replaceChildren(...(places.length ? [
     make("thead", {}, make("tr", {}, ["Folder", "Images", "Repeats", "Per epoch"].map((title) => make("th", { scope: "col" }, title)))),
     make("tbody", {}, places.map(line))] : []));
   /** @type {string[]} */
   const also = [];
   if (training.regularisation) also.push(say("{images} for regularisation, seen as often as the others.", { images: count(training.regularisation, "image") }));
-  const both = training.validation - kinds.held;
   if (training.validation) also.push(say("{images} used for validation.", { images: count(training.validation, "image") }));
-  if (both) also.push(say(both === 1 ? "{count} of them is trained as well, as the share is no whole number of images."
-    : "{count} of them are trained as well, as the share is no whole number of images.", { count: both.toLocaleString("en") }));
   if (training.world > 1) also.push(say("{count} processes share the batches.", { count: training.world }));
   if (fixed) also.push(say("{why} to change them.", { why: fixed }));
   part(".also").replaceChildren(...also.map((text) => make("span", {}, text, " ")));

@@ -31,7 +31,7 @@ SETTINGS: JsonObject = {
     "reg_data_dir": "", "in_json": "", "dataset_repeats": 1, "dataset_config": "", "validation_split": 0,
 }  # fmt: skip
 # And all else of a training tab's form that tells which images there are, and how they are seen.
-SECTIONS, BESIDES = ("data", "captions", "validation"), ("seed",)
+SECTIONS, BESIDES = ("data", "captions", "validation"), ("seed", "resume")
 
 
 def config_of(

@@ -27,6 +27,7 @@ from library.config.problems import Problem, Text, counted
 from library.config.problems import read as read_problem
 from library.config.run_config import RunConfig
 from library.config.schema import options, section_options
+from library.data import held_out
 from library.data.encoding import existing, wanted_latents
 from library.data.images import ImageSet
 from library.families import config_class
@@ -176,6 +177,8 @@ def _facts(config: RunConfig, found: data.Check, gpu: str, memory: float | None)
         )
     if images and images.items:
         yield Finding("images", "ok", _images(config, images))
+        if said := held_out.by_folder(images):
+            yield Finding("images", "ok", said)
         yield from _captions(images)
         yield from [Finding("images", "ok", masks)] if masks else []
         yield from _caches(config, images)

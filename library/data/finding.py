@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 from library.config.dataset import DatasetConfig, SubsetConfig, drafted
 from library.config.problems import ConfigError, Problem, Report, Text, counted
 from library.config.run_config import ControlUse, RunConfig
-from library.data import captions, folders, metadata
+from library.data import captions, folders, held_out, metadata
 from library.data.buckets import Buckets, Size
 from library.data.caption_files import about_missing, caption_file, read_caption
 from library.data.controls import NUMBERED, controls_of, mask_of, without_images, without_pictures
 from library.data.folders import SHOWN, Listing, about_images, capped, some
-from library.data.images import Image, ImageSet, balance, bucket_rules, split
+from library.data.images import Image, ImageSet, balance, bucket_rules
 from library.data.pixels import header_size
 from library.data.threads import spread
 
@@ -34,6 +34,7 @@ class Survey:
     warnings: list[Problem] = field(default_factory=list)
     other_captions: list[Problem] = field(default_factory=list)  # folders whose captions have another extension
     unused: list[str] = field(default_factory=list)
+    copies: list[Image] = field(default_factory=list)  # of images that are held out for validation
     unread: dict[str, int] = field(default_factory=dict)  # caption file, or image -> unused lines of its caption
     listings: dict[str, Listing] = field(default_factory=dict)
     control_use: ControlUse = ControlUse()
@@ -89,13 +90,22 @@ def survey(config: RunConfig, report: Report | None = None, keep: bool = True) -
     every = tuple(
         with_folders(result, dataset) for dataset in made if dataset.subsets or not config.data.dataset_config
     )
-    train, validation = ImageSet([], every), ImageSet([], every)
+    learned: list[list[Image]] = []
+    regular: list[list[Image]] = []
     for position, dataset in enumerate(every):
         if dataset.resolution is None and all(problem.option != "resolution" for problem in result.problems):
             result.problems.append(Problem("resolution", "is not set: 1024 is usual"))
-        learned, held_back = _images_of(result, position, _sized(dataset), config.steps.seed or 0)
-        train.items += learned
-        validation.items += held_back
+        images = _images_of(result, position, _sized(dataset))
+        learned.append([image for image in images if not image.is_reg])
+        regular.append([image for image in images if image.is_reg])
+    began = held_out.earlier(config)
+    split = held_out.apart(every, learned, regular, config.steps.seed or 0, began)
+    result.copies, result.warnings = split.copies, [*result.warnings, *held_out.warnings(split, began)]
+    train, validation = ImageSet([], every, held_out=split.marks), ImageSet([], every)
+    for dataset, own, held, beside in zip(every, split.learned, split.held_out, split.regular, strict=True):
+        train.items += own + _balanced(result, beside, own)
+        as_it_is = {id(subset): _plain(subset) for subset in dataset.subsets}
+        validation.items += (replace(image, repeats=1, subset=as_it_is[id(image.subset)]) for image in held)
     result.problems += [*without_pictures(result), *_learned_as_regular(config, every)]
     if not train.items and not result.problems:
         result.problems.append(about_images("there are no images to train on"))
@@ -158,39 +168,33 @@ def with_folders(result: Survey, dataset: DatasetConfig) -> DatasetConfig:
     return replace(dataset, subsets=tuple(subsets))
 
 
-def _images_of(result: Survey, position: int, dataset: DatasetConfig, seed: int) -> tuple[list[Image], list[Image]]:
-    """The images of one data set for training, and those for validation."""
+def _images_of(result: Survey, position: int, dataset: DatasetConfig) -> list[Image]:
+    """The images of one data set."""
     rules = bucket_rules(dataset)
-    learned: list[Image] = []
-    regular: list[Image] = []
-    validation: list[Image] = []
+    found: list[Image] = []
     for subset in dataset.subsets:
         if subset.num_repeats < 1:
             result.warnings.append(
                 about_images("{value} has 0 repeats and is not used", value=subset.metadata_file or subset.image_dir)
             )
             continue
-        made = [
+        found += (
             image
             for one, size, words in _read_sizes(result, subset, _find(result, subset))
             if (image := _image(result, rules, (position, subset), one._replace(size=size, caption=words)))
-        ]
-        if subset.is_reg:
-            regular += made
-            continue
-        kept, held_back = split(made, dataset.validation_split, dataset.validation_seed, seed)
-        learned += kept
-        validation += held_back
-    as_it_is = {id(subset): _plain(subset) for subset in dataset.subsets}
-    # An image may be in both parts after rounding, as in sd-scripts; the images for training are left unchanged.
-    validation = [replace(image, repeats=1, subset=as_it_is[id(image.subset)]) for image in validation]
+        )
+    return found
+
+
+def _balanced(result: Survey, regular: list[Image], learned: list[Image]) -> list[Image]:
+    """The regularisation images that are used beside these images."""
     used = balance(regular, sum(image.repeats for image in learned))
     if unused := [image.path for image in regular[len(used) :]]:
         result.unused += unused
         result.warnings.append(about_images(
             "{count} not used: there are more than needed", count=counted(len(unused), "regularisation image")
             ))  # fmt: skip
-    return learned + used, validation
+    return used
 
 
 def _plain(subset: SubsetConfig) -> SubsetConfig:

@@ -1,10 +1,8 @@
 """The images of a training: the properties of each, and its repeats. Pure; no file is read."""
 
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from random import Random
 from typing import TYPE_CHECKING, Any
 
 from library.config.dataset import DatasetConfig, SubsetConfig
@@ -94,6 +92,7 @@ class ImageSet:
     warnings: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()  # regularisation images that were more than needed
     validation: "ImageSet | None" = None
+    held_out: tuple[str, ...] | None = ()  # marks of the images of `validation`, see `held_out.Split`
     latents: "Latents | None" = None
     text: "Texts | None" = None
 
@@ -118,16 +117,6 @@ def bucket_rules(dataset: DatasetConfig) -> Buckets:
         largest=dataset.max_bucket_reso,
         step=dataset.bucket_reso_steps,
     )
-
-
-def split(images: list[Image], share: float, seed: int | None, fallback: int) -> tuple[list[Image], list[Image]]:
-    """Hold a share of the images back for validation; the seed chooses which. Returns (training, validation)."""
-    if not share:
-        return images, []
-    mixed = list(images)
-    Random(fallback if seed is None else seed).shuffle(mixed)
-    keep, hold = math.ceil(len(mixed) * (1 - share)), round(len(mixed) * share)
-    return sorted(mixed[:keep], key=_path), sorted(mixed[len(mixed) - hold :], key=_path)
 
 
 def balance(regular: Sequence[Image], needed: int) -> list[Image]:
@@ -164,7 +153,3 @@ def summary(images: ImageSet, world: int = 1) -> JsonObject:
         "validation": len(images.validation) if images.validation else 0,
         "dropped": list(images.unused),
     }
-
-
-def _path(image: Image) -> str:
-    return image.path

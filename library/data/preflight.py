@@ -215,6 +215,12 @@ def _in_vain(config: RunConfig, found: Survey) -> Iterator[Problem]:
             yield Problem(name, "has no effect beside metadata_file, which has captions and sizes")
     if images.items and not images.validation and any(dataset.validation_split for dataset in images.datasets):
         yield Problem("validation_split", "is so small that it holds no image back: nothing is validated")
+    elif images.validation:
+        held = {image.dataset for image in images.validation.items}
+        for position, dataset in enumerate(images.datasets):
+            if dataset.validation_split and position not in held:
+                template = "is so small that data set {number} holds no image back"
+                yield Problem("validation_split", template, number=position + 1)
 
 
 def _about_masks(config: RunConfig, found: Survey) -> Iterator[Problem]:

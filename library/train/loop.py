@@ -12,7 +12,7 @@ from library.compiler import prewarm, torch_settings
 from library.compiler.log import CompileLog
 from library.config.problems import Text
 from library.config.run_config import RunConfig
-from library.data import encoding, text_encoding
+from library.data import encoding, held_out, text_encoding
 from library.data.batch import Batch
 from library.data.images import ImageSet
 from library.data.loading import Batches
@@ -68,6 +68,8 @@ def run_training(config: RunConfig, remarks: Sequence[Text] = (), notes: Sequenc
         batches.cut_text(*text_encoding.lengths(family, components))
         batches.go_to(clock.epoch, clock.in_epoch * config.steps.gradient_accumulation_steps)
         journal.plan(clock, data.summary(images), batches)
+        if said := held_out.by_folder(images):
+            journal.say(str(said))
 
         # The trained weights: the whole model, or adapters inside it.
         read_weights(components, family, config, world, journal)

@@ -19,6 +19,7 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Problem, Text, listed
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
+from library.data.held_out import IN_STATE, PROGRESS
 from library.families.shared.weights import header
 from library.files import need_space, write_folder_atomic
 from library.optim.names import spec_of
@@ -44,7 +45,7 @@ LEARNED = {
 }
 RANK = 4  # where network_dim is not set
 AVERAGE = "ema.safetensors"
-WEIGHTS, OPTIMIZER, SCHEDULER, PROGRESS = "model.safetensors", "optimizer.bin", "scheduler.bin", "train_state.json"
+WEIGHTS, OPTIMIZER, SCHEDULER = "model.safetensors", "optimizer.bin", "scheduler.bin"
 SCALER = "scaler.pt"
 OTHER_OPTIMIZER = Problem("resume",
     ": the state is of a run with another optimizer, or with other learning rates for other parts; "
@@ -105,6 +106,8 @@ def collect(training: "Training") -> State | None:
     facts |= {"losses": training.step_log.meter.state(), "batches": training.batches.state_dict()}
     facts |= {"settings": deciding_options(training.config, clock.total), "choices": asdict(training.choices)}
     facts["computed_by"] = computed_by(world.device)
+    if (marks := training.batches.images.held_out) is not None:
+        facts |= {IN_STATE: list(marks)}
     return State(tensors, values, facts)
 
 
