@@ -30,9 +30,7 @@ class SubsetConfig:
     """One folder, or one metadata file, of images, with how they are used."""
 
     image_dir: str | None = opt(None, "folder of images", kind="folder")
-    metadata_file: str | None = opt(
-        None, "captions and sizes in one file (.json, .jsonl), for fine-tuning", kind="file"
-    )
+    metadata_file: str | None = opt(None, "captions of all images in one file (.json, .jsonl, .csv, .tsv)", kind="file")
     conditioning_data_dir: str | None = opt(None, "folder of mask images of the same names", kind="folder")
     control_directory: str | None = opt(None, "folder of reference images of the same names", kind="folder")
     more_control_directories: tuple[str, ...] = opt(

@@ -4,12 +4,14 @@ import os
 import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from library.config.dataset import SubsetConfig
 from library.config.outside_files import CAPTION, decoded, read_bytes
 from library.config.problems import Problem, Text, counted
 from library.data.folders import Listing, about_images, some
+from library.data.metadata import AUTOMATIC
 
 USUAL = (".txt", ".caption")
 TEXTS = (*USUAL, ".text", ".cap", ".tags", ".json", ".md")  # that other programs write beside images
@@ -23,7 +25,7 @@ class Missing(NamedTuple):
 
 
 # The only reader of captions, for trainings and for all that shows or changes them.
-def read_caption(path: str | os.PathLike[str]) -> str:
+def read_caption(path: str | Path) -> str:
     """The text of a caption file as it is written, with its line ends.
 
     Raises FileNotFoundError; ConfigError when it is no ordinary file, too long or closed; UnicodeDecodeError when it is
@@ -78,6 +80,11 @@ def about_missing(subset: SubsetConfig, here: Listing, files: list[str]) -> Miss
         fix = {"caption_extension": other}
         return Missing(about_images(template, topic="captions", fix=fix, **facts), [])
     said = list(about_odd_files(here, odd_files(here, bare), ending))
+    said += [
+        about_images("{folder}: {name} is read only if in_json, or metadata_file in a dataset_config, names it",
+            folder=here.folder, name=name, topic="captions")
+        for name in AUTOMATIC if name in here.names
+    ]  # fmt: skip
     if len(bare) < len(files) or not subset.class_tokens:
         said.append(about_images(
             "{folder}: {count} without a {caption_extension} file, {fallback}: {bare}", folder=here.folder,

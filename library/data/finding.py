@@ -270,7 +270,7 @@ def _why_empty(result: Survey, folder: Path, here: Listing) -> Problem:
 
 def _from_metadata(result: Survey, subset: SubsetConfig) -> list[FoundImage]:
     try:
-        entries = metadata.read(subset.metadata_file or "", subset.image_dir)
+        entries = metadata.read(subset.metadata_file or "", subset.image_dir, subset.caption_separator)
     except ConfigError as e:
         result.problems += capped([problem.replaced(topic="images") for problem in e.problems])
         return []

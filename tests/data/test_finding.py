@@ -222,6 +222,62 @@ def test_metadata_files(tmp_path, kind):
     assert [(i.caption, i.size, i.repeats) for i in images.items] == [("a cat,x, y", (64, 64), 4), ("z", (96, 64), 4)]
 
 
+ROWS = ('{"file_name": "00.png", "text": "a cat, red"}', '{"file_name": "deeper/01.png", "text": "a\u2028dog"}')
+LISTED = {
+    "metadata.jsonl": "\n".join(ROWS),
+    "list.json": f"[{', '.join(ROWS)}]",
+    "metadata.csv": 'file_name,text\r\n00.png,"a cat, red"\r\ndeeper/01.png,a\u2028dog\r\n',
+    "semicolons.csv": "file_name;text\n00.png;a cat, red\ndeeper/01.png;a\u2028dog\n",
+    "other.tsv": "image\tprompt\textra\n00.png\ta cat, red\t1\ndeeper/01.png\ta\u2028dog\t\n",
+}
+
+
+@pytest.mark.parametrize("name", LISTED)
+@pytest.mark.parametrize("by_file", [False, True])
+def test_lists_of_the_hub_are_captions(tmp_path, name, by_file):
+    make.picture(tmp_path / "x" / "00.png")
+    make.picture(tmp_path / "x" / "deeper" / "01.png", seed=1)
+    file = tmp_path / "x" / name
+    file.write_text(LISTED[name], encoding="utf-8", newline="")
+    config = make.config(tmp_path / "x", in_json=str(file))
+    if by_file:
+        subset = f"metadata_file = '{file}'\n" + (f"image_dir = '{tmp_path / 'x'}'\n" if name == "other.tsv" else "")
+        (tmp_path / "d.toml").write_text(f"[[datasets]]\nresolution = 64\n[[datasets.subsets]]\n{subset}")
+        config = make.config(None, dataset_config=str(tmp_path / "d.toml"))
+    assert [one.caption for one in data.scan(config).items] == ["a cat, red", "a\u2028dog"]
+
+
+@pytest.mark.parametrize(("name", "text", "said"), [
+    ("m.parquet", "PAR1", ["m.parquet", "Parquet", "metadata.jsonl", '{"file_name": "0001.png", "text": "a cat"}']),
+    ("m.csv", "file_name,text\n00.png,a cat, red\n", ["line 2", "double quotes"]),
+    ("m.csv", "00.png,a cat\n", ["first line", "file_name,text"]),
+    ("m.csv", "", ["first line"]),
+    ("m.jsonl", '{"file_name": "00.png", "label": 3}\n', ["no captions", "file_name, label"]),
+    ("m.jsonl", '{"text": "a"}\n{"file_name": "00.png", "text": ["a"]}\n3\n',
+     ["line 1", "file_name", "line 2", "must be text", "line 3"]),
+])  # fmt: skip
+def test_lists_that_cannot_be_read_say_what_to_write(tmp_path, name, text, said):
+    make.picture(tmp_path / "00.png")
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        data.scan(make.config(tmp_path, in_json=str(tmp_path / name)))
+    assert all(words in str(caught.value) for words in said), str(caught.value)
+
+
+def test_a_list_that_nothing_names_is_pointed_out(tmp_path):
+    folder = make.folder(tmp_path, "1_cat", captions=False)
+    (folder / "metadata.csv").write_text("file_name,text\n00.png,a cat\n")
+    said = [str(one) for one in data.scan(make.config(tmp_path)).warnings if "metadata.csv" in str(one)]
+    assert len(said) == 1 and "in_json" in said[0]
+
+
+def test_tags_of_a_list_are_joined_by_the_separator(tmp_path):
+    make.picture(tmp_path / "00.png")
+    (tmp_path / "m.json").write_text(json.dumps({"00.png": {"tags": ["a, b", "c"]}}))
+    (image,) = data.scan(make.config(tmp_path, in_json=str(tmp_path / "m.json"), caption_separator=".")).items
+    assert image.caption == "a, b. c"
+
+
 def test_metadata_may_name_images_of_which_only_the_latents_are_left(tmp_path):
     (tmp_path / "a_0640x0480_sdxl.npz").write_bytes(b"")
     (tmp_path / "meta.json").write_text(json.dumps({"a.png": {"caption": "a cat"}}))

@@ -198,7 +198,7 @@ class Data:
     alpha_mask: bool = opt(False, "Do not train the transparent areas of images. For cut-out subjects.")
     in_json: str | None = opt(
         None,
-        "A metadata file (.json or .jsonl) with captions and sizes of the folder's images.",
+        "A metadata file (.json, .jsonl or .csv) with captions of the folder's images.",
         label="Metadata file",
         kind="file",
         advanced=True,
