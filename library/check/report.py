@@ -61,10 +61,15 @@ class Finding:
         return isolated.finding(self.text, self.topic, self.verdict, self.fix)
 
     @property
+    def _is_idle(self) -> bool:
+        """Whether it is about an option without effect, whose default says nothing."""
+        return isinstance(self.text, Problem) and self.text.code == "ineffective"
+
+    @property
     def advice(self) -> str:
         """The fix in words, to be put after the text."""
         fixes = (
-            f"leave {name} out" if value is None else f"{name} = {toml_value(value)}"
+            f"leave {name} out" if value is None or self._is_idle else f"{name} = {toml_value(value)}"
             for name, value in self.fix.items()
         )
         return "".join(f"; fix: {fix}" for fix in fixes)

@@ -25,4 +25,5 @@ def train(config: RunConfig, notes: Sequence[Problem] | None = None, began: floa
     config = hub.fetched(config)
     paths.tidy(config)
     remarks = preflight.check(config)
+    preflight.load_named_code(config)
     return run_training(config, remarks, building.notes(config) if notes is None else notes, began)

@@ -131,7 +131,9 @@ def _read(config: type[C], flags: JsonObject, problems: list[Problem], path: Pat
         layers.insert(0, Layer({"fsdp": True}, "accelerate's config"))
     if path:
         try:
-            layers.insert(0, Layer(flat(load_toml(path)), path.name))
+            twice: list[Problem] = []
+            layers.insert(0, Layer(flat(load_toml(path), twice), path.name))
+            problems = [*problems, *(problem.replaced(place=layers[0].place) for problem in twice)]
         except ConfigError as e:
             # Rules across options cannot be judged without the file, but the flags' own values can.
             found = [*problems, *e.problems]

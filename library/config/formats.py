@@ -5,14 +5,21 @@ from typing import Any
 
 from library.config.json_types import JsonObject
 from library.config.outside_files import load_toml
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.config.schema import changed, flat
 
 
 def read_toml(path: str | Path) -> JsonObject:
-    """Values by option name. Tables are for the reader's eye: as in sd-scripts, their names do not matter."""
-    return flat(load_toml(path))
+    """Values by option name. Tables are for the reader's eye: as in sd-scripts, their names do not matter.
+
+    Raises ConfigError as `load_toml` does, and for an option that stands in two tables.
+    """
+    twice: list[Problem] = []
+    found = flat(load_toml(path), twice)
+    if twice:
+        raise ConfigError(*(problem.replaced(place=f"in {Path(path).name}: ") for problem in twice))
+    return found
 
 
 def to_toml(config: RunConfig, comment: str = "", secrets: bool = False) -> str:

@@ -10,8 +10,22 @@ from typing import Any, Self
 
 from library.config.json_types import JsonMapping, JsonObject
 
-__all__ = ["FLAG", "ConfigError", "Problem", "Report", "Text", "counted", "either", "how_made", "listed", "problems_of",
-           "read", "restored", "together"]  # fmt: skip
+__all__ = [
+    "FLAG",
+    "ConfigError",
+    "Problem",
+    "Report",
+    "Text",
+    "counted",
+    "either",
+    "how_made",
+    "listed",
+    "locate_texts",
+    "problems_of",
+    "read",
+    "restored",
+    "together",
+]
 FLAG = "--"  # the place of an option of a command line
 FACTS = ("also", "fix", "place", "topic", "code")  # of a problem, besides its option and its text
 
@@ -160,18 +174,36 @@ def how_made(found: Any) -> Iterator[JsonObject]:
             yield from how_made(value)
 
 
+def locate_texts(found: Any, at: tuple[str | int, ...] = ()) -> Iterator[JsonObject]:
+    """How the texts among some values were made, as `how_made` has it, with the names and numbers that lead to each
+    (`at`): the same words elsewhere, such as a caption of the user's, are no text of ours."""
+    if isinstance(found, Text):
+        if found.arguments or found != found.template:
+            yield {**found.as_json(), "at": list(at)}
+    elif isinstance(found, Mapping):
+        for name, value in found.items():
+            yield from locate_texts(value, (*at, str(name)))
+    elif isinstance(found, list | tuple):
+        for number, value in enumerate(found):
+            yield from locate_texts(value, (*at, number))
+
+
 def restored(found: Any, made: Iterable[JsonMapping]) -> Any:
-    """Values as another process has sent them, with the texts that `how_made` has told of as they were made."""
-    texts = {one["text"]: _text(one) for one in made}
+    """Values as another process has stored them, with the texts that `locate_texts` lists as they were made.
 
-    def with_texts(value: Any) -> Any:
-        if isinstance(value, str):
-            return texts.get(value, value)
+    A place that holds another text by now, or none, stays as it is; so does what older versions stored without places.
+    """
+    texts = {tuple(one["at"]): one for one in made if "at" in one}
+
+    def with_texts(value: Any, at: tuple[str | int, ...]) -> Any:
         if isinstance(value, Mapping):
-            return {name: with_texts(inner) for name, inner in value.items()}
-        return [with_texts(inner) for inner in value] if isinstance(value, list) else value
+            return {name: with_texts(inner, (*at, str(name))) for name, inner in value.items()}
+        if isinstance(value, list):
+            return [with_texts(inner, (*at, number)) for number, inner in enumerate(value)]
+        known = texts.get(at)
+        return _text(known) if known is not None and known["text"] == value else value
 
-    return with_texts(found)
+    return with_texts(found, ())
 
 
 def read(sent: JsonMapping) -> Problem:

@@ -17,7 +17,7 @@ from library.data.caption_files import about_missing, caption_file, read_caption
 from library.data.controls import NUMBERED, controls_of, mask_of, without_images, without_pictures
 from library.data.folders import SHOWN, Listing, about_images, capped, some
 from library.data.images import Image, ImageSet, balance, bucket_rules
-from library.data.pixels import header_size
+from library.data.pixels import AS_STORED, Decoding, decoding, header_size
 from library.data.threads import spread
 
 PLACEHOLDER = (1024, 1024)  # for a resolution that is not set
@@ -38,6 +38,7 @@ class Survey:
     unread: dict[str, int] = field(default_factory=dict)  # caption file, or image -> unused lines of its caption
     listings: dict[str, Listing] = field(default_factory=dict)
     control_use: ControlUse = ControlUse()
+    how: Decoding = AS_STORED
     # folder of reference images -> by the name of their image (with _ where they are numbered): number, file
     control_names: dict[str, dict[str, list[tuple[int, str]]]] = field(default_factory=dict)
     # (conditioning_data_dir, expected place of the mask or control image in it) -> images without one
@@ -85,7 +86,7 @@ def survey(config: RunConfig, report: Report | None = None, keep: bool = True) -
     """
     use = config.control_images
     masks = use.inpaints or (config.data.masked_loss and not use.guided)
-    result = Survey(ImageSet([], ()), report, keep, control_use=use, takes_masks=masks)
+    result = Survey(ImageSet([], ()), report, keep, control_use=use, takes_masks=masks, how=decoding(config))
     made, result.problems = drafted(config)
     every = tuple(
         with_folders(result, dataset) for dataset in made if dataset.subsets or not config.data.dataset_config
@@ -323,7 +324,10 @@ def _read_sizes(result: Survey, subset: SubsetConfig, found: list[FoundImage]) -
             about_images("{count} without words: {empty}", count=counted(len(empty), "caption file"), empty=some(empty))
         )
     if remembers and result.keep and good and not broken:
-        about = {one.path: (words, size, result.unread.get(one.caption_file, 0)) for one, size, words in good}
+        about = {
+            one.path: (words, result.how.size(one.path, size), result.unread.get(one.caption_file, 0))
+            for one, size, words in good
+        }
         metadata.write_cache(Path(subset.image_dir or ""), about)
     return good
 
@@ -333,9 +337,12 @@ def _facts(
 ) -> tuple[Size, str | Exception]:
     folder, name = os.path.split(one.path)
     file = result.files(folder).images.get(name)
-    size = one.size or (known.size(one.path, file.changed) if file else None)
+    # What names of caches and files of metadata state may be the size as it is stored, or the upright one.
+    is_turned = file is not None and result.how.turns(one.path)
+    size = None if is_turned else one.size or (known.size(one.path, file.changed) if file else None)
     if size is None:
         size = header_size(one.path, file.modified, file.num_bytes) if file else (0, 0)
+        size = result.how.size(one.path, size)
     if one.caption is not None:
         return size, one.caption
     if (words := known.caption(one.path, one.caption_file)) is not None:
@@ -368,7 +375,10 @@ def _image(result: Survey, rules: Buckets, where: tuple[int, Any], one: FoundIma
             "{path} is {size}x{size2}, too thin for bucket_reso_steps = {step}: remove or enlarge it",
             path=one.path, size=size[0], size2=size[1], step=rules.step))  # fmt: skip
         return None
-    image = Image(one.path, size, words, subset.num_repeats, subset, position, fit, one.caption_file)
+    # An inpainting model is shown what transparency hides: that is what it learns to paint.
+    is_painted = result.control_use.inpaints and subset.alpha_mask
+    how = replace(result.how, ground="") if is_painted else result.how
+    image = Image(one.path, size, words, subset.num_repeats, subset, position, fit, one.caption_file, how=how)
     image.mask_file = mask_of(result, subset, image)
     image.controls = controls_of(result, subset, image, one.controls, result.control_use)
     return image

@@ -15,6 +15,7 @@ from library.data.pixels import ALWAYS, PLUGINS, extensions
 OTHER_FORMATS = {".gif", ".tif", ".tiff", ".heic", ".heif", ".jfif"}
 CACHED_SIZE = re.compile(r"(.+)_(\d{2,})x(\d{2,})_\w+\.(?:npz|safetensors)")
 LABELS = MASK_LABEL, CONDITION_LABEL = ("-masklabel", "-condlabel")  # of equal length
+UPRIGHT = "_upright"  # in names of caches of images that are turned by their EXIF orientation
 SHOWN = 20  # messages of one kind; the rest is counted
 USUAL_REPEATS = 10  # of a folder whose name has none, as in guides for sd-scripts
 MOST_REPEATS = 100_000  # as in a data set file
@@ -62,9 +63,11 @@ class Listing:
         suffixes = (*ALWAYS, *sorted(extensions().difference(ALWAYS)))
         return next((name for suffix in suffixes if (name := self.find(stem + suffix)) in self.images), "")
 
-    def known_size(self, name: str) -> tuple[int, int] | None:
-        """(width, height) of an image whose latents were cached after its last change."""
-        found = self.sizes.get(os.path.splitext(name)[0]) if self.sizes else None
+    def known_size(self, name: str, turned: bool = False) -> tuple[int, int] | None:
+        """(width, height) of an image whose latents were cached after its last change; `turned`: by its EXIF
+        orientation."""
+        stem = os.path.splitext(name)[0] + UPRIGHT * turned
+        found = self.sizes.get(stem) if self.sizes else None
         if found is None or (name in self.images and found[1] < self.images[name].changed):
             return None
         return found[0]

@@ -9,6 +9,7 @@ from library.config.dataset import DatasetConfig, SubsetConfig
 from library.config.json_types import JsonObject
 from library.data.buckets import BucketFit, Buckets, Size
 from library.data.captions import encoded_once
+from library.data.pixels import AS_STORED, Decoding
 
 if TYPE_CHECKING:
     from library.data.encoding import Latents
@@ -24,10 +25,11 @@ class ControlImage:
     """
 
     path: str
-    size: Size  # width, height as stored in the file
+    size: Size  # width, height as it is read
     fit: BucketFit
     mask: str = ""
     drawn: int | None = None
+    how: Decoding = AS_STORED
 
     @property
     def is_masked(self) -> bool:
@@ -40,7 +42,7 @@ class Image:
     """One image of the data set: path, caption, repeats and crop."""
 
     path: str
-    size: Size  # width, height as stored in the file
+    size: Size  # width, height as it is read
     caption: str
     repeats: int
     subset: SubsetConfig  # that it belongs to
@@ -49,6 +51,7 @@ class Image:
     caption_file: str = ""
     mask_file: str = ""
     controls: tuple[ControlImage, ...] = ()
+    how: Decoding = AS_STORED
 
     @property
     def encoded_caption(self) -> str:

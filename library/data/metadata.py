@@ -22,7 +22,7 @@ PATHS = ("image_path", HUB, "image", "path")
 WORDS = ("caption", "text", "prompt")
 TABLES = (".csv", ".tsv")
 AUTOMATIC = ("metadata.jsonl", "metadata.csv", "metadata.parquet")  # what the Hub reads without being told to
-CONTROL = re.compile(r"control_path_\d+")  # keys of several reference images in musubi-tuner
+CONTROL = re.compile(r"control_path_[0-9]{1,6}")  # keys of several reference images in musubi-tuner
 
 
 class MetadataEntry(NamedTuple):
@@ -134,7 +134,7 @@ def _rows(text: str, source: Path, problems: list[Problem]) -> list[Row]:
             rows.append(Row(Text("line {number}", number=number), key, about))
         else:
             problems.append(Problem("",
-                "metadata file {source}, line {number}: it must be an object with image_path or file_name",
+                "metadata file {source}, line {number}: it must have image_path, or file_name and text",
                 source=source, number=number))  # fmt: skip
     names = sorted({str(name) for row in rows for name in row.about})
     if not {*PATHS}.issuperset(names) and {*WORDS, "tags"}.isdisjoint(names):
@@ -148,7 +148,9 @@ def _of_table(text: str, source: Path, problems: list[Problem]) -> list[tuple[in
     """The rows of a table below its header, with the numbers of their lines."""
     header = text.partition("\n")[0]
     comma = ";" if ";" in header and "," not in header else ","
-    reader = csv.DictReader(io.StringIO(text), delimiter="\t" if source.suffix.lower() == ".tsv" else comma)
+    reader = csv.DictReader(
+        io.StringIO(text), delimiter="\t" if source.suffix.lower() == ".tsv" else comma, strict=True
+    )
     found: list[tuple[int, JsonObject]] = []
     try:
         columns = reader.fieldnames or []
@@ -163,7 +165,7 @@ def _of_table(text: str, source: Path, problems: list[Problem]) -> list[tuple[in
             else:
                 found.append((reader.line_num, {name: value for name, value in row.items() if value}))
     except csv.Error as e:
-        raise ConfigError("metadata file {source} is no table: {why}", source=source, why=e) from None
+        raise ConfigError("metadata file {source} is not valid CSV: {why}", source=source, why=e) from None
     return found
 
 

@@ -2,8 +2,8 @@
 
 from library.config.json_types import JsonObject
 from library.config.problems import Text
-from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
-from library.importers.shared import equal, load_tables, nearest, optimizer, plain, precision
+from library.importers.builder import ImportBuilder, is_on, to_number
+from library.importers.shared import equal, load_tables, nearest, optimizer, optimizer_args, plain, precision
 
 TRAINER = "ai-toolkit"
 # In order of precedence.
@@ -95,11 +95,7 @@ def _optimizer(builder: ImportBuilder) -> None:
         given = {"relative_step": False, "scale_parameter": False, "warmup_init": False} | given
     elif word in ("adam", "adamw", "adamw8bit", "prodigy", "dadaptadam", "dadaptlion") or "Adam8bit" in name:
         given = {"eps": 1e-6} | given
-    arguments = []
-    for key, value in given.items():
-        text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value).replace(" ", "")
-        arguments += [] if is_empty(value) else [f"{key}={text}"]
-    if arguments:
+    if arguments := optimizer_args(given):
         builder.values["optimizer_args"], builder.keys["optimizer_args"] = arguments, "train.optimizer"
     for key in found.keys() - builder.outcomes.keys():
         builder.change(key, "becomes one of optimizer_args")
@@ -151,7 +147,8 @@ def _training(builder: ImportBuilder) -> None:
     _rates(builder, encoders)
     if is_on(builder.get("train.ema_config.use_ema")):
         decay = builder.number("train.ema_config.ema_decay") or 0.999
-        builder.change("train.ema_config.use_ema", f"ema_decay = {decay:g}", {"ema_decay": decay})
+        template = "ema_decay = {decay}; the average is saved beside each file as <name>-ema, not in its place"
+        builder.change("train.ema_config.use_ema", Text(template, decay=f"{decay:g}"), {"ema_decay": decay})
         builder.empty("train.ema_config.ema_decay")
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from library.config import code_names
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
@@ -15,6 +16,7 @@ from library.optim.classes import (
     OptimizerSpec,
     import_class,
     is_schedule_free,
+    load_subclass,
     missing_package,
     read_arguments,
     relative_step,
@@ -23,6 +25,7 @@ from library.optim.classes import (
 )
 
 TRANSFORMERS, DIFFUSERS = "transformers.optimization", "diffusers.optimization"
+NO_SCHEDULER = "{chosen}: {why}; write module.Class, such as torch.optim.lr_scheduler.LinearLR, or leave it empty"
 FUNCTIONS = {
     "constant": OptimizerSpec(TRANSFORMERS, "get_constant_schedule"),
     "constant_with_warmup": OptimizerSpec(TRANSFORMERS, "get_constant_schedule_with_warmup"),
@@ -49,7 +52,7 @@ def schedule(optimizer: Optimizer, config: RunConfig, total_steps: int) -> LRSch
     if is_schedule_free(config):
         return LambdaLR(optimizer, lambda _: 1.0)
     if config.optim.lr_scheduler_type:
-        return import_class(_custom(config))(optimizer, **own)
+        return load_subclass(_custom(config), LRScheduler)(optimizer, **own)
     name, given = _chosen(config)
     if name == "adafactor":
         initial = float(given) if given else config.optim.learning_rate
@@ -113,10 +116,20 @@ def _custom_problems(config: RunConfig, own: JsonObject) -> Iterator[Problem]:
         yield Problem("lr_scheduler_type", "{chosen} {absent}", chosen=config.optim.lr_scheduler_type,
             absent=absent)  # fmt: skip
         return
+    if why := code_names.why_not_class(cls.module, cls.name):
+        yield Problem("lr_scheduler_type", NO_SCHEDULER, chosen=config.optim.lr_scheduler_type, why=why)
+    elif code_names.may_look(cls.module):  # importing any other one runs it, which a check must not
+        yield from load_problems(config, own)
+
+
+def load_problems(config: RunConfig, own: JsonObject | None = None) -> Iterator[Problem]:
+    """What is wrong with the class of lr_scheduler_type, which is imported for that."""
+    chosen, cls = config.optim.lr_scheduler_type, _custom(config)
+    own = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args") if own is None else own
     try:
-        yield from unknown_arguments(import_class(cls), own, "lr_scheduler_args", cls.name)
+        yield from unknown_arguments(load_subclass(cls, LRScheduler), own, "lr_scheduler_args", cls.name)
     except ConfigError as e:
-        yield Problem("lr_scheduler_type", "{chosen}: {why}", chosen=config.optim.lr_scheduler_type, why=e)
+        yield Problem("lr_scheduler_type", NO_SCHEDULER, chosen=chosen, why=e.said)
 
 
 def _custom(config: RunConfig) -> OptimizerSpec:

@@ -161,7 +161,9 @@ def settings(config: RunConfig) -> dict[str, bool | int | float | str]:
     """The options of a run as a tracker shows them, without files, folders and keys."""
     known = options(type(config))
     shown = {
-        name: value for name, value in values(config).items() if known[name].kind not in ("file", "folder", "secret")
+        name: value
+        for name, value in values(config).items()
+        if known[name].kind not in ("file", "files", "folder", "secret")
     }
     plain = {name: v if isinstance(v, bool | int | float) else known[name].text(v) for name, v in shown.items()}
     return {name: value for name, value in plain.items() if value != ""}

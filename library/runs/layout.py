@@ -1,6 +1,7 @@
 """The names inside the folders of runs and jobs, and how their files are read and written.
 
-Beside the texts of a file, in `texts`, stands how they were made: the page says them in its reader's language.
+Beside the texts of a file, in `texts`, stands where they are and how they were made: the page shows them in its
+reader's language. Nothing is told apart by how it reads, so that words of the user's stay the user's.
 """
 
 import json
@@ -104,7 +105,7 @@ def parsed(text: str | bytes) -> JsonObject:
 
 def dump(values: JsonMapping, indent: int | None = None) -> str:
     """Strict JSON: NaN and infinity become null, and whatever JSON does not know becomes a number or a text."""
-    made = [*problems.how_made(values)]
+    made = [*problems.locate_texts(values)]
     return json.dumps(_plain({**values, TEXTS: made} if made else values), ensure_ascii=False, indent=indent)
 
 

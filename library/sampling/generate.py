@@ -26,6 +26,7 @@ from library.sampling.plan import Column
 from library.train.samples import request_of
 from library.train.world import World
 
+AS_SEEN = pixels.Decoding(upright=True)  # control images of prompts, as viewers and diffusers show them
 MARGIN, TITLE = 8, 22  # pixels in the grid
 SMALLEST = 160
 
@@ -118,10 +119,10 @@ def _applied(components: ModelComponents, family: Family, columns: Sequence[Colu
 
 def _requested(prompt: Prompt, applied: AppliedFiles) -> SampleRequest:
     """The sampler's request: words of embeddings are replaced by their tokens, and the control image is read."""
-    made, guide = request_of(prompt), prompt.controlnet_image
+    made, guide = request_of(prompt, AS_SEEN), prompt.controlnet_image
     with_tokens = applied.words.with_tokens
     return replace(made, prompt=with_tokens(made.prompt), negative=with_tokens(made.negative),
-                   guide=Image.fromarray(pixels.read(guide)) if guide else None)  # fmt: skip
+                   guide=Image.fromarray(pixels.read(guide, AS_SEEN)) if guide else None)  # fmt: skip
 
 
 def _seen(prompts: Sequence[Prompt], config: RunConfig) -> list[Prompt]:

@@ -67,7 +67,7 @@ class SampleRunner:
             self._sampler.remember(self._requests())
 
     def _requests(self) -> list[SampleRequest]:
-        return [request_of(prompt) for prompt in self._prompts]
+        return [request_of(prompt, pixels.decoding(self._config)) for prompt in self._prompts]
 
     def _read_as(self, text: str) -> str:
         return self._config.caption_change.of_prompt(text)
@@ -155,9 +155,10 @@ class SampleRunner:
                 del self._components.encoders[name]
 
     def _sample_one(self, number: int, prompt: Prompt, training: Training, made: dict[int, Path]) -> None:
-        request = request_of(prompt)
+        how = pixels.decoding(self._config)
+        request = request_of(prompt, how)
         if prompt.controlnet_image:
-            request = replace(request, guide=Image.fromarray(pixels.read(prompt.controlnet_image)))
+            request = replace(request, guide=Image.fromarray(pixels.read(prompt.controlnet_image, how)))
         request = replace(request, prompt=self._read_as(request.prompt), negative=self._read_as(request.negative))
         path = self._path(number, prompt, training.clock)
         image = cudagraph.with_room(self._components.denoiser, lambda: self._sampler(request))
@@ -181,12 +182,12 @@ class SampleRunner:
         return Path(save.output_dir or "") / "sample" / f"{name}{when}_{number:02d}_{moment}{seed}.png"
 
 
-def request_of(prompt: Prompt) -> SampleRequest:
+def request_of(prompt: Prompt, how: pixels.Decoding) -> SampleRequest:
     """The request to a sampler for a prompt whose defaults are filled in; reads its images."""
     filled: dict[str, Any] = {"width": prompt.width, "height": prompt.height, "steps": prompt.sample_steps}
     filled |= {"scale": prompt.scale, "guidance": prompt.guidance_scale, "seed": prompt.seed}
     filled["shift"] = prompt.flow_shift or None  # 0 would end the sampling at its first step
-    filled["controls"] = tuple(Image.fromarray(pixels.read(path)) for path in prompt.control_image_path or ())
+    filled["controls"] = tuple(Image.fromarray(pixels.read(path, how)) for path in prompt.control_image_path or ())
     mask = prompt.control_image_mask_path
-    filled["mask"] = Image.fromarray(pixels.read_mask(mask)) if mask else None
+    filled["mask"] = Image.fromarray(pixels.read_mask(mask, how)) if mask else None
     return SampleRequest(prompt.prompt, prompt.negative_prompt or "", **filled, sampler_name=prompt.sample_sampler)

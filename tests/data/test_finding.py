@@ -300,7 +300,7 @@ def test_all_wrong_entries_of_metadata_are_named_in_plain_words(tmp_path):
     assert [problem.split(": ", 1)[1] for problem in found] == said
     (tmp_path / "meta.jsonl").write_text('{"image_path": "a.png"}\n\n{"caption": "x"}')
     (problem,) = data.problems(make.config(tmp_path, in_json=str(tmp_path / "meta.jsonl")), 32)
-    assert "meta.jsonl, line 3: it must be an object with image_path" in problem
+    assert "meta.jsonl, line 3: it must have image_path, or file_name and text" in problem
 
 
 def test_a_folder_given_twice_in_one_dataset_counts_once_and_is_told(tmp_path):

@@ -112,6 +112,17 @@ def test_what_is_said_can_be_translated_where_it_is_read_and_holds_no_secret(tmp
     assert second.arguments == {"token": "***"} and b"canary" not in (record.folder / "run.json").read_bytes()
 
 
+def test_a_users_words_that_read_like_a_message_stay_the_users(tmp_path):
+    counted = Text("{count} images", count=3)
+    stored = layout.dump({"summary": counted, "caption": "3 images", "deep": [{"caption": "3 images"}, counted]})
+    read = layout.parsed(stored)
+    assert isinstance(read["summary"], Text) and isinstance(read["deep"][1], Text)
+    assert type(read["caption"]) is str and type(read["deep"][0]["caption"]) is str
+    assert layout.dump(read) == stored
+    changed = layout.parsed(stored.replace('"summary": "3 images"', '"summary": "of another version"'))
+    assert type(changed["summary"]) is str and str(changed["summary"]) == "of another version"
+
+
 def test_an_older_record_is_read_as_it_is(tmp_path):
     layout.store(tmp_path / "run.json", {"state": "failed", "error": "vae /x is missing"})
     assert reader.at(tmp_path).error == "vae /x is missing"

@@ -65,10 +65,14 @@ class Optim:
     """Learning rates and the optimizer."""
 
     learning_rate: float = opt(
-        2e-6, "1e-4 for LoRA, 1e-5 for a full model, 1 for Prodigy. Lower it if images are distorted.", min=0.0
-    )
+        2e-6, "1e-4 for LoRA, 1e-5 for a full model, 1 for Prodigy. Lower it if images are distorted.", min=0.0,
+        usual=None,  # which is another one for each kind of training
+    )  # fmt: skip
     optimizer_type: OptimizerName | str = opt(
-        "", "AdamW8bit saves memory, Prodigy sets its rate. Or module.Class. Empty: AdamW.", label="Optimizer"
+        "",
+        "AdamW8bit saves memory, Prodigy sets its rate. Or module.Class. Empty: AdamW.",
+        label="Optimizer",
+        kind="code",
     )
     optimizer_args: tuple[str, ...] = opt(
         (), "Arguments of the optimizer, as key=value (weight_decay=0.1 betas=0.9,0.99).", label="Optimizer arguments"
@@ -109,6 +113,7 @@ class Optim:
         "",
         "A scheduler of your own, as module.Class. It replaces the scheduler above.",
         label="Custom scheduler",
+        kind="code",
         advanced=True,
     )
     lr_scheduler_args: tuple[str, ...] = opt(

@@ -67,7 +67,7 @@ def network_of(network: type[N], *modules: str) -> type[N]:
     """The section of adapters that these network modules make; the first is what an empty one means."""
     words, literal = "The network module, that is the adapter type. Empty: LoRA.", cast(Any, Literal)
     choices = literal[*modules, "lycoris.kohya"]
-    module = opt(None, words, label="Network module")
+    module = opt(None, words, label="Network module", kind="code")
     return _extended(network, {"network_module": (choices | str | None, module)}, usual=modules[0])
 
 
