@@ -250,7 +250,7 @@ function showLayers(box, blocks) {
   if (blocks.some((counts, at) => counts.length !== groups[at]?.factors.length)) return void form.settle(formAround(box)); // another model than the published one
   blocks.forEach((counts, at) => all(box, `[data-group="${at}"] button`).forEach((button, number) => {
     button.classList.toggle("bare", Boolean(groups[at].factors[number]) && !counts[number]);
-    button.title = say("{count} layers learn", { count: counts[number] });
+    button.title = say(counts[number] === 1 ? "{count} layer learns" : "{count} layers learn", { count: counts[number] });
   }));
 }
 

@@ -294,16 +294,31 @@ export async function showImages(tab) {
 }
 
 /**
+ * Where a config is saved when nobody says where, as Save config has it: beside its result.
+ * @param {HTMLFormElement} where
+ */
+function proposal(where) {
+  const { values } = form.held(where), folder = String(values.output_dir ?? "").trim(), name = String(values.output_name ?? "").trim();
+  return folder ? `${folder.replace(/[\\/]$/, "")}/${name || "config"}.toml` : "";
+}
+
+/**
  * Ask where to, and save there: the path field holds the answer, and Save config does the rest.
  * @param {HTMLElement} training
  */
 function saveAs(training) {
   const path = one(training, ".begin .path", HTMLInputElement);
+  const typed = path.value, where = form.formOf(one(training, "form.settings").id.replace(/-form$/, ""));
   const chosen = () => setTimeout(() => one(training, ".begin button.save").click(), 50);
   path.addEventListener("change", chosen, { once: true });
+  if (!typed) path.value = proposal(where); // the name and folder of the result
+  const proposed = path.value;
   pick(path, "new", ".toml");
   // Whoever closes the picker has chosen nothing, and later changes of the path are no answer.
-  one(document, "dialog.picker").addEventListener("close", () => path.removeEventListener("change", chosen), { once: true });
+  one(document, "dialog.picker").addEventListener("close", () => {
+    path.removeEventListener("change", chosen);
+    if (path.value === proposed) path.value = typed;
+  }, { once: true });
 }
 
 /** @type {[string, (button: HTMLButtonElement) => unknown][]} What a click on a button does; the first that matches. */

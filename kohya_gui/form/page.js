@@ -283,14 +283,13 @@ function restore(where, { family: name, kept, starts: begun, memory: known = mem
 }
 
 /**
- * After any change: mark what differs from the start, show rare settings that do, remember all of it.
+ * After any change: mark what differs from the start, which shows rare settings that do, and remember all of it.
  * @param {HTMLFormElement} where
  */
 export function settle(where) {
   const name = family(where);
   for (const section of all(where, ".section")) {
     const changed = fields(section).filter((field) => mark(field, name) && isFor(field, name));
-    if (changed.some((field) => field.closest(".advanced"))) one(where, "[name=advanced]", HTMLInputElement).checked = true;
     one(section, "i").textContent = changed.length ? `${changed.length} changed` : "";
   }
   for (const field of fields(one(where, ".basics"))) mark(field, name);

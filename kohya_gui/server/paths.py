@@ -34,10 +34,11 @@ PLACES = ("/workspace", "/data", "/mnt", "/media", "/run/media", "/storage", "/s
 
 
 def roots(given: Sequence[str | Path] = ()) -> tuple[Path, ...]:
-    """The folders below which files may lie: the user's home, the current folder, those given at the start (or in
-    KOHYA_ROOTS), the cache of Hugging Face, and other disks."""
+    """The folders below which files may lie: the user's home, the current folder unless it holds the home, those given
+    at the start (or in KOHYA_ROOTS), the cache of Hugging Face, and other disks."""
     named = [*given, *filter(None, os.environ.get("KOHYA_ROOTS", "").split(os.pathsep))]
-    wanted = [Path.home(), Path.cwd(), *(Path(folder).expanduser() for folder in named), *_others()]
+    here = [Path.cwd()] if not Path.home().resolve().is_relative_to(Path.cwd().resolve()) else []  # as / is
+    wanted = [Path.home(), *here, *(Path(folder).expanduser() for folder in named), *_others()]
     return tuple(dict.fromkeys(folder.resolve() for folder in wanted))
 
 

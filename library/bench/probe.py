@@ -179,6 +179,9 @@ def measure_in_own_process(config: RunConfig, size: tuple[int, int], place: Path
     if code or facts.get("state") != "finished":
         made.why = facts.get("error") or explain.cause(output) or Text("it ended with code {code}", code=code)
         return made
+    if failed := [event for event in reader.events(found[-1])[0] if event.get("kind") == "sample_failed"]:
+        made.why = failed[0]["text"]  # the training goes on without samples, but they were asked for
+        return made
     compiled = facts.get("compile") or {}
     made.seconds = _pace(found[-1], facts) or 0.0
     made.graphs, made.compiling = compiled.get("num_graphs", 0), compiled.get("seconds", 0.0)

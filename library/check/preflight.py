@@ -24,7 +24,7 @@ from library.families.base import Family
 from library.files import free_space
 from library.memory.quantization import fp8_matmul, int8_matmul
 from library.methods import lycoris
-from library.optim import optimizers
+from library.optim import lr_schedule, optimizers
 from library.outputs import hub, prompts, trackers
 from library.outputs import paths as save
 from library.runs import reader
@@ -263,6 +263,13 @@ def _length(config: RunConfig, images: data.Check) -> Iterator[Problem]:
         epochs, total = f"{config.steps.max_train_epochs:,}", f"{steps.total:,}"
         yield Problem("max_train_epochs", ": {epochs} epochs are {total} steps; lower it", epochs=epochs, total=total)
     Clock.of(config, data.summary(images.images)["batches_per_epoch"])
+    yield from lr_schedule.too_long(config, steps.total * processes())
+    every = config.optim.ema_every_n_steps
+    if config.optim.ema_decay and every > steps.total:
+        yield Problem("ema_every_n_steps",
+            "= {every}: the training ends after {count}, before the first update, so the average would be the "
+            "untrained model; set it to 1", every=every, count=counted(steps.total, "step"), also="ema_decay",
+            fix={"ema_every_n_steps": 1})  # fmt: skip
     if config.steps.resume and not config.steps.resume_from_huggingface and config.steps.max_train_epochs:
         yield from resume_state.problems(Path(config.steps.resume), config, steps.total)
 
@@ -280,7 +287,7 @@ def _late(config: RunConfig, images: data.Check) -> Iterator[Problem]:
         return
     given = schema.values(config)
     for end, unit in ((steps.total, "step"), (steps.epochs, "epoch")):
-        for name in (f"{what}_every_n_{unit}s" for what in ("sample", "validate")):
+        for name in (f"{what}_every_n_{unit}s" for what in ("sample", "validate", "save")):
             if (given.get(name) or 0) > end:
                 yield ineffective.remark(name, "the training ends after {count}", count=counted(end, unit))
     if config.steps.max_train_epochs:

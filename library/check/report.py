@@ -17,7 +17,7 @@ import torch
 
 from library import data, families
 from library.check import estimate as fitting
-from library.check import isolated, preflight
+from library.check import isolated, preflight, preview_memory
 from library.compiler import checks
 from library.config.building import Reading, draft, replace, working_fix
 from library.config.command import Launch
@@ -115,6 +115,7 @@ def report(config: RunConfig, reading: Reading[Any] | None = None) -> Report:
         if not problems:
             needs = fitting.estimate(_batched(config, found.images), largest(found.images, config), gpu, memory)
             findings += _about_the_fit(needs, config)
+            findings += [Finding("samples", *said) for said in preview_memory.sentences(needs, config)]
         settled = {f.topic for f in findings if f.verdict == "bad" or f.topic == "captions"}
         findings += [finding for finding in _facts(config, found, gpu, memory) if finding.topic not in settled]
     return Report(tuple(sorted(findings, key=_place)), needs)
@@ -207,11 +208,21 @@ def _facts(config: RunConfig, found: data.Check, gpu: str, memory: float | None)
 def _images(config: RunConfig, images: ImageSet) -> str:
     counts = data.summary(images)
     clock = Clock.of(config, counts["batches_per_epoch"])
+    template, steps = "{images} in {buckets}, {batches} per epoch:  {steps} are {epochs} epochs", "{count} steps"
+    if clock.total == 1:
+        template, steps = "{images} in {buckets}, {batches} per epoch:  {steps} is {epochs} epochs", "{count} step"
     return Text(
-        "{images} in {buckets}, {batches} batches per epoch:  {steps} steps are {epochs} epochs",
-        images=counted(counts["images"], "image"), buckets=counted(len(counts["buckets"]), "bucket"),
-        batches=counts["batches_per_epoch"], steps=f"{clock.total:,}", epochs=f"{clock.total / clock.per_epoch:,.1f}",
-    )  # fmt: skip
+        template,
+        images=counted(counts["images"], "image"),
+        buckets=counted(len(counts["buckets"]), "bucket"),
+        batches=_batches(counts["batches_per_epoch"]),
+        steps=Text(steps, count=f"{clock.total:,}"),
+        epochs=f"{clock.total / clock.per_epoch:,.1f}",
+    )
+
+
+def _batches(count: int) -> Text:
+    return Text("{count} batch" if count == 1 else "{count} batches", count=count)
 
 
 def _captions(images: ImageSet) -> Iterator[Finding]:

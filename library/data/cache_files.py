@@ -5,18 +5,22 @@ in the dtype, which is left out of the names here.
 """
 
 import io
+import json
 import re
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
+from safetensors.torch import load
 
+from library.config.problems import SURROGATES
 from library.files import write_atomic
 
 BROKEN = (OSError, ValueError, KeyError, EOFError, MemoryError, OverflowError, NotImplementedError, zlib.error,
@@ -52,6 +56,9 @@ def opened(file: str) -> Iterator[CacheFile]:
     if file.endswith(".safetensors"):
         if Path(file).stat().st_size > LARGEST:
             raise ValueError("it is too large for a cache")
+        if SURROGATES.search(file):
+            yield _Safetensors(_InMemory(Path(file).read_bytes()))
+            return
         with safe_open(file, "pt") as archive:
             yield _Safetensors(archive)
         return
@@ -112,6 +119,27 @@ class _Npz:
 
     def fact(self, name: str) -> str | None:
         return str(self._npz[name]) if name in self.names else None
+
+
+class _InMemory:
+    """The content of a .safetensors file as `safe_open` shows it, which opens no file whose name is not UTF-8."""
+
+    def __init__(self, content: bytes) -> None:
+        self._tensors = load(content)
+        head = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        self._texts: dict[str, str] = head.get("__metadata__", {})
+
+    def keys(self) -> list[str]:
+        return list(self._tensors)
+
+    def metadata(self) -> dict[str, str]:
+        return self._texts
+
+    def get_tensor(self, name: str) -> Any:
+        return self._tensors[name]
+
+    def get_slice(self, name: str) -> Any:
+        return SimpleNamespace(get_shape=lambda: self._tensors[name].shape)
 
 
 class _Safetensors:

@@ -33,7 +33,10 @@ def reference(control: ControlImage, interpolation: str | None) -> Image.Image:
 def paint_mask(control: ControlImage, view: augment.View, interpolation: str | None) -> torch.Tensor:
     """The region to inpaint [H,W]: 1 where the mask is brighter than half, else 0."""
     if control.drawn is not None:
-        mask = random_mask(view.size, Random(f"{os.path.basename(control.path)} {control.drawn} {view.size}"))
+        mask = random_mask(
+            view.size,
+            Random(f"{os.path.basename(control.path)} {control.drawn} {view.size}".encode("utf-8", "surrogatepass")),
+        )
         return torch.from_numpy(np.ascontiguousarray(mask[:, ::-1] if view.flip else mask))
     if control.mask == control.path:
         mask = pixels.read(control.path, control.how, alpha=True)[:, :, 3]

@@ -241,7 +241,9 @@ def _encoded(pictures: _Pictures, work: EncodingJob) -> list[tuple[Wanted, Array
 def _generator(wanted: Wanted) -> torch.Generator:
     """A random generator for each image, so that its latents depend neither on its batch nor on the run."""
     name = f"{os.path.basename(wanted.image)} {wanted.fit.bucket}"
-    return torch.Generator().manual_seed(int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest()))
+    return torch.Generator().manual_seed(
+        int.from_bytes(hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=7).digest())
+    )
 
 
 def _nan_advice(vae: torch.nn.Module | None) -> str:

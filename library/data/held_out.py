@@ -138,7 +138,7 @@ def mark(path: str) -> str:
         about = os.stat(path)
         return _of_content(path, about.st_mtime_ns, about.st_size)
     except OSError:
-        return _digest(os.fsencode(os.path.basename(path)))
+        return _digest(os.path.basename(path).encode("utf-8", "surrogatepass"))
 
 
 @lru_cache(maxsize=1 << 18)

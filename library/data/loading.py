@@ -174,9 +174,12 @@ class Batches:
             name = image.path.replace("\\", "/").rsplit("/", 1)[-1]
             # Fields and not the repr of the dataclass, which changes with the class name: states store this digest.
             fit = f"Fit(bucket={image.fit.bucket}, resized={image.fit.resized})" if image.fit else "None"
-            images.update(f"{name} {image.repeats} {image.dataset} {fit} {image.caption}\n".encode())
+            images.update(
+                f"{name} {image.repeats} {image.dataset} {fit} {image.caption}\n".encode("utf-8", "surrogatepass")
+            )
             if image.controls:
-                images.update(f"{[(os.path.basename(one.path), one.fit.resized) for one in image.controls]}\n".encode())
+                shown = [(os.path.basename(one.path), one.fit.resized) for one in image.controls]
+                images.update(f"{shown}\n".encode("utf-8", "surrogatepass"))
         for key, size in self._sizes.items():
             sizes.update(f"{key} {size}\n".encode())
         known = {"images or captions": images.hexdigest(), "batch sizes or buckets": sizes.hexdigest()}

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ from library.config.outside_files import LIST, load_json, parse_json, read_text
 from library.config.problems import ConfigError, Problem, Text
 from library.config.values import quoted
 from library.data.captions import joined
-from library.files import write_atomic
+from library.files import json_text, write_atomic
 
 CACHE_NAME = "metadata_cache.json"
 HUB = "file_name"  # of an image on the Hugging Face Hub, beside the file
@@ -108,7 +107,7 @@ def write_cache(folder: Path, known: Mapping[str, tuple[str, tuple[int, int], in
     for path, (caption, size, unread) in known.items():
         content[path] = {"caption": caption, "resolution": list(size)} | ({"unread_lines": unread} if unread else {})
     if content != read_cache(folder):
-        write_atomic(folder / CACHE_NAME, json.dumps(content, ensure_ascii=False, indent=2))
+        write_atomic(folder / CACHE_NAME, json_text(content, indent=2))
 
 
 def _rows(text: str, source: Path, problems: list[Problem]) -> list[Row]:

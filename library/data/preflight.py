@@ -9,7 +9,7 @@ from typing import NamedTuple
 from PIL import Image as Pillow
 
 from library.config.dataset import decided
-from library.config.problems import Problem, Report, Text, counted, either, together
+from library.config.problems import SURROGATES, Problem, Report, Text, counted, either, together
 from library.config.run_config import RunConfig
 from library.config.sections import EmbeddingRun
 from library.data import augment, finding, mask_check
@@ -74,7 +74,7 @@ def check(config: RunConfig, grid: int, report: Report | None = None, quick: boo
     if bare and others:  # one cause, one message: the one with the option to set
         facts = {"why": others[0], "fix": others[0].fix, "topic": "captions", "code": "no_captions"}
         bare, others = [Problem("", "no image has a caption: {why}", **facts)], others[1:]
-    notes = [*bare, *others, *notes, *_about_captions(config, found), *_about_images(images)]
+    notes = [*bare, *others, *notes, *_about_captions(config, found), *_about_images(images), *_not_utf_8(images)]
     notes += [*_in_vain(config, found), *_about_options(config, found)]
     notes += [*(problem for is_error, problem in copied if not is_error), *masks.warnings]
     return Check(stops, notes, found.images, masks.text)
@@ -126,10 +126,20 @@ def _sharing_a_cache(images: list[Image]) -> Iterator[Problem]:
 def _too_long_for_a_cache(images: list[Image]) -> Iterator[Problem]:
     """Names of images that are too long for the names of their caches."""
     stems = {image.path: os.path.splitext(os.path.basename(image.path))[0] for image in images}
-    if long := sorted(path for path, stem in stems.items() if len(stem.encode()) > LONGEST_NAME - CACHE_ENDING):
+    if long := sorted(
+        path for path, stem in stems.items() if len(stem.encode("utf-8", "surrogatepass")) > LONGEST_NAME - CACHE_ENDING
+    ):
         yield about_images(
             "{count} with a name too long for a cache file beside it; shorten to {most} bytes: {long}",
             count=counted(len(long), "image"), most=LONGEST_NAME - CACHE_ENDING, long=some(long))  # fmt: skip
+
+
+def _not_utf_8(images: list[Image]) -> Iterator[Problem]:
+    """Names that other programs cannot even write down."""
+    if odd := sorted({image.path for image in images if SURROGATES.search(image.path)}):
+        yield about_images(
+            "{count} whose names are not UTF-8: they are trained, but other programs may not find them; rename them: "
+            "{names}", count=counted(len(odd), "file"), names=some(odd))  # fmt: skip
 
 
 def _closed_to_caches(found: Survey, images: list[Image]) -> Iterator[Problem]:

@@ -172,9 +172,33 @@ def _rates(builder: ImportBuilder, encoders: bool) -> None:
         builder.explain("the image model learns", "train.train_unet")
 
 
+def _range(builder: ImportBuilder) -> None:
+    """The timesteps that are trained; of flow matching they are counted from the noisiest, in the order of a draw."""
+    keys = "train.min_denoising_steps", "train.max_denoising_steps"
+    first, last = (builder.number(key) for key in keys)
+    if builder.family == "sdxl":
+        if first:
+            builder.rename(keys[0], "min_timestep", int(first))
+        if last is not None and last < 999:
+            builder.rename(keys[1], "max_timestep", int(last) + 1)
+        return
+    linear = is_on(builder.get("train.linear_timesteps")) or builder.get("train.timestep_type") == "linear"
+    for key, number, option in ((keys[0], first, "max_timestep"), (keys[1], last, "min_timestep")):
+        if number is None or number == (0 if key == keys[0] else 999):
+            continue
+        if linear:
+            value = 1000 - int(number)
+            said = Text("counted from the noisiest timestep there: {option} = {value}", option=option, value=value)
+            builder.change(key, said, {option: value})
+        else:
+            template = (
+                "a place among 1000 drawn timesteps there, the noisiest first; {option} limits the timestep itself"
+            )
+            builder.ignore(key, Text(template, option=option))
+
+
 def _noise(builder: ImportBuilder) -> None:
-    if (last := builder.number("train.max_denoising_steps")) is not None and last < 999:
-        builder.rename("train.max_denoising_steps", "max_timestep", int(last) + 1)
+    _range(builder)
     kind = str(builder.get("train.loss_type"))
     known = LOSSES.get(kind)
     said = "loss_type = l2" if kind == "mse" else nearest(kind, "loss_type = l2")

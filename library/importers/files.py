@@ -1,11 +1,10 @@
 """A file of any trainer -> a config: detect which trainer wrote it, and call its importer."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from library.config import schema
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import load_json, load_toml, load_yaml, read_text
 from library.config.problems import ConfigError, Text
@@ -104,7 +103,7 @@ def read(found: JsonMapping, configs: Configs, script: str = "", preferred: Sequ
 
 def _refuse_programs(found: JsonMapping) -> None:
     """Raise ConfigError for a file of a program that is known by its keys and whose files are not read."""
-    keys = found.keys() | schema.flat(found).keys()
+    keys = {*found, *(key for table in found.values() if isinstance(table, Mapping) for key in table)}
     for program in load_tables("others")["program"]:
         if keys >= set(program["keys"]):
             template = "this is a file of {program}, whose settings are not read here; those of {programs} are"

@@ -21,7 +21,7 @@ MODULATION = ".*(img_mod|txt_mod|modulation).*"  # layers of FLUX.1
 def fits(found: JsonMapping) -> bool:
     """Whether this is a file of musubi-tuner. The name of an adapter's module, which we share, is not enough where the
     images, the base model or the caches are set with our option names."""
-    found = schema.flat(found)
+    found = schema.flat(found, [])  # what stands twice is told when it is read
     module = str(found.get("network_module") or "")
     if module in TABLES["families"]:
         return "dit" in found or ("dataset_config" in found and module in TABLES["modules"] and OURS.isdisjoint(found))
@@ -60,6 +60,7 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
             builder.change(key, f"model_version = {version}", {"model_version": version})
     _lycoris(builder, module)
     sampling = _sampling(builder)
+    _timesteps(builder, sampling)
     own = TABLES["own_keys"].get(family, ())
     for key in builder.left():
         if key in TABLES["ignored"] and key not in own:
@@ -80,6 +81,25 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
     set_by(builder, "cache_latents", said, always)
     _defaults(builder, module)
     return builder
+
+
+def _timesteps(builder: ImportBuilder, sampling: str) -> None:
+    """What its options of timesteps and loss weights mean, where that is not what they mean here."""
+    shift, scheme = builder.number("discrete_flow_shift"), builder.get("weighting_scheme")
+    if sampling in ("", "sigma"):  # a position in a table that is not shifted, and whose first step is the noisiest
+        if shift not in (None, 1.0):
+            said = Text("the timesteps of sigma are not shifted in {trainer}", trainer=TRAINER)
+            builder.change("discrete_flow_shift", said, {"discrete_flow_shift": 1.0})
+        for key, option, usual in (("min_timestep", "max_timestep", 0), ("max_timestep", "min_timestep", 1000)):
+            edge = builder.number(key)
+            if edge is not None and edge != usual:
+                value = 1000 - int(edge)
+                template = "with sigma, {trainer} counts from the noisiest timestep: {option} = {value}"
+                said = Text(template, trainer=TRAINER, option=option, value=value)
+                builder.change(key, said, {option: value})
+    if builder.family == "flux" and scheme in ("sigma_sqrt", "cosmap"):
+        template = "{trainer} weighs the loss by it; for FLUX.1 here that needs model_prediction_type = sigma_scaled"
+        builder.ignore("weighting_scheme", Text(template, trainer=TRAINER))
 
 
 def _sampling(builder: ImportBuilder) -> str:

@@ -24,47 +24,47 @@ def with_named_files(found: JsonObject, path: Path, may_read: MayRead = everythi
 
     `may_read` says which of them may be looked at.
     """
-    place = Place(path, may_read)
+    origin = Origin(path, may_read)
     if simpletuner.fits(found):
-        return _of_simpletuner(found, place)
+        return _of_simpletuner(found, origin)
     if diffusion_pipe.fits(found):
-        data = _beside(found, "dataset", place, ".toml")
+        data = _beside(found, "dataset", origin, ".toml")
         return {**found, "dataset": data} if data and diffusion_pipe_data.is_dataset(data) else found
     if onetrainer.fits(found):
         wanted = [("concept_file_name", "concepts"), ("sample_definition_file_name", "samples")]
-        lists = {target: _beside(found, key, place, ".json") for key, target in wanted if not found.get(target)}
+        lists = {target: _beside(found, key, origin, ".json") for key, target in wanted if not found.get(target)}
         return {**found, **{target: data for target, data in lists.items() if isinstance(data, list)}}
     if musubi.fits(found):
-        data = _beside(found, "dataset_config", place, ".toml")
+        data = _beside(found, "dataset_config", origin, ".toml")
         return {**found, "dataset_config": data} if data and musubi.is_dataset(data) else found
     return found
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Origin:
     """Where a file of settings is, and which others may be read."""
 
     path: Path
     may_read: MayRead
 
 
-def _of_simpletuner(found: JsonObject, place: Place) -> JsonObject:
+def _of_simpletuner(found: JsonObject, origin: Origin) -> JsonObject:
     """Its lists of data sets and prompts, and its settings of LyCORIS."""
     read = dict(found)
     for key in ("data_backend_config", "user_prompt_library", "lycoris_config"):
         name = key if key in found else f"--{key}"
-        data = _beside(found, name, place, ".json")
+        data = _beside(found, name, origin, ".json")
         is_list = key == "data_backend_config"
         if simpletuner_data.is_datasets(data) if is_list else isinstance(data, dict):
             read[name] = data
     return read
 
 
-def _beside(found: JsonMapping, key: str, place: Place, suffix: str) -> Any:
+def _beside(found: JsonMapping, key: str, origin: Origin, suffix: str) -> Any:
     """The content of the file that a key names, relative to here, its folder, or the one above; None if missing."""
-    name, here = str(found.get(key) or ""), place.path.parent
+    name, here = str(found.get(key) or ""), origin.path.parent
     for file in (Path(name), here / name, here.parent / name) if name else ():
-        if file.suffix.lower() == suffix and place.may_read(file) and file.is_file():
+        if file.suffix.lower() == suffix and origin.may_read(file) and file.is_file():
             with contextlib.suppress(ConfigError):
                 return load_json(file) if suffix == ".json" else load_toml(file)
     return None

@@ -32,6 +32,7 @@ from library.optim.classes import (
     unknown_arguments,
 )
 from library.optim.lr_schedule import load_problems, schedule
+from library.optim.lr_schedule import notes as schedule_notes
 from library.optim.lr_schedule import problems as schedule_problems
 
 __all__ = ["averaged", "describe", "eval_mode", "notes", "optimizer", "problems", "schedule", "train_mode"]
@@ -203,8 +204,9 @@ def notes(config: RunConfig) -> Iterator[Problem]:
                 rate=rate, name=name, usual=config.usual_rate)  # fmt: skip
     if is_schedule_free(config) and config.optim.lr_scheduler != "constant":
         yield Problem("lr_scheduler", "has no effect: {name} needs no schedule", name=name)
+    yield from schedule_notes(config)
     steps, warm = config.steps, config.optim.lr_warmup_steps
-    if not steps.max_train_epochs and warm >= steps.max_train_steps:
+    if not steps.max_train_epochs and warm >= steps.max_train_steps and not config.optim.without_schedule:
         yield Problem("lr_warmup_steps",
             "{warm} is not below max_train_steps: the learning rate never reaches its value", warm=warm)  # fmt: skip
     precision = config.precision

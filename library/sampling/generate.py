@@ -1,5 +1,6 @@
 """Generate a comparison with the sampler of the trainer's sample images. Importing this loads torch."""
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -91,22 +92,32 @@ def generate(  # noqa: PLR0913 - the inputs of a comparison, and two callbacks
         with torch.no_grad(), world.autocast():
             if sampler is None or applied.changes_text:
                 sampler = family.sampler(components)
-                for encoder in components.encoders.values():
-                    encoder.to(world.device)
-                sampler.remember(_requested(prompt, applied) for prompt in whole)
-                for encoder in components.encoders.values():
-                    encoder.to("cpu")
-            for row, prompt in enumerate(whole):
-                image = sampler(_requested(prompt, applied))
-                path = place / f"{row:02d}_{at:02d}.png"
-                _save(image, path, plan.metadata(prompt, column, model, applied.tagged))
-                done += 1
-                sheet.files[row][at] = str(path)
-                store(sheet)
+                with _encoders_on(world.device, components):
+                    sampler.remember(_requested(prompt, applied) for prompt in whole)
+            with sampler.vae_on(world.device):
+                for row, prompt in enumerate(whole):
+                    image = sampler(_requested(prompt, applied))
+                    path = place / f"{row:02d}_{at:02d}.png"
+                    _save(image, path, plan.metadata(prompt, column, model, applied.tagged))
+                    done += 1
+                    sheet.files[row][at] = str(path)
+                    store(sheet)
     sheet.grid = str(place / "grid.png")
     _save(side_by_side(sheet), Path(sheet.grid), plan.metadata(whole[0], columns[0], model, applied.tagged))
     store(sheet)
     return sheet
+
+
+@contextlib.contextmanager
+def _encoders_on(device: torch.device, components: ModelComponents) -> Iterator[None]:
+    """Within the context, the text encoders are on this device."""
+    try:
+        for encoder in components.encoders.values():
+            encoder.to(device)
+        yield
+    finally:
+        for encoder in components.encoders.values():
+            encoder.to("cpu")
 
 
 def _applied(components: ModelComponents, family: Family, columns: Sequence[Column], word: str) -> AppliedFiles:

@@ -21,7 +21,7 @@ from library.imports import without_collecting
 from library.memory import attention, placement
 from library.memory.prepare import prepare_denoiser, prepare_encoders
 from library.memory.quantization import fp8_storage
-from library.train import autotune, matmul_formats, resume_state, rng, utilization
+from library.train import autotune, beside, matmul_formats, resume_state, rng, utilization
 from library.train.checkpointer import Checkpointer
 from library.train.clock import Clock
 from library.train.journal import Journal
@@ -36,6 +36,8 @@ from library.train.training import Training
 from library.train.updates import Updates
 from library.train.validation import ValidationRunner
 from library.train.world import World
+
+NO_UTILIZATION = "the utilization of the GPU is not logged ({why})"
 
 
 def run_training(config: RunConfig, remarks: Sequence[Text] = (), notes: Sequence[Text] = (), began: float = 0) -> Path:
@@ -156,16 +158,15 @@ def take_steps(training: Training, precompiler: Precompiler, images: ImageSet, s
             break
         training.step_log.push(numbers, losses, updates.rates(), stepper.timer.ended())
 
-        # When due: validate, generate samples, save.
+        # When due: save, and only then validate and generate samples, so that nothing there can lose what was learned.
+        checkpointer.when_due()
         validation.when_due()
         samples.when_due(training)
-        checkpointer.when_due()
 
     if stepper.read_error:
         checkpointer.rescue(stepper.read_error)
-    journal.completed = clock.done
-    file = checkpointer.final()
-    log_utilization(training)
+    file = checkpointer.end()
+    beside.attempt(lambda: log_utilization(training), NO_UTILIZATION, training)
     return file
 
 

@@ -266,7 +266,7 @@ def test_a_config_of_kohya_ss_is_ready_to_train():
     ignored = {note.split(" is ignored")[0].split()[-1] for note in notes if " is ignored" in note}
     assert ignored == {"epoch", "noise_offset_type", "dynamo_backend", "mem_eff_save"}
     idle = {note.split()[0] for note in notes if "has no effect here" in note}
-    assert idle == {"clip_skip", "max_timestep", "sample_sampler"}
+    assert idle == {"clip_skip", "sample_sampler"}
 
 
 @pytest.mark.parametrize(

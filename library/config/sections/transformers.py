@@ -92,8 +92,10 @@ class TransformerFlow(Flow):
         label="Prediction type",
     )
     weighting_scheme: Literal["sigma_sqrt", "logit_normal", "mode", "cosmap", "none", "uniform"] = opt(
-        "none", "How timesteps are weighted, with sigma sampling or sigma_scaled prediction."
+        "none", "How timesteps are weighted: the loss, and with sigma sampling their choice."
     )
+    always_weighted: ClassVar[bool] = True
+    weighted_by_step: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
