@@ -15,7 +15,7 @@ from library.compiler import checks
 from library.config import building, code_names, fixes, ineffective, schema
 from library.config.environment import SWITCHED_ON, first_process, processes, shards_asked
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Problem, Report, Text, counted, problems_of, together
+from library.config.problems import ConfigError, Problem, Text, counted, problems_of, together
 from library.config.run_config import RunConfig
 from library.config.sections.learning import LONGEST
 from library.data import debug_dataset, pixels, text_encoding
@@ -50,9 +50,12 @@ SHARDING = {"ACCELERATE_USE_DEEPSPEED": "DeepSpeed", "ACCELERATE_USE_MEGATRON_LM
 
 def check(config: RunConfig) -> list[Problem]:
     """Raise ConfigError with every problem of this run; return what its user should know besides."""
-    found, remarks = findings(config, Progress(print, PATIENCE) if first_process() else None)
+    images = data.check(config, config.grid, Progress(print, PATIENCE) if first_process() else None)
+    found, remarks = judged(config, images)
     if found:
         raise ConfigError(*found)
+    if images.masks and first_process():
+        print(images.masks)
     return remarks
 
 
@@ -100,9 +103,9 @@ def beyond(reading: building.Reading[Any]) -> list[Problem]:
     return judged(reading.config, look(reading), reading)[0]
 
 
-def findings(config: RunConfig, report: Report | None = None) -> tuple[list[Problem], list[Problem]]:
-    """Problems that stop a run, and remarks that do not. `report` is told how far the look at the images is."""
-    return judged(config, data.check(config, config.grid, report))
+def findings(config: RunConfig) -> tuple[list[Problem], list[Problem]]:
+    """Problems that stop a run, and remarks that do not."""
+    return judged(config, data.check(config, config.grid))
 
 
 def look(reading: building.Reading[Any]) -> data.Check:

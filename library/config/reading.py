@@ -106,6 +106,11 @@ def extension(value: Any) -> str:
     return text if text.startswith(".") else "." + text
 
 
+def separator(value: Any) -> str:
+    """What separates tags; a comma where nothing is written."""
+    return to_str(value) or ","
+
+
 def token_length(value: Any) -> int | None:
     """75, 150 or 225 tokens; 75 is what "not set" means."""
     result = to_int(value)
