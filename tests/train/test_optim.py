@@ -87,7 +87,7 @@ def test_all_that_is_wrong_is_said_at_once(monkeypatch):
     [
         ({"optimizer_args": ["weight_dekay=0.1"]}, "AdamW has no argument weight_dekay (did you mean weight_decay?)"),
         ({"optimizer_type": "Adamw2"}, "torch.optim has no Adamw2 (did you mean AdamW"),
-        ({"optimizer_type": "nowhere.Best"}, "pip install nowhere"),
+        ({"optimizer_type": "nowhere.Best"}, "names the package nowhere, which is not installed here"),
         ({"optimizer_type": "AdamW8bit"}, "pip install bitsandbytes"),
         ({"lr_scheduler": "cosine", "lr_scheduler_args": ["power=2"]}, "cosine has no argument power"),
         ({"lr_scheduler": "cosine_with_min_lr"}, "needs lr_scheduler_min_lr_ratio"),
