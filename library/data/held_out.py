@@ -1,7 +1,6 @@
 """Which images are held out for validation: whole images, so that nothing that is measured has been trained on."""
 
 import hashlib
-import json
 import math
 import os
 from collections import Counter
@@ -13,7 +12,8 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from library.config.dataset import DatasetConfig
-from library.config.problems import Problem, Text, counted, listed
+from library.config.outside_files import load_json
+from library.config.problems import ConfigError, Problem, Text, counted, listed
 from library.config.run_config import RunConfig
 from library.data.folders import about_images, some
 from library.data.threads import spread
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 IN_STATE = "held_out"  # the key of a state's facts
 PROGRESS = "train_state.json"  # the file of a state folder that holds its facts
+LARGEST = 1 << 26  # bytes of a state's facts, which have the losses of an epoch
 PIECE = 1 << 14  # bytes
 MOST_SHOWN = 20  # folders
 
@@ -55,8 +56,8 @@ def earlier(config: RunConfig) -> Earlier | None:
     if not config.steps.resume:
         return None
     try:
-        facts = json.loads((Path(config.steps.resume) / PROGRESS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        facts = load_json(Path(config.steps.resume) / PROGRESS, LARGEST)
+    except ConfigError:
         return None  # whoever resumes it reports that
     if not isinstance(facts, dict) or "version" not in facts:
         return None
