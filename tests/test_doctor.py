@@ -1,6 +1,7 @@
 """What the doctor says of a machine, and what it makes of it."""
 
 import json
+import os
 import sys
 from types import SimpleNamespace
 
@@ -133,3 +134,18 @@ def test_a_cache_that_cannot_be_made_and_a_full_disk_are_told(monkeypatch, tmp_p
     assert "cannot be written (No space left on device)" in disk.folders().text
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: SimpleNamespace(free=2e8))
     assert disk.disk().verdict == "bad" and "nothing can be saved" in disk.disk().text
+
+
+def test_proxies_and_certificates_that_cannot_be_used_are_named_without_their_values(monkeypatch):
+    for name in [name for name in os.environ if name.lower() in environment.NETWORK]:
+        monkeypatch.delenv(name)
+    assert doctor.network().text == ""
+    wrong = {"HTTPS_PROXY": "http://user:hidden-word@proxy:port", "no_proxy": "localhost,::1/128",
+             "SSL_CERT_FILE": "/nowhere/ca.pem"}  # fmt: skip
+    for name, value in wrong.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("http_proxy", "http://proxy:3128")
+    found = doctor.network()
+    assert found.verdict == "hint" and all(name in str(found.text) for name in wrong)
+    assert "http_proxy" not in str(found.text) and "hidden-word" not in str(found.text)
+    assert all(os.environ[name] == value for name, value in wrong.items())

@@ -9,18 +9,21 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from library.cli import main as cli
-from library.doctor import installation, installer
+from library.doctor import installation, installer, locked_packages
 from tests import source
 
 pytestmark = pytest.mark.skipif(
     os.name == "nt" or shutil.which("bash") is None, reason="setup.sh is for systems with bash"
 )
 INSTALLER = ("__init__.py", "doctor/__init__.py", "doctor/installation.py", "doctor/installer.py",
+             "doctor/locked_packages.py",
              "config/__init__.py", "config/json_types.py", "config/problems.py")  # fmt: skip
 
 
@@ -32,6 +35,9 @@ def project(tmp_path):
         shutil.copy(source.ROOT / name, tmp_path / name)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / ".venv"], check=True)
     return tmp_path
+
+
+FIND_UV = locked_packages.find_uv
 
 
 def run(project: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -127,48 +133,88 @@ def test_uv_is_told_what_pip_is(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_CERT", "/etc/own.pem")
     monkeypatch.setenv("PIP_TIMEOUT", "55")
     monkeypatch.setenv("UV_INDEX", "https://wanted.example/simple")
-    variables, arguments = installer.uv_settings(installer.settings_of_pip())
+    variables, arguments = locked_packages.uv_settings(locked_packages.settings_of_pip())
     assert variables["UV_DEFAULT_INDEX"] == "https://user:pass@mirror.example/simple"
     assert variables["UV_FIND_LINKS"] == f"{tmp_path},{tmp_path}/more"
     assert variables["UV_INDEX"] == "https://wanted.example/simple"  # what uv was told itself stays
     assert (variables["SSL_CERT_FILE"], variables["UV_HTTP_TIMEOUT"]) == ("/etc/own.pem", "55")
-    assert variables["UV_INDEX_STRATEGY"] == "unsafe-best-match"
+    assert "UV_INDEX_STRATEGY" not in variables  # the best of all indexes only counts where hashes decide
     assert arguments == ["-c", str(lock), "--no-index"]
 
 
-@pytest.mark.parametrize("why", ["cannot be had", "did not install everything"])
-def test_pip_installs_where_uv_does_not(monkeypatch, capsys, why):
+@pytest.fixture
+def asked(monkeypatch):
+    """What uv and pip were asked for, of an environment without PyTorch; nothing is installed."""
     lines = []
 
-    def run(line, **_):
-        lines.append([str(word) for word in line])
-        return subprocess.CompletedProcess(line, 1 if line[0] == "uv" else 0)
+    def run(line, env=None, **_):
+        lines.append(([str(word) for word in line], env or {}))
+        return subprocess.CompletedProcess(line, 0)
 
-    monkeypatch.setattr(installer, "settings_of_pip", dict)
-    monkeypatch.setattr(installer.installation, "damaged", lambda: iter(["cut==2.0"]))
-    monkeypatch.setattr(installer, "has_torch", lambda build: False)
+    monkeypatch.setattr(
+        locked_packages, "settings_of_pip", lambda: {"extra-index-url": ["https://more.example/simple"]}
+    )
+    monkeypatch.setattr(locked_packages.installation, "damaged", lambda: iter(()))
+    monkeypatch.setattr(locked_packages, "has_torch", lambda build: False)
+    monkeypatch.setattr(locked_packages, "find_uv", lambda: "uv")
+    monkeypatch.setattr(locked_packages.subprocess, "run", run)
+    return lines
+
+
+@pytest.mark.parametrize("by", ["uv", "pip"])
+def test_all_but_torch_has_hashes_and_torch_has_an_index_of_its_own(asked, monkeypatch, by):
+    if by == "pip":
+        monkeypatch.setattr(locked_packages, "find_uv", lambda: "")
+    installer.install_packages("cu130", "dev")
+    *hashed, (torch, _), (itself, _) = asked
+    files = [Path(line[line.index("-r") + 1]).name for line, _ in hashed]
+    assert files == ["build.txt", "dev.txt"]
+    assert all({"--require-hashes", "--no-deps", "--no-build-isolation"} <= set(line) for line, _ in hashed)
+    place = "https://download.pytorch.org/whl/cu130"
+    assert not any(place in line for line, _ in (*hashed, asked[-1])) and torch[-1] == "torch==2.13.0+cu130"
+    assert torch[torch.index(place) - 1] == ("--default-index" if by == "uv" else "--index-url")
+    assert itself[-4:] == ["--no-deps", "--no-build-isolation", "-e", "."]
+    if by == "uv":
+        strategies = [env.get("UV_INDEX_STRATEGY") for _, env in asked]
+        assert strategies == ["unsafe-best-match"] * 2 + [None] * 2
+        assert "UV_INDEX" in asked[0][1] and "UV_INDEX" not in asked[2][1]
+
+
+def test_what_is_damaged_is_installed_again_with_its_hashes(asked, monkeypatch, tmp_path):
+    broken = ["numpy==2.4.6", "Nvidia-cublas-cu13==1.0", "xformers==0.1"]
+    monkeypatch.setattr(locked_packages.installation, "damaged", lambda: iter(broken))
+    monkeypatch.setattr(locked_packages, "BROUGHT", re.compile(locked_packages.BROUGHT.pattern, re.I))
+    monkeypatch.setattr(locked_packages, "has_torch", lambda build: True)
+    monkeypatch.setattr(locked_packages, "ENVIRONMENT", tmp_path)
+    installer.install_packages("cu130", "user")
+    lines = [line for line, _ in asked]
+    (again,) = [line for line in lines if "--require-hashes" in line and "--reinstall" in line]
+    assert again[-1] == str(tmp_path / "again.txt")
+    (block,) = locked_packages.blocks((tmp_path / "again.txt").read_text())
+    assert block.startswith("numpy==2.4.6") and block.count("--hash=sha256:") > 3
+    (brought,) = [line for line in lines if broken[1] in line]
+    (own,) = [line for line in lines if broken[2] in line]
+    assert "https://download.pytorch.org/whl/cu130" in brought and "https://download.pytorch.org/whl/cu130" not in own
+
+
+@pytest.mark.parametrize("why", ["cannot be had", "did not install everything"])
+def test_pip_installs_where_uv_does_not(asked, monkeypatch, capsys, why):
+    run = locked_packages.subprocess.run
+
+    def without_uv(line, **more):
+        if line[0] == "uv" and why == "cannot be had":
+            raise FileNotFoundError("uv")
+        return subprocess.CompletedProcess(line, 1) if line[0] == "uv" else run(line, **more)
+
     if why == "cannot be had":
-        monkeypatch.setattr(installer, "ENVIRONMENT", Path("/nowhere"))
-        monkeypatch.setattr(installer.shutil, "which", lambda name: None)
-    else:
-        monkeypatch.setattr(installer, "find_uv", lambda: "uv")
-    monkeypatch.setattr(installer.subprocess, "run", run if why != "cannot be had" else refuse_uv(run))
+        monkeypatch.setattr(locked_packages, "ENVIRONMENT", Path("/nowhere"))
+        monkeypatch.setattr(locked_packages.shutil, "which", lambda name: None)
+        monkeypatch.setattr(locked_packages, "find_uv", FIND_UV)
+    monkeypatch.setattr(locked_packages.subprocess, "run", without_uv)
     assert installer.install_packages("cu130", "dev") == ""
     assert why in capsys.readouterr().out
-    with_pip = [line for line in lines if line[1:4] == ["-m", "pip", "install"] and line[-1] != "uv"]
-    assert all("https://download.pytorch.org/whl/cu130" in line for line in with_pip)
-    again, torch, rest = with_pip
-    assert "cut==2.0" in again and "--force-reinstall" in again
-    assert torch[-1] == "torch==2.13.0+cu130" and rest[-2:] == ["-e", ".[dev]"]
-
-
-def refuse_uv(run):
-    def refusing(line, **more):
-        if line[0] == "uv":
-            raise FileNotFoundError("uv")
-        return run(line, **more)
-
-    return refusing
+    with_pip = [line for line, _ in asked if line[1:4] == ["-m", "pip", "install"]]
+    assert [line[-1] for line in with_pip][-2:] == ["torch==2.13.0+cu130", "."]
 
 
 def test_a_wrong_python_is_refused_by_name(tmp_path):
@@ -326,22 +372,17 @@ def test_the_notebook_calls_commands_that_exist():
     assert all(cell.get("outputs", []) == [] for cell in notebook["cells"])
 
 
-def test_windows_with_an_nvidia_gpu_gets_triton(monkeypatch):
-    asked = []
-    monkeypatch.setattr(installer, "WINDOWS", True)
-    monkeypatch.setattr(installer, "find_uv", lambda: "uv")
-    monkeypatch.setattr(installer.installation, "damaged", lambda: iter(()))
-    monkeypatch.setattr(installer, "by_uv", lambda uv, wanted, broken, place: asked.append(list(wanted)) or True)
+def test_windows_with_an_nvidia_gpu_gets_triton(asked, monkeypatch):
+    monkeypatch.setattr(locked_packages, "WINDOWS", True)
+    found = []
     for build in ("cu130", "cpu", ""):
+        asked.clear()
         installer.install_packages(build, "user")
-    assert ["triton-windows" in wanted for wanted in asked] == [True, False, False]
+        found.append(any("triton-windows.txt" in word for line, _ in asked for word in line))
+    assert found == [True, False, False]
 
 
 def test_every_dependency_is_locked():
-    import tomllib
-
-    from packaging.requirements import Requirement
-
     locked = [
         line.split("==")[0] for line in (source.ROOT / "constraints.txt").read_text().splitlines() if "==" in line
     ]
@@ -351,3 +392,26 @@ def test_every_dependency_is_locked():
     assert names <= set(locked)
     assert len(locked) == len(set(locked))
     assert not [name for name in locked if name.startswith("nvidia") and name != "nvidia-ml-py"]
+
+
+def test_the_locks_have_every_version_with_hashes_and_no_index():
+    """What `make lock` has to be run for: a version or a dependency that has changed."""
+    constraints = dict(
+        line.split("==") for line in (source.ROOT / "constraints.txt").read_text().split() if "==" in line
+    )
+    found = {}
+    for name in installation.LOCKS:
+        text = installation.lock_file(name).read_text(encoding="utf-8")
+        blocks = locked_packages.blocks(text)
+        assert "://" not in text and all(block.count("--hash=sha256:") >= 1 for block in blocks)
+        packages = [Requirement(block.partition(" \\")[0]) for block in blocks]
+        found[name] = {package.name: str(package.specifier).removeprefix("==") for package in packages}
+        assert len(found[name]) == len(blocks) == len(re.findall(r"^[^#\s]", text, re.M))
+    everywhere = {name: version for versions in found.values() for name, version in versions.items()}
+    assert everywhere == {name: version for name, version in constraints.items() if name != "torch"}
+    assert found["user"].items() < found["dev"].items() and set(found["build"]) == {"pip", "setuptools", "uv"}
+    project = tomllib.loads((source.ROOT / "pyproject.toml").read_text())["project"]
+    needed = {"user": project["dependencies"], "dev": [*project["optional-dependencies"]["dev"]]}
+    for kind, lines in needed.items():
+        names = {Requirement(line).name.lower().replace("_", "-") for line in lines}
+        assert names - {"torch"} <= set(found[kind])

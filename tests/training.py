@@ -26,6 +26,7 @@ from library import families
 from library.config.building import build
 from library.config.formats import read_toml
 from library.config.schema import options
+from library.demo.images import write_references
 from library.runs import reader
 from tests import fork_server
 from tests.source import ROOT, SCRATCH
@@ -103,6 +104,11 @@ def pictures(folder: Path, sizes: Iterable[tuple[int, int]] = SQUARES, repeats: 
         words = chance.choice(["red", "night", "sea", "smile", "cat", "soft light"], 3, replace=False)
         (place / f"{number}.txt").write_text(", ".join(["zorb toy", *words]), encoding="utf-8")
     return folder
+
+
+def references(images: Path, folder: Path) -> str:
+    """The pictures in folders of `images` in grey, in `folder`/references."""
+    return str(write_references(images, folder / "references"))
 
 
 def config_of(demo: Any, script: str, **values: Any) -> Any:

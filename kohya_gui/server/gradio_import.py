@@ -8,6 +8,9 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+from library.config import environment
+
+WHOLE = "gradio"
 MODULE, WRITER = "gradio.component_meta", "create_or_modify_pyi"
 LATER = "pandas"  # what Gradio imports for components that the page has not
 
@@ -20,12 +23,20 @@ class _Loader(importlib.machinery.SourceFileLoader):
             setattr(module, WRITER, lambda *_: None)
 
 
+class _WithoutProxies(importlib.machinery.SourceFileLoader):
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the module, which makes a client for downloads that the page never uses, as if there were no proxy."""
+        with environment.without_network_settings():
+            super().exec_module(module)
+
+
 # Why: docs/decisions/2026-11-23-gradio-imports-less.md
 class LightGradio:
-    """Finds two modules: in one it disables writing .pyi files of components, the other is loaded on first use."""
+    """Finds three modules: Gradio itself, imported as if there were no proxies; one in which it disables writing .pyi
+    files of components; and one that is loaded on first use."""
 
     def __init__(self) -> None:
-        self.left = {MODULE, LATER}
+        self.left = {WHOLE, MODULE, LATER}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -41,6 +52,9 @@ class LightGradio:
             return None
         if fullname == LATER:
             spec.loader = importlib.util.LazyLoader(spec.loader)
+            return spec
+        if fullname == WHOLE:
+            spec.loader = _WithoutProxies(fullname, spec.origin)
             return spec
         return importlib.util.spec_from_file_location(fullname, spec.origin, loader=_Loader(fullname, spec.origin))
 

@@ -19,7 +19,7 @@ DIGITS = re.compile(r"(\d+)")
 # Of the training options, those whose file is of a certain kind; all others take any file.
 ENDINGS = {
     "dataset_config": ".toml .json",
-    "in_json": ".json .jsonl",
+    "in_json": ".json .jsonl .csv .tsv",
     "sample_prompts": ".txt .toml .json",
     "control_image_path": ".png .jpg .jpeg .webp .bmp",
     "controlnet_image": ".png .jpg .jpeg .webp .bmp",

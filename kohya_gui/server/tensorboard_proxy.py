@@ -14,7 +14,7 @@ from starlette.types import Receive, Send
 
 from kohya_gui.server.auth import App, Scope, respond, send_all
 from library.config.problems import Text
-from library.runs import reader
+from library.runs import layout, reader
 
 PREFIX = "/tensorboard"
 FONTS = "/font-roboto/"  # which TensorBoard asks for at the root, whatever its own path is
@@ -149,7 +149,7 @@ def folders() -> list[Path]:
     found: dict[Path, None] = {}
     for run in reader.runs()[:RUNS]:
         config = run.facts.get("config") or {}
-        given = (config.get("log") or config).get("logging_dir")
+        given = (layout.section(run.facts, "log") or config).get("logging_dir")
         # A comma would end the folder's name in TensorBoard's list.
         if isinstance(given, str) and given and "," not in given and Path(given).is_dir():
             found[Path(given).expanduser().resolve()] = None

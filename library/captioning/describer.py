@@ -56,6 +56,8 @@ class Generation:
 class Describer:
     """A loaded captioner. Calling it returns a caption for each image."""
 
+    makes_tags = False
+
     def __init__(self, folder: Path, prompt: str = "", generation: Generation = Generation(), batch_size: int = 1,
                  device: str = "auto") -> None:  # fmt: skip
         """Weights must be .safetensors. `prompt` is an instruction, the title of one in `PROMPTS`, or for models

@@ -26,13 +26,17 @@ def _captioned(asked: argparse.Namespace, report: Report) -> int:
     from library.captioning import writing
 
     choices = writing.CaptioningOptions(asked.extension, asked.existing, asked.prefix, asked.suffix, asked.depth)
-    wanted, skipped = writing.to_do(asked.folder, choices)
+    folder = asked.folder.expanduser()
+    wanted, skipped, foreign = writing.to_do(folder, choices)
     if not wanted:
-        print(f"{asked.folder}: all {skipped} images have captions already (--existing add or replace changes that)")
+        if skipped:
+            print(f"{folder}: all {skipped} images have captions already (--existing add or replace changes that)")
+        if foreign:
+            print(writing.left_alone(foreign))
         return DONE
     captioner = _captioner(asked, report)
     shown = [print] if asked.debug else []
-    print(writing.summary(asked.folder, writing.caption(asked.folder, captioner, choices, report, *shown)))
+    print(writing.summary(folder, writing.caption(folder, captioner, choices, report, *shown)))
     return DONE
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from library.config.problems import ConfigError
-from library.curation.tags import split
+from library.curation.tags import split, tag_key
 
 MODEL, TAGS = "model.onnx", "selected_tags.csv"
 GENERAL, CHARACTER, RATING = "0", "4", "9"  # categories in selected_tags.csv
@@ -38,6 +38,8 @@ class Limits:
 class Tagger:
     """A loaded tagger. Calling it returns the tags of each image: characters first, then by descending probability."""
 
+    makes_tags = True
+
     def __init__(self, folder: Path, limits: Limits, batch_size: int = 4, device: str = "auto") -> None:
         """Raises ConfigError when a file is missing or damaged, or ONNX Runtime is not installed."""
         self.name, self.limits = folder.name, limits
@@ -53,7 +55,7 @@ class Tagger:
         self.side = side if isinstance(side, int) else 448
         self.batch_size = shape[0] if isinstance(shape[0], int) and shape[0] > 0 else max(1, batch_size)
         self.fixed = isinstance(shape[0], int)
-        self.unwanted = {tag.casefold() for tag in split(limits.undesired)}
+        self.unwanted = set(map(tag_key, split(limits.undesired)))
 
     def __call__(self, pictures: list[Image.Image]) -> list[str]:
         """The tags of RGB images, separated by commas."""
@@ -77,7 +79,7 @@ class Tagger:
         for wanted, limit in least.items():
             found += [tag for share, (tag, kind) in ranked if kind == wanted and share >= limit]
         for tag in map(self._written, found):
-            if tag.casefold() not in self.unwanted:
+            if tag_key(tag) not in self.unwanted:
                 yield tag
 
     def _written(self, tag: str) -> str:

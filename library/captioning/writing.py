@@ -4,14 +4,15 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from PIL import Image
 
 from library.config.problems import ConfigError, Report, Text, counted
 from library.curation import thumbs, trash
-from library.curation.tags import split
+from library.curation.tags import split, tag_key
 from library.data import folders
+from library.data.caption_files import read_caption
 from library.data.orientation import upright
 
 SKIP, ADD, REPLACE = EXISTING = ("skip", "add", "replace")
@@ -23,6 +24,7 @@ class Captioner(Protocol):
 
     name: str
     batch_size: int
+    makes_tags: bool  # separated by commas, instead of sentences
 
     def __call__(self, pictures: list[Image.Image]) -> list[str]:
         """A caption for each of these RGB images."""
@@ -49,13 +51,31 @@ class CaptioningOptions:
                 "existing is {existing}: use {known}", existing=repr(self.existing), known=", ".join(EXISTING)
             )
 
-    def words(self, made: str, old: str) -> str:
-        """The new text of a caption file, from a generated and the existing caption."""
-        wanted = ", ".join(part.strip(" ,") for part in (self.prefix, made, self.suffix) if part.strip(" ,"))
+    def words(self, made: str, old: str, is_tags: bool = True) -> str:
+        """The new text of a caption file, from a generated and the existing caption.
+
+        With `add`, what its first line lacks is added to that line, which is the one that is trained. Tags are added
+        one by one, a sentence as a whole.
+        """
+        parts = [part.strip(" ,") for part in (self.prefix, made, self.suffix)]
         if self.existing != ADD or not old.strip():
-            return wanted
-        there = {tag.casefold() for tag in split(old)}
-        return ", ".join([old.strip(), *(tag for tag in split(wanted) if tag.casefold() not in there)])
+            return ", ".join(filter(None, parts))
+        lines = old.splitlines(keepends=True)
+        at = next(number for number, line in enumerate(lines) if line.strip())
+        bare = lines[at].rstrip()
+        there = set(map(tag_key, split(bare)))
+        fresh: list[str] = []
+        for part in parts:
+            if part is parts[1] and not is_tags:
+                fresh += [part] if part and tag_key(part) not in tag_key(bare) else []
+            else:
+                fresh += [tag for tag in split(part) if tag_key(tag) not in there]
+        if fresh:
+            first = bare.rstrip(" ,")
+            lines[at] = (
+                first + (" " if first.endswith((".", "!", "?")) else ", ") + ", ".join(fresh) + lines[at][len(bare) :]
+            )
+        return "".join(lines)
 
 
 @dataclass
@@ -65,27 +85,45 @@ class Written:
     written: int = 0
     skipped: int = 0
     unreadable: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)  # caption files that are not text, and stay as they are
 
 
-def to_do(folder: Path, choices: CaptioningOptions) -> tuple[list[tuple[Path, Path]], int]:
-    """The images of a folder and its sub-folders, with their caption files, and how many are skipped.
+class ToDo(NamedTuple):
+    """The images to caption, with their caption files, how many are skipped, and caption files that are not text."""
+
+    files: list[tuple[Path, Path]]
+    skipped: int
+    foreign: list[str]
+
+
+def to_do(folder: Path, choices: CaptioningOptions) -> ToDo:
+    """What there is to caption in a folder and its sub-folders.
 
     Raises ConfigError when there are no images.
     """
     if not folder.is_dir():
         raise ConfigError("{folder} is no folder", folder=folder)
     found = [
-        (Path(listing.path(name)), Path(listing.path(os.path.splitext(name)[0] + choices.extension)))
+        (Path(listing.path(name)), Path(listing.path(listing.find(wanted) or wanted)))
         for listing in listings(folder, choices.depth)
         for name in listing.images
+        if (wanted := os.path.splitext(name)[0] + choices.extension)
     ]
     if not found and choices.depth == 0:
         raise ConfigError("there are no images in {folder}; --recursive takes those in the folders inside it, too",
             folder=folder)  # fmt: skip
     if not found:
         raise ConfigError("there are no images in {folder}, nor in the folders inside it", folder=folder)
-    wanted = found if choices.existing != SKIP else [(image, file) for image, file in found if not _read(file)]
-    return wanted, len(found) - len(wanted)
+    if choices.existing == REPLACE:
+        return ToDo(found, 0, [])
+    texts = {file: _read(file) for _, file in found}
+    foreign = [file.name for file, text in texts.items() if text is None]
+    wanted = [
+        (image, file)
+        for image, file in found
+        if (text := texts[file]) is not None and (choices.existing == ADD or not text.strip())
+    ]
+    return ToDo(wanted, len(found) - len(wanted) - len(foreign), foreign)
 
 
 def caption(
@@ -97,8 +135,8 @@ def caption(
 ) -> Written:
     """Caption a folder; `shown` is called with each file and its caption. After an interruption the written captions
     are kept, and can be undone as one change."""
-    wanted, skipped = to_do(folder, choices)
-    done = Written(skipped=skipped)
+    wanted, skipped, foreign = to_do(folder, choices)
+    done = Written(skipped=skipped, foreign=foreign)
     with trash.Change(folder, f"Captions by {captioner.name}", keep=True) as change:
         at = 0
         report(Text("captioning"), 0, len(wanted))
@@ -107,7 +145,10 @@ def caption(
             pictures = [(file, picture) for file, picture in batch if picture is not None]
             if pictures:
                 made = captioner([picture for _, picture in pictures])
-                texts = {file: choices.words(text, _read(file)) for (file, _), text in zip(pictures, made, strict=True)}
+                texts = {
+                    file: choices.words(text, _read(file) or "", captioner.makes_tags)
+                    for (file, _), text in zip(pictures, made, strict=True)
+                }
                 done.written += change.write({file: text for file, text in texts.items() if text})
                 for file, text in texts.items():
                     shown(file, text)
@@ -122,9 +163,19 @@ def summary(folder: Path, done: Written) -> str:
         lines.append(
             f"{counted(done.skipped, 'image')} had words already and {'was' if done.skipped == 1 else 'were'} left"
         )
+    if done.foreign:
+        lines.append(left_alone(done.foreign))
     if done.unreadable:
         lines.append(f"{counted(len(done.unreadable), 'image')} cannot be read: {folders.some(done.unreadable)}")
     return "\n".join(lines)
+
+
+def left_alone(foreign: Sequence[str]) -> str:
+    """That caption files are not text, as a sentence."""
+    return (
+        f"{counted(len(foreign), 'caption')} left, since not text in UTF-8: save with that encoding, or replace with "
+        f"--existing replace: {folders.some(foreign)}"
+    )
 
 
 def listings(folder: Path, depth: int | None) -> Iterator[folders.Listing]:
@@ -158,8 +209,11 @@ def rgb(path: Path, unreadable: list[str]) -> Image.Image | None:
         return None
 
 
-def _read(file: Path) -> str:
+def _read(file: Path) -> str | None:
+    """The text of a caption file, "" where there is none; None where it cannot be read as text."""
     try:
-        return file.read_bytes().decode("utf-8-sig", "replace").strip()
-    except OSError:
+        return read_caption(file)
+    except FileNotFoundError:
         return ""
+    except (OSError, UnicodeError, ConfigError):
+        return None

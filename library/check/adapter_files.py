@@ -36,13 +36,19 @@ def problems(config: RunConfig) -> Iterator[Problem]:
         if base:
             yield Problem(option, ": {path} is {found}, not a LoRA file; choose a LoRA file", path=path, found=words)
             continue
-        with contextlib.suppress(ConfigError):  # of neither family, as far as names tell
-            found = names.possible_families(map(_layer, stored), {}, names.sizes_of(shapes))
-            if config.family not in found:
-                template = ": {path} was made for {other}, and this is {title}; choose a file made for it"
-                other = families.facts(found[0]).title
-                yield Problem(option, template, path=path, other=other, title=config.title)
-            elif option == "network_weights":
+        try:
+            found = names.possible_families(map(_layer, stored), storage.metadata_of(path), names.sizes_of(shapes))
+        except names.ForeignModelError as e:
+            yield Problem(option, ": {path}: {error}", path=path, error=e.problems[0])
+            continue
+        except ConfigError:  # of neither family, as far as names tell
+            continue
+        if config.family not in found:
+            template = ": {path} was made for {other}, and this is {title}; choose a file made for it"
+            other = families.facts(found[0]).title
+            yield Problem(option, template, path=path, other=other, title=config.title)
+        elif option == "network_weights":
+            with contextlib.suppress(ConfigError):
                 yield from _other_ranks(stored, config)
 
 

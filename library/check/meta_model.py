@@ -19,6 +19,7 @@ from library.families.base import Family, ModelComponents
 from library.families.shared import weights
 from library.methods import snapshot
 from library.train import resume_state
+from library.train.state_files import WEIGHTS
 
 
 def problems(config: RunConfig) -> Iterator[Problem]:
@@ -91,7 +92,7 @@ def _method(config: RunConfig) -> methods.TrainingMethod:
 def _misfits(folder: Path, method: methods.TrainingMethod) -> Iterator[Problem]:
     """A state of other networks, or of another optimizer over the same."""
     here = {name: tuple(tensor.shape) for name, tensor in method.snapshot().items()}
-    if problem := snapshot.differing(here, weights.header(folder / resume_state.WEIGHTS)):
+    if problem := snapshot.differing(here, weights.header(folder / WEIGHTS)):
         yield problem
         return
     with contextlib.suppress(ConfigError):  # a damaged file is not looked into here

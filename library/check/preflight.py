@@ -15,7 +15,7 @@ from library.compiler import checks
 from library.config import building, code_names, fixes, ineffective, schema
 from library.config.environment import SWITCHED_ON, first_process, processes, shards_asked
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Problem, Report, Text, counted, problems_of, together
+from library.config.problems import ConfigError, Problem, Text, counted, problems_of, together
 from library.config.run_config import RunConfig
 from library.config.sections.learning import LONGEST
 from library.data import debug_dataset, pixels, text_encoding
@@ -27,7 +27,7 @@ from library.methods import lycoris
 from library.optim import lr_schedule, optimizers
 from library.outputs import hub, prompts, trackers
 from library.outputs import paths as save
-from library.runs import reader
+from library.runs import reader, registry
 from library.runs.record import Record
 from library.train import resume_state
 from library.train.clock import Clock
@@ -50,9 +50,12 @@ SHARDING = {"ACCELERATE_USE_DEEPSPEED": "DeepSpeed", "ACCELERATE_USE_MEGATRON_LM
 
 def check(config: RunConfig) -> list[Problem]:
     """Raise ConfigError with every problem of this run; return what its user should know besides."""
-    found, remarks = findings(config, Progress(print, PATIENCE) if first_process() else None)
+    images = data.check(config, config.grid, Progress(print, PATIENCE) if first_process() else None)
+    found, remarks = judged(config, images)
     if found:
         raise ConfigError(*found)
+    if images.masks and first_process():
+        print(images.masks)
     return remarks
 
 
@@ -100,9 +103,9 @@ def beyond(reading: building.Reading[Any]) -> list[Problem]:
     return judged(reading.config, look(reading), reading)[0]
 
 
-def findings(config: RunConfig, report: Report | None = None) -> tuple[list[Problem], list[Problem]]:
-    """Problems that stop a run, and remarks that do not. `report` is told how far the look at the images is."""
-    return judged(config, data.check(config, config.grid, report))
+def findings(config: RunConfig) -> tuple[list[Problem], list[Problem]]:
+    """Problems that stop a run, and remarks that do not."""
+    return judged(config, data.check(config, config.grid))
 
 
 def look(reading: building.Reading[Any]) -> data.Check:
@@ -159,6 +162,7 @@ def judged(
     with _tolerant(bool(problems), []):  # notes about what cannot be read would only be errors
         family = families.family_for(config)
         remarks += [] if failed["model"] else [*family.notes(), *_cut_captions(family, images)]
+        remarks += [] if failed["resume"] or failed["length"] else _changed(config, images)
         remarks += [] if failed["network"] else methods.notes(config)
         remarks += [] if failed["model"] or failed["other adapters"] else adapter_files.notes(config)
         remarks += [] if config.compile.compile_fullgraph else _graphs(config, images, failed)
@@ -166,6 +170,7 @@ def judged(
         path = config.sample.sample_prompts
         if path and not failed["samples"]:
             remarks += [*_unasked(config), *prompts.notes(path, config.control_images, config.shifts_samples)]
+        remarks += [unlisted] if (unlisted := registry.unusable()) else []
         of_machine = [*_single_process(config), *_sixteen_bits(config), *_missing_gpu_features(config)]
         remarks += [one for one in of_machine if one.option not in {p.option for p in (*problems, *found)}]
         remarks += ineffective.remarks(config, [*problems, *found, *remarks, *building.notes(config)])
@@ -304,6 +309,15 @@ def _resumed(config: RunConfig) -> Iterator[Problem]:
     """A state on the hub is looked at when it has been downloaded."""
     if config.steps.resume and not config.steps.resume_from_huggingface:
         yield from resume_state.problems(Path(config.steps.resume), config)
+
+
+def _changed(config: RunConfig, images: data.Check) -> list[Problem]:
+    """What the config changes in the training that it resumes."""
+    if not config.steps.resume or config.steps.resume_from_huggingface:
+        return []
+    steps = _steps(config, images)
+    alone = processes() == 1  # of several, each takes a share of an epoch
+    return resume_state.changes(config, steps.total if steps and alone else None)
 
 
 def _space(config: RunConfig) -> Iterator[Problem]:

@@ -117,7 +117,7 @@ def report(config: RunConfig, reading: Reading[Any] | None = None) -> Report:
             findings += _about_the_fit(needs, config)
             findings += [Finding("samples", *said) for said in preview_memory.sentences(needs, config)]
         settled = {f.topic for f in findings if f.verdict == "bad" or f.topic == "captions"}
-        findings += [finding for finding in _facts(config, found.images, gpu, memory) if finding.topic not in settled]
+        findings += [finding for finding in _facts(config, found, gpu, memory) if finding.topic not in settled]
     return Report(tuple(sorted(findings, key=_place)), needs)
 
 
@@ -173,7 +173,8 @@ def _batched(config: RunConfig, images: ImageSet | None) -> RunConfig:
 # ---- what is well
 
 
-def _facts(config: RunConfig, images: ImageSet | None, gpu: str, memory: float | None) -> Iterator[Finding]:
+def _facts(config: RunConfig, found: data.Check, gpu: str, memory: float | None) -> Iterator[Finding]:
+    images, masks = found.images, found.masks
     model = model_stats(config)
     if model.counted:
         many = f"{model.denoiser / 1e9:.2f}B" if model.denoiser > 1e8 else f"{model.denoiser:,}"
@@ -185,6 +186,7 @@ def _facts(config: RunConfig, images: ImageSet | None, gpu: str, memory: float |
         if said := held_out.by_folder(images):
             yield Finding("images", "ok", said)
         yield from _captions(images)
+        yield from [Finding("images", "ok", masks)] if masks else []
         yield from _caches(config, images)
     optim = config.optim
     yield Finding(

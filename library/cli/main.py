@@ -6,6 +6,7 @@ import pkgutil
 import sys
 from dataclasses import dataclass
 
+from library.config import environment, problems
 from library.imports import without_collecting
 
 DONE, FAILED, MISUSED, STOPPED = 0, 1, 2, 130
@@ -42,7 +43,12 @@ COMMANDS = {
 
 def main(argv: list[str] | None = None) -> int:
     """Run one subcommand. Returns the exit code: 0 done, 1 it did not work, 2 it was called wrongly."""
-    argv = sys.argv[1:] if argv is None else argv
+    with environment.reader_may_leave():
+        return _run(sys.argv[1:] if argv is None else argv)
+    return DONE
+
+
+def _run(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(usage())
         return DONE
@@ -53,8 +59,6 @@ def main(argv: list[str] | None = None) -> int:
         close = difflib.get_close_matches(argv[0], COMMANDS, n=1)
         meant = f" Did you mean {close[0]}?" if close else ""
         return complain(f"there is no command called {argv[0]}.{meant} kohya --help lists all", MISUSED)
-    from library.config import environment, problems
-
     environment.print_any_text()
     try:
         with without_collecting():

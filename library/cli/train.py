@@ -8,7 +8,7 @@ from library.config import building
 from library.config.problems import Problem
 from library.config.run_config import RunConfig
 from library.outputs import hub, paths
-from library.train import logging_setup
+from library.train import logging_setup, output_lock
 from library.train.loop import run_training
 
 
@@ -26,4 +26,5 @@ def train(config: RunConfig, notes: Sequence[Problem] | None = None, began: floa
     paths.tidy(config)
     remarks = preflight.check(config)
     preflight.load_named_code(config)
-    return run_training(config, remarks, building.notes(config) if notes is None else notes, began)
+    with output_lock.held(config):
+        return run_training(config, remarks, building.notes(config) if notes is None else notes, began)

@@ -32,6 +32,9 @@ from library.runs import refusal
 
 C = TypeVar("C", bound=RunConfig)
 OWN = ("config_file", "output_config", "help")
+NO_MEMORY = (
+    "the computer ran out of memory (RAM), or reached a limit on it ({why}): close other programs, or raise the limit"
+)
 INTERRUPTED = 130  # what shells say of Ctrl+C
 PATIENCE = 5.0  # seconds between the starts of processes that are launched together, at most
 
@@ -78,6 +81,8 @@ def main(config: type, argv: list[str] | None = None) -> int:
             print("Stopped before the first step: nothing was trained, so nothing was saved.", file=sys.stderr)
         return INTERRUPTED
     except Exception as e:
+        if environment.lacks_memory(e):  # before the training has begun, which says more
+            fail(ConfigError(NO_MEMORY, why=type(e).__name__), code=1)
         notes = getattr(e, "__notes__", [])
         if not notes:
             traceback.print_exc()
@@ -112,7 +117,8 @@ def read(config: type[C], argv: list[str] | None = None, also: Iterable[str] = (
     """
     flags, problems = read_flags(config, sys.argv[1:] if argv is None else argv, also)
     if flags.pop("help", False):
-        print(help_text(config))
+        with environment.reader_may_leave():
+            print(help_text(config))
         raise SystemExit(0)
     path, writing = config_path(flags.pop("config_file", None)), flags.pop("output_config", False)
     reading = _read(config, flags, problems, None if writing else path)

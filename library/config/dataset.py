@@ -4,6 +4,7 @@ A file has [general], [[datasets]] and [[datasets.subsets]]. What a subset does 
 [general], then the run's options, then the default here. The answer is the same shape for both ways of describing data.
 """
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from library.config.building import Layer, read_section
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import load_json, load_toml
 from library.config.problems import ConfigError, Problem
-from library.config.reading import LARGEST, extension, positive_pair, range_of_sizes
+from library.config.reading import LARGEST, extension, positive_pair, range_of_sizes, separator
 from library.config.run_config import RunConfig
 from library.config.schema import changed, opt, section_options
 from library.config.sections.captions import varied_captions
@@ -29,13 +30,15 @@ class SubsetConfig:
     """One folder, or one metadata file, of images, with how they are used."""
 
     image_dir: str | None = opt(None, "folder of images", kind="folder")
-    metadata_file: str | None = opt(
-        None, "captions and sizes in one file (.json, .jsonl, .csv), for fine-tuning", kind="file"
-    )
+    metadata_file: str | None = opt(None, "captions of all images in one file (.json, .jsonl, .csv, .tsv)", kind="file")
     conditioning_data_dir: str | None = opt(None, "folder of mask images of the same names", kind="folder")
     control_directory: str | None = opt(None, "folder of reference images of the same names", kind="folder")
     more_control_directories: tuple[str, ...] = opt(
         (), "folders of further reference images of the same names, for models that are shown several", kind="folder"
+    )
+    image_suffix: str | None = opt(None, "ending of the names to train on, such as _T in 0_T.png; others are left out")
+    control_suffix: str | None = opt(
+        None, "ending of the names of reference images in place of image_suffix, such as _R in 0_R.png"
     )
     is_reg: bool = opt(False, "these are regularisation images")
     alpha_mask: bool = opt(False, "use the transparency of images as mask")
@@ -44,7 +47,7 @@ class SubsetConfig:
     caption_extension: str = opt(".caption", "ending of caption files", parse=extension)
     cache_info: bool = opt(False, "remember captions and sizes in metadata_cache.json")
     shuffle_caption: bool = opt(False, "shuffle the tags of a caption each time")
-    caption_separator: str = opt(",", "what separates tags")
+    caption_separator: str = opt(",", "what separates tags", parse=separator)
     keep_tokens: int = opt(0, "this many tags stay in front", min=0)
     keep_tokens_separator: str = opt("", "tags before this sign stay in front")
     secondary_separator: str | None = opt(None, "joins tags that are shuffled and dropped as one")
@@ -67,10 +70,13 @@ class SubsetConfig:
     no_resize_control: bool = opt(False, "leave reference images as large as they are, up to control_resolution")
     custom_attributes: JsonObject | None = opt(None, "diff_output_preservation = true keeps the base model's answer")
 
+    trigger_phrase: str = ""  # of the run's metadata; it takes the place of [trigger] in captions
+
     @property
     def control_directories(self) -> tuple[str, ...]:
-        """The folders of its first, second, ... reference images."""
-        return (self.control_directory, *self.more_control_directories) if self.control_directory else ()
+        """The folders of its first, second, ... reference images; those with a suffix are among the images."""
+        first = self.control_directory or (self.image_dir if self.control_suffix else None)
+        return (first, *self.more_control_directories) if first else ()
 
     @property
     def kind(self) -> str:
@@ -197,7 +203,10 @@ def _from_run(config: RunConfig) -> JsonObject:
         for part in parts:
             if hasattr(part, RUN_NAMES.get(name, name)):
                 found[name] = getattr(part, RUN_NAMES.get(name, name))
-    return found | {"resolution": config.data.size, "face_crop_aug_range": config.data.face_crop}
+    trigger = config.metadata.metadata_trigger_phrase
+    return found | {
+        "resolution": config.data.size, "face_crop_aug_range": config.data.face_crop, "trigger_phrase": trigger,
+    }  # fmt: skip
 
 
 def _make(cls: type, *layers: JsonMapping) -> Any:
@@ -227,9 +236,10 @@ def _dataset(table: JsonMapping, source: str, behind: Layers, problems: list[Pro
             problems.append(_wrong(f"{source} subset {i}", "image_dir", "is not set; name the folder of its images"))
         if not (place := subset.metadata_file or subset.image_dir):
             continue
-        # The same folder twice in one dataset counts once, as in sd-scripts.
-        repeated += [place] if place in subsets else []
-        subsets.setdefault(place, subset)
+        # The same folder twice in one dataset counts once, as in sd-scripts, however it is written.
+        key = os.path.normcase(os.path.realpath(place))
+        repeated += [place] if key in subsets else []
+        subsets.setdefault(key, subset)
     return replace(_make(DatasetConfig, *layers), subsets=tuple(subsets.values()), repeated=tuple(repeated))
 
 
@@ -276,7 +286,7 @@ def _rules(dataset: DatasetConfig, source: str, config: RunConfig) -> Iterator[P
         yield _wrong(source, "resolution", "is not set; 1024 is usual")
     if dataset.enable_bucket:
         yield from _bucket_rules(dataset, source, config)
-    if any(subset.control_directory for subset in dataset.subsets) and not config.control_images.most:
+    if any(subset.control_directories for subset in dataset.subsets) and not config.control_images.most:
         facts = {"title": config.title}
         yield _wrong(source, "control_directory", "is for models with reference images; {title} takes none", **facts)
     if len({bool(subset.metadata_file) for subset in dataset.subsets}) > 1:

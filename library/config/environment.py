@@ -1,13 +1,22 @@
 """Checks of environment variables and output encodings at which Python or PyTorch would fail. No torch."""
 
+import contextlib
+import errno
 import io
 import os
 import platform
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from library.config.problems import ConfigError
 
+# What libraries say, each in an error of its own, where memory cannot be had.
+NO_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory", "os error 12",
+             "Cannot allocate memory", "std::bad_alloc", "failed to map segment", "can't start new thread",
+             "error 1455")  # fmt: skip
+# Variables of proxies and certificates, in either case.
+NETWORK = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "ssl_cert_file", "ssl_cert_dir")
 SWITCHED_ON = ("1", "true", "yes", "on")  # what accelerate reads as such in its variables
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # settings of PyTorch's memory, where it looks for them
@@ -22,6 +31,26 @@ def print_any_text() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+@contextlib.contextmanager
+def reader_may_leave() -> Iterator[None]:
+    """Inside, whoever reads what is printed may have seen enough (`| head`): the rest is dropped, without an error."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        with contextlib.suppress(OSError, ValueError):  # nor when Python flushes at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an error says that the computer's memory is used up, or a limit on it."""
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+        return True
+    return any(sign in str(error) for sign in NO_MEMORY)
 
 
 def check() -> None:
@@ -46,6 +75,17 @@ def expand_segments() -> None:
     in_wsl = "microsoft" in platform.release().lower()
     if sys.platform == "linux" and not in_wsl and not any(name in os.environ for name in ALLOCATOR):
         os.environ[ALLOCATOR[0]] = "expandable_segments:True"
+
+
+@contextlib.contextmanager
+def without_network_settings() -> Iterator[None]:
+    """Inside, no variable names a proxy or certificates: a package that makes a client when it is imported would fail
+    at one that is wrong, whether it is used or not."""
+    known = {name: os.environ.pop(name) for name in [*os.environ] if name.lower() in NETWORK}
+    try:
+        yield
+    finally:
+        os.environ.update(known)
 
 
 def processes() -> int:

@@ -102,8 +102,15 @@ def read_text(path: str | Path, most: int = SETTINGS) -> str:
 
 
 def decoded(data: bytes) -> str:
-    """The text that the bytes of a file are: UTF-8, or the UTF-16 that Windows' editor marks. Raises UnicodeError."""
-    return data.decode("utf-16" if data.startswith(UTF_16) else "utf-8-sig")
+    """The text that the bytes of a file are: UTF-8, or the UTF-16 that Windows' editor marks.
+
+    Raises UnicodeDecodeError, also for NUL, which is in UTF-16 without its mark.
+    """
+    encoding = "utf-16" if data.startswith(UTF_16) else "utf-8-sig"
+    text = data.decode(encoding)
+    if (at := text.find("\0")) >= 0:
+        raise UnicodeDecodeError(encoding, data, at, at + 1, "NUL is not text")
+    return text
 
 
 # ---- files as tables

@@ -8,6 +8,7 @@ from library.config.problems import ConfigError
 from library.config.values import WIDE, quoted, to_float, to_int, to_str
 
 LARGEST = 65536  # pixels on a side; nothing is trained at more
+LARGEST_RANK = 2**16  # of an adapter; no layer of these models has so many rows and columns
 
 
 def count(value: Any) -> int | None:
@@ -100,7 +101,14 @@ def _parts(value: Any, read: Callable[[Any], Any], between: str = ",") -> list[A
 def extension(value: Any) -> str:
     """The ending of a file's name, with its dot."""
     text = to_str(value).strip()
+    if set(text) & set("/\\\0"):
+        raise ConfigError("must be the ending of a name, such as .txt, got {value}", value=quoted(text))
     return text if text.startswith(".") else "." + text
+
+
+def separator(value: Any) -> str:
+    """What separates tags; a comma where nothing is written."""
+    return to_str(value) or ","
 
 
 def token_length(value: Any) -> int | None:

@@ -33,6 +33,8 @@ def caption(collection: ImageCollection, name: str, text: str, expected: str | N
             raise ConfigError(
                 "{name}: its caption was changed elsewhere meanwhile; it is shown as it is now", name=name
             )
+        if picture.foreign:
+            raise ConfigError("{name}: its caption is not text in UTF-8: save it with that encoding first", name=name)
         if not (text == "" and picture.caption is None):
             with trash.Change(collection.root, f"Caption of {name}") as change:
                 change.write({Path(picture.caption_file): text})
@@ -47,7 +49,8 @@ def put_back(collection: ImageCollection, change: str, names: Sequence[str]) -> 
     """
     changeable(collection)
     with trash.lock(collection.root.resolve()):
-        wanted = {Path(collection.find(name).caption_file).resolve() for name in names}
+        files = (Path(collection.find(name).caption_file) for name in names)
+        wanted = {file.parent.resolve() / file.name for file in files}
         changed = [one for one in trash.texts(collection.root, change) if one.path in wanted and one.now != one.before]
         found = [one for one in changed if one.now == one.after]
         with trash.Change(collection.root, f"Put back {counted(len(found), 'caption')}") as back:
@@ -107,6 +110,8 @@ def remove(collection: ImageCollection, names: Sequence[str]) -> int:
     alone = [p for p in pictures if os.path.splitext(p.path)[0] not in kept]
     names_in = {folder: sorted(os.listdir(folder)) for folder in {Path(p.path).parent for p in alone}}
     files = [Path(p.path) for p in pictures]
+    read = {p.caption_file for p in others}  # the caption of an image may be written with decomposed letters
+    files += [Path(p.caption_file) for p in alone if p.caption_file not in read and os.path.isfile(p.caption_file)]
     files += [f for p in alone for f in companions(Path(p.path), names_in[Path(p.path).parent])]
     what = pictures[0].name if len(pictures) == 1 else counted(len(pictures), "image")
     with trash.lock(collection.root.resolve()), trash.Change(collection.root, f"Removed {what}") as change:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from library.config.outside_files import decoded
 from library.config.problems import ConfigError, Text
+from library.data.caption_files import read_caption
 from library.data.pixels import check_file, extensions
 from library.files import RESERVED, clear_errors
 
@@ -46,7 +46,7 @@ def check_content(path: Path, name: str) -> None:
     """Raise ConfigError unless the content of a file matches its name: an image that can be decoded safely, or text."""
     if os.path.splitext(name)[1] in CAPTIONS:
         try:
-            text = decoded(path.read_bytes())
+            text = read_caption(path)
         except UnicodeError:
             raise ConfigError("{name} is not text in UTF-8: save it with that encoding", name=name) from None
         if any(unicodedata.category(sign) == "Cc" and sign not in "\t\r\n" for sign in text):

@@ -5,12 +5,12 @@ from collections import Counter
 from functools import lru_cache, partial
 from pathlib import Path
 
-from library.config.outside_files import decoded
 from library.config.problems import ConfigError, Report, Text, counted
 from library.config.run_config import RunConfig
 from library.curation.collection import ImageCollection, ImageFolder, May, Picture
 from library.data import folders
 from library.data.buckets import Buckets, Size
+from library.data.caption_files import about_odd_files, odd_files, read_caption
 from library.data.folders import Listing
 from library.data.orientation import orientation, swapped
 from library.data.pixels import check_file, header_size
@@ -68,17 +68,13 @@ def reread(collection: ImageCollection, picture: Picture) -> None:
         picture.foreign, picture.caption = True, ""
         return
     try:
-        with open(picture.caption_file, "rb") as file:
-            data = file.read()
+        picture.caption = read_caption(picture.caption_file)
     except FileNotFoundError:
         return
-    except OSError:
+    except (OSError, ConfigError):
         picture.foreign, picture.caption = True, ""
-        return
-    try:
-        picture.caption = decoded(data)
-    except UnicodeError:
-        picture.foreign, picture.caption = True, data.decode("utf-8", "replace")
+    except UnicodeDecodeError as error:
+        picture.foreign, picture.caption = True, bytes(error.object).decode("utf-8", "replace")
 
 
 def _find(collection: ImageCollection) -> None:
@@ -130,8 +126,12 @@ def _inner(collection: ImageCollection, name: str) -> Listing | None:
 def _take(collection: ImageCollection, listing: Listing, place: ImageFolder) -> None:
     ending = collection.config.captions.caption_extension
     start = f"{place.folder}/" if place.folder else ""
+    bare: list[str] = []
     for name, file in listing.images.items():
-        caption_file = listing.path(os.path.splitext(name)[0] + ending)
+        wanted = os.path.splitext(name)[0] + ending
+        found = listing.find(wanted)
+        bare += [] if found else [name]
+        caption_file = listing.path(found or wanted)
         picture = Picture(listing.path(name), start + name, place.folder, file.num_bytes, file.modified, caption_file)
         picture.repeats, picture.unused = place.repeats, place.unused
         collection.pictures.append(picture)
@@ -154,12 +154,15 @@ def _take(collection: ImageCollection, listing: Listing, place: ImageFolder) -> 
     stems = {os.path.splitext(name)[0] for name in listing.images}
     parts = (os.path.splitext(name) for name in listing.names)
     endings = Counter(end for stem, end in parts if stem in stems)
+    odd, is_masked = odd_files(listing, bare), collection.config.data.masked_loss
     for other in OTHER_ENDINGS:
         if other != ending and endings[other] and not endings[ending]:
+            odd = [name for name in odd if not name.endswith(other)]
             many = counted(endings[other], f"{other} file")
             where = place.folder or "The folder"
             template = "{where} has {many}, which are not read: set the caption files' ending to {other}."
             collection.notes.append(Text(template, where=where, many=many, other=other))
+    collection.notes += [*about_odd_files(listing, odd, ending), *folders.about_labels(listing, is_masked)]
 
 
 def sharing(collection: ImageCollection) -> list[str]:

@@ -87,6 +87,11 @@ def split(text: str, separator: str = ",") -> list[str]:
     return [tag for part in text.split(separator or ",") if (tag := part.strip())]
 
 
+def tag_key(tag: str) -> str:
+    """The same for all spellings of a tag: upper and lower case, underscores and spaces."""
+    return tag.strip().replace("_", " ").casefold()
+
+
 def frequencies(captions: Iterable[str], separator: str = ",", prefix: str = "") -> list[tuple[str, int]]:
     """The number of captions with each tag, the most frequent first. Case is ignored."""
     counted: Counter[str] = Counter()

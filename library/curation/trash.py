@@ -96,7 +96,8 @@ class Change:
 
     def write(self, texts: Mapping[Path, str], report: Report | None = None) -> int:
         """Write text files, each atomically. Returns how many differ from their previous content."""
-        before = {path: _text(_inside(self.root, path)) for path in texts}
+        texts = {_inside(self.root, path): text for path, text in texts.items()}
+        before = {path: _text(path) for path in texts}
         changed = {path: text for path, text in texts.items() if before[path] != text}
         self._journal({"write": self._name(p), "before": before[p], "after": text} for p, text in changed.items())
         encoded = [(path, text.encode("utf-8", "surrogateescape")) for path, text in changed.items()]
@@ -154,6 +155,7 @@ class Change:
         self.count += len(pairs)
 
     def _name(self, path: Path) -> str:
+        """The name in the journal of a path as `_inside` returns it."""
         return path.relative_to(self.root).as_posix()
 
     def _journal(self, lines: Iterable[JsonMapping]) -> None:
@@ -360,11 +362,11 @@ def _named(root: Path, name: Any) -> Path:
 
 def _inside(root: Path, path: Path, own: Path | None = None) -> Path:
     """A path whose folder, with links resolved, is in the data folder, and not in the trash except in `own`."""
-    parent = path.parent.resolve()
-    hidden = FOLDER in path.parts[len(root.parts) :]
-    if not parent.is_relative_to(root) or (hidden and not (own and path.is_relative_to(own))):
+    real = path.parent.resolve() / path.name
+    outside = not real.is_relative_to(root) or real == root or path.name == ".."
+    if outside or (FOLDER in real.relative_to(root).parts and not (own and real.is_relative_to(own))):
         raise ConfigError("{path} is not inside of {root}: nothing was changed", path=path, root=root)
-    return parent / path.name
+    return real
 
 
 def _text(path: Path) -> str | None:

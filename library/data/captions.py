@@ -5,12 +5,14 @@ The order of the steps, and of the random draws, is kohya's: with the same seed 
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
 from library.config.dataset import SubsetConfig
 from library.config.run_config import UNCHANGED, CaptionChange
 
+TRIGGER = "[trigger]"  # in captions written for ai-toolkit, which puts the trigger word in its place
 _CHOICE = re.compile(r"\{([^}]+)\}")
 _OPEN, _CLOSE = "\ue000", "\ue001"  # private characters that stand for {{ and }} while choices are drawn
 
@@ -33,18 +35,42 @@ def process(
 ) -> str:
     """Make the caption that is encoded: prefix, dropout, wildcards, then warm-up, shuffling and dropout of tags;
     at last the trained words of an embedding."""
-    if options.caption_prefix:
-        caption = f"{options.caption_prefix} {caption}"
-    if options.caption_suffix:
-        caption = f"{caption} {options.caption_suffix}"
+    caption = with_affixes(caption, options)
     if _is_dropped(options, random, moment):
         return ""
     caption = _expanded(caption, random) if options.enable_wildcard else caption.split("\n", 1)[0]
     if options.shuffle_caption or options.token_warmup_step > 0 or options.caption_tag_dropout_rate > 0:
-        caption = ", ".join(_tags(caption, options, random, moment))
-    if options.secondary_separator:
-        caption = caption.replace(options.secondary_separator, options.caption_separator)
+        caption = joined(_tags(caption, options, random, moment), options.caption_separator)
+    caption = _without_marks(caption, options)
     return random.choice(change.sentences) if change.sentences else change.of_prompt(caption)
+
+
+def encoded_once(caption: str, options: SubsetConfig, name: str) -> str:
+    """Make the caption that is encoded once for the whole training: as of `process`, without anything that varies from
+    step to step. Of wildcards one variant is drawn, always the same for an image of this name."""
+    caption = with_affixes(caption, options)
+    if options.enable_wildcard:
+        caption = _expanded(caption, Random(f"{name} {caption}"))
+    return _without_marks(caption.split("\n", 1)[0], options)
+
+
+def with_affixes(caption: str, options: SubsetConfig) -> str:
+    """Put the trigger phrase in the place of [trigger], and join the caption with its prefix and suffix.
+
+    A prefix that is the trigger phrase is left out where the caption has [trigger].
+    """
+    prefix = options.caption_prefix or ""
+    if TRIGGER in caption and (word := options.trigger_phrase):
+        caption = caption.replace(TRIGGER, word)
+        prefix = "" if prefix.strip(" ,") == word.strip(" ,") else prefix
+    if prefix:  # one space, even where the prefix ends with one
+        caption = f"{prefix.rstrip()} {caption.lstrip()}" if caption.strip() else prefix.rstrip()
+    return f"{caption} {options.caption_suffix}" if options.caption_suffix else caption
+
+
+def joined(tags: Sequence[str], separator: str) -> str:
+    """Join tags with the separator and a space."""
+    return (separator if separator[-1:].isspace() else f"{separator} ").join(tags)
 
 
 def first_line(text: str) -> str:
@@ -66,6 +92,16 @@ def with_tags(caption: str, tags: str, options: SubsetConfig) -> str:
     if not caption:
         return tags
     return "\n".join(f"{line}{separator}{tags}" if tags else line for line in lines(caption).split("\n"))
+
+
+def _without_marks(caption: str, options: SubsetConfig) -> str:
+    """Remove what marks tags as kept or as joined, which no model should learn."""
+    mark = options.keep_tokens_separator
+    if mark and mark in caption:
+        caption = joined([tag for part in _parts(caption, options) for tag in part], options.caption_separator)
+    if options.secondary_separator:
+        caption = caption.replace(options.secondary_separator, options.caption_separator)
+    return caption
 
 
 def _is_dropped(options: SubsetConfig, random: Random, moment: Moment) -> bool:

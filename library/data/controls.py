@@ -10,9 +10,9 @@ from library.config.dataset import SubsetConfig
 from library.config.problems import Problem, counted
 from library.config.run_config import ControlUse
 from library.data.buckets import BucketFit, Buckets, Size
-from library.data.folders import Listing, about_images, some
+from library.data.folders import MASK_LABEL, Listing, about_images, place_of, some
 from library.data.images import ControlImage, Image
-from library.data.pixels import ALWAYS, header_size
+from library.data.pixels import header_size
 
 if TYPE_CHECKING:
     from library.data.finding import Survey
@@ -24,16 +24,22 @@ NUMBERED = re.compile(r"(.+)_(\d+)")
 
 def mask_of(result: "Survey", subset: SubsetConfig, image: Image) -> str:
     """The mask or control image of an image: the file of the same name, except for its suffix, in conditioning_data_dir
-    or in its sub-folder that is named like the image's folder; "" without one."""
+    or in its sub-folder that is named like the image's folder; without a folder OneTrainer's mask beside the image;
+    "" without one."""
+    folder, file = os.path.split(image.path)
+    stem, guided = os.path.splitext(file)[0], result.control_use.guided
     if not subset.conditioning_data_dir:
-        return ""
-    here = _like_the_images(result, subset.conditioning_data_dir, image)
-    stem = os.path.splitext(os.path.basename(image.path))[0]
-    name = next((stem + suffix for suffix in ALWAYS if stem + suffix in here.images), None)
-    guided = result.control_use.guided
-    if name is None:
-        result.unpaired.setdefault((subset.conditioning_data_dir, here.folder), []).append(image.path)
-        return ""
+        here = result.files(folder)
+        name = next((one for one in here.labels if one.startswith(f"{stem}{MASK_LABEL}.")), "")
+        if not name or not result.takes_masks:
+            return ""
+    else:
+        here = _like_the_images(result, subset.conditioning_data_dir, image)
+        name = here.image_named(stem)
+        if not name:
+            result.unpaired.setdefault((subset.conditioning_data_dir, here.folder), []).append(image.path)
+            return ""
+        result.beside.setdefault(here.folder, set()).add(name)
     if 0 in (size := size_of(result, here.path(name))):
         result.problems.append(about_images("{path} cannot be read as an image", path=here.path(name)))
     elif size != image.size:
@@ -75,6 +81,16 @@ def without_pictures(result: "Survey") -> Iterator[Problem]:
                 **facts)  # fmt: skip
 
 
+def without_images(result: "Survey") -> Iterator[Problem]:
+    """Masks, control and reference images that belong to no image."""
+    own = {place_of(folder) for folder in {os.path.dirname(one.path) for one in result.images.items}}
+    for folder, used in sorted(result.beside.items()):
+        spare = [name for name in result.files(folder).images if name not in used]
+        if spare and place_of(folder) not in own:
+            yield about_images("images in {folder} that belong to no training image, and are not used: {names}",
+                folder=folder, names=some(spare))  # fmt: skip
+
+
 def _few(images: list[str]) -> dict[str, Any]:
     """Values of a message: how many images it is about, and the first of them."""
     return {"count": counted(len(images), "image"), "images": some(images), "topic": "images"}
@@ -102,10 +118,10 @@ def controls_of(
                 path=image.path))  # fmt: skip
         return ()
     found = named or _beside(result, subset, image)
-    least = max(use.least, bool(subset.control_directory))  # with a folder set, every image needs one
+    least = max(use.least, bool(subset.control_directories))  # with a folder set, every image needs one
     lost = not named and not all(os.path.isdir(folder) for folder in subset.more_control_directories)
     few = len(found) < least and not (subset.is_reg and not found)
-    place = subset.control_directory or subset.metadata_file
+    place = next(iter(subset.control_directories), subset.metadata_file)
     if few and not lost and place and os.path.exists(place):
         result.unreferenced.setdefault(place, []).append(image.path)
     elif lost or few or len(found) > use.most:
@@ -138,14 +154,16 @@ def control_fit(subset: SubsetConfig, size: Size, bucket: Size) -> BucketFit | N
 
 def _beside(result: "Survey", subset: SubsetConfig, image: Image) -> tuple[str, ...]:
     """Files named like the image in each of the subset's folders of reference images."""
-    return tuple(path for folder in subset.control_directories for path in _named_like(result, folder, image))
+    return tuple(path for folder in subset.control_directories for path in _named_like(result, subset, folder, image))
 
 
-def _named_like(result: "Survey", folder: str, image: Image) -> Iterator[str]:
+def _named_like(result: "Survey", subset: SubsetConfig, folder: str, image: Image) -> Iterator[str]:
     """Files in a folder that are named like an image: <name>.png, then <name>_0.png, <name>_1.png. A numbered file that
     has the name of another image of the same folder belongs to that one."""
     here = _like_the_images(result, folder, image)
     stem = os.path.splitext(os.path.basename(image.path))[0]
+    if subset.control_suffix:
+        stem = stem.removesuffix(subset.image_suffix or "") + subset.control_suffix
     known = result.control_names.get(here.folder)
     if known is None:
         known = result.control_names[here.folder] = {}
@@ -154,9 +172,12 @@ def _named_like(result: "Survey", folder: str, image: Image) -> Iterator[str]:
             known.setdefault(own, []).append((0, name))
             if parts := NUMBERED.fullmatch(own):
                 known.setdefault(f"{parts[1]}_", []).append((int(parts[2]), name))
-    others = result.files(os.path.dirname(image.path)).stems
+    # Where suffixes tell the two apart, the references may be among the images.
+    others = set() if subset.control_suffix else result.files(os.path.dirname(image.path)).stems
     numbered = sorted(one for one in known.get(f"{stem}_", ()) if os.path.splitext(one[1])[0] not in others)
-    yield from (here.path(name) for _, name in [*known.get(stem, [])[:1], *numbered])
+    names = [name for _, name in [*known.get(stem, [])[:1], *numbered]]
+    result.beside.setdefault(here.folder, set()).update(names)
+    yield from map(here.path, names)
 
 
 def _like_the_images(result: "Survey", directory: str, image: Image) -> Listing:
@@ -180,5 +201,6 @@ def _wrong_number(subset: SubsetConfig, image: Image, number: int, use: ControlU
 def size_of(result: "Survey", path: str) -> Size:
     """Width and height at which an image file is read, from its header; (0, 0) where it is missing or no image."""
     folder, name = os.path.split(path)
-    file = result.files(folder).images.get(name)
+    here = result.files(folder)
+    file = here.images.get(name) or here.labels.get(name)
     return result.how.size(path, header_size(path, file.modified, file.num_bytes)) if file else (0, 0)

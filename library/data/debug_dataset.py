@@ -21,6 +21,7 @@ def lines(config: RunConfig, seed: int) -> Iterator[str]:
         raise ConfigError(*checked.problems)
     images = data.scan(config)
     yield from (f"note: {warning}" for warning in checked.warnings)
+    yield from [str(checked.masks)] if checked.masks else []
     yield from _sets(images)
     yield from _batches(Batches(images, config, seed), config)
     if images.validation:
@@ -57,7 +58,7 @@ def _batches(batches: Batches, config: RunConfig) -> Iterator[str]:
             facts = [f"{image.size[0]}x{image.size[1]}", f"scaled to {image.fit.resized[0]}x{image.fit.resized[1]}"]
             facts += ["mirrored"] * part.flip + [f"weight {part.weight:g}"] * (part.weight != 1)
             facts += ["with a mask"] * bool(image.mask_file or image.subset.alpha_mask)
-            words = image.caption if config.cache.text else part.caption  # cached captions are not changed when loaded
+            words = image.encoded_caption if config.cache.text else part.caption
             yield f"  {image.path} ({', '.join(facts)})"
             yield f'    "{words}"'
 

@@ -25,6 +25,7 @@ from library.data.encoding_job import (
     share,
 )
 from library.data.folders import some
+from library.data.not_finite import NotFiniteError
 from library.data.threads import ahead, num_workers, spread
 from library.families.base import Family, LatentCache, ModelComponents
 from library.families.capabilities import TakesControls
@@ -217,7 +218,7 @@ def _encoded(pictures: _Pictures, work: EncodingJob) -> list[tuple[Wanted, Array
         latents = made.float().cpu()
         bad = [w.image for w, one in zip(batch, latents, strict=True) if not bool(torch.isfinite(one).all())]
         if bad:
-            raise ConfigError(
+            raise NotFiniteError(
                 "encoding {some} gave NaN: {advice}", some=some(bad), advice=_nan_advice(work.components.vae)
             )
         for arrays, one in zip(found, latents.numpy(), strict=True):

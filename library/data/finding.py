@@ -2,19 +2,19 @@
 
 import io
 import os
-from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from library.config.dataset import DatasetConfig, SubsetConfig, drafted
-from library.config.outside_files import decoded
 from library.config.problems import ConfigError, Problem, Report, Text, counted
 from library.config.run_config import ControlUse, RunConfig
 from library.data import captions, folders, held_out, metadata
 from library.data.buckets import Buckets, Size
-from library.data.controls import controls_of, mask_of, without_pictures
+from library.data.caption_files import about_missing, caption_file, read_caption
+from library.data.controls import NUMBERED, controls_of, mask_of, without_images, without_pictures
 from library.data.folders import SHOWN, Listing, about_images, capped, some
 from library.data.images import Image, ImageSet, balance, bucket_rules
 from library.data.pixels import AS_STORED, Decoding, decoding, header_size
@@ -45,6 +45,8 @@ class Survey:
     unpaired: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     # folder of reference images, or metadata file that should name them -> images without one
     unreferenced: dict[str, list[str]] = field(default_factory=dict)
+    takes_masks: bool = False  # whether masks of the loss, or of what is to be painted, have a use
+    beside: dict[str, set[str]] = field(default_factory=dict)  # folder of masks or control images -> names in use
     unmasked: list[str] = field(default_factory=list)  # images without a mask of the region to inpaint
 
     def files(self, folder: str | Path) -> Listing:
@@ -82,7 +84,9 @@ def survey(config: RunConfig, report: Report | None = None, keep: bool = True) -
 
     With `keep` false nothing is written, whatever cache_info says.
     """
-    result = Survey(ImageSet([], ()), report, keep, control_use=config.control_images, how=decoding(config))
+    use = config.control_images
+    masks = use.inpaints or (config.data.masked_loss and not use.guided)
+    result = Survey(ImageSet([], ()), report, keep, control_use=use, takes_masks=masks, how=decoding(config))
     made, result.problems = drafted(config)
     every = tuple(
         with_folders(result, dataset) for dataset in made if dataset.subsets or not config.data.dataset_config
@@ -103,13 +107,25 @@ def survey(config: RunConfig, report: Report | None = None, keep: bool = True) -
         train.items += own + _balanced(result, beside, own)
         as_it_is = {id(subset): _plain(subset) for subset in dataset.subsets}
         validation.items += (replace(image, repeats=1, subset=as_it_is[id(image.subset)]) for image in held)
-    result.problems += without_pictures(result)
+    result.problems += [*without_pictures(result), *_learned_as_regular(config, every)]
     if not train.items and not result.problems:
         result.problems.append(about_images("there are no images to train on"))
+    result.images = train
+    result.warnings += without_images(result)
     train.validation = validation if validation.items else None
     train.warnings, train.unused = (*result.other_captions, *result.warnings), tuple(result.unused)
-    result.images = train
     return result
+
+
+def _learned_as_regular(config: RunConfig, every: tuple[DatasetConfig, ...]) -> Iterator[Problem]:
+    """Folders whose images are both learned and regularisation images."""
+    subsets = [subset for dataset in every for subset in dataset.subsets if subset.image_dir and subset.num_repeats]
+    learned = {folders.place_of(subset.image_dir or "") for subset in subsets if not subset.is_reg}
+    regular = dict.fromkeys(s.image_dir for s in subsets if s.is_reg and folders.place_of(s.image_dir or "") in learned)
+    if regular:
+        yield Problem("is_reg" if config.data.dataset_config else "reg_data_dir",
+            ": {folders} cannot be training images and regularisation images at once; name another folder for one of "
+            "them, or leave the regularisation images out", folders=some([*regular]), topic="images")  # fmt: skip
 
 
 def _sized(dataset: DatasetConfig) -> DatasetConfig:
@@ -209,6 +225,7 @@ def _find(result: Survey, subset: SubsetConfig) -> list[FoundImage]:
         result.problems.append(about_images("image folder {folder} does not exist", folder=folder))
     elif not here.images:
         result.problems.append(_why_empty(result, folder, here))
+    result.warnings += folders.about_labels(here, result.takes_masks)
     deeper = [name for name in here.folders if result.files(folder / name).images]
     if deeper and here.images:
         result.warnings.append(about_images(
@@ -217,12 +234,26 @@ def _find(result: Survey, subset: SubsetConfig) -> list[FoundImage]:
     if here.undecodable:
         template = "{folder}: {files} are in formats that are not read here, and not used; convert them to PNG or WebP"
         result.warnings.append(about_images(template, folder=folder, files=some(here.undecodable)))
-    files = [_caption_file(here, name, subset.caption_extension) for name in here.images]
-    _warn_of_other_captions(result, subset, here, files)
+    files = [caption_file(here, name, subset.caption_extension) for name in here.images]
+    missing = about_missing(subset, here, files)
+    result.other_captions += [missing.whole_folder] if missing.whole_folder else []
+    result.warnings += missing.others
     return [
         FoundImage(here.path(name), here.known_size(name), None, file)
         for name, file in zip(here.images, files, strict=True)
+        if _is_trained(subset, name)
     ]
+
+
+def _is_trained(subset: SubsetConfig, name: str) -> bool:
+    """Whether an image of a folder is one to train on, where suffixes tell images and reference images apart."""
+    stem, inside = os.path.splitext(name)[0], subset.image_dir or ""
+    if not stem.endswith(subset.image_suffix or ""):
+        return False
+    beside = any(folders.same_place(folder, inside) for folder in subset.control_directories)
+    numbered = NUMBERED.fullmatch(stem)
+    named = (stem, numbered[1]) if numbered else (stem,)
+    return not (subset.control_suffix and beside and any(one.endswith(subset.control_suffix) for one in named))
 
 
 def _why_empty(result: Survey, folder: Path, here: Listing) -> Problem:
@@ -238,44 +269,9 @@ def _why_empty(result: Survey, folder: Path, here: Listing) -> Problem:
     return about_images("image folder {folder} holds no images (png, jpg, webp, bmp)", folder=folder)
 
 
-def _caption_file(here: Listing, name: str, extension: str) -> str:
-    """The caption file of an image, or "": of the same name, or of the name without the numbers of a face."""
-    stem = os.path.splitext(name)[0]
-    parts = stem.split("_")
-    names = [stem + extension] + (["_".join(parts[:-4]) + extension] if len(parts) >= 5 else [])
-    return next((here.path(one) for one in names if one in here.names), "")
-
-
-def _warn_of_other_captions(result: Survey, subset: SubsetConfig, here: Listing, files: list[str]) -> None:
-    missing = files.count("")
-    if not missing:
-        return
-    fallback = Text("trained without a caption")
-    if subset.class_tokens:
-        fallback = Text("trained with '{words}'", words=subset.class_tokens)
-    stems = {os.path.splitext(name)[0] for name in here.images}
-    others = Counter(os.path.splitext(name)[1] for name in here.names if os.path.splitext(name)[0] in stems)
-    other = next((e for e in (".txt", ".caption", ".TXT") if e != subset.caption_extension and others[e]), None)
-    if other and missing == len(files):
-        template = (
-            "{folder}: {files} not used, since caption_extension is '{extension}'; "
-            'set caption_extension = "{other}" to use them; now every image is {fallback}'
-        )
-        facts = {"folder": here.folder, "files": counted(others[other], f"{other} file"), "other": other,
-                 "extension": subset.caption_extension, "fallback": fallback}  # fmt: skip
-        fix = {"caption_extension": other}
-        result.other_captions.append(about_images(template, topic="captions", fix=fix, **facts))
-    elif missing < len(files) or not subset.class_tokens:
-        bare = some([name for name, file in zip(here.images, files, strict=True) if not file])
-        result.warnings.append(about_images(
-            "{folder}: {count} without a {caption_extension} file, {fallback}: {bare}", folder=here.folder,
-            count=counted(missing, "image"), caption_extension=subset.caption_extension, fallback=fallback,
-            bare=bare, topic="captions"))  # fmt: skip
-
-
 def _from_metadata(result: Survey, subset: SubsetConfig) -> list[FoundImage]:
     try:
-        entries = metadata.read(subset.metadata_file or "", subset.image_dir)
+        entries = metadata.read(subset.metadata_file or "", subset.image_dir, subset.caption_separator)
     except ConfigError as e:
         result.problems += capped([problem.replaced(topic="images") for problem in e.problems])
         return []
@@ -283,6 +279,8 @@ def _from_metadata(result: Survey, subset: SubsetConfig) -> list[FoundImage]:
     for entry in entries:
         folder, name = os.path.split(entry.path)
         here = result.files(folder)
+        if (written := here.find(name)) and written != name:
+            name, entry = written, entry._replace(path=here.path(written))
         size = entry.size or here.known_size(name)
         if name not in here.images and os.path.splitext(name)[0] not in here.sizes:
             absent.append(entry.path)
@@ -310,7 +308,9 @@ def _read_sizes(result: Survey, subset: SubsetConfig, found: list[FoundImage]) -
             template = "{caption_file} cannot be read ({why})"
             if isinstance(words, UnicodeError):
                 template = "{caption_file} is not text in UTF-8: save it with that encoding"
-            bad_words.append(about_images(template, caption_file=one.caption_file, why=words))
+            said = [about_images(template, caption_file=one.caption_file, why=words)]
+            named = words.problems if isinstance(words, ConfigError) else said
+            bad_words += [problem.replaced(topic="images") for problem in named]
         elif min(size) < 1:
             broken.append(one.path)
         else:
@@ -351,9 +351,8 @@ def _facts(
     if not one.caption_file:
         return size, subset.class_tokens or ""
     try:
-        with open(one.caption_file, "rb") as f:
-            text = io.StringIO(decoded(f.read()), newline=None).read()  # line ends of every system become "\n"
-    except (OSError, UnicodeError) as e:
+        text = io.StringIO(read_caption(one.caption_file), newline=None).read()  # all line ends become "\n"
+    except (OSError, UnicodeError, ConfigError) as e:
         return size, e
     if subset.enable_wildcard:
         return size, captions.lines(text)

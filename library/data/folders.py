@@ -2,17 +2,20 @@
 
 import os
 import re
+import stat
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from library.config.problems import SURROGATES, Problem, Text, counted
-from library.data.pixels import PLUGINS, extensions
+from library.data.pixels import ALWAYS, PLUGINS, extensions
 
 # Formats that sd-scripts does not read either: a warning names these files.
 OTHER_FORMATS = {".gif", ".tif", ".tiff", ".heic", ".heif", ".jfif"}
 CACHED_SIZE = re.compile(r"(.+)_(\d{2,})x(\d{2,})_\w+\.(?:npz|safetensors)")
+LABELS = MASK_LABEL, CONDITION_LABEL = ("-masklabel", "-condlabel")  # of equal length
 UPRIGHT = "_upright"  # in names of caches of images that are turned by their EXIF orientation
 SHOWN = 20  # messages of one kind; the rest is counted
 USUAL_REPEATS = 10  # of a folder whose name has none, as in guides for sd-scripts
@@ -42,6 +45,24 @@ class Listing:
     undecodable: list[str] = field(default_factory=list)
     sizes: dict[str, tuple[tuple[int, int], int]] = field(default_factory=dict)
     unreadable: str = ""  # why the folder could not be listed
+    alike: dict[str, str] = field(default_factory=dict)  # names by their plain form, once one is looked for
+    labels: dict[str, File] = field(default_factory=dict)  # OneTrainer's masks and conditioning images beside images
+
+    def find(self, name: str) -> str:
+        """A file's name as it is written in this folder, or "".
+
+        Composed and decomposed letters (of macOS) are the same, and so are upper and lower case in the extension.
+        """
+        if name in self.names:
+            return name
+        if not self.alike:
+            self.alike = {_plain_form(one): one for one in sorted(self.names, reverse=True)}
+        return self.alike.get(_plain_form(name), "")
+
+    def image_named(self, stem: str) -> str:
+        """The name of the image with this stem, in any format that is read and in any case of its extension, or ""."""
+        suffixes = (*ALWAYS, *sorted(extensions().difference(ALWAYS)))
+        return next((name for suffix in suffixes if (name := self.find(stem + suffix)) in self.images), "")
 
     def known_size(self, name: str, turned: bool = False) -> tuple[int, int] | None:
         """(width, height) of an image whose latents were cached after its last change; `turned`: by its EXIF
@@ -89,11 +110,20 @@ def listing(folder: str | Path) -> Listing:
                 found.undecodable.append(name)
             elif suffix in (".npz", ".safetensors") and (cached := CACHED_SIZE.fullmatch(name)):
                 _remember(found, cached, _file(entry).modified)
+    stems = {os.path.splitext(name)[0] for name in found.images}
+    for stem in stems:
+        if stem.endswith(LABELS) and stem[: -len(MASK_LABEL)] in stems:
+            found.labels |= {name: found.images.pop(name) for name in [*found.images] if name.startswith(f"{stem}.")}
     found.images = dict(sorted(found.images.items()))
     found.stems = {os.path.splitext(name)[0] for name in found.images}
     found.folders.sort()
     found.undecodable.sort()
     return found
+
+
+def _plain_form(name: str) -> str:
+    stem, suffix = os.path.splitext(name)
+    return (stem if stem.isascii() else unicodedata.normalize("NFC", stem)) + suffix.lower()
 
 
 def looked_into(folder: str | Path) -> Listing:
@@ -108,6 +138,8 @@ def _file(entry: os.DirEntry[str]) -> File:
     try:
         about = entry.stat()
     except OSError:
+        return File(0, 0, 0)
+    if not stat.S_ISREG(about.st_mode):  # a pipe or a device, which would be waited for
         return File(0, 0, 0)
     return File(about.st_mtime_ns, max(about.st_mtime_ns, about.st_ctime_ns), about.st_size)
 
@@ -147,6 +179,28 @@ def is_flat(parent: Path) -> bool:
 def trained(parent: Path, repeats: int) -> list[Concept]:
     """The folders of a training's images: those inside `parent`, or `parent` itself with these repeats."""
     return [Concept(parent, repeats, "")] if is_flat(parent) else concepts(parent)
+
+
+def about_labels(here: Listing, is_masked: bool) -> Iterator[Problem]:
+    """What becomes of OneTrainer's masks and conditioning images, which are no training images."""
+    masks = sorted(name for name in here.labels if MASK_LABEL in name)
+    if masks and not is_masked:
+        yield about_images(
+            "{folder}: masks of OneTrainer, which are not trained on: {names}; set masked_loss to use them as masks",
+            folder=here.folder, names=some(masks), fix={"masked_loss": True})  # fmt: skip
+    if others := sorted(name for name in here.labels if MASK_LABEL not in name):
+        yield about_images("{folder}: conditioning images of OneTrainer, which are not used: {names}",
+            folder=here.folder, names=some(others))  # fmt: skip
+
+
+def same_place(one: str | Path, other: str | Path) -> bool:
+    """Whether two paths lead to the same file or folder."""
+    return place_of(one) == place_of(other)
+
+
+def place_of(path: str | Path) -> str:
+    """Where a path leads, the same for all ways to write it."""
+    return os.path.normcase(os.path.realpath(path))
 
 
 def _too_often(option: str, one: Concept) -> Problem:

@@ -1,5 +1,6 @@
 """The images of a training: the properties of each, and its repeats. Pure; no file is read."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from library.config.dataset import DatasetConfig, SubsetConfig
 from library.config.json_types import JsonObject
 from library.data.buckets import BucketFit, Buckets, Size
+from library.data.captions import encoded_once
 from library.data.pixels import AS_STORED, Decoding
 
 if TYPE_CHECKING:
@@ -50,6 +52,11 @@ class Image:
     mask_file: str = ""
     controls: tuple[ControlImage, ...] = ()
     how: Decoding = AS_STORED
+
+    @property
+    def encoded_caption(self) -> str:
+        """The caption that is encoded where captions are encoded once."""
+        return encoded_once(self.caption, self.subset, os.path.basename(self.path))
 
     @property
     def bucket_key(self) -> tuple[Any, ...]:

@@ -99,10 +99,11 @@ class Batches:
         for image in self.images.items:
             width, height = image.fit.bucket
             area = height // LATENT * (width // LATENT)
-            areas.setdefault(area, set()).add(image.caption)
+            own = captions.with_affixes(image.caption, image.subset)
+            areas.setdefault(area, set()).add(image.encoded_caption if self.config.cache.text else own)
             more.setdefault(area, set()).add(tuple(control.fit.bucket for control in image.controls))
-        found = {area: own for area in sorted(areas) if (own := length(areas[area])) is not None}
-        found = {area: own + max(map(longer, more[area])) for area, own in found.items()}
+        found = {area: tokens for area in sorted(areas) if (tokens := length(areas[area])) is not None}
+        found = {area: tokens + max(map(longer, more[area])) for area, tokens in found.items()}
         self.text_lengths = dict(zip(found, itertools.accumulate(found.values(), max), strict=True))
 
     def set_epoch(self, epoch: int) -> None:

@@ -1,20 +1,26 @@
-"""Image lists in files: the metadata of fine-tuning data sets (JSON, JSONL), and metadata_cache.json of cache_info."""
+"""Image lists in files: the metadata of data sets (JSON, JSONL, CSV), and metadata_cache.json of cache_info."""
 
 import csv
 import io
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from library.config.json_types import JsonObject
 from library.config.outside_files import LIST, load_json, parse_json, read_text
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, Problem, Text
 from library.config.values import quoted
+from library.data.captions import joined
 from library.files import json_text, write_atomic
 
 CACHE_NAME = "metadata_cache.json"
+HUB = "file_name"  # of an image on the Hugging Face Hub, beside the file
+PATHS = ("image_path", HUB, "image", "path")
+WORDS = ("caption", "text", "prompt")
+TABLES = (".csv", ".tsv")
+AUTOMATIC = ("metadata.jsonl", "metadata.csv", "metadata.parquet")  # what the Hub reads without being told to
 CONTROL = re.compile(r"control_path_[0-9]{1,6}")  # keys of several reference images in musubi-tuner
 
 
@@ -28,23 +34,31 @@ class MetadataEntry(NamedTuple):
     controls: tuple[str, ...] = ()
 
 
-def read(metadata_file: str | Path, image_dir: str | Path | None) -> list[MetadataEntry]:
-    """Read a metadata file: {key: {"caption", "tags", "image_size"}}, lines of {"image_path", ...}, or the .jsonl and
-    .csv files of data sets of the Hugging Face Hub, with file_name and text.
+class Row(NamedTuple):
+    """One image as the file has it: where that stands in the file, the image's path as written, and the rest."""
 
-    Keys are absolute paths, or paths inside `image_dir`; file names of the Hub are beside their file where that is not
-    given. Raises ConfigError for any other content.
+    where: Text
+    key: str
+    about: Any
+
+
+def read(metadata_file: str | Path, image_dir: str | Path | None, separator: str = ",") -> list[MetadataEntry]:
+    """Read a metadata file: {key: {"caption", "tags", "image_size"}}, a list or lines of {"image_path", ...} or
+    {"file_name", "text"} as on the Hugging Face Hub, or a table of these columns (CSV, TSV).
+
+    Keys are absolute paths, or paths inside `image_dir`; a file_name may be beside the file. Tags that are a list are
+    joined by `separator`. Raises ConfigError for any other content.
     """
-    text, found, problems = read_text(metadata_file, LIST), [], []
-    ending = Path(metadata_file).suffix.lower()
-    if ending in (".jsonl", ".csv"):
-        listed = _objects(text, metadata_file) if ending == ".jsonl" else _table(text, metadata_file)
-        rows = [_row(number, about, image_dir, metadata_file) for number, about in listed]
-    else:
-        rows = _entries(parse_json(text, metadata_file), metadata_file)
-    for key, about in rows:
+    source, found, problems = Path(metadata_file), [], []
+    if source.suffix.lower() == ".parquet":
+        raise ConfigError(
+            "{path} is a Parquet file, which is not read here: save it as metadata.jsonl, with a line like {example} "
+            "for each image", path=source, example='{"file_name": "0001.png", "text": "a cat"}')  # fmt: skip
+    rows = _rows(read_text(source, LIST), source, problems)
+    folder = _folder_of(rows, source, image_dir)
+    for row in rows:
         try:
-            found.append(_entry(key, about, image_dir, metadata_file))
+            found.append(_entry(row, folder, source, separator))
         except ConfigError as e:
             problems += e.problems
     if problems:
@@ -96,63 +110,94 @@ def write_cache(folder: Path, known: Mapping[str, tuple[str, tuple[int, int], in
         write_atomic(folder / CACHE_NAME, json_text(content, indent=2))
 
 
-def _objects(text: str, source: str | Path) -> Iterator[tuple[int, Any]]:
-    """The objects of a .jsonl file, with their lines."""
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.strip():
-            yield number, parse_json(line, source)
+def _rows(text: str, source: Path, problems: list[Problem]) -> list[Row]:
+    """All images of a file. Lines that name none are appended to `problems`."""
+    suffix = source.suffix.lower()
+    if suffix in TABLES:
+        listed = _of_table(text, source, problems)
+    elif suffix == ".jsonl":
+        lines = enumerate(text.split("\n"), 1)
+        listed = [(number, parse_json(line, source)) for number, line in lines if line.strip()]
+    else:
+        content = parse_json(text, source)
+        if isinstance(content, dict):
+            return [Row(Text(quoted(key)), key, about) for key, about in content.items()]
+        if not isinstance(content, list):
+            raise ConfigError("metadata file {source} must hold one object, with the paths of images as its keys",
+                source=source)  # fmt: skip
+        listed = list(enumerate(content, 1))
+    rows: list[Row] = []
+    for number, about in listed:
+        key = next((about[name] for name in PATHS if about.get(name)), None) if isinstance(about, dict) else None
+        if isinstance(key, str):
+            rows.append(Row(Text("line {number}", number=number), key, about))
+        else:
+            problems.append(Problem("",
+                "metadata file {source}, line {number}: it must have image_path, or file_name and text",
+                source=source, number=number))  # fmt: skip
+    names = sorted({str(name) for row in rows for name in row.about})
+    if not {*PATHS}.issuperset(names) and {*WORDS, "tags"}.isdisjoint(names):
+        problems.append(Problem("",
+            "metadata file {source} has no captions: of {names} none is caption, text, prompt or tags",
+            source=source, names=", ".join(names)))  # fmt: skip
+    return rows
 
 
-def _table(text: str, source: str | Path) -> Iterator[tuple[int, Any]]:
-    """The rows of a .csv file, with their lines."""
-    reader = csv.DictReader(io.StringIO(text), strict=True)
+def _of_table(text: str, source: Path, problems: list[Problem]) -> list[tuple[int, JsonObject]]:
+    """The rows of a table below its header, with the numbers of their lines."""
+    header = text.partition("\n")[0]
+    comma = ";" if ";" in header and "," not in header else ","
+    reader = csv.DictReader(
+        io.StringIO(text), delimiter="\t" if source.suffix.lower() == ".tsv" else comma, strict=True
+    )
+    found: list[tuple[int, JsonObject]] = []
     try:
+        columns = reader.fieldnames or []
+        if {*PATHS}.isdisjoint(columns):
+            raise ConfigError("metadata file {source}: its first line must name the columns, such as file_name,text",
+                source=source)  # fmt: skip
         for row in reader:
-            yield reader.line_num, row
+            if None in row:
+                problems.append(Problem("",
+                    "metadata file {source}, line {number}: more columns than in the first line; put captions with "
+                    "commas in double quotes", source=source, number=reader.line_num))  # fmt: skip
+            else:
+                found.append((reader.line_num, {name: value for name, value in row.items() if value}))
     except csv.Error as e:
         raise ConfigError("metadata file {source} is not valid CSV: {why}", source=source, why=e) from None
+    return found
 
 
-def _row(number: int, about: Any, image_dir: str | Path | None, source: str | Path) -> tuple[str, Any]:
-    """The path and the facts of an image in a line of a file."""
-    place = about.get("image_path") if isinstance(about, dict) else None
-    if isinstance(place, str):
-        return place, about
-    name = about.get("file_name") if isinstance(about, dict) else None
-    if not isinstance(name, str) or not name:
-        template = "metadata file {source}, line {number}: it must have image_path, or file_name and text"
-        raise ConfigError(template, source=source, number=number)
-    beside = name if image_dir else os.path.join(os.path.dirname(os.path.abspath(source)), name)
-    return beside, {"caption": about.get("text"), **about}
+def _folder_of(rows: Sequence[Row], source: Path, image_dir: str | Path | None) -> str | Path | None:
+    """The folder that relative paths are in: the file's own where a file_name is there, as on the Hub, else
+    `image_dir`."""
+    first = next((row.key for row in rows if isinstance(row.about, dict) and row.about.get(HUB) == row.key), None)
+    if first is not None and (not image_dir or os.path.lexists(source.parent / first)):
+        return source.parent
+    return image_dir
 
 
-def _entries(content: Any, source: str | Path) -> list[tuple[str, Any]]:
-    if not isinstance(content, dict):
-        raise ConfigError(
-            "metadata file {source} must hold one object, with the paths of images as its keys", source=source
-        )
-    return list(content.items())
-
-
-def _entry(key: str, about: Any, image_dir: str | Path | None, source: str | Path) -> MetadataEntry:
+def _entry(row: Row, folder: str | Path | None, source: Path, separator: str) -> MetadataEntry:
+    about = row.about
     if not isinstance(about, Mapping):
         raise ConfigError("metadata file {source}: {key} must be an object with caption or tags, got {value}",
-            source=source, key=quoted(key), value=quoted(about))  # fmt: skip
+            source=source, key=quoted(row.key), value=quoted(about))  # fmt: skip
     numbered = sorted((name for name in about if CONTROL.fullmatch(name)), key=lambda name: int(name.split("_")[2]))
     second = [str(about[name]) for name in ("control_path", *numbered) if about.get(name)]
-    paths = [key, *second]
+    paths = [row.key, *second]
     for path in paths:
-        if not os.path.isabs(path) and not image_dir:
+        if not os.path.isabs(path) and not folder:
             raise ConfigError(
                 "metadata file {source}: {key} is a relative path, so image_dir must be given",
                 source=source, key=quoted(path))  # fmt: skip
-    path, *controls = (os.path.join(image_dir or "", path) for path in paths)
-    words, tags = str(about.get("caption") or ""), _tags(about.get("tags"))
-    return MetadataEntry(path, words, tags, _size(about.get("image_size")), tuple(controls))
-
-
-def _tags(tags: Any) -> str:
-    return ", ".join(map(str, tags)) if isinstance(tags, list) else str(tags or "")
+    path, *controls = (os.path.join(folder or "", path) for path in paths)
+    words = next((about[name] for name in WORDS if about.get(name)), "")
+    if not isinstance(words, str | int | float):
+        raise ConfigError("metadata file {source}, {where}: its caption must be text, got {value}",
+            source=source, where=row.where, value=quoted(words))  # fmt: skip
+    tags = about.get("tags")
+    listed = joined([str(tag) for tag in tags], separator) if isinstance(tags, list) else str(tags or "")
+    return MetadataEntry(path, str(words), listed, _size(about.get("image_size")), tuple(controls))
 
 
 def _size(value: Any) -> tuple[int, int] | None:

@@ -11,8 +11,9 @@ from PIL import Image as Pillow
 from library.config.dataset import decided
 from library.config.problems import SURROGATES, Problem, Report, Text, counted, either, together
 from library.config.run_config import RunConfig
-from library.config.sections import AdapterRun, EmbeddingRun
-from library.data import augment, finding
+from library.config.sections import EmbeddingRun
+from library.data import augment, finding, mask_check
+from library.data.captions import TRIGGER, with_affixes
 from library.data.controls import size_of
 from library.data.finding import Survey
 from library.data.folders import SHOWN, about_images, capped_by_kind, some
@@ -35,6 +36,7 @@ class Check(NamedTuple):
     problems: list[Problem]
     warnings: list[Problem]
     images: ImageSet | None = None  # the images that were found, even if there are problems
+    masks: Text | None = None  # how many images have one, and how much of their area counts
 
 
 def problems(config: RunConfig, grid: int, report: Report | None = None) -> Iterator[Problem]:
@@ -62,6 +64,9 @@ def check(config: RunConfig, grid: int, report: Report | None = None, quick: boo
             reported = {option for stop in stops for option in stop.options}  # such as by the rules of a dataset file
             stops += [problem for problem in bucket_rules(dataset).problems(grid) if problem.option not in reported]
     stops += _without_the_word(config, images)
+    copied = list(mask_check.copies(config, found))
+    masks = mask_check.judged(config, found, report)
+    stops += [*(problem for is_error, problem in copied if is_error), *masks.problems]
     if to_disk:
         stops += [*_sharing_a_cache(images), *_too_long_for_a_cache(images), *_closed_to_caches(found, images)]
     others = found.other_captions
@@ -71,7 +76,8 @@ def check(config: RunConfig, grid: int, report: Report | None = None, quick: boo
         bare, others = [Problem("", "no image has a caption: {why}", **facts)], others[1:]
     notes = [*bare, *others, *notes, *_about_captions(config, found), *_about_images(images), *_not_utf_8(images)]
     notes += [*_in_vain(config, found), *_about_options(config, found)]
-    return Check(stops, notes, found.images)
+    notes += [*(problem for is_error, problem in copied if not is_error), *masks.warnings]
+    return Check(stops, notes, found.images, masks.text)
 
 
 def _damaged(
@@ -285,7 +291,8 @@ def _in_vain(config: RunConfig, found: Survey) -> Iterator[Problem]:
 def _about_masks(config: RunConfig, found: Survey) -> Iterator[Problem]:
     """Options that need masks, where there are none."""
     subsets = [subset for dataset in found.images.datasets for subset in dataset.subsets]
-    if config.data.masked_loss and not any(subset.conditioning_data_dir or subset.alpha_mask for subset in subsets):
+    masked = any(subset.conditioning_data_dir or subset.alpha_mask for subset in subsets)
+    if config.data.masked_loss and not masked and not any(image.mask_file for image in found.images.items):
         yield Problem("masked_loss", "has no effect: no subset has conditioning_data_dir, and alpha_mask is off")
     asked = [image.path for image in found.images.items if image.subset.alpha_mask]
     # An inpainting model repaints all of an image without transparency.
@@ -297,12 +304,10 @@ def _about_options(config: RunConfig, found: Survey) -> Iterator[Problem]:
     """Options that have no effect with this data."""
     images = [image for image in found.images.items if not image.is_reg]
     subsets = [subset for dataset in found.images.datasets for subset in dataset.subsets]
-    if config.cache.text and not (isinstance(config, AdapterRun) and not config.network.network_train_unet_only):
-        for name in ("caption_prefix", "caption_suffix", "enable_wildcard", "secondary_separator"):
-            if any(getattr(subset, name) for subset in subsets):
-                yield Problem(
-                    name, "has no effect with cache_text_encoder_outputs: captions are encoded as they are written"
-                )
+    if config.cache.text and any(subset.enable_wildcard for subset in subsets):
+        yield Problem("enable_wildcard",
+            "draws one variant of each caption for the whole training: captions are encoded once",
+            also="cache_text_encoder_outputs cache_text_encoder_outputs_to_disk")  # fmt: skip
     yield from _about_masks(config, found)
     if config.data.transparent_background and not any(i.how.ground and has_transparency(i.path) for i in images):
         yield Problem(
@@ -326,10 +331,16 @@ def _about_options(config: RunConfig, found: Survey) -> Iterator[Problem]:
         why = ": diff_output_preservation has no effect: only a LoRA or LLLite can be left out to ask the base model"
         yield Problem("custom_attributes", why)
     phrase = config.metadata.metadata_trigger_phrase
-    if phrase and images and not any(phrase.lower() in image.caption.lower() for image in images):
+    read = [with_affixes(image.caption, image.subset) for image in images]
+    if phrase and images and not any(phrase.lower() in words.lower() for words in read):
         yield Problem("metadata_trigger_phrase",
             ": '{phrase}' is in none of the captions, so it will not trigger what is trained",
             phrase=phrase)  # fmt: skip
+    if unfilled := [image.path for image, words in zip(images, read, strict=True) if TRIGGER in words]:
+        yield Problem("metadata_trigger_phrase",
+            "is not set, but the captions of {count} contain [trigger], which is learned literally; set it to the "
+            "word that replaces [trigger]: {paths}",
+            count=counted(len(unfilled), "image"), paths=some(unfilled))  # fmt: skip
     sizes = [dataset.batch_size for dataset in found.images.datasets]
     if few := sum(len(members) < sizes[key[0]] for key, members in found.images.buckets().items()):
         yield about_images(

@@ -11,10 +11,11 @@ import torch
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem, Text, counted
 from library.config.sections import TextBatchCache
-from library.data import caches, control_pixels, identity, stamps
+from library.data import cache_files, caches, control_pixels, identity, stamps
 from library.data.buckets import Size
 from library.data.encoding_job import Arrays, EncodingJob, clean_up_after, finish, refuse_other_references, share
 from library.data.folders import some
+from library.data.not_finite import NotFiniteError
 from library.data.threads import spread
 from library.families.base import Family, ModelComponents, TextCache
 from library.families.capabilities import ReadsPictures
@@ -34,7 +35,8 @@ class Phrase(NamedTuple):
 
 def phrase_of(image: "Image", template: str) -> Phrase:
     """The text encoder's input for an image; `template` as of `template_of`."""
-    return Phrase(image.caption, image.controls, image.interpolation) if template else Phrase(image.caption)
+    words = image.encoded_caption
+    return Phrase(words, image.controls, image.interpolation) if template else Phrase(words)
 
 
 def template_of(family: Family) -> str:
@@ -57,12 +59,13 @@ def cut_captions(images: Sequence["Image"], family: Family) -> Iterator[Problem]
     if not isinstance(family, LimitsCaptions):
         return
     limit = family.caption_limit
-    long = [image for image in images if len(image.caption.encode()) > limit.tokens]  # a token has at least one byte
+    read = {image.path: image.encoded_caption for image in images}
+    long = [image for image in images if len(read[image.path].encode()) > limit.tokens]  # a token has at least one byte
     tokenizers = family.tokenizers_of_captions() if long else {}
     if limit.encoder not in tokenizers:
         return
-    counts = {words: limit.count(tokenizers[limit.encoder], words) for words in {i.caption for i in long}}
-    cut = [image for image in long if counts[image.caption] > limit.tokens]
+    counts = {words: limit.count(tokenizers[limit.encoder], words) for words in {read[i.path] for i in long}}
+    cut = [image for image in long if counts[read[image.path]] > limit.tokens]
     if not cut:
         return
     facts = {"count": counted(len(cut), "caption"), "tokens": limit.tokens, "path": cut[0].path, "topic": "captions"}
@@ -113,12 +116,14 @@ def texts(every: Sequence["Image"], work: EncodingJob) -> Texts:
         refuse_other_references(every)
 
     def stamp(image: "Image") -> JsonObject:
-        return caches.text_stamp(image.caption, encoders, options, template)
+        return caches.text_stamp(image.encoded_caption, encoders, options, template)
 
     def good(item: tuple[str, "Image"]) -> bool:
         file, image = item
         sources = [image.caption_file] if image.caption_file else []
         trust, shown = work.config.cache.skip_cache_check, phrase_of(image, template).shown
+        if image.encoded_caption != image.caption and not trust and not _has_stamp(file):
+            return False  # sd-scripts encodes captions as they are written
         return caches.text_is_good(file, lengths, sources, stamp(image), trust, cache.names, shown)
 
     mine = share(list(images.items()), lambda item: item[0], work.world)
@@ -134,11 +139,20 @@ def texts(every: Sequence["Image"], work: EncodingJob) -> Texts:
             stored[cache.rate] = np.array(images[file].subset.caption_dropout_rate, np.float32)
         shown = phrase_of(images[file], template).shown
         made_of = stamp(images[file]) | ({"controls": stamps.control_stamps(shown)} if shown else {})
-        caches.write_text(file, stored, made_of, cache, images[file].caption)
+        caches.write_text(file, stored, made_of, cache, images[file].encoded_caption)
 
     clean_up_after([file for files in todo.values() for file in files])
     _encode_phrases(list(todo.items()), work, write)
     return store
+
+
+def _has_stamp(file: str) -> bool:
+    """Whether a cache says what it was made of; those of sd-scripts do not."""
+    try:
+        with cache_files.opened(file) as found:
+            return found.fact(caches.MADE_FROM) is not None
+    except caches.BROKEN:
+        return False
 
 
 def _images_by_file(every: Iterable["Image"], suffix: str) -> dict[str, "Image"]:
@@ -146,7 +160,7 @@ def _images_by_file(every: Iterable["Image"], suffix: str) -> dict[str, "Image"]
     found: dict[str, Image] = {}
     for image in every:
         known = found.setdefault(caches.text_file(image.path, suffix), image)
-        if known.caption != image.caption:
+        if known.encoded_caption != image.encoded_caption:
             raise ConfigError("{path} is used with two captions, but there is one cache file for it: "
                 "use cache_text_encoder_outputs without _to_disk", path=image.path)  # fmt: skip
     return found
@@ -195,7 +209,7 @@ def _encoded_phrases(
     for i, (phrase, names) in enumerate(batch):
         if any(value.dtype.kind == "f" and not np.isfinite(value[i]).all() for value in arrays.values()):
             where = [name if isinstance(name, str) else phrase.words for name in names]
-            raise ConfigError("encoding the caption {caption} of {some} gave NaN: use bf16 or fp32",
+            raise NotFiniteError("encoding the caption {caption} of {some} gave NaN: use bf16 or fp32",
                 caption=repr(phrase.words), some=some(where))  # fmt: skip
     each = [{key: value[i] for key, value in arrays.items()} for i in range(len(batch))]
     if mask := work.family.text_cache.mask:  # padding is added in each batch

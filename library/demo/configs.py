@@ -50,6 +50,7 @@ def text(script: str, models: Mapping[str, Path], images: Path, output: Path, mo
     """The TOML of one script, for a family or a relative of it."""
     config = families.config_class(script)
     family = families.facts(config.family)
+    shown = images.with_name("references")
     tables: Tables = {
         "data": [
             ("train_data_dir", str(images), "contains folders named <repeats>_<words>"),
@@ -78,12 +79,11 @@ def text(script: str, models: Mapping[str, Path], images: Path, output: Path, mo
     }
     tables |= _learning(config.kind, next(iter(family.adapter_modules)))
     if config().control_images.guided:
-        one = sorted(path for path in images.iterdir() if path.is_dir())[-1]
-        tables["data"].insert(1, ("conditioning_data_dir", str(one), "real: edges, depth or poses of the images"))
+        tables["data"].insert(1, ("conditioning_data_dir", str(shown), "real: edges, depth or poses of the images"))
     if config.kind == "textual-inversion":
         del tables["cache"][1]  # captions are read anew in each step
     own = importlib.import_module(family.demo).tables(models)
-    own = {name: [(option, str(images) if value == "{images}" else value, why) for option, value, why in lines]
+    own = {name: [(option, str(shown) if value == "{references}" else value, why) for option, value, why in lines]
            for name, lines in own.items()}  # fmt: skip
     order = [name for name in ("model", "noise", *tables) if name in own or name in tables]
     tables = {name: [*tables.get(name, ()), *own.get(name, ())] for name in dict.fromkeys(order)}

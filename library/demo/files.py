@@ -35,6 +35,7 @@ def prepare(folder: Path, families: Iterable[str]) -> Demo:
         write_atomic(folder / RECORD, json.dumps({"demo": fingerprint()}) + "\n")
     pictures = folder / "images"
     _once(pictures, images.write)
+    _once(folder / "references", lambda place: images.write_references(pictures, place))
     for family in families:
         _once(folder / "models" / family, lambda place, family=family: _model(family, place))
     models = {known.parent.name: _files(known) for known in sorted((folder / "models").glob("*/files.json"))}

@@ -42,6 +42,16 @@ def write(folder: Path, seed: int = 0, sizes: Sequence[tuple[int, int]] = SIZES)
     return folder
 
 
+def write_references(images: Path, folder: Path) -> Path:
+    """Copy the pictures of `write` in grey, under the same names: references for models that are shown some."""
+    for path in sorted(images.glob("*/*.png")):
+        target = folder / path.relative_to(images)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with Image.open(path) as picture:
+            picture.convert("L").save(target)
+    return folder
+
+
 def _picture(size: tuple[int, int], ground: Colour, draw: Callable, rng: random.Random) -> tuple[Image.Image, str]:
     """One picture, and in words where the thing is in it."""
     width, height = size[0] * SCALE, size[1] * SCALE

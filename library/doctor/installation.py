@@ -15,7 +15,8 @@ from library.config.problems import Text
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = "kohya-trainer"
-LOCKED = ("constraints.txt", "pyproject.toml")
+LOCKS = ("build", "user", "dev", "triton-windows")  # files of locks/: exact versions with the hashes of their files
+LOCKED = ("constraints.txt", "pyproject.toml", *(f"locks/{name}.txt" for name in LOCKS))
 
 
 # Why: docs/decisions/2026-11-20-installation-marker-written-last.md
@@ -25,6 +26,11 @@ def fingerprint() -> str:
     for name in LOCKED:
         found.update((ROOT / name).read_bytes())
     return found.hexdigest()[:16]
+
+
+def lock_file(name: str) -> Path:
+    """A file of locks/."""
+    return ROOT / "locks" / f"{name}.txt"
 
 
 def foreign() -> Iterator[Text]:

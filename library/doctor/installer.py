@@ -6,55 +6,29 @@ this loads nothing but the standard library:
     python -m library.doctor.installer ensure [dev] | again | need | update
 """
 
-import ast
-import contextlib
-import importlib.metadata
 import os
-import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from library.doctor import installation
+from library.doctor.locked_packages import (
+    ENVIRONMENT,
+    PYTHON,
+    ROOT,
+    TORCH,
+    WINDOWS,
+    Refusal,
+    has_torch,
+    install_packages,
+    say,
+)
 
-ROOT = installation.ROOT
-PYTHON = sys.executable
-ENVIRONMENT = Path(sys.prefix)
 MARKER = ENVIRONMENT / "installed.txt"  # written last: its absence means that an installation did not finish
 BEGUN = ENVIRONMENT / "installing.txt"  # says which step an unfinished installation was at
-TORCH = "2.13.0"
-TORCH_INDEX = "https://download.pytorch.org/whl/"
-WINDOWS = os.name == "nt"
 SETUP = "setup.bat" if WINDOWS else "./setup.sh"
-LOCK = "constraints.txt"  # always named from its own folder: pip cuts PIP_CONSTRAINT at blanks
 LONG = 60  # characters of this folder's path, above which packages reach beyond Windows' 260
-
-# Why: docs/decisions/2026-11-22-uv-installs-set-as-pip.md
-# Options of pip and the variables by which uv is told the same, with what uv puts between several values.
-SAME_IN_UV = {
-    "index-url": ("UV_DEFAULT_INDEX", " "),
-    "extra-index-url": ("UV_INDEX", " "),
-    "find-links": ("UV_FIND_LINKS", ","),
-    "trusted-host": ("UV_INSECURE_HOST", " "),
-    "cert": ("SSL_CERT_FILE", " "),
-    "client-cert": ("SSL_CLIENT_CERT", " "),
-    "proxy": ("ALL_PROXY", " "),
-    "timeout": ("UV_HTTP_TIMEOUT", " "),
-    "default-timeout": ("UV_HTTP_TIMEOUT", " "),
-    "retries": ("UV_HTTP_RETRIES", " "),
-    "keyring-provider": ("UV_KEYRING_PROVIDER", " "),
-}
-
-
-class Refusal(Exception):
-    """The installation cannot go on; the text says why and what to do."""
-
-
-def say(text: str = "") -> None:
-    """Print at once: programs that are started print between these lines."""
-    print(text, flush=True)
 
 
 def step(number: int, text: str) -> None:
@@ -121,107 +95,6 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
 
 
-def torch_there() -> tuple[str, str]:
-    """Version and build of the installed PyTorch, without loading it; '' and '' where there is none."""
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        version, _, build = importlib.metadata.version("torch").partition("+")
-        return version, build
-    return "", ""
-
-
-def has_torch(build: str) -> bool:
-    """Whether the wanted version is installed, in the wanted build if one is wanted."""
-    version, have = torch_there()
-    return version == TORCH and build in ("", have)
-
-
-# ---- uv, set as pip is
-
-
-def find_uv() -> str:
-    """The uv of this environment or of the machine, installed here by pip if there is none; '' if it cannot be had."""
-    if os.environ.get("KOHYA_INSTALLER") == "pip":
-        return ""
-    own = ENVIRONMENT / ("Scripts/uv.exe" if WINDOWS else "bin/uv")
-    if not own.exists() and not shutil.which("uv"):
-        subprocess.run([PYTHON, "-m", "pip", "install", "-c", LOCK, "uv"], cwd=ROOT, capture_output=True, check=False)
-    found = str(own) if own.exists() else "uv"
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        subprocess.run([found, "--version"], capture_output=True, timeout=60, check=True)
-        return found
-    say("uv cannot be had here; pip installs instead, which takes longer.")
-    return ""
-
-
-def settings_of_pip() -> dict[str, list[str]]:
-    """What pip is told by its files and variables, by option: the variables win over `install`, that over `global`."""
-    asked = [PYTHON, "-m", "pip", "config", "list"]
-    done = subprocess.run(asked, capture_output=True, text=True, errors="replace", check=False)
-    found: dict[str, list[str]] = {}
-    for section in ("global", "install", ":env:"):
-        for option, value in re.findall(rf"^{section}\.([\w-]+)=(.*)$", done.stdout, re.MULTILINE):
-            found[option] = str(ast.literal_eval(value)).split()
-    return found
-
-
-def uv_settings(told: Mapping[str, Sequence[str]]) -> tuple[dict[str, str], list[str]]:
-    """pip's settings as variables and arguments of uv. What uv was told by its own variables stays."""
-    # As pip does: the best version of all places counts, and the system's certificates.
-    variables = {"UV_INDEX_STRATEGY": "unsafe-best-match", "UV_SYSTEM_CERTS": "1"}
-    for option, (variable, between) in SAME_IN_UV.items():
-        if values := told.get(option):
-            variables[variable] = between.join(values)
-    arguments = [word for file in told.get("constraint", ()) for word in ("-c", file)]
-    arguments += ["--no-index"] * (told.get("no-index", [""])[0].lower() in ("1", "true", "yes", "on"))
-    return {**variables, **os.environ}, arguments
-
-
-# ---- the packages
-
-
-def install_packages(build: str, kind: str) -> str:
-    """Install PyTorch and everything else in the versions of the lock. Returns the uv that did, '' if pip had to."""
-    wanted = [f"torch=={TORCH}+{build}" if build else f"torch=={TORCH}"]
-    wanted += ["triton-windows"] * (WINDOWS and build.startswith("cu"))
-    wanted += ["-e", ".[dev]" if kind == "dev" else "."]
-    place = TORCH_INDEX + build if build and not has_torch(build) else ""
-    broken = list(installation.damaged())
-    if broken:
-        say(f"An earlier installation was interrupted; installing again: {' '.join(broken)}")
-    uv = find_uv()
-    if uv and by_uv(uv, wanted, broken, place):
-        return uv
-    if uv:
-        say("uv did not install everything (see above); pip tries it.")
-    by_pip(wanted, [*broken, *installation.damaged()], place)
-    return ""
-
-
-def by_uv(uv: str, wanted: Sequence[str], broken: Sequence[str], place: str) -> bool:
-    """Install `wanted`, and `broken` again, also from the index `place`; whether that went well."""
-    variables, arguments = uv_settings(settings_of_pip())
-    line = [uv, "pip", "install", "--python", PYTHON, "-c", LOCK, "-b", LOCK, *arguments]
-    line += ["--index", place] if place else []
-    again = [*line, "--reinstall", "--no-deps", *broken]
-    lines = [again, [*line, *wanted]] if broken else [[*line, *wanted]]
-    return all(subprocess.run(one, cwd=ROOT, env=variables, check=False).returncode == 0 for one in lines)
-
-
-def by_pip(wanted: Sequence[str], broken: Sequence[str], place: str) -> None:
-    """As `by_uv`; raises Refusal where it does not go well."""
-    line = [PYTHON, "-m", "pip", "install", *(["--extra-index-url", place] if place else [])]
-    locked = {**os.environ, "PIP_CONSTRAINT": LOCK}  # holds for the packages with which others are built, too
-    lines = [[*line, "--force-reinstall", "--no-deps", *broken]] if broken else []
-    # First PyTorch, so that nothing brings another, and with it what builds the rest.
-    lines += [[*line, wanted[0]], [*line, "--no-build-isolation", *wanted]]
-    for one in lines:
-        if subprocess.run(one, cwd=ROOT, env=locked, check=False).returncode:
-            raise Refusal(
-                "pip could not install the packages; see above.\n"
-                "If it did not reach the package index: look at the network, and at: pip config list"
-            )
-
-
 # ---- the installation
 
 
@@ -232,7 +105,7 @@ def install(kind: str) -> None:
     MARKER.unlink(missing_ok=True)
     refuse_foreign()
 
-    step(2, f"PyTorch {TORCH} and the other packages, in the versions of {LOCK}")
+    step(2, f"PyTorch {TORCH} and the other packages, in the versions of locks/")
     build = torch_build()
     if build.startswith("cu"):
         say(f"The {build} build of PyTorch is the big one: up to 3 GB, once.")

@@ -90,7 +90,7 @@ def examine(quick: bool = False) -> Iterator[MachineFinding]:
                 found.append(finding)
                 yield finding
 
-    yield from findings([system, packages, foreign_library, environment])
+    yield from findings([system, packages, foreign_library, environment, network])
     try:  # loads torch, which is only now known to find its folders
         from library.doctor import disk, hardware, optional
     except Exception as error:
@@ -158,6 +158,29 @@ def environment() -> MachineFinding:
         del os.environ[surroundings.CACHE]  # all else is looked at as it would be without
         return bad("environment", error.said, folder=wanted)
     return ok("environment", "", folder=wanted)
+
+
+def network() -> MachineFinding:
+    """Variables of proxies and certificates with which nothing can be downloaded. Their values may hold passwords."""
+    import httpx  # comes with huggingface_hub, which downloads with it
+
+    given = {name: value for name, value in os.environ.items() if name.lower() in surroundings.NETWORK and value}
+    wrong: list[Text] = []
+    for name, value in given.items():
+        with surroundings.without_network_settings():
+            os.environ[name] = value
+            try:
+                httpx.Client().close()
+            except Exception as error:  # each kind of wrong value has one of its own
+                wrong.append(
+                    Text("{name} ({why})", name=name, why=f"{type(error).__name__}: {error}".replace(value, ""))
+                )
+            finally:
+                del os.environ[name]
+    if not wrong:
+        return ok("network", "")
+    template = "models cannot be downloaded nor results uploaded with {variables}; correct what is wrong, or unset it"
+    return hint("network", Text(template, variables=listed(wrong)), variables=list(given))
 
 
 def settings(found: list[MachineFinding]) -> MachineFinding:

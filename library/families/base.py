@@ -54,6 +54,11 @@ class ModelComponents:
             self.fill_denoiser(place(self.denoiser) if place else None)
             self.fill_denoiser = None
 
+    @property
+    def deferred_files(self) -> list[Path]:
+        """The files that deferred networks will be read from."""
+        return [file for network in self.deferred.values() for file in network.files]
+
     def read_vae(self) -> None:
         """Read the VAE, if that was deferred."""
         if waiting := self.deferred.pop("vae", None):

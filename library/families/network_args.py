@@ -18,8 +18,8 @@ from library.config.sections import AdapterRun
 from library.config.values import quoted
 from library.families.shared.network_args import PLACE, LayerPreset, NetworkArgs, index_factors, wrong_argument
 
-PRESETS = ("full", "full-lin", "attn-mlp", "attn-only", "unet-only", "unet-transformer-only", "unet-convblock-only",
-           "ia3")  # fmt: skip
+PRESETS = ("full", "full-lin", "attn-mlp", "attn-only", "unet-only", "unet-transformer-only", "unet-convblock-only")
+UNMATCHED = "ia3"  # a preset of the package whose names match no layer, as they are compared with whole paths
 DROPPING_OUT = ("lora", "locon", "loha", "lokr", "glora")  # in bypass mode; others never
 DROPPING_RANKS = {
     False: ("lora", "locon", "loha", "lokr", "diag-oft", "full"),
@@ -99,7 +99,15 @@ class LycorisArgs:
 
     def check(self, run: AdapterRun) -> Iterator[Problem]:
         """Check the preset, a name of the package or a file, and the numbers of blocks."""
-        if self.preset not in PRESETS and not Path(self.preset).expanduser().is_file():
+        if self.preset == UNMATCHED:
+            yield wrong_argument("preset",
+                "{preset} of the package finds no layer of any model: write {other} with {algo}",
+                preset=quoted(self.preset), other="preset=attn-mlp", algo="algo=ia3")  # fmt: skip
+        elif self.preset == "unet-convblock-only" and not _has_convolutions(run.family):
+            yield wrong_argument("preset",
+                "{preset} is for models with convolutions, and {title} has none: write {other}",
+                preset=quoted(self.preset), title=run.title, other="preset=full")  # fmt: skip
+        elif self.preset not in PRESETS and not Path(self.preset).expanduser().is_file():
             yield wrong_argument("preset", "{preset} is no file, and none of {presets}",
                 preset=quoted(self.preset), presets=", ".join(PRESETS))  # fmt: skip
         rank, together = run.network.network_dim or 4, self.block_size or 4
@@ -120,6 +128,11 @@ class LycorisArgs:
             raise ConfigError("needs {count} parts with / between, one for each kind of blocks, got {text}",
                               count=len(counts), text=quoted(self.train_block_indices))  # fmt: skip
         return [index_factors(text, count) for text, count in zip(texts, counts, strict=True)]
+
+
+def _has_convolutions(family: str) -> bool:
+    modules = families.facts(family).adapter_modules.values()
+    return any(families.load(about.args).convolutions for about in modules)
 
 
 LYCORIS = "lycoris.kohya"

@@ -1,6 +1,5 @@
 """Import the metadata of a LoRA file: how it was trained, as sd-scripts, its relatives and this trainer write it."""
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -155,8 +154,8 @@ def _network(builder: ImportBuilder) -> None:
 def _table(text: Any) -> JsonObject:
     """A table that is written as JSON; an empty one for anything else."""
     try:
-        found = json.loads(text) if isinstance(text, str) else text
-    except (ValueError, RecursionError):
+        found = parse_json(text, "metadata") if isinstance(text, str) else text
+    except ConfigError:
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -188,8 +187,8 @@ def _images(builder: ImportBuilder) -> None:
     """How images were read; their folders are named without the path to them."""
     listed = builder.get("ss_datasets")
     try:
-        sets = json.loads(listed) if isinstance(listed, str) else []
-    except (ValueError, RecursionError):
+        sets = parse_json(listed, "metadata") if isinstance(listed, str) else []
+    except ConfigError:
         sets = []
     sets = [one for one in sets if isinstance(one, Mapping)] if isinstance(sets, list) else []
     if sets:

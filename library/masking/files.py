@@ -19,7 +19,6 @@ from library.curation import thumbs, trash
 from library.data import folders
 from library.data.orientation import UPRIGHT, orientation, orientation_of, tag, turned_back
 from library.data.orientation import upright as turned_upright
-from library.data.pixels import ALWAYS
 
 SKIP, REPLACE = EXISTING = ("skip", "replace")
 FOLDER, ALPHA = INTO = ("folder", "alpha")
@@ -72,11 +71,20 @@ def usual_folder(images: Path) -> Path:
     return images.with_name(f"{images.name}-masks")
 
 
-def mask_file(image: Path, images: Path, masks: Path) -> Path:
-    """The mask of an image below `images`: the existing file of its name, or the path of a new PNG."""
+def mask_file(image: Path, images: Path, masks: Path, known: dict[Path, folders.Listing] | None = None) -> Path:
+    """The mask of an image below `images`: the file that the trainer would read, or the path of a new PNG.
+
+    `known` keeps listings of folders for many images.
+    """
     place = masks / image.relative_to(images)
-    found = (place.with_suffix(suffix) for suffix in ALWAYS)
-    return next((file for file in found if file.is_file()), place.with_suffix(".png"))
+    usual = place.with_name(f"{place.stem}.png")
+    if usual.is_file() or not place.parent.is_dir():
+        return usual
+    known = {} if known is None else known
+    if place.parent not in known:
+        known[place.parent] = folders.looked_into(place.parent)
+    name = known[place.parent].image_named(place.stem)
+    return place.with_name(name) if name else usual
 
 
 def make(images: Path, masks: Path, segmenter: Segmenter, options: MaskOptions, report: Report) -> Written:
@@ -200,7 +208,8 @@ def _to_do(images: Path, masks: Path, options: MaskOptions) -> tuple[list[tuple[
                 path=other[0])  # fmt: skip
         todo = [(image, image) for image in found if options.existing == REPLACE or not _is_transparent(image)]
         return todo, len(found) - len(todo)
-    wanted = {image: mask_file(image, images, masks) for image in found}
+    known: dict[Path, folders.Listing] = {}
+    wanted = {image: mask_file(image, images, masks, known) for image in found}
     twice = [file for file, times in Counter(wanted.values()).items() if times > 1]
     if twice:
         raise ConfigError("two images have the mask {path}, as their names differ only in what follows the dot: "
@@ -235,4 +244,5 @@ def count(images: Path, masks: Path) -> int:
     if not masks.is_dir():
         return 0
     every = (Path(here.path(name)) for here in listings(images, 1) for name in here.images)
-    return sum(mask_file(image, images, masks).is_file() for image in every)
+    known: dict[Path, folders.Listing] = {}
+    return sum(mask_file(image, images, masks, known).is_file() for image in every)

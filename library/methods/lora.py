@@ -22,7 +22,7 @@ from library.methods.small_files import tensors_of
 from library.methods.targets import AdapterPlan, TargetLayer
 from library.tools import adapters as adapter_files
 from library.tools.names import DOWN, UP, names_of
-from library.tools.storage import is_finite
+from library.tools.storage import exact, is_finite
 
 log = logging.getLogger(__name__)
 
@@ -83,11 +83,13 @@ class LoraAdapters(BaseMethod):
                 self.trained_parts[place.part] = self.trained_parts.get(place.part, False) or parameter.requires_grad
 
     def state_dict(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-        """What the file holds, on the CPU; cast to `dtype`, alpha as well, when one is given."""
+        """What the file holds, on the CPU; cast to `dtype` when one is given, alpha as well where that holds it."""
         out = {}
         for name, adapter in self.adapters.items():
             for key, tensor in adapter.tensors().items():
-                out[f"{self.file_names[name]}.{key}"] = tensor.detach().to("cpu", dtype or tensor.dtype).contiguous()
+                kind = dtype or tensor.dtype
+                stored = exact(tensor, kind) if key == "alpha" else tensor.detach().to("cpu", kind).contiguous()
+                out[f"{self.file_names[name]}.{key}"] = stored
         return out
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> Unmatched:

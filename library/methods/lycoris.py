@@ -8,7 +8,6 @@ layers they belong to, so that they move, are found and are synchronised togethe
 import contextlib
 import importlib
 import io
-import json
 import logging
 import math
 import types
@@ -24,6 +23,7 @@ from library import families, packages
 from library.compiler.subclass import with_gradient
 from library.config import code_names
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.outside_files import parse_json
 from library.config.problems import ConfigError, Problem
 from library.config.sections import AdapterRun
 from library.families import network_args
@@ -32,7 +32,9 @@ from library.families.facts import block_of
 from library.methods import lora
 from library.methods.base import BaseMethod, dtype_of
 from library.methods.lora import AdapterLocation, Unmatched, file_of, report_unmatched
+from library.methods.lycoris_files import block_sizes, match_scale_of_file, put_blocks
 from library.tools.names import names_of
+from library.tools.storage import exact, holds, is_finite
 
 # What the package would find in our denoiser by name or class, but not in sd-scripts' U-Net, where these have other
 # names; so its users' files do not contain them.
@@ -75,10 +77,16 @@ class LycorisAdapters(BaseMethod):
 
     def state_dict(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """What the file holds, on the CPU; cast to `dtype` when one is given."""
-        out = {}
+        out, blocks = {}, block_sizes(self.network)
         for key, tensor in self.network.state_dict().items():
             name, _, rest = key.partition(".")
-            out[f"{self.file_names[name]}.{rest}"] = tensor.detach().to("cpu", dtype or tensor.dtype).contiguous()
+            if rest == "alpha":
+                tensor = tensor * blocks.get(name, 1)
+                kind = dtype or tensor.dtype
+                stored = exact(tensor, kind) if holds(kind, tensor) and is_finite(tensor) else tensor.to("cpu", kind)
+            else:
+                stored = tensor.detach().to("cpu", dtype or tensor.dtype)
+            out[f"{self.file_names[name]}.{rest}"] = stored.contiguous()
         return out
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> Unmatched:
@@ -86,13 +94,16 @@ class LycorisAdapters(BaseMethod):
         before = {id(adapter): _alpha(adapter) for adapter in self.network.loras}
         unused = unused_alphas(tensors)
         useful = {name: tensor for name, tensor in tensors.items() if name not in unused}
+        for name, size in block_sizes(self.network).items():
+            if (key := f"{name}.alpha") in useful:
+                useful[key] = useful[key] / size
         for name, tensor in useful.items():
             if name.endswith(".alpha") and not math.isfinite(float(tensor)):
                 template = "{name} of the file is infinite or NaN; take a file that was saved in float or bf16"
                 raise ConfigError(template, name=name)
         try:
             missing, unexpected = self.network.load_state_dict(useful, strict=False)
-            taken = [name for adapter in self.network.loras for name in _put_blocks(adapter, tensors)]
+            taken = [name for adapter in self.network.loras for name in put_blocks(adapter, tensors)]
         except RuntimeError as e:
             raise ConfigError("the file does not fit this network: {why}", why=str(e).splitlines()[-1].strip()) from e
         # The package keeps the scale that it has computed from the config's alpha.
@@ -215,6 +226,7 @@ def attach(components: ModelComponents, family: Family, config: AdapterRun) -> L
     network.apply_to(list(encoders.values()), components.denoiser, bool(encoders), learns_denoiser)
     for adapter in network.loras:  # into its layer, so that it moves with it from now on
         layer = adapter.org_module[0]
+        match_scale_of_file(adapter)
         layer.add_module("adapter", _moved(adapter, device, dtype_of(config)))
         if getattr(adapter.org_forward, "__func__", None) is type(layer).forward:
             adapter.org_forward = types.MethodType(_as_it_is, layer)
@@ -311,23 +323,6 @@ def _drop_rows_on_the_device(adapter: Any) -> None:
     adapter.get_weight = get_weight
 
 
-def _put_blocks(adapter: Any, tensors: Mapping[str, Tensor]) -> list[str]:
-    """Take over a DyLoRA, which the package writes whole and keeps in blocks of ranks. Returns the names taken."""
-    if not hasattr(adapter, "up_list"):
-        return []
-    names = [f"{adapter.lora_name}.lora_up.weight", f"{adapter.lora_name}.lora_down.weight"]
-    if not all(name in tensors for name in names):
-        return []
-    up, down = (tensors[name].flatten(1) for name in names)
-    ups, downs = up.split(adapter.block_size, dim=1), down.split(adapter.block_size)
-    if len(ups) != len(adapter.up_list):
-        raise RuntimeError(f"{names[0]} has rank {up.shape[1]}, the network has {adapter.lora_dim}")
-    with torch.no_grad():
-        for mine, its in zip([*adapter.up_list, *adapter.down_list], [*ups, *downs], strict=True):
-            mine.copy_(its)
-    return names
-
-
 def _of_file(path: Any) -> tuple[int, float, dict[str, str]]:
     """Rank, alpha and arguments of the network that a file was made by, from its metadata."""
     facts: Mapping[str, str] = {}
@@ -335,8 +330,10 @@ def _of_file(path: Any) -> tuple[int, float, dict[str, str]]:
         with safe_open(path, framework="pt") as file:
             facts = file.metadata() or {}
     try:
-        arguments = json.loads(facts.get("ss_network_args", "{}"))
+        arguments = parse_json(facts.get("ss_network_args", "{}"), path)
         own = {name: str(value) for name, value in arguments.items() if name != "dropout"}
+        if own.get("preset") not in network_args.PRESETS:  # a file of whoever made this one
+            own.pop("preset", None)
         return int(facts["ss_network_dim"]), float(facts["ss_network_alpha"]), own
     except (KeyError, ValueError, AttributeError) as e:
         raise ConfigError(Problem("dim_from_weights",

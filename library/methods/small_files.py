@@ -7,6 +7,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from library.config import environment
 from library.config.problems import ConfigError
 
 
@@ -21,6 +22,8 @@ def tensors_of(path: str | Path, what: str) -> dict[str, Tensor]:
         tensors = torch.load(path, map_location="cpu", weights_only=True)
         return tensors.get("state_dict", tensors)
     except Exception as e:  # every reader has its own exceptions for "this is something else"
+        if environment.lacks_memory(e):
+            raise
         # What PyTorch says of a file that is more than tensors is a page, which ends with the advice to trust it.
         why = "it holds more than tensors, or is damaged" if path.suffix != ".safetensors" else e
         raise ConfigError("{path} is not {what}: {why}", path=path, what=what, why=why) from e

@@ -11,6 +11,8 @@ from torch import Tensor
 from library.config.run_config import RunConfig
 from library.objectives.base import NoisedBatch
 
+SMALLEST_AREA = 1e-6  # of a black mask, whose loss stays 0
+
 
 def elementwise(pred: Tensor, target: Tensor, config: RunConfig, noised: NoisedBatch | None = None) -> Tensor:
     """The loss of every element, in float32; shapes as `pred`.
@@ -32,17 +34,26 @@ def elementwise(pred: Tensor, target: Tensor, config: RunConfig, noised: NoisedB
 
 
 def per_image(
-    loss: Tensor, weight: Tensor | None = None, image_weight: Tensor | None = None, mask: Tensor | None = None
+    loss: Tensor,
+    weight: Tensor | None = None,
+    image_weight: Tensor | None = None,
+    mask: Tensor | None = None,
+    by_area: bool = False,
 ) -> Tensor:
     """[B, C, h, w] -> [B]: multiplied by the mask, averaged over all but the batch, multiplied by the weights.
 
     `weight` [B] is the objective's (`noised.weight`), `image_weight` [B] the data's (regularisation images). `mask`
-    [B, 1, h, w] in 0..1 counts what is masked out as zero loss and does not rescale the rest, as sd-scripts does.
+    [B, 1, h, w] in 0..1 counts what is masked out as zero loss and does not rescale the rest, as sd-scripts does; with
+    `by_area` the rest is divided by the mean of the mask, which makes it the mean loss of the area that counts.
     """
+    area: Tensor | None = None
     if mask is not None:
         mask, size = mask.to(loss), loss.shape[-2:]
-        loss = loss * (mask if mask.shape[-2:] == size else F.interpolate(mask, size=size, mode="area"))
+        mask = mask if mask.shape[-2:] == size else F.interpolate(mask, size=size, mode="area")
+        loss, area = loss * mask, mask.flatten(1).mean(1).clamp_min(SMALLEST_AREA)
     out = loss.flatten(1).mean(1)
+    if by_area and area is not None:
+        out = out / area
     for factor in (image_weight, weight):
         if factor is not None:
             out = out * factor.to(out)
@@ -50,7 +61,11 @@ def per_image(
 
 
 def reduce(
-    loss: Tensor, weight: Tensor | None = None, image_weight: Tensor | None = None, mask: Tensor | None = None
+    loss: Tensor,
+    weight: Tensor | None = None,
+    image_weight: Tensor | None = None,
+    mask: Tensor | None = None,
+    by_area: bool = False,
 ) -> Tensor:
     """[B, C, h, w] -> the loss to differentiate: the mean of `per_image`."""
-    return per_image(loss, weight, image_weight, mask).mean()
+    return per_image(loss, weight, image_weight, mask, by_area).mean()

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from library import packages
-from library.config.json_types import JsonObject
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.config.values import did_you_mean, quoted
@@ -27,9 +27,12 @@ def spec_of(config: RunConfig) -> OptimizerSpec:
     return spec_named(config.optim.optimizer)
 
 
-def arguments(config: RunConfig) -> JsonObject:
-    """optimizer_args over the defaults of the table. Raises ConfigError naming every argument that cannot be read."""
-    own = {**spec_of(config).defaults, **read_arguments(config.optim.optimizer_args, "optimizer_args")}
+def arguments(config: RunConfig, given: JsonMapping | None = None) -> JsonObject:
+    """optimizer_args, or what was `given` instead, over the defaults of the table. Raises ConfigError naming every
+    argument that cannot be read."""
+    if given is None:
+        given = read_arguments(config.optim.optimizer_args, "optimizer_args")
+    own = {**spec_of(config).defaults, **given}
     if spec_of(config) is SPECS["adafactor"]:
         own.setdefault("relative_step", True)
         if own.get("warmup_init"):

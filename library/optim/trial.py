@@ -60,6 +60,32 @@ def arguments(cls: OptimizerSpec, own: Mapping[str, Any]) -> str:
     return ""
 
 
+def memory(cls: OptimizerSpec, own: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The tensors that an optimizer keeps of a matrix and of a vector with these arguments, as name -> shape; {} where
+    no step can be taken."""
+    rate = None if own.get("relative_step") else 1e-3
+    weights = {"matrix": torch.ones(SIZE, device=device()), "vector": torch.ones(SIZE[0], device=device())}
+    learned = {name: torch.nn.Parameter(weight) for name, weight in weights.items()}
+    try:
+        with _quiet():
+            made = import_class(cls)(
+                [{"params": [*learned.values()], "name": "trial"}], lr=rate, **{**cls.always, **own}
+            )
+            if callable(switch := getattr(made, "train", None)):
+                switch()
+            for weight in learned.values():
+                weight.grad = torch.full_like(weight, 0.5)
+            made.step()
+    except Exception:  # said elsewhere: this asks only what is kept
+        return {}
+    return {
+        f"{name}.{key}": tuple(value.shape)
+        for name, weight in learned.items()
+        for key, value in made.state[weight].items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
 def device() -> str:
     """Where a training of this process steps."""
     if not torch.cuda.is_available() or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true"):

@@ -18,7 +18,7 @@ from library.files import clean_up, need_space, remove_folder, write_atomic, wri
 from library.methods import TrainingMethod
 from library.methods.lycoris import unused_alphas
 from library.methods.sharding import collected
-from library.tools.storage import FilePlan, holds, is_finite
+from library.tools.storage import FilePlan, exact, holds, is_finite
 
 log = logging.getLogger(__name__)
 
@@ -269,9 +269,12 @@ def _types(config: RunConfig) -> Callable[[str, Tensor], torch.dtype]:
     dtype = getattr(torch, DTYPES[wanted]) if wanted else None
 
     def type_of(name: str, tensor: Tensor) -> torch.dtype:
-        # As in sd-scripts, an adapter's alpha is cast even where it is a whole number.
-        casts = tensor.is_floating_point() or name.endswith(".alpha")
-        return dtype if dtype is not None and casts else tensor.dtype
+        # As in sd-scripts, an adapter's alpha is cast even where it is a whole number; but where that would round it,
+        # the file would have another strength than was trained.
+        is_alpha = name.endswith(".alpha")
+        if dtype is None or not (tensor.is_floating_point() or is_alpha):
+            return tensor.dtype
+        return exact(tensor, dtype).dtype if is_alpha and holds(dtype, tensor) else dtype
 
     return type_of
 

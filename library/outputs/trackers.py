@@ -16,6 +16,7 @@ from library.config.run_config import RunConfig
 from library.config.schema import options, values
 
 logger = logging.getLogger(__name__)
+WANDB = {"name", "entity", "group", "job_type", "tags", "notes", "mode", "id", "resume"}  # what a [wandb] may say
 
 
 class Trackers:
@@ -172,7 +173,11 @@ def problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem("log_with", ": wandb is not installed; run: pip install wandb")
     if log.log_tracker_config:
         try:
-            load_toml(log.log_tracker_config)
+            own = load_toml(log.log_tracker_config).get("wandb", {})
+            unknown = sorted(own.keys() - WANDB) if isinstance(own, dict) else ["wandb"]
+            for key in unknown:  # wandb would open files by some, and others are given already
+                yield Problem("log_tracker_config", ": {key} is not passed on to W&B; known are {names}", key=key,
+                    names=", ".join(sorted(WANDB)))  # fmt: skip
         except ConfigError as e:
             yield from (Problem("log_tracker_config", ": {why}", why=why) for why in e.problems)
 

@@ -21,12 +21,25 @@ from library.files import json_text, write_atomic
 
 RUN, PROGRESS, LOG, TOML = "run.json", "progress.jsonl", "log.txt", "run.toml"
 STOP, LAUNCHER = "stop", "launcher.json"
+ROOM = ".room"  # holds space on the disk while a run works
 STOPS = ("", "after_step", "now", "kill")  # how a run may be asked to end, the more urgent the later
 REQUESTS = ("sample", "save")  # done after the step, as soon as a file `<request>-now` is there
 
 ACTIVE = ("starting", "running", "stopping")
 FINAL = ("finished", "stopped", "failed", "interrupted")
 
+NUMBER = (int, float)
+# The types of facts of runs and of their processes; those that are not here may be of any type.
+TYPES: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("started", "ended", "heartbeat", "restored", "process_start", "since_boot", "queued"), NUMBER),
+    **dict.fromkeys(("step", "total_steps", "epochs"), NUMBER),
+    **dict.fromkeys(("pid", "seed"), (int,)),
+    **dict.fromkeys(("id", "state", "script", "title", "output_dir", "output_name", "folder", "host", "boot"), (str,)),
+    **dict.fromkeys(("error", "resumes", "from", "kind"), (str,)),
+    **dict.fromkeys(("config", "phase", "hardware", "versions", "data", "compile", "products"), (dict,)),
+    **dict.fromkeys(("devices",), (list,)),
+}
+LARGEST = 2**53  # of a fact that is a number
 TEXTS = "texts"
 SECRETS = ("wandb_api_key", "huggingface_token")
 OLD_NAMES = {"lanes": "devices"}  # of facts, in files of older versions
@@ -58,12 +71,28 @@ def request_file(folder: Path, request: str) -> Path:
 
 
 def load(path: Path) -> JsonObject:
-    """A JSON object from a file; empty when the file is missing, half gone or no object."""
+    """A JSON object from a file, less facts of a wrong type; empty when the file is missing, half gone or no object."""
     try:
         found = parsed(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
-    return {OLD_NAMES.get(name, name): value for name, value in found.items()}
+    named = {OLD_NAMES.get(name, name): value for name, value in found.items()}
+    return {name: value for name, value in named.items() if _is_sound(name, value)}
+
+
+def section(facts: JsonMapping, name: str) -> JsonObject:
+    """The options of a section that differ from their defaults, as a run's facts have them; {} where there are none."""
+    found = (facts.get("config") or {}).get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _is_sound(name: str, value: Any) -> bool:
+    """Whether a fact may be used: others edit these files by hand, and a disk may damage them."""
+    if value is None or name not in TYPES:
+        return name not in TYPES or TYPES[name] != NUMBER  # None is no number; what is not there has a default
+    if not isinstance(value, TYPES[name]) or isinstance(value, bool) and bool not in TYPES[name]:
+        return False
+    return not isinstance(value, int | float) or abs(value) <= LARGEST  # neither NaN nor infinite
 
 
 def load_changed(path: str) -> JsonObject:

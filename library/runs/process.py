@@ -40,7 +40,7 @@ def _boot() -> str:
 def find(known: JsonObject) -> psutil.Process | None:
     """The running process that `identity` described, or None when it ended, even if another one has its id now."""
     pid, start = known.get("pid"), known.get("process_start")
-    if not isinstance(pid, int) or not isinstance(start, int | float) or known.get("host", HOST) != HOST:
+    if not isinstance(pid, int) or pid < 0 or not isinstance(start, int | float) or known.get("host", HOST) != HOST:
         return None
     try:
         found = psutil.Process(pid)
@@ -63,7 +63,7 @@ def alive(known: JsonObject) -> bool:
 def exists(pid: Any) -> bool:
     """Whether some process has this id and is no zombie."""
     try:
-        return isinstance(pid, int) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        return isinstance(pid, int) and pid >= 0 and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
 

@@ -1,5 +1,6 @@
 """Reading runs: which exist, the state of each, and what it has recorded since the last read."""
 
+import contextlib
 import os
 import threading
 import time
@@ -9,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from library.config.json_types import JsonObject
+from library.config.problems import ConfigError
 from library.runs import explain, layout, lineage, process, registry
 from library.runs.curve import Curve
 
@@ -83,7 +85,8 @@ def at(folder: Path) -> RecordedRun:
         facts = layout.load(Path(path))
         if facts.get("state") in layout.ACTIVE:
             facts |= {"state": ended[0], "error": ended[1], "ended": facts.get("heartbeat", time.time())}
-            layout.store(Path(path), facts)
+            with contextlib.suppress(OSError, ConfigError):  # a full disk: the next look tries again
+                layout.store(Path(path), facts)
     elif layout.stop_asked(folder):
         facts = {**facts, "state": "stopping"}
     return RecordedRun(folder, facts)

@@ -24,6 +24,7 @@ from library.runs.gpu_log import GpuLog
 from library.runs.refusal import Secrets
 
 HEARTBEAT = 2.0  # seconds between two heartbeats
+ROOM = 2**17  # bytes that are kept free on the disk for the end of a run's record
 SPACING = 0.5  # seconds between two lines about the same phase, since caching may report every image
 
 STORY = "The whole story is in"  # the log
@@ -54,8 +55,12 @@ class Record:
         self._progress: IO[str] = (folder / layout.PROGRESS).open("a+", encoding="utf-8", buffering=1)
         self._log = _follow_logging(folder / layout.LOG, self._hidden) if in_shell else None
         self._copy = restoring.FolderCopy(folder)
+        self._room = folder / layout.ROOM
+        with contextlib.suppress(OSError):
+            self._room.write_bytes(bytes(ROOM))
         self._write()
-        registry.add(folder, facts)
+        with contextlib.suppress(OSError, RuntimeError, ConfigError):  # the check has said that the page cannot list it
+            registry.add(folder, facts)
         threading.Thread(target=self._beat, name="run heartbeat", daemon=True).start()
         threading.Thread(target=GpuLog(self.event, self.say, self._ended).follow, name="gpu log", daemon=True).start()
 
@@ -182,6 +187,8 @@ class Record:
                 return
             self._restore()
             self._ended.set()
+            with contextlib.suppress(OSError):  # how it ended can be written on a full disk, too
+                self._room.unlink(missing_ok=True)
             if error:
                 error = self._hidden.redact(error)
                 self.event("error", text=error)

@@ -19,7 +19,7 @@ from library.runs.refusal import ENVIRONMENT, Secrets
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = 4  # characters; shorter texts occur everywhere, and reveal nothing
 MOST_FILES, MOST_BYTES = 5000, 20_000  # of files with captions that are read, and of each of them
-CAPTIONS = (".txt", ".caption", ".json", ".jsonl", ".toml")
+CAPTIONS = (".txt", ".caption", ".json", ".jsonl", ".csv", ".tsv", ".toml")
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".avif", ".jxl")
 # Options with folders of masks and references.
 SECOND_PICTURES = ("conditioning_data_dir", "control_directory", "more_control_directories")

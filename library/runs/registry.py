@@ -1,6 +1,7 @@
 """Where the runs of this user are: one small file per run with its folder, so that the page finds runs started in a
 shell."""
 
+import errno
 import os
 from functools import lru_cache
 from pathlib import Path
@@ -8,17 +9,39 @@ from pathlib import Path
 import platformdirs
 
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.problems import Text
 from library.runs import layout, process
 
 # Facts of run.json that a pointer repeats: of the run, of its process and of its devices.
 COPIED_FACTS = ("id", "script", "title", "started", "from", "output_dir", "output_name", "devices", "launch", "pid",
         "process_start", "boot", "since_boot", "host")  # fmt: skip
 
+UNLISTED = (
+    "the page cannot list runs, as {folder} cannot be written to ({why}); trainings run all the same. Set the "
+    "environment variable KOHYA_HOME to a folder of yours"
+)
+
 
 def data_folder() -> Path:
     """The user's data folder of this program: KOHYA_HOME, or the system's place for such data."""
     given = os.environ.get("KOHYA_HOME")
     return Path(given).expanduser() if given else Path(platformdirs.user_data_dir("kohya", appauthor=False))
+
+
+def unusable() -> Text | None:
+    """Why runs cannot be listed in the user's data folder; None where they can. Makes the folder."""
+    pointers = Path("~")
+    try:
+        pointers = data_folder() / "runs"
+        pointers.mkdir(parents=True, exist_ok=True)
+        if os.access(pointers, os.W_OK):
+            return None
+        why = os.strerror(errno.EACCES)
+    except OSError as error:
+        why = error.strerror or type(error).__name__
+    except RuntimeError as error:  # `~` of a user without a home
+        why = str(error)
+    return Text(UNLISTED, folder=pointers, why=why)
 
 
 def add(folder: Path, facts: JsonMapping | None = None) -> None:

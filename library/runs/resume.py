@@ -25,7 +25,7 @@ def newest_state(run: reader.RecordedRun) -> Path | None:
     if mine:
         return max(mine, key=mine.__getitem__)
     given = settings(run).get("steps", {}).get("resume")
-    return Path(given) if given and step_of(Path(given)) is not None else None
+    return Path(given) if isinstance(given, str) and given and step_of(Path(given)) is not None else None
 
 
 def settings(run: reader.RecordedRun) -> JsonObject:

@@ -58,9 +58,9 @@ def lost_now(run: reader.RecordedRun) -> tuple[str, float]:
         return "start", max(0.0, now - run.facts.get("started", now))
     if phase in ("generating samples", "validating"):
         return "look", max(0.0, now - said)
-    settings = (run.facts.get("config") or {}).get("steps") or {}
+    accumulated = layout.section(run.facts, "steps").get("gradient_accumulation_steps", 1)
     processes = (run.facts.get("hardware") or {}).get("processes", 1)
-    collects = settings.get("gradient_accumulation_steps", 1) > 1 and processes == 1
+    collects = isinstance(accumulated, int) and accumulated > 1 and processes == 1
     return ("step", max(0.0, now - said)) if collects and not phase else ("", 0.0)
 
 

@@ -64,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE",
                       help="an option of the model, such as t5xxl=FILE; may be given several times")  # fmt: skip
     made.add_argument("--lora", action="append", default=[], metavar="FILE[=STRENGTH]",
-                      help="a LoRA, LoHa, LoKr, embedding or LLLite file; may be given several times")  # fmt: skip
+                      help="a LoRA, LyCORIS, embedding or LLLite file; may be given several times")  # fmt: skip
     made.add_argument("--word", default="",
                       help="the word of embeddings, if neither they nor the TOML say it; else their name")  # fmt: skip
     made.add_argument("--compare", choices=plan.COMPARE, default="together",

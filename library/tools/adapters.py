@@ -1,4 +1,4 @@
-"""LoRA files in memory: modules with their two matrices, whatever the names in the file are."""
+"""Files of adapters in memory: their modules, whatever the names in the file are."""
 
 import json
 import re
@@ -10,13 +10,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from library import families
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.outside_files import parse_json
 from library.config.problems import ConfigError, Text
 from library.tools import names, storage
+from library.tools.changes import LACKS, LayerChange
+from library.tools.factors import AdapterFactors, joined, swapped, taken_apart
 from library.tools.names import ALPHA, DOWN, UP, Module
 from library.tools.storage import Metadata
 
-MLP = 4  # the MLP of fused layers is so many times as wide as its stream
 FOLDED = "kohya_folded_alpha"  # metadata: the alphas of a file whose format has none
 HALF = "{name} lacks its {matrix} matrix: the file is damaged or was edited"
 OTHER_KINDS = {  # by a pattern in keys
@@ -34,61 +37,15 @@ OTHER_KINDS = {  # by a pattern in keys
 }
 
 
-@dataclass(frozen=True)
-class AdapterFactors:
-    """One module's change of its weight: alpha / rank * up @ down. Tensors are as the file has them."""
-
-    down: Tensor  # [rank, in] or [rank, in, k, k]
-    up: Tensor  # [out, rank] or [out, rank, 1, 1]
-    alpha: Tensor | None = None  # none means alpha = rank
-
-    @property
-    def rank(self) -> int:
-        """Rows of `down`."""
-        return self.down.shape[0]
-
-    @property
-    def strength(self) -> float:
-        """What the product is multiplied by."""
-        return 1.0 if self.alpha is None else float(self.alpha) / self.rank
-
-    @property
-    def is_large_conv(self) -> bool:
-        """A convolution with a real kernel; 1x1 ones count as linear layers."""
-        return self.down.ndim == 4 and self.down.shape[2:] != (1, 1)
-
-    def factors(self) -> tuple[Tensor, Tensor]:
-        """(up [out, rank] with the strength in it, down [rank, in * k * k]) in float32."""
-        return self.up.float().flatten(1) * self.strength, self.down.float().flatten(1)
-
-    def product(self) -> Tensor:
-        """The change of the weight, float32 [out, in * k * k]."""
-        up, down = self.factors()
-        return up @ down
-
-    def like(self, up: Tensor, down: Tensor, alpha: float | None = None) -> "AdapterFactors":
-        """An adapter of this kind of layer from matrices [out, r] and [r, in * k * k]."""
-        rank = down.shape[0]
-        up = up.reshape(up.shape[0], rank, *(1 for _ in self.up.shape[2:]))
-        value = torch.tensor(float(rank) if alpha is None else alpha)
-        return AdapterFactors(down.reshape(rank, *self.down.shape[1:]).contiguous(), up.contiguous(), value)
-
-    def to(self, dtype: torch.dtype | None) -> "AdapterFactors":
-        """The same in another type, alpha as well; None changes nothing."""
-        if dtype is None:
-            return self
-        down, up = (storage.cast("the LoRA", t, dtype) for t in (self.down, self.up))
-        return AdapterFactors(down, up, None if self.alpha is None else storage.cast("the LoRA", self.alpha, dtype))
-
-
 @dataclass
 class Lora:
     """A whole file."""
 
     family: str
-    adapters: dict[Module, AdapterFactors]
+    adapters: dict[Module, AdapterFactors]  # plain LoRA
     metadata: Metadata = field(default_factory=dict)
     style: str = ""  # the family's own by default
+    others: dict[Module, LayerChange] = field(default_factory=dict)  # of all other kinds
 
     def __post_init__(self) -> None:
         self.style = self.style or names.names_of(self.family).saved
@@ -96,13 +53,15 @@ class Lora:
     @property
     def dtype(self) -> torch.dtype:
         """The widest type of its matrices."""
+        others = (tensor for change in self.others.values() for name, tensor in change.parts.items() if name != ALPHA)
         kinds = {adapter.up.dtype for adapter in self.adapters.values()}
+        kinds |= {tensor.dtype for tensor in others if tensor.is_floating_point()}
         return max(kinds, key=lambda kind: (kind.itemsize, str(kind)), default=torch.float32)
 
 
 def read(path: str | Path, wanted: str = "") -> Lora:
-    """A plain LoRA in any of the formats; of the family `wanted` where its names may be that one's. Raises ConfigError
-    for anything else."""
+    """An adapter of any kind in any of the formats; of the family `wanted` where its names may be that one's. Raises
+    ConfigError for anything else."""
     stored, metadata = storage.opened(path), storage.metadata_of(path)
     try:
         found = grouped(stored)
@@ -110,26 +69,30 @@ def read(path: str | Path, wanted: str = "") -> Lora:
         style = style_of(found)
         if style == "diffusers":
             add_alphas(found, metadata)
-        adapters = assembled(found, family)
+        adapters = assembled({name: parts for name, parts in found.items() if LayerChange(parts).is_plain}, family)
+        others = placed({name: parts for name, parts in found.items() if not LayerChange(parts).is_plain}, family)
     except ConfigError as e:
         raise ConfigError("{path}: {error}", path=path, error=e) from e
     try:
-        if recorded := json.loads(metadata.pop(FOLDED, "{}")):
+        if recorded := parse_json(metadata.pop(FOLDED, "{}"), path):
             adapters = {module: _unfolded(module, adapter, recorded) for module, adapter in adapters.items()}
     except (AttributeError, KeyError, TypeError, ValueError) as e:
         raise ConfigError(
             "{path}: its metadata {folded} was changed and cannot be used: remove that key", path=path, folded=FOLDED
         ) from e
-    return Lora(family, adapters, metadata, style)
+    return Lora(family, adapters, metadata, style, others)
 
 
 def kohya_named(path: Path, tensors: dict[str, Tensor], family: str) -> dict[str, Tensor]:
     """The tensors of a file of adapters of any kind for a family, under kohya's names. Raises ConfigError."""
     if all(name.startswith("lora_") for name in tensors) and not names.of_other_tree(tensors, family):
         return tensors
-    if any(names.split(name) is None for name in tensors):  # no plain LoRA
-        return {names.kohya_key(name): tensor for name, tensor in tensors.items()}
-    return tensors_of(read(path, family), "kohya")[0]
+    try:
+        return tensors_of(read(path, family), "kohya")[0]
+    except ConfigError:
+        if all(names.split(name) for name in tensors):
+            raise
+        return {names.kohya_key(name): tensor for name, tensor in tensors.items()}  # layers that are no module of ours
 
 
 def odd_alpha(name: str, parts: Mapping[str, Tensor]) -> str:
@@ -141,28 +104,40 @@ def odd_alpha(name: str, parts: Mapping[str, Tensor]) -> str:
 
 
 def grouped(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """{module's name: {"down", "up", "alpha"}}. ConfigError for keys of other kinds, and for halves of adapters."""
+    """{module's name: its tensors, such as "down", "up" and "alpha"}. ConfigError for keys that are of no adapter, and
+    for modules of which a part is missing."""
     found: dict[str, dict[str, Tensor]] = {}
     for key in tensors:
-        parts = names.split(key)
+        parts = names.split_any(key, tensors.keys())
         if parts is None:
-            if not (kind := other_kind(key)):
-                raise ConfigError("{key} is no part of a plain LoRA, and only those are handled", key=key)
-            raise ConfigError(
-                "{key} belongs to {kind}, not to a plain LoRA, and only those are handled", key=key, kind=kind
-            )
+            raise ConfigError(not_known(key))
         found.setdefault(parts[0], {})[parts[1]] = tensors[key]
     for name, parts in found.items():
-        if missing := {DOWN, UP} - parts.keys():
+        if missing := {DOWN, UP} - parts.keys() if LayerChange(parts).kind.title == "LoRA" else ():
             raise ConfigError(HALF, name=name, matrix=min(missing))
-        if parts[DOWN].ndim < 2 or parts[UP].ndim < 2 or parts[DOWN].shape[0] != parts[UP].shape[1]:
+        if len({DOWN, UP} & parts.keys()) == 2 and not fit_together(parts):
             shapes = f"{list(parts[UP].shape)} and {list(parts[DOWN].shape)}"
             raise ConfigError("{name} has matrices {shapes}, which do not fit together", name=name, shapes=shapes)
         if odd := odd_alpha(name, parts):
             raise ConfigError(odd)
+        if missing := LayerChange(parts).missing:
+            raise ConfigError(LACKS, name=name, kind=LayerChange(parts).title, parts=", ".join(missing))
     if not found:
         raise ConfigError("there is no LoRA in this file")
     return found
+
+
+def fit_together(parts: Mapping[str, Tensor]) -> bool:
+    """Whether both matrices of a LoRA have its rank."""
+    up, down = parts[UP], parts[DOWN]
+    return min(up.ndim, down.ndim) >= 2 and up.shape[1] == down.shape[0]
+
+
+def not_known(key: str) -> Text:
+    """A sentence about a key that belongs to no adapter."""
+    if kind := other_kind(key):
+        return Text("{key} belongs to {kind}, not to LoRA or LyCORIS: choose another file", key=key, kind=kind)
+    return Text("{key} is no part of an adapter that is known: LoRA and the kinds of LyCORIS are", key=key)
 
 
 def other_kind(key: str) -> str:
@@ -201,75 +176,19 @@ def assembled(found: Mapping[str, Mapping[str, Tensor]], family: str) -> dict[Mo
     return adapters | {module: joined(parts) for module, parts in apart.items()}
 
 
-def swapped(adapter: AdapterFactors) -> AdapterFactors:
-    """Where diffusers keeps the halves of its rows the other way round."""
-    return AdapterFactors(adapter.down, torch.cat(adapter.up.chunk(2)[::-1]), adapter.alpha)
-
-
-def joined(parts: list[AdapterFactors | None]) -> AdapterFactors:
-    """Adapters of query, key, value (and MLP) as one of the fused layer: the same product.
-
-    With one `down` for all it is kept; otherwise `down` is stacked and `up` block-diagonal, and the rank is the sum.
-    """
-    present = [part for part in parts if part is not None]
-    first, width = present[0], present[0].down.shape[1]
-    rows = [width * (MLP if i == 3 else 1) if p is None else p.up.shape[0] for i, p in enumerate(parts)]
-    same = all(torch.equal(p.down, first.down) and p.strength == first.strength for p in present)
-    if same and len(present) == len(parts):
-        return AdapterFactors(first.down, torch.cat([p.up for p in present]), first.alpha)
-    # One strength has to do for all; where they differ they go into the matrices.
-    differ = len({p.strength for p in present}) > 1
-    ups = [p.factors()[0] if differ else p.up for p in present]
-    up = torch.zeros(
-        sum(rows), sum(p.rank for p in present), dtype=max((u.dtype for u in ups), key=lambda dtype: dtype.itemsize)
-    )
-    column, row, given = 0, 0, iter(ups)
-    for part, size in zip(parts, rows, strict=True):
-        if part is not None:
-            up[row : row + size, column : column + part.rank] = next(given)
-            column += part.rank
-        row += size
-    alpha = None if differ or first.alpha is None else torch.tensor(first.strength * up.shape[1])
-    return AdapterFactors(torch.cat([p.down for p in present]), up, alpha)
-
-
-def taken_apart(adapter: AdapterFactors, count: int) -> list[AdapterFactors | None]:
-    """The other way: the pieces of a fused layer's adapter, with the strength of the whole; None for one that has none.
-
-    A block-diagonal `up` gives each piece its own ranks; otherwise all share `down`.
-    """
-    width = adapter.down.shape[1]
-    sizes = [width, width, width, adapter.up.shape[0] - 3 * width][:count]
-    if sum(sizes) != adapter.up.shape[0] or min(sizes) <= 0:
-        raise ConfigError("a fused layer of {rows} rows and {width} columns is none that is known",
-            rows=adapter.up.shape[0], width=width)  # fmt: skip
-    blocks = adapter.up.split(sizes)
-    ranks = _ranks([block.ne(0).any(0) for block in blocks])
-    if ranks is None:
-        alpha = adapter.alpha
-        return [AdapterFactors(adapter.down, block, alpha) for block in blocks]
-    out: list[AdapterFactors | None] = []
-    at = 0
-    for block, rank in zip(blocks, ranks, strict=True):
-        up, down = block[:, at : at + rank].contiguous(), adapter.down[at : at + rank]
-        alpha = None if adapter.alpha is None else torch.tensor(adapter.strength * rank)
-        out.append(AdapterFactors(down, up, alpha) if rank else None)
-        at += rank
+def placed(found: Mapping[str, Mapping[str, Tensor]], family: str) -> dict[Module, LayerChange]:
+    """Modules that are no plain LoRA. ConfigError for those of a part of a layer that is one in the model here, as only
+    the products of plain LoRA can be put together and taken apart."""
+    out: dict[Module, LayerChange] = {}
+    for name, parts in found.items():
+        found_as, change = names.parsed(name, family), LayerChange(dict(parts))
+        if found_as.pieces > 1 or found_as.is_swapped or len(names.names_of(family).apart(found_as.module.path)) > 1:
+            template = (
+                "{name} is {kind} for a layer that {title} has otherwise here, which only plain LoRA can be fitted to"
+            )
+            raise ConfigError(template, name=name, kind=change.title, title=families.facts(family).title)
+        out[found_as.module] = change
     return out
-
-
-def _ranks(used: list[Tensor]) -> list[int] | None:
-    """How many columns each row block has for itself, from which columns it uses; None when they share some."""
-    table = torch.stack(used)  # [blocks, rank]
-    count, rank = table.shape
-    if rank % count == 0:
-        equal = torch.block_diag(*(torch.ones(1, rank // count) for _ in range(count))).bool()
-        if not (table & ~equal).any():
-            return [rank // count] * count
-    owners = table.int().argmax(0)
-    if bool((table.sum(0) != 1).any()) or bool((owners.diff() < 0).any()):
-        return None
-    return [int((owners == i).sum()) for i in range(count)]
 
 
 # ---- writing
@@ -278,23 +197,30 @@ def _ranks(used: list[Tensor]) -> list[int] | None:
 def tensors_of(lora: Lora, style: str) -> tuple[dict[str, Tensor], Metadata]:
     """The file's tensors in a format, and what its metadata must say in addition."""
     out: dict[str, Tensor] = {}
-    endings, extra = names.WRITTEN[style], {}
+    endings, extra = names.endings(lora.family, style), {}
     for module, adapter in sorted(lora.adapters.items()):
-        written = _folded(adapter) if style == "diffusers" else adapter
+        written = adapter if ALPHA in endings else _folded(adapter)
         for name, piece in _spelled(lora.family, module, written, style):
             out[name + endings[DOWN]] = piece.down.clone()  # pieces may share one
             out[name + endings[UP]] = piece.up
             if ALPHA in endings:
                 rank = torch.tensor(float(piece.rank))
                 out[name + endings[ALPHA]] = rank if piece.alpha is None else piece.alpha
-    if style == "diffusers":
+    if ALPHA not in endings and lora.adapters:
         extra[FOLDED] = _record(lora)
+    for module, change in sorted(lora.others.items()):
+        if style == "diffusers":
+            raise ConfigError("{module} is {kind}, which diffusers has no names for: choose comfy or kohya",
+                module=module.kohya, kind=change.title)  # fmt: skip
+        name = names.whole_name(module, lora.family, style)
+        out |= {f"{name}{names.WRITTEN['kohya'].get(part, f'.{part}')}": one for part, one in change.parts.items()}
     return {name: tensor.contiguous() for name, tensor in out.items()}, extra
 
 
 def _spelled(family: str, module: Module, adapter: AdapterFactors, style: str) -> list[tuple[str, AdapterFactors]]:
     made_of = names.spelled(module, family, style)
-    if style == "diffusers" and names.names_of(family).has_swapped_halves(module.path):
+    own = names.names_of(family)
+    if (own.shared.names if style == "comfy" else style) == "diffusers" and own.has_swapped_halves(module.path):
         adapter = swapped(adapter)
     parts = taken_apart(adapter, len(made_of)) if len(made_of) > 1 else [adapter]
     return [(name, part) for name, part in zip(made_of, parts, strict=True) if part is not None]
@@ -337,7 +263,7 @@ def _unfolded(module: Module, adapter: AdapterFactors, recorded: JsonMapping) ->
 def add_alphas(found: Mapping[str, dict[str, Tensor]], metadata: Mapping[str, str]) -> None:
     """diffusers keeps alphas in the metadata: one per part, and patterns of names for those that differ."""
     try:
-        facts: JsonObject = json.loads(metadata.get("lora_adapter_metadata", "{}"))
+        facts: JsonObject = parse_json(metadata.get("lora_adapter_metadata", "{}"), "lora_adapter_metadata")
         for name, parts in found.items():
             part, _, path = name.partition(".")
             if ALPHA in parts or f"{part}.lora_alpha" not in facts:

@@ -8,12 +8,13 @@ from torch import Tensor
 
 from library.config.problems import ConfigError, Report, Text
 from library.tools import storage, writing
-from library.tools.adapters import AdapterFactors, Lora
+from library.tools.adapters import Lora
+from library.tools.factors import AdapterFactors
 from library.tools.models import ModelFile
 from library.tools.names import Module
 from library.tools.storage import silent
 
-OVERSAMPLED = 16  # further directions that the quick decomposition looks at
+ROUNDING = 0.25  # of a step of the type, on average
 
 
 @dataclass(frozen=True)
@@ -98,12 +99,36 @@ def difference(new: ModelFile, old: ModelFile, module: Module) -> Tensor:
         if place is None or model.size(module) != new.size(module):
             raise ConfigError("{module} has another size in {second} than in {first}: are they one family?",
                 module=module.kohya, second=old.path, first=new.path)  # fmt: skip
-        sides.append(place.of(model.tensor(place.key)).float())
-    change = sides[0] - sides[1]
+        sides.append(place.of(model.tensor(place.key)))
+    change = _without_rounding(*sides)
     if not storage.is_finite(change):
         raise ConfigError("{module} holds NaN or infinity in {first} or {second}: one of them is damaged",
             module=module.kohya, first=new.path, second=old.path)  # fmt: skip
     return change
+
+
+def _without_rounding(new: Tensor, old: Tensor) -> Tensor:
+    """The difference of two weights in float32, without what one type has rounded off the other.
+
+    A weight that equals the base in its own, coarser type has not changed. Where the base is the coarser one, a matrix
+    has not changed when all its differences are within that type's rounding and as large as rounding makes them, which
+    is a quarter of a step on average: a training that changes less than a step leaves smaller ones.
+    """
+    change = new.float() - old.float()
+    if new.dtype == old.dtype:
+        return change
+    change = torch.where(new == old.to(new.dtype), 0.0, change)
+    steps = change.abs() / _step(old)
+    is_rounding = bool((change.abs() <= (_step(old) + _step(new)) / 2 * (1 + 1e-6)).all())
+    return torch.zeros_like(change) if is_rounding and float(steps.mean()) > ROUNDING / 2 else change
+
+
+def _step(weight: Tensor) -> Tensor:
+    """The distance of neighbouring numbers of a weight's type, at each of its numbers."""
+    about = torch.finfo(weight.dtype)
+    exponent = torch.frexp(weight.float()).exponent
+    smallest = torch.tensor(about.smallest_normal * about.eps)
+    return torch.maximum(torch.ldexp(torch.tensor(about.eps), exponent - 1), smallest)
 
 
 def nearest(change: Tensor, choices: ExtractOptions) -> AdapterFactors:
@@ -111,7 +136,7 @@ def nearest(change: Tensor, choices: ExtractOptions) -> AdapterFactors:
     large = change.ndim == 4 and change.shape[2:] != (1, 1)
     matrix = change.flatten(1).to(choices.device)
     rank = min((choices.conv_rank or choices.rank) if large else choices.rank, *matrix.shape)
-    u, s, v = _decomposed(matrix, rank, choices.iterations)
+    u, s, v = writing.decomposed(matrix, rank, choices.iterations)
     up, down = (u[:, :rank] * s[:rank]).cpu(), v[:rank].cpu()
     if choices.clamp < 1:
         values = torch.cat([up.flatten(), down.flatten()])
@@ -122,17 +147,6 @@ def nearest(change: Tensor, choices: ExtractOptions) -> AdapterFactors:
     return AdapterFactors(
         down.reshape(rank, *change.shape[1:]).contiguous(), up.contiguous(), torch.tensor(float(rank))
     )
-
-
-def _decomposed(matrix: Tensor, rank: int, iterations: int) -> tuple[Tensor, Tensor, Tensor]:
-    looked_at = 2 * rank + OVERSAMPLED
-    if not iterations or 2 * looked_at > min(matrix.shape):
-        return torch.linalg.svd(matrix, full_matrices=False)
-    devices = [matrix.device] if matrix.device.type != "cpu" else []
-    with torch.random.fork_rng(devices):
-        torch.manual_seed(0)  # the same difference gives the same LoRA
-        u, s, v = torch.svd_lowrank(matrix, q=looked_at, niter=iterations)
-    return u, s, v.T
 
 
 def _alike(new: ModelFile, old: ModelFile, modules: list[Module], least: float, report: Report) -> set[str]:

@@ -10,6 +10,7 @@ FORMS = CommandForms(
      "metadata": "Metadata"},
     {"loras": "LoRA files", "lora": "LoRA file", "out": "New file", "base": "Base model", "tuned": "Tuned model",
      "dtype": "Stored as", "conv_rank": "Rank of convolutions", "min_diff": "Smallest difference", "to": "Names",
+     "trained_on": "Trained on",
      "verbose": "List every module"},
     # What a form has no use for: results are always new files, and are shown as text.
     frozenset({"json", "in_place", "yes"}),

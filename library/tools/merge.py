@@ -1,6 +1,6 @@
-"""LoRAs merged into a checkpoint, or several into one."""
+"""Adapters merged into a checkpoint, or several into one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -11,13 +11,16 @@ from torch import Tensor
 
 from library import families
 from library.config.problems import ConfigError, Report, Text
-from library.tools import adapters, storage, writing
-from library.tools.adapters import AdapterFactors, Lora
+from library.tools import adapters, joining, storage, writing
+from library.tools.adapters import Lora
+from library.tools.changes import LayerChange
+from library.tools.factors import AdapterFactors
+from library.tools.joining import Part, Weighted
 from library.tools.models import ModelFile, WeightSlice, delta_shape
 from library.tools.names import Module
 from library.tools.storage import Planned, silent
 
-Weighted = Sequence[tuple[str | Path, float]]  # LoRA files and their weights
+Addition = Callable[[Tensor], Tensor]  # the rows of a weight of the base, in float32 -> what is added to them
 
 
 @dataclass
@@ -32,77 +35,102 @@ class Merged:
 def merge(
     base: str | Path, loras: Weighted, out: str | Path, *, dtype: str | None = None, report: Report = silent
 ) -> Merged:
-    """Add LoRAs, each with its weight, to the weights of an SDXL single file or a FLUX.1 transformer.
+    """Add adapters of any kind, each with its weight, to a checkpoint or the transformer of another model.
 
     Each sum is made in float32 and rounded once, to `dtype` ("float", "fp16", "bf16", "fp8") or to what the tensor is
-    stored in. The file is read and written tensor by tensor. Raises ConfigError when a LoRA is of another family, or
-    has modules that the model has not or in other sizes.
+    stored in; fp8 is for the matrices that adapters are for, and all other tensors stay as they are stored. What
+    depends on the weights (DoRA, OFT and others) is made from those of the base. The file is read and written tensor by
+    tensor. Raises ConfigError when a file is of another family, or has modules that the model has not or in other
+    sizes.
     """
     out, model, kind = storage.fresh(out, base, *(path for path, _ in loras)), ModelFile(base), storage.dtype_of(dtype)
     given = _read(loras, report, model.family)
-    wanted: dict[str, list[tuple[WeightSlice, AdapterFactors, float]]] = {}
+    wanted: dict[str, list[tuple[WeightSlice, Addition]]] = {}
     left_out: list[str] = []
+    merged = 0
     for (path, _), (lora, weight) in zip(loras, given, strict=True):
         if lora.family != model.family:
             raise ConfigError("{path} is a LoRA of {family}, and {base} is of another family", path=path,
                 family=_name(lora), base=base)  # fmt: skip
-        for module, adapter in lora.adapters.items():
-            place = _fitting(model, module, adapter, path)
-            if place is None:
+        for module, part in parts_of(lora).items():
+            if not (additions := _additions(model, module, part, weight, path)):
                 left_out.append(module.kohya)
-            else:
-                wanted.setdefault(place.key, []).append((place, adapter, weight))
+                continue
+            merged += 1
+            for place, addition in additions:
+                wanted.setdefault(place.key, []).append((place, addition))
     if not wanted:
         raise ConfigError(
             "no module of the LoRA is in {base}, which holds no text encoders: nothing to merge", base=base
         )
-    tensors = {key: model.planned(key, kind) for key in model.shapes}
+    in_8_bits = _adaptable(model) if kind == torch.float8_e4m3fn else None
+    tensors = {key: model.planned(key, None if in_8_bits and key not in in_8_bits else kind) for key in model.shapes}
     for key, changes in wanted.items():
         about = tensors[key]
         tensors[key] = Planned(about.dtype, about.shape, partial(_sum, model, key, changes))
     storage.FilePlan(tensors).write_new(out, _metadata(base, loras, out), report)
-    return Merged(out, sum(len(changes) for changes in wanted.values()), sorted(set(left_out)))
+    return Merged(out, merged, sorted(set(left_out)))
 
 
 def join(
     loras: Weighted,
     out: str | Path,
     *,
-    rank: int | None = None,
-    conv_rank: int | None = None,
+    ranks: joining.Ranks = joining.EXACT,
     dtype: str | None = None,
+    trained_on: str | Path | None = None,
     report: Report = silent,
 ) -> Merged:
-    """Make one LoRA of several.
+    """Make one LoRA of several adapters of any kind.
 
-    Without `rank` the matrices are put together: the sum is exact, and ranks add up. With `rank` (and `conv_rank` for
-    convolutions, the same when not given) each sum is cut to its largest singular values. Raises ConfigError when the
-    LoRAs are of different families or sizes.
+    Without ranks the matrices of plain LoRA are put together: the sum is exact, and ranks add up; other kinds become
+    full differences, where no LoRA of the same product is smaller. With ranks each sum is cut to its largest singular
+    values. What depends on the weights needs the model that it was `trained_on`. Raises ConfigError when the files are
+    of different families or sizes.
     """
     out = storage.fresh(out, *(path for path, _ in loras))
-    for name, value in (("rank", rank), ("conv_rank", conv_rank)):
-        if value is not None and value < 1:
-            raise ConfigError("{name} is {value}: it must be at least 1", name=name, value=value)
     given = _read(loras, report)
     family = given[0][0].family
     for (path, _), (lora, _) in zip(loras, given, strict=True):
         if lora.family != family:
             raise ConfigError("{path} is a LoRA of {family}, and {other} is of another family", path=path,
                 family=_name(lora), other=loras[0][0])  # fmt: skip
-    modules = sorted({module for lora, _ in given for module in lora.adapters})
-    kind = max((lora.dtype for lora, _ in given), key=lambda kind: (kind.itemsize, str(kind)))
-    made: dict[Module, AdapterFactors] = {}
+    model = ModelFile(trained_on) if trained_on is not None else None
+    _check_base(loras, given, model)
+    kind = storage.dtype_of(dtype) or max((lora.dtype for lora, _ in given), key=lambda one: (one.itemsize, str(one)))
+    tables = [(parts_of(lora), weight) for lora, weight in given]
+    modules = sorted({module for table, _ in tables for module in table})
+    plain: dict[Module, AdapterFactors] = {}
+    others: dict[Module, LayerChange] = {}
     for i, module in enumerate(modules):
         report(Text("merging"), i, len(modules))
-        parts = [(lora.adapters[module], weight) for lora, weight in given if module in lora.adapters]
-        limit = (conv_rank or rank) if parts[0][0].is_large_conv else rank
-        made[module] = _joined(module, parts, limit).to(storage.dtype_of(dtype) or kind)
-    how = f"cut to rank {rank}" if rank else "exact sum"
-    comment = f"merged ({how}): {_listed(loras)}"
+        parts = [(table[module], weight) for table, weight in tables if module in table]
+        made = joining.joined(module, family, parts, ranks, model)
+        if isinstance(made, AdapterFactors):
+            plain[module] = made.to(kind)
+        else:
+            others[module] = made.to(kind)
+    comment = f"merged ({ranks.how}): {_listed(loras)}"
     metadata = writing.described(family, comment, [lora for lora, _ in given])
     metadata["modelspec.merged_from"] = ", ".join(Path(path).name for path, _ in loras)
-    writing.save(writing.sized(Lora(family, made, metadata)), out, report=report)
-    return Merged(out, len(made))
+    writing.save(writing.sized(Lora(family, plain, metadata, others=others)), out, report=report)
+    return Merged(out, len(modules))
+
+
+def parts_of(lora: Lora) -> Mapping[Module, Part]:
+    """All modules of a file."""
+    return {**lora.adapters, **lora.others}
+
+
+def _check_base(loras: Weighted, given: Sequence[tuple[Lora, float]], model: ModelFile | None) -> None:
+    for (path, _), (lora, _) in zip(loras, given, strict=True):
+        if model is not None and lora.family != model.family:
+            raise ConfigError("{path} is a LoRA of {family}, and {base} is of another family", path=path,
+                family=_name(lora), base=model.path)  # fmt: skip
+        bound = next((change for change in lora.others.values() if change.uses_weight), None)
+        if bound is not None and model is None:
+            template = "{path} is {kind}, whose change depends on the model that it was trained on: give that as {name}"
+            raise ConfigError(template, path=path, kind=bound.title, name="trained_on")
 
 
 def _read(loras: Weighted, report: Report, family: str = "") -> list[tuple[Lora, float]]:
@@ -115,49 +143,71 @@ def _read(loras: Weighted, report: Report, family: str = "") -> list[tuple[Lora,
     return given
 
 
-def _fitting(model: ModelFile, module: Module, adapter: AdapterFactors, path: str | Path) -> WeightSlice | None:
-    """Where an adapter goes; None when it is of a text encoder that this file does not hold."""
-    shape, rows, columns = model.size(module), adapter.up.shape[0], adapter.down[0].numel()
+def _additions(
+    model: ModelFile, module: Module, part: Part, weight: float, path: str | Path
+) -> list[tuple[WeightSlice, Addition]]:
+    """Where a module goes, and what is added there; nothing for one of a text encoder that this file does not hold."""
+    if isinstance(part, AdapterFactors):
+        place = _fitting(model, module, (part.up.shape[0], part.down[0].numel()), path)
+        return [(place, lambda rows: weight * part.product().reshape(rows.shape))] if place else []
+    if (shape := model.size(module)) is None or (part.has_weight and not part.fits(shape)):
+        place = _fitting(model, module, None, path)
+    else:
+        place = model.place(module)
+    if place is None:
+        return []
+    additions: list[tuple[WeightSlice, Addition]] = []
+    if part.has_weight:
+        additions.append((place, lambda rows: part.ready().delta(rows, weight)))
+    if (bias := part.bias(weight)) is not None:
+        where = model.bias_place(module)
+        if where is None or model.shapes[where.key][0] // where.parts != bias.numel():
+            raise ConfigError("{path} changes the bias of {module}, which {model} has not: is it for another model?",
+                path=path, module=module.kohya, model=model.path)  # fmt: skip
+        additions.append((where, lambda rows: bias.reshape(rows.shape)))
+    return additions
+
+
+def _fitting(model: ModelFile, module: Module, sizes: tuple[int, int] | None, path: str | Path) -> WeightSlice | None:
+    """Where an adapter of these rows and columns goes (None: of a size that does not fit); None when it is of a text
+    encoder that this file does not hold."""
+    shape = model.size(module)
     if shape is None:
         if module.part != "denoiser" and not any(model.size(m) for m in model.modules(False) if m.part == module.part):
             return None
         raise ConfigError("{path} has the module {module}, which {model} has not: is it for another model?", path=path,
             module=module.kohya, model=model.path)  # fmt: skip
-    if (rows, columns) != (shape[0], torch.Size(shape[1:]).numel()):
+    if sizes is None:
+        template = "{path}: {module} does not fit its layer, which is {shape} in {model}: is it for another model?"
+        raise ConfigError(template, path=path, module=module.kohya, shape=list(shape), model=model.path)  # fmt: skip
+    if sizes != (shape[0], torch.Size(shape[1:]).numel()):
         raise ConfigError("{path}: {module} is for a layer of {rows} x {columns}, and that of {model} is {shape}",
-            path=path, module=module.kohya, rows=rows, columns=columns, model=model.path,
+            path=path, module=module.kohya, rows=sizes[0], columns=sizes[1], model=model.path,
             shape=list(shape))  # fmt: skip
     return model.place(module)
 
 
-def _sum(model: ModelFile, key: str, changes: list[tuple[WeightSlice, AdapterFactors, float]]) -> Tensor:
-    tensor = model.tensor(key).to(torch.float32, copy=True)
-    for place, adapter, weight in changes:
+def _adaptable(model: ModelFile) -> set[str]:
+    """The tensors that adapters are for: attention, MLP and convolutions, no norms, embeddings or VAE."""
+    places = (model.place(module) for module in model.modules(True))
+    return {place.key for place in places if place}
+
+
+def _sum(model: ModelFile, key: str, changes: list[tuple[WeightSlice, Addition]]) -> Tensor:
+    """Each change is made from the base's own weight, so that the order of files does not matter."""
+    base = model.tensor(key).float()
+    tensor = base.to(torch.float32, copy=True)
+    for place, addition in changes:
         rows = place.of(tensor)  # a view
-        change = adapter.product()
-        if not delta_shape(tuple(rows.shape), change):
+        change = addition(place.of(base))
+        if not delta_shape(tuple(rows.shape), change.flatten(1) if change.ndim > 1 else change[:, None]):
             raise ConfigError("{key} has another size than the LoRA expects", key=key)
-        rows += weight * change.reshape(rows.shape)
+        rows += change
     if not storage.is_finite(tensor):
         raise ConfigError(
             "{key} becomes NaN or infinite: the model or a LoRA is damaged, or a weight is far too large", key=key
         )
     return tensor
-
-
-def _joined(module: Module, parts: list[tuple[AdapterFactors, float]], rank: int | None) -> AdapterFactors:
-    first = parts[0][0]
-    sizes = {(a.up.shape[0], *a.down.shape[1:]) for a, _ in parts}
-    if len(sizes) > 1:
-        raise ConfigError(
-            "the LoRAs have {module} in different sizes: they are for different models", module=module.kohya
-        )
-    up = torch.cat([a.factors()[0] * weight for a, weight in parts], dim=1)
-    down = torch.cat([a.factors()[1] for a, _ in parts])
-    if rank is None:
-        return first.like(up, down)
-    u, s, v = writing.cut(module.kohya, up, down)
-    return first.like(u[:, :rank] * s[:rank], v[:rank])
 
 
 def _metadata(base: str | Path, loras: Weighted, out: Path) -> storage.Metadata:

@@ -80,6 +80,14 @@ class ModelFile:
         rows, *rest = self.shapes[place.key]
         return rows // place.parts, *rest
 
+    def bias_place(self, module: Module) -> WeightSlice | None:
+        """Where a module's bias is, or None when it has none."""
+        place = self.names.slice_of(module.part, module.path, self.shapes)
+        if place is None:
+            return None
+        key = f"{place.key.removesuffix('weight')}bias"
+        return WeightSlice(key, place.part, place.parts) if key in self.shapes else None
+
     def modules(self, convolutions: bool) -> Iterator[Module]:
         """What sd-scripts' LoRA adapts: attention and MLP, and with `convolutions` residual blocks as well."""
         yield from (Module(part, path) for part, path in self.names.layers(self.shapes, convolutions))

@@ -6,13 +6,14 @@ What differs between families stands in their lora_names.
 import contextlib
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from library import families
 from library.config.problems import ConfigError, either
 from library.families.shared.lora_names import LoraNames
+from library.tools.foreign import foreign_model
 
 FORMATS = ("kohya", "diffusers", "comfy")
 DOWN, UP, ALPHA = "down", "up", "alpha"
@@ -29,10 +30,27 @@ ENDINGS = {
     ".lora_linear_layer.up.weight": UP,
     ".alpha": ALPHA,
 }
+# Endings of tensors that a plain LoRA has not -> what they are called in a module.
+OTHER_ENDINGS = {
+    **{f".{part}": part for part in (
+        "lora_mid.weight", "dora_scale", "hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b", "hada_t1", "hada_t2",
+        "lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b", "lokr_t2", "oft_blocks", "rescale",
+        "a1.weight", "a2.weight", "b1.weight", "b2.weight", "bm.weight", "diff", "diff_b", "w_norm", "b_norm",
+        "on_input")},
+    ".lora_magnitude_vector": "dora_scale",
+    ".lora_magnitude_vector.weight": "dora_scale",
+    ".lora_magnitude_vector.default.weight": "dora_scale",
+}  # fmt: skip
+PARTS = {
+    "lora_down.weight": DOWN,
+    "lora_up.weight": UP,
+    **{part: part for part in (ALPHA, *OTHER_ENDINGS.values())},
+    "weight": "weight",
+}  # what follows a module's name in kohya's files -> what the tensor is called in it
+SCALES = ".weight"  # of iA3, where the module has `on_input` besides
 WRITTEN = {
     "kohya": {DOWN: ".lora_down.weight", UP: ".lora_up.weight", ALPHA: ".alpha"},
     "diffusers": {DOWN: ".lora_A.weight", UP: ".lora_B.weight"},
-    "comfy": {DOWN: ".lora_down.weight", UP: ".lora_up.weight", ALPHA: ".alpha"},
 }
 # Tensors of LyCORIS whose sides, multiplied, are those of the layer.
 PRODUCT = re.compile(r"(?P<module>.+)\.(?:hada_w1|lokr_w[12]|diff)(?P<half>_[ab])?")
@@ -46,6 +64,10 @@ WORDS = r"""(?:input|output|down|up|double|single|transformer|single_transformer
     | adaLN_modulation | text_model | self_attn | add_[qkv]_proj | [qkv]_proj | out_proj | text_projection
     | layer_norm\d? | (?:token|position)_embedding | wi_[01] | time_text_embed | ff_context | norm1_context | norm_out
     | (?:timestep|text|guidance|x|context)_embedder | norm_(?:added_)?[qk] | (?:query|key)_norm | [^_]+"""
+
+
+class ForeignModelError(ConfigError):
+    """An adapter of a model that is not trained here."""
 
 
 @dataclass(frozen=True, order=True)
@@ -89,9 +111,28 @@ def dotted(name: str) -> str:
 
 def split(key: str) -> tuple[str, str] | None:
     """A file's key -> (module's name, "down", "up" or "alpha"); None for what is no part of a plain LoRA."""
-    key = key.replace("_orig_mod_", "").replace("_orig_mod.", "")
+    key = cleaned(key)
     ending = next((ending for ending in ENDINGS if key.endswith(ending)), None)
     return (key.removesuffix(ending), ENDINGS[ending]) if ending else None
+
+
+def split_any(key: str, keys: Collection[str] = ()) -> tuple[str, str] | None:
+    """A file's key -> (module's name, what the tensor is in it), of any kind of adapter; None for what is no part of
+    one. `keys` are all of the file, by which iA3 is recognised."""
+    if found := split(key):
+        return found
+    clean = cleaned(key)
+    ending = max((ending for ending in OTHER_ENDINGS if clean.endswith(ending)), key=len, default="")
+    if ending:
+        return clean.removesuffix(ending), OTHER_ENDINGS[ending]
+    if key.endswith(SCALES) and f"{key.removesuffix(SCALES)}.on_input" in keys:
+        return clean.removesuffix(SCALES), "weight"
+    return None
+
+
+def cleaned(key: str) -> str:
+    """A key without what compiled models leave in names."""
+    return key.replace("_orig_mod_", "").replace("_orig_mod.", "")
 
 
 def family_of(
@@ -138,6 +179,11 @@ def possible_families(
     names, known = list(names), dict[str, LoraNames](zip(families.FAMILIES, every(), strict=True))
     paths = list(map(_path, names))
     said = {family: len(own.version_word) if own.version_word in base else 0 for family, own in known.items()}
+    if title := foreign_model(
+        "" if any(said.values()) else base, paths, {_path(n): s for n, s in (sizes or {}).items()}
+    ):
+        template = "this is a LoRA for {title}, which is no model that is trained here: those of {titles} are"
+        raise ForeignModelError(template, title=title, titles=families.titles())
     for family, own in known.items():
         if own.marks and any(re.search(own.marks, path) for path in paths):
             return [family]
@@ -226,15 +272,36 @@ def parsed(name: str, family: str) -> Parsed:
     return Parsed(Module(part, path), piece, pieces, swapped)
 
 
+def endings(family: str, style: str) -> dict[str, str]:
+    """The endings of a plain LoRA's keys in a format."""
+    if style != "comfy":
+        return WRITTEN[style]
+    shared = names_of(family).shared
+    made = WRITTEN["diffusers" if shared.is_peft else "kohya"] | {ALPHA: ".alpha"}
+    return made if shared.has_alphas else {part: made[part] for part in (DOWN, UP)}
+
+
 def spelled(module: Module, family: str, style: str) -> tuple[str, ...]:
-    """A module's names in a format: of the pieces that it is made of there, in the order of its rows."""
+    """The names of a plain LoRA's module in a format: of the pieces that it is made of there, in the order of its
+    rows."""
     if module.part == TEXT_PART:
         return (module.path,)
     own = names_of(family)
-    prefix = own.prefixes[style][module.part]
-    if style == "kohya":
+    tree = own.shared.names if style == "comfy" else style
+    prefix = own.shared_prefix(module.part) if style == "comfy" else own.prefixes[style][module.part]
+    if tree == "kohya":
         return (prefix + module.path.replace(".", "_"),)
-    paths = own.pieces(module.path) if style == "diffusers" and module.part == "denoiser" else (module.path,)
+    paths = own.pieces(module.path) if tree == "diffusers" and module.part == "denoiser" else (module.path,)
     if not paths:
         raise ConfigError("{module} has no name in diffusers: leave it out, or use another format", module=module.kohya)
     return tuple(prefix + path for path in paths)
+
+
+def whole_name(module: Module, family: str, style: str) -> str:
+    """The name of a module that cannot be taken apart, in kohya's or ComfyUI's own tree."""
+    if module.part == TEXT_PART:
+        return module.path
+    own = names_of(family)
+    if style == "kohya" or own.shared.names == "kohya":
+        return own.prefixes["kohya"][module.part] + module.path.replace(".", "_")
+    return own.prefixes["comfy"][module.part] + module.path

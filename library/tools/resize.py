@@ -1,5 +1,6 @@
-"""A LoRA with smaller ranks: each module's product cut to its largest singular values."""
+"""An adapter with smaller ranks: each module's product cut to its largest singular values."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,11 @@ from torch import Tensor
 
 from library.config.problems import ConfigError, Report, Text
 from library.tools import adapters, storage, writing
-from library.tools.adapters import AdapterFactors, Lora
+from library.tools.adapters import Lora
+from library.tools.changes import MAGNITUDE, LayerChange, rank_of
+from library.tools.factors import AdapterFactors
+from library.tools.joining import Part, adapter_of, nearest, shape_of, with_bias
+from library.tools.names import ALPHA, DOWN, UP, Module
 from library.tools.storage import silent
 
 LEAST = 1e-6  # a module whose largest singular value is below this is nothing, and gets rank 1
@@ -27,7 +32,8 @@ def _frobenius(s: Tensor, wanted: float) -> int:
     return int(torch.searchsorted(s.square().cumsum(0) / s.square().sum(), wanted**2)) + 1
 
 
-# Method -> how many of the singular values (falling) to keep. The names and meanings are kohya's.
+SPARE = 1  # a rank that sd-scripts' tool keeps beyond those that its dynamic methods ask for
+# Method -> how many of the singular values (falling) it asks for. The names and meanings are kohya's.
 METHODS: dict[str, Callable[[Tensor, float], int]] = {
     "fixed": lambda s, _: len(s),
     "sv_ratio": _ratio,  # those larger than the largest / parameter
@@ -70,6 +76,13 @@ class ResizeOptions:
         """The rank that a module may have."""
         return (self.conv_rank or self.rank) if adapter.is_large_conv else self.rank
 
+    def rank_for(self, s: Tensor, adapter: AdapterFactors) -> int:
+        """The rank of a module with these singular values, falling."""
+        if float(s[0]) <= LEAST:
+            return 1
+        wanted = METHODS[self.method](s, self.parameter or 0.0) + (SPARE if self.method != "fixed" else 0)
+        return max(1, min(wanted, self.limit(adapter), len(s)))
+
 
 @dataclass
 class Resized:
@@ -85,34 +98,83 @@ def resize(
 ) -> Resized:
     """Write a LoRA with smaller ranks.
 
-    Strength (alpha / rank) and names stay; metadata stays too, and says what was done. Raises ConfigError for a file
-    that is no plain LoRA.
+    Strength (alpha / rank) and names stay; metadata stays too, and says what was done. LoHa, LoKr, a Tucker core and
+    full differences become the LoRA that comes nearest to their product; a DoRA keeps its magnitudes; norms and biases
+    stay. Raises ConfigError for kinds whose change depends on the model, which has no singular values by itself.
     """
     out, kind = storage.fresh(out, lora), storage.dtype_of(dtype)
-    whole, made, ranks, kept = adapters.read(lora), {}, {}, 1.0
-    for i, (module, adapter) in enumerate(whole.adapters.items()):
-        report(Text("resizing"), i, len(whole.adapters))
-        smaller, share = cut(module.kohya, adapter, choices)
-        made[module] = smaller.to(kind or adapter.up.dtype)
-        ranks[module.kohya] = (adapter.rank, smaller.rank)
+    whole, made, others, ranks, kept = adapters.read(lora), {}, {}, {}, 1.0
+    parts: list[tuple[Module, Part]] = [*whole.adapters.items(), *whole.others.items()]
+    for i, (module, part) in enumerate(parts):
+        report(Text("resizing"), i, len(parts))
+        if isinstance(part, AdapterFactors):
+            smaller, share = cut(module.kohya, part, choices)
+            made[module] = smaller.to(kind or part.up.dtype)
+            ranks[module.kohya] = (part.rank, smaller.rank)
+        elif not part.has_weight or part.kind.title == "norm":
+            others[module], share = part.to(kind), 1.0
+        else:
+            new, share, before = _cut_other(module, whole.family, part, choices, lora)
+            new = new.to(kind or whole.dtype)
+            ranks[module.kohya] = (before, new.rank if isinstance(new, AdapterFactors) else rank_of(new.parts) or 0)
+            if isinstance(new, AdapterFactors):
+                made[module] = new
+            else:
+                others[module] = new
         kept = min(kept, share)
-    result = writing.sized(Lora(whole.family, made, whole.metadata, whole.style))
-    if choices.method != "fixed":
-        result.metadata |= {"ss_network_dim": "Dynamic", "ss_network_alpha": "Dynamic"}
+    if not ranks:
+        raise ConfigError("{path} holds norms and biases alone, which have no rank", path=lora)
+    result = writing.sized(Lora(whole.family, made, whole.metadata, whole.style, others))
+    if whole.others and "ss_network_args" in result.metadata:
+        result.metadata["ss_network_args"] = json.dumps({"algo": "lora"})
     comment = whole.metadata.get("ss_training_comment", "")
-    result.metadata["ss_training_comment"] = f"{_said(choices, max(old for old, _ in ranks.values()))}; {comment}"
+    if any(after < before for before, after in ranks.values()):
+        comment = f"{_said(choices, max(old for old, _ in ranks.values()))}; {comment}"
+    result.metadata["ss_training_comment"] = comment
     writing.save(result, out, report=report)
     return Resized(out, ranks, kept)
+
+
+def _cut_other(
+    module: Module, family: str, change: LayerChange, choices: ResizeOptions, path: str | Path
+) -> tuple[Part, float, int]:
+    """A module that is no plain LoRA with fewer ranks, the share of its norm that is kept, and its rank before."""
+    shape, magnitudes = shape_of(module, family, change), change.parts.get(MAGNITUDE)
+    if shape is None or (magnitudes is not None and change.kind.title != "LoRA"):
+        raise ConfigError("{path} is {kind}, whose change depends on the model, so it has no rank to cut: merge it "
+            "into its model, then extract a LoRA of the rank", path=path, kind=change.title)  # fmt: skip
+    plain = LayerChange({name: one for name, one in change.parts.items() if name != MAGNITUDE}).ready()
+    before = rank_of(change.parts) or min(shape[0], torch.Size(shape[1:]).numel())
+    if (exact := plain.exact_factors()) is not None:
+        smaller, share = cut(module.kohya, adapter_of(*exact, shape), choices)
+    else:
+        whole = plain.delta(torch.zeros(*shape))
+        smaller, share = _cut_whole(whole, choices)
+    if magnitudes is not None:
+        smaller_parts = {DOWN: smaller.down, UP: smaller.up, MAGNITUDE: magnitudes}
+        return LayerChange({**smaller_parts, ALPHA: torch.tensor(float(smaller.rank))}), share, before
+    return with_bias(smaller, change.bias()), share, before
+
+
+def _cut_whole(change: Tensor, choices: ResizeOptions) -> tuple[AdapterFactors, float]:
+    """A whole change of a weight as a LoRA; of a fixed rank without all its singular values, which take long."""
+    blank = adapter_of(torch.zeros(change.shape[0], 1), torch.zeros(1, change.flatten(1).shape[1]), change.shape)
+    if choices.method == "fixed":
+        made = nearest(change, choices.limit(blank))
+    else:
+        u, s, v = torch.linalg.svd(change.flatten(1), full_matrices=False)
+        rank = choices.rank_for(s, blank)
+        made = adapter_of(u[:, :rank] * s[:rank], v[:rank], change.shape)
+    norm = float(change.norm())
+    lost = float((change.flatten(1) - made.product()).norm())
+    return made, (max(0.0, 1 - (lost / norm) ** 2) ** 0.5 if norm else 1.0)
 
 
 def cut(name: str, adapter: AdapterFactors, choices: ResizeOptions) -> tuple[AdapterFactors, float]:
     """One module with fewer ranks, and the share of its norm that is kept. No rank is ever more than the old one."""
     u, s, v = writing.cut(name, adapter.up.float().flatten(1), adapter.down.float().flatten(1))
-    if float(s[0]) <= LEAST:
-        rank, share = 1, 1.0
-    else:
-        rank = max(1, min(METHODS[choices.method](s, choices.parameter or 0.0), choices.limit(adapter), len(s)))
-        share = float(s[:rank].norm() / s.norm())
+    rank = choices.rank_for(s, adapter)
+    share = float(s[:rank].norm() / s.norm()) if float(s[0]) > LEAST else 1.0
     return adapter.like(u[:, :rank] * s[:rank], v[:rank], adapter.strength * rank), share
 
 

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -53,8 +54,10 @@ def merge(asked: argparse.Namespace) -> int:
 
     loras = [_weighted(text) for text in asked.loras]
     if asked.base:
-        if asked.rank or asked.conv_rank:
-            raise ConfigError("rank and conv_rank are for merging LoRAs into one: leave them out with --base")
+        if asked.rank or asked.conv_rank or asked.trained_on:
+            raise ConfigError(
+                "rank, conv_rank and trained_on are for merging LoRAs into one: leave them out with --base"
+            )
         done = tool.merge(asked.base, loras, asked.out, dtype=asked.dtype, report=asked.report)
         print(f"{done.path}: {done.modules} changes were added to the weights")
         if done.left_out:
@@ -63,7 +66,12 @@ def merge(asked: argparse.Namespace) -> int:
     if asked.dtype == "fp8":
         raise ConfigError("fp8 is for checkpoints: use float, fp16 or bf16 for a LoRA")
     done = tool.join(
-        loras, asked.out, rank=asked.rank, conv_rank=asked.conv_rank, dtype=asked.dtype, report=asked.report
+        loras,
+        asked.out,
+        ranks=tool.joining.Ranks(asked.rank, asked.conv_rank),
+        dtype=asked.dtype,
+        trained_on=asked.trained_on,
+        report=asked.report,
     )
     print(f"{done.path}: one LoRA of {len(loras)}, with {done.modules} modules")
     return DONE
@@ -91,6 +99,8 @@ def resize(asked: argparse.Namespace) -> int:
     done = tool.resize(asked.lora, asked.out, choices=choices, dtype=asked.dtype, report=asked.report)
     for name, (before, after) in done.ranks.items() if asked.verbose else ():
         print(f"  {name}: {before} -> {after}")
+    if all(after >= before for before, after in done.ranks.values()):
+        print(f"note: no module has more ranks than asked for, so nothing was cut: {done.path} equals {asked.lora}")
     ranks = sorted(after for _, after in done.ranks.values())
     print(f"{done.path}: ranks {ranks[0]} to {ranks[-1]}; every module keeps at least {done.kept:.1%} of its norm")
     return DONE
@@ -115,14 +125,17 @@ def verify(asked: argparse.Namespace) -> int:
         return DONE if found.ok else FAILED
     for row in found.modules if asked.verbose else ():
         mark = "  dead" if row.dead else ""
-        print(
-            f"  {row.module}: rank {row.rank}, alpha {row.alpha:g}, norm {row.norm:.4g}, up to {row.largest:.4g}{mark}"
-        )
+        norm = "" if row.norm is None else f"norm {row.norm:.4g}, "
+        rank = f"rank {row.rank}, alpha {row.alpha:g}, " if row.rank else ""
+        print(f"  {row.module}: {row.kind}, {rank}{norm}up to {row.largest:.4g}{mark}")
     if found.modules:
-        ranks = sorted({row.rank for row in found.modules})
-        norms = sorted(row.norm for row in found.modules)
-        print(f"{len(found.modules)} modules, {found.family or 'unknown family'}, {found.style} names, ranks {ranks}")
-        print(f"norms {norms[0]:.4g} to {norms[-1]:.4g}, middle {norms[len(norms) // 2]:.4g}")
+        ranks = sorted({row.rank for row in found.modules if row.rank})
+        norms = sorted(row.norm for row in found.modules if row.norm is not None)
+        kinds = ", ".join(sorted({row.kind for row in found.modules}))
+        family = found.family or "unknown family"
+        print(f"{len(found.modules)} modules of {kinds}, {family}, {found.style} names, ranks {ranks or 'none'}")
+        if norms:
+            print(f"norms {norms[0]:.4g} to {norms[-1]:.4g}, middle {norms[len(norms) // 2]:.4g}")
     for text in found.warnings:
         print(f"warning: {text}")
     for text in found.problems:
@@ -191,6 +204,8 @@ def _merge(one: argparse.ArgumentParser) -> None:
     one.add_argument("--base", type=Path, help="the model to merge into")
     one.add_argument("--rank", type=int, help="cut the sum to this rank; without it the sum is exact and ranks add up")
     one.add_argument("--conv_rank", type=int, help="the same for convolutions")
+    text = "the model that files were trained on, which DoRA, OFT, BOFT, GLoRA and iA3 need to become one LoRA"
+    one.add_argument("--trained_on", type=Path, help=text)
     _output(one, (*DTYPES, "fp8"))
 
 
@@ -233,12 +248,19 @@ def _metadata(one: argparse.ArgumentParser) -> None:
 
 
 def _weighted(text: str) -> tuple[str, float]:
-    """ "a.safetensors=0.8" -> its two parts; a name with = in it and no number behind is only a name."""
+    """ "a.safetensors=0.8" -> its two parts; a name may have a = in it. ConfigError for a weight that is no number."""
     name, found, weight = text.rpartition("=")
-    try:
-        return (name, float(weight)) if found else (text, 1.0)
-    except ValueError:
+    if not found or Path(text).exists():
         return text, 1.0
+    try:
+        number = float(weight)
+    except ValueError:
+        raise ConfigError("the weight of {path} is {weight}, which is no number: write {example}", path=name,
+            weight=repr(weight), example=f"{name}=0.5") from None  # fmt: skip
+    if not math.isfinite(number):
+        raise ConfigError("the weight of {path} must be a finite number: write {example}", path=name,
+            example=f"{name}=0.5")  # fmt: skip
+    return name, number
 
 
 def _pair(text: str) -> tuple[str, str]:

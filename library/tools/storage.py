@@ -138,6 +138,13 @@ def cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.detach().to("cpu", dtype).contiguous()
 
 
+def exact(number: Tensor, dtype: torch.dtype) -> Tensor:
+    """A number in a type where that holds it exactly, else in float32: bfloat16 would make 260 of an alpha of 261, and
+    so change the strength."""
+    cast_to = number.detach().to("cpu", dtype)
+    return cast_to if torch.equal(cast_to.double(), number.detach().cpu().double()) else number.detach().cpu().float()
+
+
 class FilePlan:
     """A safetensors file before a byte of it is written.
 

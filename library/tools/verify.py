@@ -1,6 +1,7 @@
-"""Is this LoRA in order? Shapes, numbers, strength, and whether a model has all its modules."""
+"""Is this file of adapters in order? Shapes, numbers, strength, and whether a model has all its modules."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from torch import Tensor
 
 from library.config.problems import ConfigError, Report, Text
 from library.tools import adapters, names, storage
-from library.tools.adapters import AdapterFactors
+from library.tools.changes import LayerChange, rank_of
+from library.tools.factors import AdapterFactors
+from library.tools.joining import Part
 from library.tools.models import ModelFile
 from library.tools.names import ALPHA, DOWN, UP, Module
 from library.tools.storage import silent
@@ -24,11 +27,12 @@ class ModuleReport:
     """One module."""
 
     module: str
-    rank: int
+    kind: str
+    rank: int  # 0 for kinds that have none
     alpha: float
     strength: float  # alpha / rank
-    norm: float  # Frobenius, of the change of the weight
-    largest: float  # of the values in both matrices
+    norm: float | None  # Frobenius, of the change of the weight; None where that depends on the weight
+    largest: float  # of the values in its tensors
     dead: bool  # changes nothing
 
 
@@ -64,28 +68,27 @@ def verify(lora: str | Path, base: str | Path | None = None, *, report: Report =
     except ConfigError as e:
         found.problems.append(e.said)
         return found
-    plain = any({DOWN, UP} & parts.keys() for parts in groups.values())
-    if not plain and (key := next(filter(adapters.other_kind, unknown), "")):
-        kind = adapters.other_kind(key)
-        found.problems.append(
-            Text("{key} belongs to {kind}, not to a plain LoRA, and only those are handled", key=key, kind=kind)
-        )
+    if not groups:
+        kinds = filter(adapters.other_kind, unknown)
+        found.problems.append(next(map(adapters.not_known, kinds), Text("there is no LoRA in this file")))
         return found
     if unknown:
         found.problems.append(
-            Text("{names}: no part of a plain LoRA, so most programs leave it out", names=_some(unknown))
+            Text("{names}: no part of an adapter that is known, so most programs leave it out", names=_some(unknown))
         )
-    if not groups:
-        found.problems.append(Text("there is no LoRA in this file"))
-        return found
     found.style = adapters.style_of(groups)
+    sound = {}
     for i, (name, parts) in enumerate(sorted(groups.items())):
         report(Text("checking modules"), i, len(groups))
-        _look(found, name, parts)
+        if _look(found, name, parts):
+            sound[name] = parts
     _overall(found)
+    _names(found, list(stored))
     try:
         found.family = names.family_of(groups, metadata, names.sizes_of(stored.shapes()), model.family if model else "")
-        modules = adapters.assembled({name: parts for name, parts in groups.items() if _whole(parts)}, found.family)
+        plain = {name: parts for name, parts in sound.items() if LayerChange(parts).is_plain}
+        modules: dict[Module, Part] = {**adapters.assembled(plain, found.family)}
+        modules |= adapters.placed({name: parts for name, parts in sound.items() if name not in plain}, found.family)
     except ConfigError as e:
         found.problems.append(e.said)
         return found
@@ -96,9 +99,9 @@ def verify(lora: str | Path, base: str | Path | None = None, *, report: Report =
 
 def _groups(stored: Any) -> tuple[dict[str, dict[str, Tensor]], list[str]]:
     groups: dict[str, dict[str, Tensor]] = {}
-    unknown = []
+    unknown, keys = [], set(stored)
     for key in stored:
-        parts = names.split(key)
+        parts = names.split_any(key, keys)
         if parts is None:
             unknown.append(key)
         else:
@@ -106,46 +109,60 @@ def _groups(stored: Any) -> tuple[dict[str, dict[str, Tensor]], list[str]]:
     return groups, unknown
 
 
-def _whole(parts: dict[str, Tensor]) -> bool:
-    if not {DOWN, UP} <= parts.keys():
+def _look(found: Findings, name: str, parts: dict[str, Tensor]) -> bool:
+    """One module by itself; whether it is sound."""
+    change = LayerChange(parts)
+    if problem := _problem(name, parts, change):
+        found.problems.append(problem)
         return False
-    up, down = parts[UP], parts[DOWN]
-    return min(up.ndim, down.ndim) >= 2 and up.shape[1] == down.shape[0] and not adapters.odd_alpha("", parts)
-
-
-def _look(found: Findings, name: str, parts: dict[str, Tensor]) -> None:
-    """One module by itself."""
-    for missing in sorted({DOWN, UP} - parts.keys()):
-        found.problems.append(Text("{name} has no {part} matrix", name=name, part=missing))
-    if not {DOWN, UP} <= parts.keys():
-        return
-    if odd := adapters.odd_alpha(name, parts):
-        found.problems.append(odd)
-        return
-    up, down = parts[UP], parts[DOWN]
-    if not _whole(parts):
-        template = "{name} has matrices {up} and {down}, which do not fit together"
-        found.problems.append(Text(template, name=name, up=list(up.shape), down=list(down.shape)))
-        return
-    broken = [part for part, tensor in parts.items() if not bool(torch.isfinite(tensor.float()).all())]
-    if broken:
-        found.problems.append(Text("{name} holds NaN or infinity ({parts})", name=name, parts=", ".join(broken)))
-        return
-    adapter = AdapterFactors(down, up, parts.get(ALPHA))
-    alpha = float(parts[ALPHA]) if ALPHA in parts else float(adapter.rank)
-    if alpha <= 0:
+    rank = rank_of(parts) or 0
+    alpha = float(parts[ALPHA]) if ALPHA in parts and rank else float(rank)
+    if rank and alpha <= 0:
         template = "{name} has alpha {alpha}: it must be above 0, or the module does nothing"
         found.problems.append(Text(template, name=name, alpha=f"{alpha:g}"))
-    left, right = adapter.factors()
-    # ||U D||^2 = sum((U^T U) * (D D^T)): small matrices instead of one as large as the layer.
-    norm = float(((left.T @ left) * (right @ right.T)).sum().clamp(min=0).sqrt())
-    largest = max(float(up.float().abs().max()), float(down.float().abs().max()))
-    dead = not (bool(up.any()) and bool(down.any()) and norm > 0)
-    found.modules.append(ModuleReport(name, adapter.rank, alpha, adapter.strength, norm, largest, dead))
-    if adapter.rank > min(left.shape[0], right.shape[1]):
-        found.warnings.append(
-            Text("{name} has rank {rank}, more than its layer can use: resize it", name=name, rank=adapter.rank)
+    if change.is_plain:
+        left, right = AdapterFactors(parts[DOWN], parts[UP], parts.get(ALPHA)).factors()
+        # ||U D||^2 = sum((U^T U) * (D D^T)): small matrices instead of one as large as the layer.
+        norm = float(((left.T @ left) * (right @ right.T)).sum().clamp(min=0).sqrt())
+        dead = not (bool(parts[UP].any()) and bool(parts[DOWN].any()) and norm > 0)
+        if rank > min(left.shape[0], right.shape[1]):
+            template = "{name} has rank {rank}, more than its layer can use: resize it"
+            found.warnings.append(Text(template, name=name, rank=rank))
+    else:
+        norm, dead = change.norm(), change.is_dead
+    largest = max(float(one.float().abs().max()) for part, one in parts.items() if part != ALPHA)
+    strength = alpha / rank if rank else 1.0
+    found.modules.append(ModuleReport(name, change.title, rank, alpha, strength, norm, largest, dead))
+    return True
+
+
+def _problem(name: str, parts: dict[str, Tensor], change: LayerChange) -> str:
+    if change.kind.title == "LoRA" and (missing := sorted({DOWN, UP} - parts.keys())):
+        return Text("{name} has no {part} matrix", name=name, part=missing[0])
+    if odd := adapters.odd_alpha(name, parts):
+        return odd
+    if {DOWN, UP} <= parts.keys() and not adapters.fit_together(parts):
+        template = "{name} has matrices {up} and {down}, which do not fit together"
+        return Text(template, name=name, up=list(parts[UP].shape), down=list(parts[DOWN].shape))
+    if problem := change.problem(name):
+        return problem
+    try:
+        shape = change.shape()
+        fits = shape is None or change.fits(shape)
+    except (IndexError, RuntimeError, ValueError):
+        fits = False
+    return "" if fits else Text("{name} has tensors that do not fit together ({kind})", name=name, kind=change.title)
+
+
+def _names(found: Findings, keys: list[str]) -> None:
+    """Names that this program reads, and most others do not."""
+    odd = [key for key in keys if names.cleaned(key) != key or ".default." in key]
+    if odd:
+        template = (
+            "{count} names hold what other programs do not look for: {names}; write the file again with {command}"
         )
+        command = "kohya tools convert FILE --to kohya --out NEW"
+        found.warnings.append(Text(template, count=len(odd), names=_some(odd), command=command))
 
 
 def _overall(found: Findings) -> None:
@@ -156,10 +173,10 @@ def _overall(found: Findings) -> None:
         )
     elif dead:
         found.warnings.append(Text("{count} modules change nothing: {names}", count=len(dead), names=_some(dead)))
-    norms = sorted(row.norm for row in found.modules if not row.dead)
+    norms = sorted(row.norm for row in found.modules if not row.dead and row.norm is not None)
     if norms:
         usual = norms[len(norms) // 2]
-        strong = [row.module for row in found.modules if row.norm > MEDIAN_FACTOR * usual]
+        strong = [row.module for row in found.modules if (row.norm or 0.0) > MEDIAN_FACTOR * usual]
         if strong:
             template = "{count} modules change their layer over {factor} times the usual: {names}"
             found.warnings.append(Text(template, count=len(strong), factor=f"{MEDIAN_FACTOR:g}", names=_some(strong)))
@@ -169,7 +186,7 @@ def _overall(found: Findings) -> None:
         )
 
 
-def _compare(found: Findings, modules: dict[Module, AdapterFactors], model: ModelFile) -> None:
+def _compare(found: Findings, modules: Mapping[Module, Part], model: ModelFile) -> None:
     """Every module against the model's header."""
     if model.family != found.family:
         template = "the LoRA is for {family}, and {path} is a model of {other}"
@@ -177,14 +194,16 @@ def _compare(found: Findings, modules: dict[Module, AdapterFactors], model: Mode
         return
     absent, wrong, elsewhere = [], [], Counter()
     present = {module.part for module in model.modules(False)}
-    for module, adapter in modules.items():
+    for module, part in modules.items():
         shape = model.size(module)
         if shape is None and module.part not in present:
             elsewhere[module.part] += 1
         elif shape is None:
             absent.append(module.kohya)
-        elif (adapter.up.shape[0], adapter.down[0].numel()) != (shape[0], torch.Size(shape[1:]).numel()):
-            wrong.append(f"{module.kohya} ({adapter.up.shape[0]} x {adapter.down[0].numel()} for {list(shape)})")
+        elif misfit := _misfit(part, shape):
+            wrong.append(f"{module.kohya} ({misfit} for {list(shape)})")
+        elif isinstance(part, LayerChange) and part.bias() is not None and model.bias_place(module) is None:
+            absent.append(f"{module.kohya} (bias)")
     if absent:
         template = "{count} modules are not in {path}: {names}"
         found.problems.append(Text(template, count=len(absent), path=model.path, names=_some(absent)))
@@ -194,6 +213,14 @@ def _compare(found: Findings, modules: dict[Module, AdapterFactors], model: Mode
     for part, count in elsewhere.items():
         template = "{count} modules of {part} could not be compared: {path} holds no such encoder"
         found.warnings.append(Text(template, count=count, part=part, path=model.path))
+
+
+def _misfit(part: Part, shape: tuple[int, ...]) -> str:
+    """What a module is for, where that is no weight of this shape."""
+    if isinstance(part, LayerChange):
+        return "" if part.fits(shape) else part.title
+    rows, columns = part.up.shape[0], part.down[0].numel()
+    return "" if (rows, columns) == (shape[0], torch.Size(shape[1:]).numel()) else f"{rows} x {columns}"
 
 
 def _some(names: list[str]) -> str:

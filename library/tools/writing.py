@@ -9,10 +9,14 @@ from torch import Tensor
 
 from library import families
 from library.config.problems import ConfigError, Report
+from library.families.network_args import LYCORIS
 from library.tools import adapters, storage
 from library.tools.adapters import Lora
+from library.tools.changes import rank_of
+from library.tools.names import ALPHA
 from library.tools.storage import Metadata, silent
 
+OVERSAMPLED = 16  # further directions that the quick decomposition looks at
 INHERITED = ("ss_base_model_version", "modelspec.architecture", "modelspec.implementation", "modelspec.prediction_type")
 
 
@@ -22,7 +26,9 @@ def save(lora: Lora, out: Path, *, style: str | None = None, dtype: str | None =
     Raises ConfigError when a tensor holds no numbers (NaN, infinity), or `dtype` cannot hold them.
     """
     kind = storage.dtype_of(dtype)
-    cast = Lora(lora.family, {m: a.to(kind) for m, a in lora.adapters.items()}, lora.metadata, lora.style)
+    plain = {module: adapter.to(kind) for module, adapter in lora.adapters.items()}
+    others = {module: change.to(kind) for module, change in lora.others.items()}
+    cast = Lora(lora.family, plain, lora.metadata, lora.style, others)
     tensors, extra = adapters.tensors_of(cast, style or lora.style)
     if broken := [name for name, tensor in tensors.items() if not storage.is_finite(tensor)]:
         raise ConfigError("{out} is not written: {tensor} holds NaN or infinity ({count} tensors do)", out=out,
@@ -52,12 +58,31 @@ def described(family: str, comment: str, sources: Sequence[Lora] = (), model: st
 
 def sized(lora: Lora) -> Lora:
     """The same LoRA, with its rank and alpha in the metadata; "Dynamic" where modules differ."""
-    for key, values in (
-        ("ss_network_dim", {a.rank for a in lora.adapters.values()}),
-        ("ss_network_alpha", {a.rank if a.alpha is None else float(a.alpha) for a in lora.adapters.values()}),
-    ):
-        lora.metadata[key] = f"{values.pop():g}" if len(values) == 1 else "Dynamic"
+    ranks = {a.rank for a in lora.adapters.values()}
+    alphas = {a.rank if a.alpha is None else float(a.alpha) for a in lora.adapters.values()}
+    for change in lora.others.values():
+        if rank := rank_of(change.parts):
+            ranks.add(rank)
+            alphas.add(float(change.parts[ALPHA]) if ALPHA in change.parts else rank)
+    for key, values in (("ss_network_dim", ranks), ("ss_network_alpha", alphas)):
+        if values:
+            lora.metadata[key] = f"{values.pop():g}" if len(values) == 1 else "Dynamic"
+    if lora.others:
+        lora.metadata["ss_network_module"] = LYCORIS
     return lora
+
+
+def decomposed(matrix: Tensor, rank: int, iterations: int) -> tuple[Tensor, Tensor, Tensor]:
+    """U, S and V of a matrix, of which the first `rank` count: by random projection with so many power steps where the
+    matrix is much larger; 0 takes the exact way."""
+    looked_at = 2 * rank + OVERSAMPLED
+    if not iterations or 2 * looked_at > min(matrix.shape):
+        return torch.linalg.svd(matrix, full_matrices=False)
+    devices = [matrix.device] if matrix.device.type != "cpu" else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(0)  # the same matrix gives the same LoRA
+        u, s, v = torch.svd_lowrank(matrix, q=looked_at, niter=iterations)
+    return u, s, v.T
 
 
 def cut(name: str, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor, Tensor]:

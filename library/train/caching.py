@@ -4,8 +4,11 @@ from library import data, families
 from library.config.problems import Report, Text
 from library.config.run_config import RunConfig
 from library.data import encoding
+from library.data.not_finite import NotFiniteError
+from library.families.shared import file_identity
 from library.imports import without_collecting
 from library.memory.quantization import fp8_storage
+from library.train import errors
 from library.train.world import World
 
 
@@ -15,7 +18,7 @@ def make_caches(config: RunConfig, report: Report) -> int:
     Each process makes its share, and all are done when this returns. Caches that exist and still fit are left as they
     are, so that an interrupted run goes on. Raises ConfigError as a training does.
     """
-    with World(config) as world:
+    with World(config) as world, file_identity.watching() as model_files:
         told = report if world.main else lambda phase, done, total: None
         told(Text("reading the data set"), 0, 0)
         images = data.scan(config)
@@ -23,6 +26,11 @@ def make_caches(config: RunConfig, report: Report) -> int:
         family = families.family_for(config)
         with without_collecting():
             components = family.load(world.storage_dtype, world.compute_dtype, deferring=True)
+        model_files.note(components.deferred_files)
         fp8_storage.store_when_read(components, config)
-        encoding.encode(images, family, components, config, world, told)
+        try:
+            encoding.encode(images, family, components, config, world, told)
+        except NotFiniteError as error:
+            raise errors.damaged_model(error) from error
+        model_files.check()
         return len({image.path for image in (*images.items, *(images.validation.items if images.validation else ()))})

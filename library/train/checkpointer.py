@@ -14,6 +14,7 @@ from library.outputs.dataset_stats import dataset_stats
 from library.outputs.metadata import MetadataBuilder
 from library.train import errors, resume_state
 from library.train.journal import Journal
+from library.train.state_files import State
 from library.train.training import Training
 
 
@@ -192,7 +193,7 @@ class Backups:
         self._names, self._journal = names, journal
         self._warned = False
 
-    def write(self, state: resume_state.State, step: int) -> None:
+    def write(self, state: State, step: int) -> None:
         """Save a state; the previous one is removed when this one is complete."""
         folder = self._names.backup(step)
         try:
@@ -218,7 +219,7 @@ class Backups:
             if path != keep:
                 paths.remove(path)
 
-    def _short(self, folder: Path, state: resume_state.State) -> str:
+    def _short(self, folder: Path, state: State) -> str:
         """Why the disk has too little space, "" if enough: room for another state and the final file must remain."""
         free = free_space(folder)
         held = sum(f.stat().st_size for old in self._names.backups() for f in old.iterdir())

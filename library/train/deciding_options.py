@@ -16,6 +16,8 @@ from library.config.schema import options
 ELSEWHERE = ("save", "sample", "validation", "metadata", "hub", "log", "compile", "memory", "distributed", "cache")
 # Options of these sections that change rounding.
 ROUNDING = ("compile", "compile_from_step", "cuda_allow_tf32", "attention_kernel", "fsdp")
+# These, and options that `auto_compute` sets: what is used is known when a training has started.
+MEASURED = (*ROUNDING, "auto_compute", "fp8_base", "fp8_base_unet", "fp8_compute", "int8_base", "int8_compute")
 # Options of other sections that only say where to start or how data is read, or that the comparison of the data covers.
 NO_MATTER = (
     *("resume", "resume_from_huggingface", "initial_epoch", "initial_step", "skip_until_initial_step", "seed"),
@@ -23,6 +25,7 @@ NO_MATTER = (
     *("tokenizer_cache_dir", "disable_mmap_load_safetensors", "clip_skip", "training_comment", "no_metadata"),
     *("max_train_steps", "max_train_epochs", "network_weights", "dim_from_weights", "weights", "init_word"),
 )
+LENGTH = "number of steps"  # stands beside the options where the schedule depends on it
 FLAT = ("constant", "constant_with_warmup")  # schedules that do not depend on the number of steps
 
 
@@ -37,8 +40,14 @@ def deciding_options(config: RunConfig, total_steps: int) -> JsonObject:
         if not (is_path and option.section == "data"):  # images and captions themselves are compared
             found[name] = Path(value).name if is_path and value else value
     if config.optim.lr_scheduler not in FLAT or isinstance(config.optim.lr_warmup_steps, float):
-        found["number of steps"] = total_steps
+        found[LENGTH] = total_steps
     return json.loads(json.dumps(found, default=str))
+
+
+def is_rescheduled(known: JsonMapping, now: JsonMapping) -> bool:
+    """Whether an option of the learning rate's course differs, or the number of steps that it depends on."""
+    decisive = (name for name in now if name.startswith("lr_") or name == LENGTH)
+    return any(name in known and known[name] != now[name] for name in decisive)
 
 
 def computed_by(device: torch.device) -> dict[str, str]:

@@ -7,9 +7,12 @@ from typing import Any
 
 import torch
 
+from library.config.environment import first_process, lacks_memory
 from library.config.problems import ConfigError, Text, either
 from library.config.run_config import RunConfig
 from library.data.folders import some
+from library.data.not_finite import NotFiniteError
+from library.families.shared import file_identity
 from library.measuring.candidates import advised, saving_memory
 
 MOST_SKIPPED = 100  # steps that a gradient scaler may leave out in a row; it halves the scale each time
@@ -22,7 +25,6 @@ Newest = Mapping[str, Path]  # "file" and "state" -> what was saved last
 GONE = ("Connection reset by peer", "Connection closed by peer", "Broken pipe", "remote process exited", "was aborted",
         "Connection was likely closed")  # fmt: skip
 SILENT = ("Timed out waiting", "collective operation timeout", "wait timeout after")
-NO_ROOM = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
 
 
 def explain_error(error: BaseException, config: RunConfig, doing: Text, newest: Newest) -> BaseException:
@@ -35,16 +37,24 @@ def explain_error(error: BaseException, config: RunConfig, doing: Text, newest: 
         return ConfigError(
             "the GPU ran out of memory ({doing}): {ways}{then}", doing=doing, ways=ways, then=_go_on(newest)
         )
-    if isinstance(error, MemoryError) or any(sign in str(error) for sign in NO_ROOM):
+    if lacks_memory(error):
         ways = Text("use fewer data loader workers, cache to disk instead of in memory, or close other programs")
         return ConfigError(
             "the computer ran out of memory, RAM ({doing}): {ways}{then}", doing=doing, ways=ways, then=_go_on(newest)
         )
+    if isinstance(error, NotFiniteError):
+        return damaged_model(error)
     if torch.distributed.is_initialized() and any(sign in str(error) for sign in GONE):
         return process_gone(doing, newest)
     if torch.distributed.is_initialized() and any(sign in str(error) for sign in SILENT):
         return process_silent(doing, newest)
     return error
+
+
+def damaged_model(error: NotFiniteError) -> ConfigError:
+    """Where a result is NaN or infinite because the model's own weights are, the error that says so; else the same."""
+    files = file_identity.watched()
+    return (files.damaged() if files and first_process() else None) or error
 
 
 class ProcessGone(ConfigError):

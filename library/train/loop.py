@@ -17,6 +17,7 @@ from library.data.batch import Batch
 from library.data.images import ImageSet
 from library.data.loading import Batches
 from library.families.base import Family, ModelComponents
+from library.families.shared import file_identity
 from library.imports import without_collecting
 from library.memory import attention, placement
 from library.memory.prepare import prepare_denoiser, prepare_encoders
@@ -51,6 +52,7 @@ def run_training(config: RunConfig, remarks: Sequence[Text] = (), notes: Sequenc
         torch_settings.settings_kept(),
         attention.settings_kept(),
         world,
+        file_identity.watching(),
         Journal(config, world, seed, began) as journal,
         CompileLog(journal.on_graph) as compile_log,
     ):
@@ -106,7 +108,9 @@ def open_model(family: Family, world: World, journal: Journal) -> ModelComponent
     """The networks, whose weights are read when they are needed."""
     journal.phase(Text("loading the model"))
     with without_collecting():
-        return family.load(world.storage_dtype, world.compute_dtype, deferring=True)
+        components = family.load(world.storage_dtype, world.compute_dtype, deferring=True)
+    file_identity.note(*components.deferred_files)
+    return components
 
 
 def read_networks(components: ModelComponents, config: RunConfig, previews: bool) -> None:
@@ -128,6 +132,7 @@ def read_weights(
     journal.phase(Text("loading the model"))
     with prewarm.prewarm_before_steps(config, world.device), without_collecting():
         components.read_denoiser(placement.placement(family, config, world.device))
+    file_identity.check()  # all parts were read from the same files, also those that made the caches
     journal.mark("reading the weights")
 
 

@@ -72,7 +72,8 @@ class LossFunction:
                 base = self._base_prediction(predict, controls)
                 target = torch.where(batch.keep_base[:, None, None, None], base, target)
         losses = objective.elementwise(predicted, target, self.config, noised)
-        return objective.reduce(losses, noised.weight, batch.weights, batch.mask)
+        by_area = self.config.loss.normalize_masked_area_loss
+        return objective.reduce(losses, noised.weight, batch.weights, batch.mask, by_area)
 
     def add_noise(self, latents: Tensor) -> NoisedBatch:
         """Noised latents: this process' rows of the noise that is drawn for the batches of all processes.

@@ -3,37 +3,56 @@
 import contextlib
 import json
 import math
-import mmap
-import os
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
-from safetensors.torch import load_file
-from torch import Tensor
-
-from library.compiler.torch_private import LazyTensor, pytree
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Problem, Text, listed
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
-from library.data.held_out import IN_STATE, PROGRESS
+from library.data.held_out import IN_STATE
 from library.families.shared.weights import header
-from library.files import need_space, write_folder_atomic
+from library.optim import resuming
 from library.optim.names import spec_of
 from library.outputs.paths import names
 from library.tools.names import possible_families, sizes_of
-from library.tools.storage import FilePlan
 from library.train import rng
 from library.train.choices import Choices
-from library.train.deciding_options import computed_by, deciding_options, differences
+from library.train.deciding_options import (
+    LENGTH,
+    MEASURED,
+    computed_by,
+    deciding_options,
+    differences,
+    is_rescheduled,
+)
+from library.train.state_files import (
+    AVERAGE,
+    OPTIMIZER,
+    PROGRESS,
+    SCALER,
+    SCHEDULER,
+    WEIGHTS,
+    State,
+    damage,
+    has_checksums,
+    randomness,
+    read_tensors,
+    read_values,
+)
 
 if TYPE_CHECKING:
     from library.train.training import Training
 
 VERSION = 1
+CHANGED = (
+    ": the training continues with what the config changes, and with the optimizer's moments of the state: "
+    "{differences}"
+)  # fmt: skip
+STARTS_ONLY = ": {name} only sets where the optimizer's estimate starts, so the estimate of the state stays"
+NO_CHECKSUMS = ": {folder} was saved without checksums, by an older version, so damage to its files is not noticed"
 NOT_EXACTLY = "resume: the training continues, but not bit-exactly: {differences}"
 WHOLE = ("denoiser", "clip_l", "clip_g", "t5xxl")  # what a whole model's tensors begin with
 BESIDE = {"embedding.": "textual-inversion", "lllite_": "lllite"}  # the same of what else learns -> its kind
@@ -44,47 +63,9 @@ LEARNED = {
     "lllite": "LLLite",
 }
 RANK = 4  # where network_dim is not set
-AVERAGE = "ema.safetensors"
-WEIGHTS, OPTIMIZER, SCHEDULER = "model.safetensors", "optimizer.bin", "scheduler.bin"
-SCALER = "scaler.pt"
 OTHER_OPTIMIZER = Problem("resume",
     ": the state is of a run with another optimizer, or with other learning rates for other parts; "
     "resume with its own config")  # fmt: skip
-
-
-# Why: docs/decisions/2026-11-20-states-are-our-own-files.md
-@dataclass(frozen=True, slots=True)
-class State:
-    """What a state folder will hold. Its tensors are those of the training, not copies."""
-
-    tensors: Mapping[str, Mapping[str, Tensor]]  # by the name of the file
-    values: JsonMapping
-    facts: JsonMapping
-
-    @property
-    def size(self) -> int:
-        """Bytes on the disk, a little too many."""
-        return _size([self.tensors, self.values]) + 2**20
-
-    @property
-    def size_of_weights(self) -> int:
-        """Bytes of the trained weights alone."""
-        return _size(self.tensors[WEIGHTS])
-
-    def write(self, folder: Path) -> None:
-        """Write the folder. It appears under its name only when it is complete.
-
-        Raises ConfigError when the disk is full; an earlier folder of that name is then untouched.
-        """
-        need_space(folder, self.size)
-        write_folder_atomic(folder, self._fill)
-
-    def _fill(self, place: Path) -> None:
-        for name, named in self.tensors.items():
-            FilePlan.kept(named).write(place / name, {})
-        for name, value in self.values.items():
-            _save(value, place / name)
-        (place / PROGRESS).write_text(json.dumps(self.facts), encoding="utf-8")
 
 
 def collect(training: "Training") -> State | None:
@@ -97,7 +78,7 @@ def collect(training: "Training") -> State | None:
         return None
     tensors = {WEIGHTS: training.method.snapshot()}
     values = {OPTIMIZER: optimizer, SCHEDULER: updates.schedule.state_dict()}
-    values |= {_randomness(rank): source for rank, source in enumerate(sources)}
+    values |= {randomness(rank): source for rank, source in enumerate(sources)}
     if updates.average:
         tensors[AVERAGE] = average
     if world.scaler:
@@ -105,7 +86,7 @@ def collect(training: "Training") -> State | None:
     facts = {"version": VERSION, **clock.state(), "seed": training.generators.seed}
     facts |= {"losses": training.step_log.meter.state(), "batches": training.batches.state_dict()}
     facts |= {"settings": deciding_options(training.config, clock.total), "choices": asdict(training.choices)}
-    facts["computed_by"] = computed_by(world.device)
+    facts |= {"computed_by": computed_by(world.device), "groups": updates.groups}
     if (marks := training.batches.images.held_out) is not None:
         facts |= {IN_STATE: list(marks)}
     return State(tensors, values, facts)
@@ -115,32 +96,41 @@ def resume(folder: Path, training: "Training") -> None:
     """Restore the state from a folder that `State.write` wrote. Raises ConfigError where it does not fit this run."""
     training.journal.phase(Text("resuming"))
     config, world, updates, clock = training.config, training.world, training.updates, training.clock
+    if damaged := damage(folder):
+        raise ConfigError(*damaged)
     facts = read_progress(folder)
     if not config.steps.moved and (why := finished(folder, facts, clock.total, names(config).last)):
         raise ConfigError(why)
-    training.method.restore(_tensors(folder / WEIGHTS))
-    try:
-        # Of a sharded model each process reads its own rows only.
-        in_shards = training.method.shards is not None
-        updates.load_state_dict(_read(folder / OPTIMIZER, "cpu" if in_shards else world.device, mapped=in_shards))
-    except ConfigError:
-        raise
-    except (ValueError, LookupError, TypeError, RuntimeError) as e:  # groups or memories of another kind
-        raise ConfigError(OTHER_OPTIMIZER) from e
-    updates.schedule.load_state_dict(_read(folder / SCHEDULER, "cpu"))
+    training.method.restore(read_tensors(folder / WEIGHTS))
+    _take_over_optimizer(folder, facts, training)
     if updates.average and (folder / AVERAGE).is_file():
-        updates.average.load_state_dict(_tensors(folder / AVERAGE))
+        updates.average.load_state_dict(read_tensors(folder / AVERAGE))
     elif updates.average:
         updates.average.start()
         training.journal.warn(Text("resume: the state has no averaged weights; the average starts again"))
     if world.scaler:
-        world.scaler.load_state_dict(_read(folder / SCALER, world.device))
+        world.scaler.load_state_dict(read_values(folder / SCALER, world.device))
     _compare(facts, training, training.batches.load_state_dict(facts["batches"]))
     training.generators.seed = facts["seed"]
     _move_clock(facts, training)
-    if (folder / _randomness(world.rank)).is_file():
-        rng.set_rng_state(_read(folder / _randomness(world.rank), "cpu"), world.device)
+    if (folder / randomness(world.rank)).is_file():
+        rng.set_rng_state(read_values(folder / randomness(world.rank), "cpu"), world.device)
     training.journal.say(f"Resumed {folder} after step {clock.step}.")
+
+
+def _take_over_optimizer(folder: Path, facts: JsonMapping, training: "Training") -> None:
+    """Load optimizer and schedule; rates and arguments that the config has changed apply."""
+    config, known = training.config, facts.get("settings", {})
+    in_shards = training.method.shards is not None  # then each process reads its own rows only
+    stored = read_values(folder / OPTIMIZER, "cpu" if in_shards else training.world.device, mapped=in_shards)
+    rescheduled = is_rescheduled(known, deciding_options(config, training.clock.total))
+    saved = resuming.Saved(stored, read_values(folder / SCHEDULER, "cpu"), facts.get("groups"), known, rescheduled)
+    try:
+        training.updates.resume(saved, config)
+    except ConfigError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as e:  # other groups, or other memory
+        raise ConfigError(OTHER_OPTIMIZER) from e
 
 
 def _move_clock(facts: JsonMapping, training: "Training") -> None:
@@ -156,15 +146,34 @@ def _move_clock(facts: JsonMapping, training: "Training") -> None:
     training.step_log.meter.load(facts["losses"][: clock.per_epoch])
 
 
-def _compare(facts: JsonMapping, training: "Training", data: str) -> None:
-    """Warn of every difference that keeps this run from continuing bit for bit."""
-    config = training.config
-    now = deciding_options(config, training.clock.total)
-    found = list(differences(facts.get("settings", {}), now))
-    given = config.steps.seed
+def changes(config: RunConfig, total: int | None = None) -> list[Problem]:
+    """What a resume will change: the options that differ from the state's and decide results, and a state without
+    checksums. `total` steps are those of this training, where they are known. Nothing for a folder that is no state."""
+    folder = Path(config.steps.resume or "")
+    try:
+        facts = read_progress(folder)
+    except ConfigError:
+        return []
+    known, now = facts.get("settings", {}), deciding_options(config, total or 0)
+    for name in MEASURED if total else (*MEASURED, LENGTH):
+        now.pop(name, None)
+    found, given = list(differences(known, now)), config.steps.seed
     if given is not None and given != facts["seed"]:
         found.append(Text("the seed stays {seed}, {given} is not used", seed=facts["seed"], given=given))
+    said = [Problem("resume", CHANGED, differences=listed(found, "; "))] if found else []
+    said += [] if has_checksums(folder) else [Problem("resume", NO_CHECKSUMS, folder=folder)]
+    return said + [Problem("resume", STARTS_ONLY, name=name) for name in resuming.only_for_starts(known, config)]
+
+
+def _compare(facts: JsonMapping, training: "Training", data: str) -> None:
+    """Warn of every difference that keeps this run from continuing bit for bit, besides `changes`."""
+    config = training.config
+    now = deciding_options(config, training.clock.total)
+    found = list(differences(facts.get("settings", {}), {name: now[name] for name in MEASURED if name in now}))
     found += [data] * bool(data)
+    folder, ranks = Path(config.steps.resume or ""), training.world.ranks
+    if any(not (folder / randomness(rank)).is_file() for rank in range(ranks)):
+        found.append(Text("the state is of fewer processes, so some have no random state"))
     found += differences(facts.get("computed_by", {}), computed_by(training.world.device))
     if found:
         training.journal.warn(Text(NOT_EXACTLY, differences=listed(found, "; ")))
@@ -176,7 +185,10 @@ def problems(folder: Path, config: RunConfig | None = None, total: int | None = 
     if not folder.is_dir():
         template = ": there is no folder {folder}; give the path of a folder that ends in -state"
         return [Problem("resume", template, folder=folder)]
-    missing = [name for name in (WEIGHTS, OPTIMIZER, SCHEDULER, PROGRESS) if not (folder / name).is_file()]
+    if damaged := damage(folder):
+        return damaged
+    needed = (WEIGHTS, OPTIMIZER, SCHEDULER, randomness(0), PROGRESS)
+    missing = [name for name in needed if not (folder / name).is_file()]
     if missing:
         template = ": {folder} is no complete state (it lacks {missing}); choose another -state folder"
         return [Problem("resume", template, folder=folder, missing=", ".join(missing))]
@@ -225,6 +237,12 @@ def _other_training(folder: Path, facts: JsonMapping, config: RunConfig) -> Iter
         yield Problem("resume",
             ": {folder} was saved with optimizer_type {saved}, and this is {now}; {advice}", folder=folder,
             saved=saved or "AdamW", now=now, advice=advice)  # fmt: skip
+    elif resuming.needs_other_memory(known, config):
+        before, now = (listed(args, " ") for args in (known["optimizer_args"], config.optim.optimizer_args))
+        yield Problem("resume",
+            ": {folder} was saved with optimizer_args [{before}], and with [{now}] the optimizer keeps other "
+            "moments, which the state does not have; {advice}", folder=folder, before=before, now=now,
+            advice=advice)  # fmt: skip
     if not isinstance(config, AdapterRun):
         return
     network = config.network
@@ -258,7 +276,7 @@ def _memory(optimizer: str) -> tuple[str, str]:
 
 def counts(folder: Path) -> list[int]:
     """The number of parameters in each group of the saved optimizer, [] where it has none. Reads no tensor data."""
-    saved = _read(folder / OPTIMIZER, "meta")
+    saved = read_values(folder / OPTIMIZER, "meta")
     groups = saved.get("param_groups", []) if isinstance(saved, dict) else []
     return [len(group["params"]) for group in groups]
 
@@ -290,56 +308,3 @@ def choices(config: RunConfig) -> Choices:
     """The choices of the training that is resumed, empty ones without `resume`. Raises ConfigError for a folder that is
     no state."""
     return Choices.read(read_progress(Path(config.steps.resume))) if config.steps.resume else Choices()
-
-
-def _save(value: Any, path: Path) -> None:
-    """Like torch.save, but tensors that are gathered from several processes are written one at a time."""
-    leaves = pytree.tree_leaves(value)
-    if not any(isinstance(leaf, LazyTensor) for leaf in leaves):
-        with open(path, "wb") as file:  # PyTorch itself does not report a full disk
-            torch.save(value, file)
-        return
-    with open(path, "wb") as file, torch.serialization.skip_data():  # writes the layout without the tensor data
-        torch.save(pytree.tree_map_only(Tensor, lambda t: torch.empty(t.shape, dtype=t.dtype), value), file)
-    with open(path, "r+b") as file:  # allocate the file now: with mmap a full disk would end the process by SIGBUS
-        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-    with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
-        room = pytree.tree_leaves(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
-    for place, leaf in zip(room, leaves, strict=True):
-        if isinstance(leaf, Tensor):
-            place.copy_(leaf)
-
-
-def _randomness(rank: int) -> str:
-    return f"random_states_{rank}.bin"
-
-
-def _read(path: Path, device: Any, mapped: bool = False) -> Any:
-    """Load without unpickling objects (weights_only), as a state folder may come from an untrusted source."""
-    with _readable(path):
-        return torch.load(path, map_location=device, weights_only=True, mmap=mapped)
-
-
-def _tensors(path: Path) -> dict[str, Tensor]:
-    with _readable(path):
-        return load_file(path)
-
-
-@contextlib.contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Turn any error of reading a damaged file into one ConfigError."""
-    try:
-        yield
-    except Exception as e:
-        raise ConfigError(Problem("resume",
-            ": {path} cannot be read ({kind}); choose another -state folder", path=path,
-            kind=type(e).__name__)) from e  # fmt: skip
-
-
-def _size(value: Any) -> int:
-    """Bytes of all tensors in nested mappings and lists."""
-    if isinstance(value, Tensor):
-        return value.nbytes
-    if isinstance(value, Mapping):
-        return sum(map(_size, value.values()))
-    return sum(map(_size, value)) if isinstance(value, list | tuple) else 0

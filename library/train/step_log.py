@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
+from library.data.not_finite import NotFiniteError
 from library.train import errors
 from library.train.clock import Clock
 from library.train.errors import NonFiniteWatch
@@ -72,4 +72,4 @@ class StepLog:
             self._journal.step(line, self.meter.total)
             if what := self._non_finite.check(line):
                 every = [path for own in self._world.gather(images) for path in own]
-                raise ConfigError(errors.non_finite_message(what, line, every, self._config, self._journal.newest))
+                raise NotFiniteError(errors.non_finite_message(what, line, every, self._config, self._journal.newest))

@@ -16,7 +16,7 @@ from library.memory import swapping
 from library.memory.prepare import is_sharded
 from library.methods import FullFinetune, TrainingMethod
 from library.methods.sharding import State, own_state, rows_of
-from library.optim import optimizers
+from library.optim import optimizers, resuming
 from library.optim.ema import ExponentialMovingAverage
 from library.optim.fused_step import PartitionedOptimizer
 from library.optim.lr_schedule import schedule
@@ -88,6 +88,7 @@ class Updates:
         self.optimizer = world.accelerator.prepare_optimizer(self.raw_optimizer, device_placement=False)
         self.average = ExponentialMovingAverage.wanted(method, config, world.device, world.main)
         self._guard = NonFiniteGuard(self.raw_optimizer, world.device, world.scaler is not None, on_host)
+        self.groups = resuming.described(self.raw_optimizer)  # as the config has them
         optimizers.train_mode(self.raw_optimizer)
 
     def expect_gradients(self, last: bool) -> None:
@@ -164,6 +165,11 @@ class Updates:
     def load_state_dict(self, state: State) -> None:
         """Load this process' part of a state. Raises what optimizers raise for a state that does not fit."""
         self.raw_optimizer.load_state_dict(self._by_part(state, own_state) if self._shards else state)
+
+    def resume(self, saved: resuming.Saved, config: RunConfig) -> None:
+        """Continue with a saved optimizer and schedule; what the config has changed applies. Raises what optimizers
+        raise for a state that does not fit."""
+        resuming.take_over(self.raw_optimizer, self.schedule, saved, config, self.load_state_dict)
 
     def _by_part(self, state: State, change: Callable[[State, Sequence[nn.Parameter]], State]) -> State:
         """The states of all optimizers that this one is made of, changed by the weights that each steps."""

@@ -83,6 +83,8 @@ def test_limits_and_wishes(tagger):
     red = [plain("red", (8, 8))]
     for limits, wanted in (
         (Limits(character=0.95), "red dress"), (Limits(undesired="Red dress"), "some body"),
+        (Limits(undesired="red_Dress"), "some body"),
+        (Limits(undesired="red dress", underscores=True), "some_body"),
         (Limits(rating=True), "general, some body, red dress"), (Limits(underscores=True), "some_body, red_dress"),
     ):  # fmt: skip
         assert Tagger(tagger, limits, device="cpu")(red) == [wanted]
@@ -114,6 +116,41 @@ def test_words_are_kept_unless_asked_otherwise_and_come_back(tagger, images, cap
     for _ in range(3):
         trash.undo(images)
     assert tree(images) == start
+
+
+def test_a_folder_is_captioned_however_it_is_named(tagger, images, monkeypatch, capsys):
+    monkeypatch.chdir(images.parent)
+    (images.parent / "link").symlink_to(images, target_is_directory=True)
+    for at, name in enumerate(("images", "link", "./images/10_x")):
+        assert shell.main(["wd14", name, "--model", str(tagger), "--existing", "replace", "--prefix", f"w{at}"]) == 0
+        assert (images / "10_x" / "0.txt").read_text() == f"w{at}, some body, red dress"
+
+
+@pytest.mark.parametrize("existing", ["skip", "add"])
+def test_captions_that_are_no_text_are_left_and_named(tagger, images, capsys, existing):
+    for name, content in {"0": "katze".encode("utf-16-le"), "1": "\u732b".encode("shift-jis")}.items():
+        (images / "10_x" / f"{name}.txt").write_bytes(content)
+    (images / "10_x" / "2.txt").write_bytes("\u732b".encode("utf-16"))
+    before = tree(images)
+    assert shell.main(["wd14", str(images), "--model", str(tagger), "--existing", existing, "--device", "cpu"]) == 0
+    said = capsys.readouterr().out
+    assert "2 captions left" in said and "0.txt, 1.txt" in said
+    if existing == "add":
+        assert (images / "10_x" / "2.txt").read_text(encoding="utf-8") == "\u732b, some body, red dress"
+        trash.undo(images)
+    assert tree(images) == before
+
+
+@pytest.mark.parametrize(("old", "made", "is_tags", "expected"), [
+    ("a cat\nmore\n", "cat, dog", True, "a cat, cat, dog\nmore\n"),
+    ("\n a cat,\r\nmore", "cat", True, "\n a cat, cat\r\nmore"),
+    ("a Cat, red_hat", "red hat, cat", True, "a Cat, red_hat, cat"),
+    ("on a mat", "a cat, on a mat", False, "on a mat, a cat, on a mat"),
+    ("A cat.", "It sits, on a mat.", False, "A cat. It sits, on a mat."),
+    ("x, it sits, on a mat", "It sits, on a mat", False, "x, it sits, on a mat"),
+])  # fmt: skip
+def test_what_is_added_goes_to_the_line_that_is_trained(old, made, is_tags, expected):
+    assert writing.CaptioningOptions(existing="add").words(made, old, is_tags) == expected
 
 
 def test_a_stop_keeps_what_is_written_as_one_change(tagger, images):

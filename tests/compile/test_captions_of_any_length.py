@@ -8,7 +8,7 @@ from PIL import Image
 from library import families
 from library.config.schema import options
 from library.demo import files
-from tests.training import ONE_ADAPTER, config_of, train
+from tests.training import ONE_ADAPTER, config_of, references, train
 
 SIDES = [(64, 64), (64, 80), (80, 64), (48, 96), (96, 48), (80, 80), (48, 112), (112, 48)]
 WORDS = (1, 12, 30, 70, 140)
@@ -69,7 +69,7 @@ def test_relatives_need_their_familys_graphs_for_five_sizes_and_lengths(tmp_path
     if "t5xxl_max_token_length" in options(families.config_class(families.lora_script(family))):
         given["t5xxl_max_token_length"] = 192
     shown = config_of(demo, script).control_images
-    given |= {"control_directory": tmp_path / "set" / "1_zorb toy"} if shown.least else {}
+    given |= {"control_directory": references(tmp_path / "set", tmp_path)} if shown.least else {}
     given |= {"random_masks": 2} if shown.inpaints else {}
     told = losses_and_graphs(demo, script, tmp_path, given, "eager")
     assert told["graphs"] == told["predicted"] and told["recompiles"] == 0

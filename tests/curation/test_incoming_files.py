@@ -71,7 +71,8 @@ POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\nshowpage\n"
     ("a.png", GIF, "not an image"), ("a.png", POSTSCRIPT, "not an image"), ("a.png", b"", "not an image"),
     ("a.png", png()[:45], "not an image"), ("a.jpg", jpeg()[:300], "not an image"),
     ("a.png", png(60_000, 60_000), "not an image|megapixels"), ("a.png", png(12_000, 11_000), "132 megapixels"),
-    ("a.txt", b"\xff\xfe\x00", "UTF-8"), ("a.txt", b"a\0b", "control"), ("a.txt", png(), "UTF-8|control"),
+    ("a.txt", b"\xff\xfe\x00", "UTF-8"), ("a.txt", b"a\0b", "UTF-8"), ("a.txt", b"a\1b", "control"),
+    ("a.txt", png(), "UTF-8|control"),
 ])  # fmt: skip
 def test_what_only_has_the_name_is_refused(tmp_path, name, content, words):
     (tmp_path / name).write_bytes(content)

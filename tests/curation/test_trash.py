@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -183,6 +184,28 @@ def test_no_change_outside_of_the_folder(root):
         with pytest.raises(ConfigError, match="not inside"), Change(root, "x") as change:
             change.write({path: "x"})
     assert not (root.parent / "x.txt").exists() and history(root) == []
+
+
+METHODS = {
+    "write": lambda change, here: change.write({here / "0.txt": "dog", here / "new.txt": "x"}),
+    "move": lambda change, here: change.move([(here / "0.png", here / "deeper" / "0.png")]),
+    "remove": lambda change, here: change.remove([here / "0.png"]),
+    "put": lambda change, here: change.put({here / "0.png": b"x", here / "new.png": b"y"}),
+    "copy": lambda change, here: change.copy([(here / "0.png", here / "copy.png")]),
+}
+
+
+@pytest.mark.parametrize("method", [name for name in vars(Change) if not name.startswith("_")])
+@pytest.mark.parametrize("way", ["relative", "from inside", "link", "two ways"])
+def test_a_folder_may_be_named_in_any_way(root, monkeypatch, method, way):
+    start = tree(root)
+    monkeypatch.chdir(root if way == "from inside" else root.parent)
+    (root.parent / "link").symlink_to(root, target_is_directory=True)
+    opened = Path({"relative": "data", "from inside": "."}.get(way, root.parent / "link"))
+    with Change(opened, method) as change:
+        METHODS[method](change, (root if way == "two ways" else opened) / "10_cat")
+    assert tree(root) != start and [past.title for past in history(opened)] == [method]
+    assert undo(opened).left == () and tree(root) == start
 
 
 KILLED = """

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from library import data
 from library.config.problems import ConfigError
 from library.data import encoding
+from library.data.batch import BatchSample, batch_of
 from library.data.loading import Batches
 from library.data.ordering import draws
 from tests.data import make
@@ -95,6 +97,29 @@ def test_two_processes_see_what_one_with_twice_the_batch_sees(tmp_path):
         assert torch.equal(both.pixels, torch.cat([left.pixels, right.pixels]))
 
 
+def test_three_processes_share_buckets_and_end_at_different_ones():
+    """Rows of three batches: full ones of a single bucket, the rest mixed, at any time, and nothing twice in a row."""
+    counts = {"a": 14, "b": 10, "c": 4}  # of two images each: 7, 5 and 2 batches, of which 2, 1 and 0 rows are full
+    members = {name: [f"{name}{i}" for i in range(count)] for name, count in counts.items()}
+    where = set()
+    for epoch in range(1, 30):
+        every = [draws(members, dict.fromkeys(members, 2), 3, epoch, (rank, 3)) for rank in range(3)]
+        rows = list(zip(*every, strict=True))
+        assert len(rows) == 5
+        seen = Counter(image for row in rows for draw in row for image in draw.images)
+        assert set(seen) == {image for images in members.values() for image in images}
+        assert sum(seen.values()) == 28 + 2, "one batch is repeated, so that all have the same number"
+        full = [row for row in rows if [draw.slot for draw in row] == [0, 2, 4] or any(draw.slot for draw in row)]
+        assert sorted(row[0].images[0][0] for row in full) == ["a", "a", "b"]
+        for row in full:
+            assert len({image[0] for draw in row for image in draw.images}) == 1
+            starts = {draw.slot for draw in row}
+            assert {start - min(starts) for start in starts} == {0, 2, 4}
+        assert all(len({draw.images for draw in row}) == 3 for row in rows)
+        where.update(index for index, row in enumerate(rows) if not any(draw.slot for draw in row))
+    assert where == set(range(5)), "what is left over comes at any time of an epoch"
+
+
 # ---- what is in a batch
 
 
@@ -177,6 +202,36 @@ def test_mask_images_are_cut_like_their_image(tmp_path):
     (batch,) = batches_of(make.config(None, dataset_config=str(tmp_path / "d.toml"), masked_loss=True))
     # Of the middle, pixels 32 to 96, the first 16 are red. Stretching the whole mask would make it 3 of 8.
     assert batch.mask[0, 0, 0].tolist() == [1, 1, 0, 0, 0, 0, 0, 0]
+
+
+def test_a_mask_counts_by_the_area_that_it_covers_of_each_latent(tmp_path):
+    mask = torch.zeros(16, 16)
+    mask[:8, :2] = 1.0  # a quarter of the first latent's 8 x 8 pixels, none of it at its middle
+    mask[8:, 8:] = 0.5
+    sample = BatchSample("", [16, 16, 0, 0, 16, 16], 1.0, torch.zeros(4, 2, 2), None, None, mask, [], None)
+    image = SimpleNamespace(path="a.png", subset=SimpleNamespace(custom_attributes=None))
+    assert batch_of([sample], [image]).mask.tolist() == [[[[0.25, 0.0], [0.0, 0.5]]]]
+
+
+def test_larger_images_read_at_least_as_many_tokens_as_smaller_ones(tmp_path):
+    folder = make.folder(tmp_path, "1_cat", ((64, 64), (128, 64), (128, 128)))
+    for name, words in {"00": "one two three", "01": "one", "02": "one two"}.items():
+        (folder / f"{name}.txt").write_text(words)
+    batches = batches_of(make.config(tmp_path, enable_bucket=True, resolution="128", bucket_no_upscale=True))
+    batches.cut_text(lambda captions: max(len(words.split()) for words in captions))
+    assert batches.text_lengths == {64: 3, 128: 3, 256: 3}
+    (folder / "02.txt").write_text("one two three four")
+    batches = batches_of(make.config(tmp_path, enable_bucket=True, resolution="128", bucket_no_upscale=True))
+    batches.cut_text(lambda captions: max(len(words.split()) for words in captions))
+    assert batches.text_lengths == {64: 3, 128: 3, 256: 4}
+
+
+def test_tokens_are_counted_with_what_stands_around_each_caption(tmp_path):
+    make.folder(tmp_path, "1_cat", ((64, 64),))
+    batches = batches_of(make.config(tmp_path, caption_prefix="a photo of", caption_suffix="by me"))
+    counted = []
+    batches.cut_text(lambda captions: counted.extend(captions))
+    assert counted == ["a photo of cat number 0, sitting, on a mat by me"]
 
 
 def test_the_base_models_answer_is_kept_where_asked(tmp_path):

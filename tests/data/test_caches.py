@@ -283,6 +283,24 @@ def test_one_image_with_two_captions_cannot_be_on_disk(folder):
     assert images.text.load(images.items[-1])["hidden"].ravel().tolist() == [0, 0, 0]
 
 
+def test_captions_that_are_encoded_once_are_those_of_a_training_without_a_cache(folder):
+    (folder / "01.txt").write_text("a {red|blue} cat ||| toy;;;small")
+    marks = {"keep_tokens_separator": "|||", "secondary_separator": ";;;", "enable_wildcard": True}
+    config = make.config(folder.parent, **TEXT, **marks, caption_prefix="zorb, ")
+    _, family = encoded(config)
+    found = sorted(family.read)
+    assert found[0] in ("zorb, a blue cat, toy,small", "zorb, a red cat, toy,small")
+    assert found[1:] == [f"zorb, cat number {i}, sitting, on a mat" for i in (0, 2)]
+    assert counts(config) == (0, 0), "the variant is always the same"
+    assert counts(make.config(folder.parent, **TEXT))[1] == 3
+
+
+def test_text_of_sd_scripts_is_not_used_for_captions_that_it_does_not_change(folder):
+    np.savez(folder / "00_te_outputs.npz", hidden=np.full((3, 1), 5, np.float16), pool=np.zeros(1, np.float32))
+    _, family = encoded(make.config(folder.parent, **TEXT, caption_prefix="zorb"))
+    assert len(family.read) == 3
+
+
 def test_memory_holds_the_same_as_disk(folder, config):
     kept, _ = encoded(config, make.Family(noise=0.1))
     memory = {"cache_latents": True, "cache_text_encoder_outputs": True, "network_train_unet_only": True}

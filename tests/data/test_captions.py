@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from library.config.dataset import SubsetConfig
-from library.data.captions import Moment, first_line, lines, process, with_tags
+from library.config.dataset import SubsetConfig, load
+from library.data.captions import Moment, encoded_once, first_line, lines, process, with_tags
+from tests.data import make
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/sd_scripts_vectors.json").read_text(encoding="utf-8"))
 
@@ -33,16 +34,47 @@ def test_words_are_those_of_sd_scripts(caption, options, expected):
         ("a cat\nother", {}, "a cat"),
         ("a ;; b", {"secondary_separator": ";;"}, "a , b"),
         ("{{x}} and {y}", {"enable_wildcard": True}, "{x} and y"),
-        ("a|b ||| c", {"keep_tokens_separator": "|||"}, "a|b ||| c"),
+        ("a|b ||| c", {"keep_tokens_separator": "|||"}, "a|b, c"),
+        ("a|b, c", {"keep_tokens_separator": "|||"}, "a|b, c"),
+        ("a cat", {"caption_prefix": "zorb, "}, "zorb, a cat"),
+        ("", {"caption_prefix": "zorb, "}, "zorb,"),
+        ("[trigger] on a mat", {"trigger_phrase": "zorb"}, "zorb on a mat"),
+        ("[trigger] on a mat", {"trigger_phrase": "zorb", "caption_prefix": "zorb, "}, "zorb on a mat"),
+        ("a mat", {"trigger_phrase": "zorb", "caption_prefix": "zorb, "}, "zorb, a mat"),
+        ("[trigger] on a mat", {"caption_prefix": "photo of"}, "photo of [trigger] on a mat"),
         ("a, , b", {"shuffle_caption": True, "keep_tokens": 3}, "a, , b"),
         ("a, ||| ||| , z", {"shuffle_caption": True, "keep_tokens_separator": "|||"}, "a, z"),
-        ("a;b", {"shuffle_caption": True, "keep_tokens": 2, "caption_separator": ";"}, "a, b"),
+        ("a;b", {"shuffle_caption": True, "keep_tokens": 2, "caption_separator": ";"}, "a; b"),
+        ("a b", {"shuffle_caption": True, "keep_tokens": 2, "caption_separator": " "}, "a b"),
         ("a, b, c", {"caption_tag_dropout_rate": 1.0, "keep_tokens": 1}, "a"),
         ("", {"shuffle_caption": True}, ""),
     ],
 )
 def test_one_option_at_a_time(caption, options, expected):
     assert made(caption, **options) == expected
+
+
+@pytest.mark.parametrize(
+    "varied", [{"shuffle_caption": True}, {"caption_tag_dropout_rate": 1e-9}, {"token_warmup_step": 1}]
+)
+def test_tags_keep_the_separator_that_they_are_written_with(varied):
+    options = {"caption_separator": ".", "keep_tokens": 1, **varied}
+    found = made("zorb. toy, small. red", moment=Moment(step=5), **options)
+    assert found.startswith("zorb. ") and sorted(found.split(". ")) == ["red", "toy, small", "zorb"]
+
+
+def test_an_empty_separator_is_a_comma():
+    config = make.config(caption_separator="", shuffle_caption=True, keep_tokens=9)
+    assert process("a,b", load(config)[0].template, Random(1)) == "a, b"
+
+
+def test_a_caption_that_is_encoded_once_holds_no_markup_and_is_always_the_same():
+    options = SubsetConfig(
+        keep_tokens_separator="|||", secondary_separator=";;;", enable_wildcard=True, caption_prefix="zorb, "
+    )
+    found = {encoded_once("a {red|blue} cat ||| toy;;;small", options, f"{i}.png") for i in range(40)}
+    assert found == {"zorb, a red cat, toy,small", "zorb, a blue cat, toy,small"}
+    assert len({encoded_once("a {red|blue} cat\na dog", options, "1.png") for _ in range(40)}) == 1
 
 
 def test_wildcards_draw_a_line_and_alternatives():

@@ -227,6 +227,10 @@ def test_captions_in_another_encoding_are_named(tmp_path):
     (folder / "01.txt").write_bytes("grün".encode("latin-1"))
     (problem,) = problems(make.config(tmp_path))
     assert "01.txt" in problem and "UTF-8" in problem
+    for content in ("grün".encode("utf-16-le"), b"a\0b"):  # without a mark, it decodes as UTF-8
+        (folder / "01.txt").write_bytes(content)
+        (problem,) = problems(make.config(tmp_path))
+        assert "01.txt" in str(problem) and "UTF-8" in str(problem)
     (folder / "01.txt").write_bytes("grün".encode("utf-16"))  # as Windows' editor marks it
     assert not problems(make.config(tmp_path))
     assert "grün" in {image.caption for image in data.scan(make.config(tmp_path)).items}
@@ -282,8 +286,8 @@ def test_an_empty_concept_folder_is_named(tmp_path):
     ("options", "word"),
     [
         (
-            {"cache_text_encoder_outputs": True, "network_train_unet_only": True, "caption_prefix": "x"},
-            "caption_prefix",
+            {"cache_text_encoder_outputs": True, "network_train_unet_only": True, "enable_wildcard": True},
+            "enable_wildcard",
         ),
         ({"masked_loss": True}, "masked_loss"),
         ({"alpha_mask": True}, "alpha_mask"),
@@ -378,3 +382,13 @@ def test_a_share_for_validation_that_is_less_than_one_image(tmp_path):
     make.folder(tmp_path, "10_cat")
     small = "validation_split is so small that it holds no image back: nothing is validated"
     assert [small in data.warnings(make.config(tmp_path, validation_split=s), 32) for s in (0.01, 0.5)] == [True, False]
+
+
+def test_the_trigger_is_looked_for_in_what_is_trained(tmp_path):
+    folder = make.folder(tmp_path, "1_cat")
+    known = {"metadata_trigger_phrase": "zorb", "caption_prefix": "zorb, "}
+    assert not [w for w in data.warnings(make.config(tmp_path, **known), 32) if "zorb" in str(w)]
+    (folder / "00.txt").write_text("[trigger] on a mat")
+    assert not [w for w in data.warnings(make.config(tmp_path, metadata_trigger_phrase="zorb"), 32) if "zorb" in str(w)]
+    (unfilled,) = [w for w in data.warnings(make.config(tmp_path), 32) if "[trigger]" in str(w)]
+    assert unfilled.option == "metadata_trigger_phrase" and str(folder / "00.png") in str(unfilled)

@@ -3,11 +3,13 @@
 import json
 import os
 import random
+import unicodedata
 
 import pytest
 
 from library import data, families
 from library.config.problems import ConfigError
+from library.curation import scanning
 from library.data.images import Image, balance
 from tests.data import make
 
@@ -89,6 +91,41 @@ def test_a_few_missing_captions_are_named(tmp_path):
     (folder / "01.txt").write_text("")
     warnings = data.scan(make.config(tmp_path)).warnings
     assert any("02.png" in warning for warning in warnings) and any("01.txt" in warning for warning in warnings)
+
+
+@pytest.mark.parametrize(("image", "caption"), [("NFD", "NFC"), ("NFC", "NFD")])
+def test_names_of_macos_and_of_other_systems_are_the_same(tmp_path, image, caption):
+    names = {form: unicodedata.normalize(form, "caf\u00e9") for form in ("NFC", "NFD")}
+    make.picture(tmp_path / "1_cat" / f"{names[image]}.png")
+    (tmp_path / "1_cat" / f"{names[caption]}.txt").write_text("a cup")
+    found = data.scan(make.config(tmp_path))
+    assert [one.caption for one in found.items] == ["a cup"] and not found.warnings
+    listed = tmp_path / "meta.json"
+    listed.write_text(json.dumps({f"{names[caption]}.png": {"caption": "tea"}}))
+    found = data.scan(make.config(tmp_path / "1_cat", in_json=str(listed)))
+    assert [one.caption for one in found.items] == ["tea"] and os.path.isfile(found.items[0].path)
+
+
+def test_the_extension_of_captions_may_be_in_capitals_and_the_exact_name_comes_first(tmp_path):
+    folder = make.folder(tmp_path, "1_cat", ((64, 64),) * 2, captions=False)
+    (folder / "00.TXT").write_text("capitals")
+    (folder / "01.TXT").write_text("capitals")
+    (folder / "01.txt").write_text("exact")
+    found = data.scan(make.config(tmp_path))
+    assert [one.caption for one in found.items] == ["capitals", "exact"] and not found.warnings
+
+
+def test_files_that_only_look_like_captions_are_named(tmp_path):
+    folder = make.folder(tmp_path, "1_cat", ((64, 64),) * 5, captions=False)
+    (folder / "00.txt").write_text("a cat")
+    os.rename(folder / "04.png", folder / "Photo.png")
+    for name in ("01.png.txt", "02.json", "03.caption", "photo.txt", "readme.txt", "00.json"):
+        (folder / name).write_text("x")
+    warnings = [str(one) for one in data.scan(make.config(tmp_path)).warnings]
+    (said,) = [one for one in warnings if "not read as captions" in one]
+    assert "01.png.txt, 02.json, 03.caption, photo.txt;" in said and "ending .txt" in said
+    opened = scanning.opened(tmp_path, make.config(tmp_path))
+    assert [one for one in map(str, opened.notes) if "01.png.txt, 02.json, 03.caption, photo.txt;" in one]
 
 
 def test_regularisation_images_fill_up_to_the_number_of_the_others(tmp_path):
@@ -183,6 +220,62 @@ def test_metadata_files(tmp_path, kind):
         file.write_text("\n".join(json.dumps({"image_path": key, **row}) for key, row in rows.items()))
     images = data.scan(make.config(folder, in_json=str(file), dataset_repeats=4))
     assert [(i.caption, i.size, i.repeats) for i in images.items] == [("a cat,x, y", (64, 64), 4), ("z", (96, 64), 4)]
+
+
+ROWS = ('{"file_name": "00.png", "text": "a cat, red"}', '{"file_name": "deeper/01.png", "text": "a\u2028dog"}')
+LISTED = {
+    "metadata.jsonl": "\n".join(ROWS),
+    "list.json": f"[{', '.join(ROWS)}]",
+    "metadata.csv": 'file_name,text\r\n00.png,"a cat, red"\r\ndeeper/01.png,a\u2028dog\r\n',
+    "semicolons.csv": "file_name;text\n00.png;a cat, red\ndeeper/01.png;a\u2028dog\n",
+    "other.tsv": "image\tprompt\textra\n00.png\ta cat, red\t1\ndeeper/01.png\ta\u2028dog\t\n",
+}
+
+
+@pytest.mark.parametrize("name", LISTED)
+@pytest.mark.parametrize("by_file", [False, True])
+def test_lists_of_the_hub_are_captions(tmp_path, name, by_file):
+    make.picture(tmp_path / "x" / "00.png")
+    make.picture(tmp_path / "x" / "deeper" / "01.png", seed=1)
+    file = tmp_path / "x" / name
+    file.write_text(LISTED[name], encoding="utf-8", newline="")
+    config = make.config(tmp_path / "x", in_json=str(file))
+    if by_file:
+        subset = f"metadata_file = '{file}'\n" + (f"image_dir = '{tmp_path / 'x'}'\n" if name == "other.tsv" else "")
+        (tmp_path / "d.toml").write_text(f"[[datasets]]\nresolution = 64\n[[datasets.subsets]]\n{subset}")
+        config = make.config(None, dataset_config=str(tmp_path / "d.toml"))
+    assert [one.caption for one in data.scan(config).items] == ["a cat, red", "a\u2028dog"]
+
+
+@pytest.mark.parametrize(("name", "text", "said"), [
+    ("m.parquet", "PAR1", ["m.parquet", "Parquet", "metadata.jsonl", '{"file_name": "0001.png", "text": "a cat"}']),
+    ("m.csv", "file_name,text\n00.png,a cat, red\n", ["line 2", "double quotes"]),
+    ("m.csv", "00.png,a cat\n", ["first line", "file_name,text"]),
+    ("m.csv", "", ["first line"]),
+    ("m.jsonl", '{"file_name": "00.png", "label": 3}\n', ["no captions", "file_name, label"]),
+    ("m.jsonl", '{"text": "a"}\n{"file_name": "00.png", "text": ["a"]}\n3\n',
+     ["line 1", "file_name", "line 2", "must be text", "line 3"]),
+])  # fmt: skip
+def test_lists_that_cannot_be_read_say_what_to_write(tmp_path, name, text, said):
+    make.picture(tmp_path / "00.png")
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        data.scan(make.config(tmp_path, in_json=str(tmp_path / name)))
+    assert all(words in str(caught.value) for words in said), str(caught.value)
+
+
+def test_a_list_that_nothing_names_is_pointed_out(tmp_path):
+    folder = make.folder(tmp_path, "1_cat", captions=False)
+    (folder / "metadata.csv").write_text("file_name,text\n00.png,a cat\n")
+    said = [str(one) for one in data.scan(make.config(tmp_path)).warnings if "metadata.csv" in str(one)]
+    assert len(said) == 1 and "in_json" in said[0]
+
+
+def test_tags_of_a_list_are_joined_by_the_separator(tmp_path):
+    make.picture(tmp_path / "00.png")
+    (tmp_path / "m.json").write_text(json.dumps({"00.png": {"tags": ["a, b", "c"]}}))
+    (image,) = data.scan(make.config(tmp_path, in_json=str(tmp_path / "m.json"), caption_separator=".")).items
+    assert image.caption == "a, b. c"
 
 
 def test_metadata_may_name_images_of_which_only_the_latents_are_left(tmp_path):

@@ -31,7 +31,7 @@ def test_file_names_lie_beside_the_file_and_texts_are_captions(tmp_path, name):
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("m.csv", "image,text\n1.png,a cat", "line 2: it must have image_path, or file_name and text"),
+        ("m.csv", "picture,text\n1.png,a cat", "its first line must name the columns"),
         ("m.csv", "file_name,text\n,a cat", "line 2"),
         ("m.csv", 'file_name,text\n"1.png,a cat', "is not valid CSV"),
         ("m.jsonl", '{"file_name": 3}', "line 1"),

@@ -389,10 +389,10 @@ def test_a_lora_whose_names_two_families_share_is_of_the_one_that_is_trained_and
 
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_layers_of_text_encoders_that_a_family_does_not_adapt_stay_in_the_file(demo, family, tmp_path):
-    names = [f"{name}.lora_{side}.weight" for name in layers_of(demo, family) for side in ("down", "up")][-4:]
     encoder = "lora_te9_text_model_0_q_proj"
-    shapes = {name: (4, 32) if "down" in name else (32, 4)
-              for name in (*names, f"{encoder}.lora_down.weight", f"{encoder}.lora_up.weight")}  # fmt: skip
+    sides = {**dict([*layers_of(demo, family).items()][-2:]), encoder: (32, 32)}
+    shapes = {f"{name}.lora_down.weight": (4, columns) for name, (_, columns, *_) in sides.items()}
+    shapes |= {f"{name}.lora_up.weight": (rows, 4) for name, (rows, *_) in sides.items()}
     path = made(shapes, tmp_path / "both.safetensors")
     resized = resize.resize(path, tmp_path / "resized.safetensors", choices=resize.ResizeOptions(rank=2)).path
     joined = merge.join([(path, 1.0), (path, 0.5)], tmp_path / "joined.safetensors").path

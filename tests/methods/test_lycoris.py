@@ -1,5 +1,6 @@
 import copy
 import json
+import re
 
 import pytest
 import torch
@@ -10,6 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from library import methods
 from library.bench import subjects
 from library.config.problems import ConfigError
+from library.families import network_args
+from library.tools.changes import LayerChange
+from library.tools.names import PARTS
 from tests.training import LORAS
 
 pytest.importorskip("lycoris")
@@ -186,6 +190,52 @@ def test_whole_matrices_of_lokr_come_back_from_a_file_of_any_alpha(flux_like, fl
     assert not again.load_state_dict(state)
     assert {adapter.scale for adapter in again.network.loras} == {1.0}
     assert all(torch.isfinite(tensor).all() for tensor in again.state_dict().values())
+
+
+@pytest.mark.parametrize("stored", [None, torch.bfloat16])
+@pytest.mark.parametrize("args", [["algo=dylora", "block_size=2"], ["algo=glora", "rs_lora=True"],
+                                  ["algo=lokr", "factor=2", "full_matrix=True", "rs_lora=True"],
+                                  ["algo=loha", "rs_lora=True"]])  # fmt: skip
+def test_a_file_has_the_strength_that_was_trained(flux_like, flux_config, args, stored):
+    untouched = copy.deepcopy(flux_like)
+    _, method = lycoris(flux_like, flux_config, *args, network_alpha=3)
+    with torch.no_grad():
+        for parameter in method.parameters():
+            parameter.copy_(parameter.bfloat16() + (torch.randn_like(parameter) * 0.1).bfloat16())
+    state = method.state_dict(stored)
+    for adapter in method.network.loras:
+        if hasattr(adapter, "up_list"):  # DyLoRA takes some of its ranks in each pass, by chance
+            adapter.get_random_rank_weight = lambda one=adapter: one.get_weight(one.lora_dim - one.block_size)
+        layer, name = adapter.org_module[0], f"{method.file_names[adapter.lora_name]}."
+        parts = {PARTS[key.removeprefix(name)]: one for key, one in state.items() if key.startswith(name)}
+        x = torch.randn(2, layer.in_features)
+        with torch.no_grad():
+            change = LayerChange(parts).ready().delta(layer.weight)
+            torch.testing.assert_close(layer(x), nn.functional.linear(x, layer.weight + change, layer.bias),
+                                       rtol=2e-2 if stored else 1e-4, atol=2e-2 if stored else 1e-5)  # fmt: skip
+    again = lycoris(untouched, flux_config, *args, network_alpha=3)[1]
+    assert not again.load_state_dict(state)
+    assert all(torch.equal(one, state[key]) for key, one in again.state_dict(stored).items())
+
+
+def test_presets_find_layers_or_are_refused(flux_config, sdxl_config):
+    for preset, said in (("ia3", "finds no layer of any model: write preset=attn-mlp with algo=ia3"),
+                         ("unet-convblock-only", "FLUX.1.* has none: write preset=full")):  # fmt: skip
+        config = flux_config(network_module="lycoris.kohya", network_args=[f"preset={preset}"])
+        (problem,) = methods.problems(config)
+        assert re.search(said, str(problem))
+    config = sdxl_config(network_module="lycoris.kohya", network_args=["preset=unet-convblock-only"])
+    assert not [*methods.problems(config)]
+
+
+@pytest.mark.parametrize("script", [LORAS[0], LORAS[1], LORAS[-1]])
+def test_every_preset_that_is_offered_adapts_something(script):
+    for preset in network_args.PRESETS:
+        values = {"network_module": "lycoris.kohya", "network_args": [f"preset={preset}"]}
+        subject = subjects.FamilySubject(script, values, "tiny")
+        config = subject.config({})
+        if not [*methods.problems(config)]:
+            assert subject.make(config, torch.device("cpu")).method.parameters(), preset
 
 
 def test_an_infinite_alpha_that_counts_is_named(flux_like, flux_config):

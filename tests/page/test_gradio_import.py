@@ -1,6 +1,7 @@
 """Gradio is imported without what the page has no use for, and would be found out if it changed how it does that."""
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -26,16 +27,20 @@ def test_the_installed_gradio_still_writes_them_by_that_function():
 
 
 SERVED = """
-import sys
+import os, sys
 from kohya_gui.app import application, build
 page = build()
 app = application(page, {"host": "127.0.0.1"})
 print("pandas.core" in sys.modules, type(page.app).__name__, page.app is not None)
 from gradio.caching import pd
-print(len(pd.DataFrame({"a": [1, 2]})))
+print(os.environ["no_proxy"], len(pd.DataFrame({"a": [1, 2]})))
 """
 
 
 def test_the_page_is_put_together_without_pandas_and_its_queue_has_the_server_that_is_mounted():
-    said = subprocess.run([sys.executable, "-c", SERVED], capture_output=True, text=True, check=True).stdout
-    assert said.split() == ["False", "App", "True", "2"]
+    # And with variables at which the clients that Gradio makes when it is imported would fail.
+    wrong = {"ALL_PROXY": "socks5://127.0.0.1:9", "https_proxy": "nonsense://x", "no_proxy": "localhost,::1/128",
+             "SSL_CERT_FILE": "/nowhere/ca.pem"}  # fmt: skip
+    how = {"capture_output": True, "text": True, "check": True, "env": {**os.environ, **wrong}}
+    said = subprocess.run([sys.executable, "-c", SERVED], **how).stdout
+    assert said.split() == ["False", "App", "True", "localhost,::1/128", "2"]

@@ -310,3 +310,32 @@ def test_what_a_run_of_the_page_prints_goes_on_into_its_new_log(tmp_path):
     said = (folder / layout.LOG).read_text()
     assert said.index("one") < said.index("deleted while it trained") < said.index("two")
     assert reader.at(folder).state == "finished"
+
+
+def test_how_a_run_ended_is_recorded_on_a_full_disk(tmp_path, monkeypatch):
+    """Nothing can be written while it runs; what is kept free for the end is enough."""
+    record = begin(tmp_path)
+    write = layout.write_atomic
+
+    def full(path, content):
+        if (record.folder / layout.ROOM).exists():
+            raise ConfigError("the disk is full")
+        return write(path, content)
+
+    monkeypatch.setattr(layout, "write_atomic", full)
+    record.note(total_steps=9)
+    record.finish("failed", "the disk is full")
+    assert facts(record)["state"] == "failed" and facts(record)["error"] == "the disk is full"
+    assert not (record.folder / layout.ROOM).exists()
+
+
+def test_a_run_that_died_is_shown_as_such_where_that_cannot_be_recorded(tmp_path, monkeypatch):
+    folder = tmp_path / "out" / "runs" / "cat-1"
+    folder.mkdir(parents=True)
+    layout.store(folder / "run.json", {"id": "cat-1", "state": "running", **process.identity(), "pid": 2**30})
+
+    def full(path, values):
+        raise ConfigError("the disk is full")
+
+    monkeypatch.setattr(layout, "store", full)
+    assert reader.at(folder).state == "interrupted"

@@ -132,8 +132,9 @@ def test_what_is_added_is_what_a_merge_adds(given, tmp_path):
         ({"lora_unet_nowhere.lora_down.weight": (2, 2)}, "nothing for this model"),
         ({"{name}.lora_down.weight": (2, 7), "{name}.lora_up.weight": (9, 2)}, "another size"),
         ({"{name}.lora_down.weight": (2, 7)}, "another size"),
-        ({"{name}.lora_down.weight": (2, 7), "{name}.dora_scale": (1, 7)}, "is DoRA, which is not applied"),
-        ({"{name}.something": (2, 2)}, "which is no LoRA, LoHa or LoKr"),
+        ({"{name}.lora_down.weight": (2, 7), "{name}.dora_scale": (1, 7)}, "another size"),
+        ({"{name}.oft_blocks": (3, 2, 5)}, "another size"),
+        ({"{name}.something": (2, 2)}, "which is neither LoRA nor a kind of LyCORIS"),
     ],
 )
 def test_files_that_do_not_fit_are_sentences(given, tmp_path, tensors, says):

@@ -1,13 +1,16 @@
 """Files from outside are hostile: whatever they hold, their reader ends soon, in one sentence that names the file."""
 
+import json
 import os
+import struct
 
 import pytest
 
 from library.config import outside_files
 from library.config.outside_files import load_json, load_toml, load_yaml, read_text
 from library.config.problems import ConfigError
-from library.data import metadata
+from library.data import folders, metadata
+from library.families.shared import weights
 from library.importers import files as importers
 from library.outputs import prompts
 
@@ -80,3 +83,36 @@ def test_what_people_really_write_is_read(tmp_path):
     assert load_toml(path) == {"a": {"b": {"c": {"d.e": [0.1, 0.25, 1e-5], "f": "x.y.z.\n"}}}}
     path.write_bytes("a = 'é'\n".encode("utf-16"))
     assert load_toml(path) == {"a": "é"}
+
+
+def header(path, table):
+    text = table if isinstance(table, str) else json.dumps(table)
+    path.write_bytes(struct.pack("<Q", len(text)) + text.encode())
+    return path
+
+
+def test_headers_of_weights_come_through_the_same_door(tmp_path):
+    for text in ("[" * MANY, '{"a":' * 60 + "1" + "}" * 60, '{"a": ' + "1" * 5000 + "}", '{"a": 1, "a": 1}', "\x00"):
+        with pytest.raises(ConfigError, match="is not a safetensors file"):
+            weights.entries(header(tmp_path / "a.safetensors", text))
+
+
+@pytest.mark.parametrize("name", ["../x.safetensors", "/x.safetensors", "a/x.safetensors", "..", "C:x", "a\\b"])
+def test_an_index_of_weights_names_files_beside_it_alone(tmp_path, name):
+    (tmp_path / "m.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(ConfigError, match="names no files of weights"):
+        weights._shards(tmp_path / "m.safetensors.index.json")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
+def test_an_image_that_is_a_pipe_or_a_device_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.png")
+    (tmp_path / "b.png").symlink_to("/dev/zero")
+    found = folders.listing(tmp_path)
+    assert {name: one.num_bytes for name, one in found.images.items()} == {"a.png": 0, "b.png": 0}
+
+
+def test_captions_have_a_limit_too(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"x" * (outside_files.CAPTION + 1))
+    with pytest.raises(ConfigError, match="at most 100,000 are read"):
+        outside_files.read_bytes(tmp_path / "a.txt", outside_files.CAPTION)

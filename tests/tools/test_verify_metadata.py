@@ -13,9 +13,13 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from library.check import adapter_files
 from library.cli import main
+from library.config.building import build
 from library.config.problems import ConfigError, Text
+from library.families.sdxl.options import SdxlLora
 from library.tools import adapters, metadata
+from library.tools.convert import convert
 from library.tools.verify import verify
 from tests import source
 from tests.tools.conftest import file_of
@@ -95,8 +99,8 @@ def test_files_that_are_something_else(bases, lora_files, tmp_path):
         (pickled, None, "may hold code"),
         (tmp_path / "none.safetensors", None, "no such file"),
         (tmp_path / "zero.safetensors", None, "every module is dead"),
-        (tmp_path / "extra.safetensors", None, "no part of a plain LoRA"),
-        (loha, None, "belongs to LoHa, not to a plain LoRA"),
+        (tmp_path / "extra.safetensors", None, "tensors that do not fit together (DoRA)"),
+        (loha, None, "of LoHa, lacks hada_w1_b, hada_w2_a, hada_w2_b"),
         (tmp_path / "names.safetensors", base, "are not in"),
         (lora_files["flux"][0], base, "is a model of sdxl"),
         (base, None, "no LoRA in this file"),
@@ -107,6 +111,60 @@ def test_files_that_are_something_else(bases, lora_files, tmp_path):
         assert all(isinstance(text, Text) for text in found.problems)
     with pytest.raises(ConfigError, match="is a LoRA file"):
         verify(file, file)
+
+
+def made(path, layers, metadata=None, end="lora_{side}.weight"):
+    """A LoRA for layers of these (outputs, inputs) by name."""
+    stored = {}
+    for name, (outputs, inputs) in layers.items():
+        stored[f"{name}.{end.format(side='down' if 'down' in end or '{side}' in end else 'A')}"] = torch.ones(2, inputs)
+        stored[f"{name}.{end.format(side='up')}"] = torch.ones(outputs, 2)
+    save_file(stored, path, metadata or {})
+    return path
+
+
+@pytest.mark.parametrize(
+    ("title", "layers", "about"),
+    [
+        (
+            "Stable Diffusion 1.5",
+            {"lora_unet_down_blocks_1_attentions_0_transformer_blocks_0_attn2_to_k": (640, 768)},
+            "",
+        ),
+        ("Stable Diffusion 1.5", {"lora_te_text_model_encoder_layers_0_mlp_fc1": (3072, 768)}, "sd_v1"),
+        ("Stable Diffusion 2", {"lora_unet_up_blocks_1_attentions_0_transformer_blocks_0_attn2_to_v": (640, 1024)}, ""),
+        ("Stable Diffusion 1.5 or 2", {"lora_unet_down_blocks_0_attentions_1_proj_in": (320, 320)}, ""),
+        ("Wan", {"lora_unet_blocks_0_self_attn_q": (1536, 1536), "lora_unet_blocks_0_ffn_0": (8960, 1536)}, ""),
+        ("Wan", {"diffusion_model.blocks.0.cross_attn.k": (1536, 1536)}, "wan2.1"),
+        ("HunyuanVideo", {"lora_unet_double_blocks_0_img_mlp_fc1": (12288, 3072)}, ""),
+        ("HunyuanVideo", {"lora_unet_double_blocks_0_img_attn_qkv": (9216, 3072)}, "hunyuan_video"),
+        ("Lumina Image 2", {"lora_unet_layers_0_attention_qkv": (3840, 2304)}, ""),
+        ("Krea 2", {"lora_unet_layers_0_attention_to_q": (3840, 3840)}, "krea2"),
+    ],
+)
+def test_models_that_are_not_trained_here_are_named(title, layers, about, tmp_path):
+    found = verify(made(tmp_path / "a.safetensors", layers, {"ss_base_model_version": about} if about else None))
+    assert [str(one) for one in found.problems] and f"a LoRA for {title}, which is no model" in str(found.problems[0])
+    with pytest.raises(ConfigError, match=title):
+        adapters.read(tmp_path / "a.safetensors")
+    values = {"network_weights": str(tmp_path / "a.safetensors")}
+    (problem,) = adapter_files.problems(build(SdxlLora, values, notes=[]))
+    assert problem.option == "network_weights" and f"a LoRA for {title}" in str(problem)
+
+
+@pytest.mark.parametrize("odd", ["_orig_mod.", ".default."])
+def test_names_that_other_programs_do_not_look_for_are_a_warning(odd, lora_files, tmp_path):
+    stored = load_file(lora_files["flux"][0])
+    if odd == "_orig_mod.":
+        stored = {key.replace("lora_unet_", "lora_unet__orig_mod_"): one for key, one in stored.items()}
+    else:
+        stored = {f"transformer.transformer_blocks.0.attn.to_q.lora_{x}.default.weight": torch.ones(4, 4) for x in "AB"}
+    save_file(stored, tmp_path / "odd.safetensors", {"ss_base_model_version": "flux1"})
+    found = verify(tmp_path / "odd.safetensors")
+    assert not found.problems and any("other programs do not look for" in str(text) for text in found.warnings)
+    assert any("kohya tools convert" in str(text) for text in found.warnings)
+    fine = verify(convert(tmp_path / "odd.safetensors", tmp_path / "fine.safetensors", to="kohya"))
+    assert not any("other programs" in str(text) for text in fine.warnings)
 
 
 def test_any_damage_is_answered_in_a_sentence(tmp_path):
@@ -243,6 +301,6 @@ print(sorted({"torch", "gradio", "diffusers", "numpy"} & set(sys.modules)))
 def test_files_of_other_things_are_named_in_one_sentence(tmp_path, key, kind):
     save_file({key: torch.zeros(2, 3)}, tmp_path / "x.safetensors")
     (said,) = verify(tmp_path / "x.safetensors").problems
-    assert f"{kind}, not to a plain LoRA" in said
-    with pytest.raises(ConfigError, match=f"{kind}, not to a plain LoRA"):
+    assert f"{kind}, not to LoRA or LyCORIS" in said
+    with pytest.raises(ConfigError, match=f"{kind}, not to LoRA or LyCORIS"):
         adapters.read(tmp_path / "x.safetensors")

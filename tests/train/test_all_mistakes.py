@@ -151,6 +151,7 @@ def states(folder):
         save_file(tensors, place / "model.safetensors")
         torch.save({}, place / "optimizer.bin")
         torch.save({}, place / "scheduler.bin")
+        torch.save({}, place / "random_states_0.bin")
         facts = {"version": 1, "current_step": 1, "current_epoch": 1, "seed": 1, "settings": said}
         (place / "train_state.json").write_text(json.dumps(facts))
 

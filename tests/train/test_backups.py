@@ -17,7 +17,7 @@ from library.measuring.model_stats import model_stats
 from library.outputs import paths
 from library.runs import reader, resume
 from library.runs.lineage import step_of
-from library.train import checkpointer, resume_state
+from library.train import checkpointer, resume_state, state_files
 from library.train.journal import Journal
 from library.train.step_log import StepLog
 from tests.source import ROOT
@@ -180,7 +180,7 @@ def test_the_only_one_is_not_deleted_to_make_room(demo, squares, tmp_path, monke
 
 
 def test_room_is_kept_for_what_is_saved_later(tmp_path, monkeypatch):
-    found = resume_state.State({resume_state.WEIGHTS: {"a": torch.zeros(2**20)}}, {"optimizer": torch.zeros(2**21)}, {})
+    found = state_files.State({state_files.WEIGHTS: {"a": torch.zeros(2**20)}}, {"optimizer": torch.zeros(2**21)}, {})
     names = paths.Names(tmp_path, "m", ".safetensors")
     keeper = checkpointer.Backups.__new__(checkpointer.Backups)
     keeper._names = names
@@ -204,7 +204,7 @@ def test_a_disk_error_ends_no_training(demo, squares, tmp_path, monkeypatch):
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(resume_state.State, "write", broken)
+        patch.setattr(state_files.State, "write", broken)
         config = config_of(demo, "flux_train_network", train_data_dir=squares, output_dir=tmp_path, output_name="m",
                            max_train_steps=4, **OFTEN)  # fmt: skip
         made = train(config)

@@ -6,11 +6,13 @@ Those of noise and loss are asked of each family's own step, the others of whole
 import json
 import math
 import os
+import shutil
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
+from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch.nn import functional
@@ -90,6 +92,24 @@ def test_options_of_noise_and_loss_change_the_step(demo, script):
         before = noise_and_loss(demo, script, **others)
         after = noise_and_loss(demo, script, **others | {name: value})
         assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True)), name
+
+
+def test_the_area_of_masks_is_divided_out_where_asked(demo, squares, tmp_path):
+    """Half of each image is transparent: the loss of the rest is about twice as large, in every step alike."""
+    shutil.copytree(squares, tmp_path / "cut")
+    for path in (tmp_path / "cut").rglob("*.png"):
+        with Image.open(path) as image:
+            cut = image.convert("RGBA")
+        cut.putalpha(Image.linear_gradient("L").resize(cut.size).point(lambda value: 255 * (value > 127)))
+        cut.save(path)
+    given = {"train_data_dir": tmp_path / "cut", "alpha_mask": True, "max_train_steps": 1, "seed": 1}
+    plain, divided = (
+        train(
+            config_of(demo, "flux_train_network", output_dir=tmp_path / str(on), normalize_masked_area_loss=on, **given)
+        )
+        for on in (False, True)
+    )
+    assert divided.losses[0] == pytest.approx(2 * plain.losses[0], rel=0.02)
 
 
 @pytest.fixture
@@ -249,7 +269,7 @@ def test_what_has_no_effect_is_in_the_record_once(demo, squares, tmp_path, capsy
     config = config_of(
         demo, "flux_train_network", train_data_dir=squares, output_dir=tmp_path / "out", max_train_steps=1,
         noise_offset=0.1, huber_c=0.5, highvram=True, masked_loss=True, ddp_timeout=3, logit_std=0.5,
-        caption_prefix="by me", max_train_epochs=1, xformers=True,
+        enable_wildcard=True, max_train_epochs=1, xformers=True,
     )  # fmt: skip
     text = "mem_eff_attn = true\n" + to_toml(replace(config, max_train_epochs=None, max_train_steps=1))
     (tmp_path / "run.toml").write_text(text, encoding="utf-8")
@@ -259,8 +279,8 @@ def test_what_has_no_effect_is_in_the_record_once(demo, squares, tmp_path, capsy
     (folder,) = runs_in(tmp_path / "out")
     lines = (folder / "progress.jsonl").read_text(encoding="utf-8").splitlines()
     told = [event["text"] for event in map(json.loads, lines) if event["kind"] == "warning"]
-    for name in ("noise_offset", "huber_c", "highvram", "masked_loss", "ddp_timeout", "logit_std", "caption_prefix",
-                 "xformers", "mem_eff_attn"):  # fmt: skip
+    for name in ("noise_offset", "huber_c", "highvram", "masked_loss", "ddp_timeout", "logit_std",
+                 "enable_wildcard", "xformers", "mem_eff_attn"):  # fmt: skip
         assert sum(name in text.split() or f"{name}:" in text for text in told) == 1, (name, told)
         assert sum(f"{name} " in line for line in (said.out + said.err).splitlines()) == 1, name
     assert "max_train_steps" in ineffective_options(config)

@@ -18,7 +18,7 @@ from library.config.schema import options, values
 from library.demo import files
 from library.families import RUNS, config_class, every, facts
 from tests.packages import eight_bit, hide
-from tests.training import short_captions, train  # noqa: F401
+from tests.training import references, short_captions, train  # noqa: F401
 
 EVERY = {preset.id: preset for preset in presets.every()}
 RELATIVES = {"edit-2511": "qwen_image_edit"}  # what a preset says of its model -> the demo's name of that, if another
@@ -69,8 +69,8 @@ def start(demo, relatives, squares, tmp_path):
         relative = relative_of(preset)
         base = relatives.configs[f"{relative}_{script}"] if relative else demo.configs[script]
         shown = build(config, read_toml(base), notes=[]).control_images
-        paths |= {"control_directory": str(squares)} if shown.least else {}
-        paths |= {"conditioning_data_dir": str(squares / "2_zorb toy")} if shown.guided else {}
+        paths |= {"control_directory": references(squares, tmp_path)} if shown.least else {}
+        paths |= {"conditioning_data_dir": references(squares, tmp_path)} if shown.guided else {}
         now = build(config, read_toml(base) | paths, notes=[])
         told: list[str] = []
         made = presets.apply(preset, config, values(now), told)
@@ -108,8 +108,8 @@ def test_no_preset_needs_a_package_that_may_be_missing(script, demo, relatives, 
             base = relatives.configs[f"{relative}_{script}"] if relative else demo.configs[script]
             paths = read_toml(base) | {"train_data_dir": str(squares), "output_dir": str(tmp_path / "out")}
             shown = build(config, read_toml(base), notes=[]).control_images
-            paths |= {"control_directory": str(squares)} if shown.least else {}
-            paths |= {"conditioning_data_dir": str(squares / "2_zorb toy")} if shown.guided else {}
+            paths |= {"control_directory": references(squares, tmp_path)} if shown.least else {}
+            paths |= {"conditioning_data_dir": references(squares, tmp_path)} if shown.guided else {}
             ours = {name: value for name, value in paths.items() if presets.is_own(options(config)[name])}
             ours |= {"alpha_mask": True} if shown.inpaints else {}
             found = preflight.check(build(config, read_toml(preset.path) | ours | small, notes=[]))

@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 
+from library.check import preflight
 from library.config.problems import ConfigError
 from library.outputs import paths
 from library.runs import reader
@@ -144,7 +145,8 @@ def test_train_state_has_the_fields_of_sd_scripts(run, tmp_path):
     found = json.loads((tmp_path / "out" / "m-state" / "train_state.json").read_text())
     assert (found["current_epoch"], found["current_step"]) == (2, 8)
     kept = {path.name for path in (tmp_path / "out" / "m-state").iterdir()}
-    assert kept == {"model.safetensors", "optimizer.bin", "scheduler.bin", "random_states_0.bin", "train_state.json"}
+    assert kept == {"model.safetensors", "optimizer.bin", "scheduler.bin", "random_states_0.bin", "train_state.json",
+                    "SHA256SUMS"}  # fmt: skip
 
 
 def test_a_finished_training_says_so(run, tmp_path):
@@ -189,10 +191,25 @@ CHANGES = [
 @pytest.mark.parametrize(("change", "words"), CHANGES, ids=[next(iter(change)) for change, _ in CHANGES])
 def test_what_prevents_an_exact_resume_is_told(run, after_four, change, words):
     part = run(resume=after_four, max_train_steps=6, **change)
-    (warning,) = [event["text"] for event in part.events("warning") if event["text"].startswith("resume")]
-    assert all(word in warning for word in words), warning
+    warnings = [event["text"] for event in part.events("warning") if event["text"].startswith("resume")]
+    assert all(word in "\n".join(warnings) for word in words), warnings
     assert part.facts["state"] == "finished"
     assert [event["step"] for event in part.events("step")] == [5, 6]
+
+
+def test_a_changed_rate_holds_from_the_first_step_and_the_check_says_so(run, demo, ten, after_four, tmp_path):
+    """Where the state has 5e-3 and the config 1e-5, no weight moves further than 1e-5 in a step of AdamW."""
+    from safetensors.torch import load_file
+
+    given = {"learning_rate": 1e-5, "optimizer_args": ["weight_decay=0"], "max_train_steps": 5}
+    part = run(resume=after_four, save_state_on_train_end=True, **given)
+    assert [event["lr"] for event in part.events("step")] == [{"unet": 1e-5}]
+    before, after = (load_file(state / "model.safetensors") for state in (after_four, tmp_path / "out" / "m-state"))
+    assert 0 < max(float((after[name] - before[name]).abs().max()) for name in before) <= 1.5e-5
+    base = {"train_data_dir": ten, "output_dir": tmp_path / "new", "output_name": "m", "resume": after_four}
+    config = config_of(demo, "flux_train_network", min_bucket_reso=64, resolution=96, **base, **given)
+    (said,) = [str(problem) for problem in preflight.check(config) if problem.option == "resume"]
+    assert "learning_rate was 0.005 and is 1e-05; optimizer_args was not set and is weight_decay=0" in said
 
 
 def test_other_pictures_are_told_and_epochs_still_end(run, after_four, tmp_path, monkeypatch):

@@ -254,7 +254,7 @@ def test_a_disk_that_fills_up_in_a_file_harms_nothing(run_shell, monkeypatch, tm
 
 def test_a_disk_that_fills_up_in_a_state_harms_nothing(run_shell, monkeypatch, tmp_path):
     save, count = torch.save, iter(range(1, 100))
-    monkeypatch.setattr(resume_state.torch, "save", lambda *args: full() if next(count) == 8 else save(*args))
+    monkeypatch.setattr(torch, "save", lambda *args: full() if next(count) == 8 else save(*args))
     code, said = run_shell(max_train_steps=8)
     check_full(tmp_path / "out", code, said)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from library.config.problems import Problem
+from library.config.reading import LARGEST_RANK
 from library.config.run_config import RunConfig
 from library.config.schema import opt
 from library.config.sections.inputs import Data
@@ -25,6 +26,7 @@ class Network:
         "16 suits most; higher learns more detail and makes a larger file. Empty: 4.",
         label="Rank",
         min=1,
+        ceiling=LARGEST_RANK,
     )
     network_alpha: float = opt(
         1.0,

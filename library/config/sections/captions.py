@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from library.config.reading import extension
+from library.config.reading import extension, separator
 from library.config.run_config import RunConfig
 from library.config.schema import opt
 
@@ -45,7 +45,9 @@ class Captions:
         "{a|b} in captions picks one at random; of several lines, one line is picked.",
         label="Wildcards",
     )
-    caption_separator: str = opt(",", "What separates the tags of a caption.", label="Tag separator", advanced=True)
+    caption_separator: str = opt(
+        ",", "What separates the tags of a caption.", label="Tag separator", parse=separator, advanced=True
+    )
     keep_tokens_separator: str = opt(
         "", "Tags before this mark (such as |||) are neither shuffled nor dropped.", advanced=True
     )

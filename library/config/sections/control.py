@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from library.config.problems import Problem
+from library.config.reading import LARGEST_RANK
 from library.config.run_config import RunConfig
 from library.config.schema import opt
 from library.config.sections.adapters import AdapterData
@@ -37,13 +38,18 @@ class Control:
     """The small network that is trained."""
 
     cond_emb_dim: int | None = opt(
-        None, "Channels that describe the control image. 32 is usual.", label="Control channels", min=2
+        None,
+        "Channels that describe the control image. 32 is usual.",
+        label="Control channels",
+        min=2,
+        ceiling=LARGEST_RANK,
     )
     network_dim: int | None = opt(
         None,
         "The width of the small networks. 64 is usual; half of it suits depth images.",
         label="Network width",
         min=1,
+        ceiling=LARGEST_RANK,
     )
     network_dropout: float | None = opt(
         None, "The share of the network dropped in each step. 0.1 helps against overfitting.", min=0.0, max=1.0

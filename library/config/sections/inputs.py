@@ -210,7 +210,7 @@ class Data:
     alpha_mask: bool = opt(False, "Do not train the transparent areas of images. For cut-out subjects.")
     in_json: str | None = opt(
         None,
-        "A metadata file (.json, .jsonl, .csv) with captions and sizes of the folder's images.",
+        "A metadata file (.json, .jsonl or .csv) with captions of the folder's images.",
         label="Metadata file",
         kind="file",
         advanced=True,
@@ -231,13 +231,13 @@ class Data:
     )
     max_data_loader_n_workers: int = opt(
         8,
-        "Processes that prepare batches. 0 does it in the training process.",
+        "Threads that prepare batches. 0 prepares them in the training's own thread.",
         label="Data loader workers",
         advanced=True,
         min=0,
     )
     persistent_data_loader_workers: bool = opt(
-        False, "Keep these processes between epochs.", label="Keep workers", advanced=True
+        False, "Keep these threads between epochs.", label="Keep workers", advanced=True
     )
     debug_dataset: bool = opt(False, "Print the batches of the data set, without training.", advanced=True)
 

@@ -119,6 +119,13 @@ class Loss:
         advanced=True,
     )
 
+    normalize_masked_area_loss: bool = opt(
+        False,
+        "Images with small masks count as much as those with large ones.",
+        label="Normalize masked area",
+        advanced=True,
+    )
+
     def check(self, run: RunConfig) -> Iterator[Problem]:
         """Weights that belong to one kind of prediction."""
         if self.scale_v_pred_loss_like_noise_pred and not run.model.v_parameterization:

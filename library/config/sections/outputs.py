@@ -266,7 +266,10 @@ class Log:
     console_log_simple: bool = opt(False, "Print plain lines, without colors.", label="Simple log", advanced=True)
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
-        """TensorBoard writes into a folder."""
+        """TensorBoard writes into a folder, and nowhere else."""
+        prefix = self.log_prefix or ""
+        if ".." in prefix.replace("\\", "/").split("/") or prefix.startswith(("/", "\\")) or ":" in prefix:
+            yield Problem("log_prefix", "leads out of logging_dir: write a name", fix={"log_prefix": None})
         if self.log_with in ("tensorboard", "all") and not self.logging_dir:
             yield Problem("log_with", "= {chosen} needs logging_dir, the folder for the logs",
                 chosen=self.log_with, also="logging_dir", fix={"log_with": None})  # fmt: skip

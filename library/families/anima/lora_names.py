@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from library.families.anima import keys
 from library.families.anima.facts import TRANSFORMER
-from library.families.shared.lora_names import LoraNames, Shapes, matrices
+from library.families.shared.lora_names import LoraNames, Shapes, SharedForm, matrices
 from library.families.shared.tensor_names import prefix_of
 
 ENCODER = "text_encoder"
@@ -37,6 +37,7 @@ class AnimaLoraNames(LoraNames):
         "llm_adapter", "cross_attn", "output_proj", "o_proj", "adaln_modulation_self_attn",
         "adaln_modulation_cross_attn", "adaln_modulation_mlp", "adaln_modulation", "x_embedder", "t_embedder",
     )  # fmt: skip
+    shared: ClassVar[SharedForm] = SharedForm(has_alphas=False)  # which diffusers would take for weights
     mergeable: ClassVar[tuple[str, ...]] = (TRANSFORMER,)
 
     def canonical(self, path: str) -> tuple[str, int, int]:

@@ -15,8 +15,8 @@ Line = tuple[str, Any, str]  # an option, its value, and what a real training wo
 
 
 def tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
-    """What a TOML of the demo says of this model; `models` are the files that random.write made. {images} stands for
-    the folder of the images."""
+    """What a TOML of the demo says of this model; `models` are the files that random.write made. {references}
+    stands for the folder of the reference images."""
     files: list[Line] = [
         ("t5xxl", str(models["t5xxl"]), ""),
         ("ae", str(models["ae"]), ""),
@@ -31,7 +31,7 @@ def tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
         model: list[Line] = [(*base, "real: flux1-dev.safetensors"), clip_l, *files, guidance]
         if "kontext" in models["flux"].name:
             model = [(*base, "real: flux1-kontext-dev.safetensors"), ("model_type", "kontext", ""), *model[1:]]
-            data = [("control_directory", "{images}", "real: other images of the same names; here each is its own")]
+            data = [("control_directory", "{references}", "real: other images of the same names; here grey ones")]
         elif "fill" in models["flux"].name:
             model = [(*base, "real: flux1-fill-dev.safetensors"), ("model_type", "fill", ""), *model[1:]]
             data = [("alpha_mask", True, "where images are transparent nothing is painted; these are not")]

@@ -7,7 +7,7 @@ from library.families.flux import keys
 from library.families.flux.variants import CHROMA, FILL, FOLDER, TRANSFORMER
 from library.families.shared.double_stream_keys import DoubleStreamKeys
 from library.families.shared.double_stream_lora import DoubleStreamLoraNames
-from library.families.shared.lora_names import Shapes
+from library.families.shared.lora_names import Shapes, SharedForm
 
 
 class FluxLoraNames(DoubleStreamLoraNames):
@@ -38,11 +38,17 @@ class FluxLoraNames(DoubleStreamLoraNames):
     ratios: ClassVar[Mapping[str, int]] = {"linear1": 7, "img_mlp.0": 4, "txt_mlp.0": 4}
     encoder_names: ClassVar[tuple[str, ...]] = ("lora_te3_",)
     version_word: ClassVar[str] = "flux"
+    # diffusers reads no lora_A under its own names of fused layers, and ComfyUI reads those of diffusers.
+    shared: ClassVar[SharedForm] = SharedForm("diffusers", has_alphas=False)
     mergeable: ClassVar[tuple[str, ...]] = tuple(
         found + layout for found in (TRANSFORMER, FILL, CHROMA) for layout in ("", FOLDER)
     )
     layouts: ClassVar[DoubleStreamKeys] = keys.TREES
     sources: ClassVar[Callable[[Shapes], Mapping[str, tuple[str, ...]]]] = staticmethod(keys.sources)
+
+    def shared_prefix(self, part: str) -> str:
+        """T5 has a name in ComfyUI alone."""
+        return self.prefixes["comfy" if part == "t5xxl" else "diffusers"][part]
 
 
 NAMES = FluxLoraNames()

@@ -9,7 +9,7 @@ from library.config.problems import Problem
 from library.config.run_config import RunConfig
 from library.config.schema import opt
 from library.families.shared.network_args import (
-    LARGEST,
+    LARGEST_RANK,
     NO_ADAPTER,
     LayerPreset,
     NetworkArgs,
@@ -78,24 +78,29 @@ class FluxArgs(PatternArgs):
         "rank on the image stream's attention",
         label="Image attention rank",
         min=0,
-        ceiling=LARGEST,
+        ceiling=LARGEST_RANK,
         advanced=True,
     )
     txt_attn_dim: int | None = opt(
-        None, "rank on the text stream's attention", label="Text attention rank", min=0, ceiling=LARGEST, advanced=True
+        None,
+        "rank on the text stream's attention",
+        label="Text attention rank",
+        min=0,
+        ceiling=LARGEST_RANK,
+        advanced=True,
     )
     img_mlp_dim: int | None = opt(
-        None, "rank on the image stream's MLP", label="Image MLP rank", min=0, ceiling=LARGEST, advanced=True
+        None, "rank on the image stream's MLP", label="Image MLP rank", min=0, ceiling=LARGEST_RANK, advanced=True
     )
     txt_mlp_dim: int | None = opt(
-        None, "rank on the text stream's MLP", label="Text MLP rank", min=0, ceiling=LARGEST, advanced=True
+        None, "rank on the text stream's MLP", label="Text MLP rank", min=0, ceiling=LARGEST_RANK, advanced=True
     )
     img_mod_dim: int | None = opt(
         None,
         "rank on the image stream's modulation",
         label="Image modulation rank",
         min=0,
-        ceiling=LARGEST,
+        ceiling=LARGEST_RANK,
         advanced=True,
     )
     txt_mod_dim: int | None = opt(
@@ -103,7 +108,7 @@ class FluxArgs(PatternArgs):
         "rank on the text stream's modulation",
         label="Text modulation rank",
         min=0,
-        ceiling=LARGEST,
+        ceiling=LARGEST_RANK,
         advanced=True,
     )
     single_dim: int | None = opt(
@@ -111,7 +116,7 @@ class FluxArgs(PatternArgs):
         "rank on linear1 and linear2 of the single blocks",
         label="Single block rank",
         min=0,
-        ceiling=LARGEST,
+        ceiling=LARGEST_RANK,
         advanced=True,
     )
     single_mod_dim: int | None = opt(
@@ -119,7 +124,7 @@ class FluxArgs(PatternArgs):
         "rank on the modulation of the single blocks",
         label="Single block modulation rank",
         min=0,
-        ceiling=LARGEST,
+        ceiling=LARGEST_RANK,
         advanced=True,
     )
     in_dims: str = opt(

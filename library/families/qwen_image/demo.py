@@ -13,11 +13,11 @@ Line = tuple[str, Any, str]  # an option, its value, and what a real training wo
 
 
 def tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
-    """What a TOML of the demo says of this model; `models` are the files that random.write made. {images} stands for
-    the folder of the images."""
+    """What a TOML of the demo says of this model; `models` are the files that random.write made. {references}
+    stands for the folder of the reference images."""
     edit = "edit" in models["qwen_image"].name
     real = f"real: qwen_image_{'edit_2511_' if edit else ''}bf16.safetensors"
-    shown = ("control_directory", "{images}", "real: other images of the same names; here each is its own")
+    shown = ("control_directory", "{references}", "real: other images of the same names; here grey ones")
     return {
         "model": [
             ("pretrained_model_name_or_path", str(models["qwen_image"]), real),

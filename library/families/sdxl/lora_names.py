@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from library.families.sdxl import keys
 from library.families.sdxl.facts import CHECKPOINT, UNET_ALONE
-from library.families.shared.lora_names import CLIP_LAYERS, LoraNames, Shapes, WeightSlice, matrices
+from library.families.shared.lora_names import CLIP_LAYERS, LoraNames, Shapes, SharedForm, WeightSlice, matrices
 from library.families.shared.tensor_names import inverse, renamed
 
 STACKED = {"q_proj": 0, "k_proj": 1, "v_proj": 2}  # in CLIP-G's in_proj_weight
@@ -35,6 +35,7 @@ class SdxlLoraNames(LoraNames):
     trees: ClassVar[tuple[str, ...]] = (*BLOCKS, *DIFFUSERS_BLOCKS)
     encoder_names: ClassVar[tuple[str, ...]] = ("lora_te2_text_model", "text_encoder_2.text_model")
     version_word: ClassVar[str] = "xl"
+    shared: ClassVar[SharedForm] = SharedForm("kohya", is_peft=False)
     mergeable: ClassVar[tuple[str, ...]] = (CHECKPOINT, UNET_ALONE)
 
     def canonical(self, path: str) -> tuple[str, int, int]:
@@ -46,6 +47,10 @@ class SdxlLoraNames(LoraNames):
     def pieces(self, path: str) -> tuple[str, ...]:
         """The diffusers path of one of the U-Net."""
         return (renamed(path, inverse(keys.unet_table(keys.Layout()))),)
+
+    def is_large_conv(self, path: str) -> bool:
+        """Those of 3x3: of residual blocks, between levels, and at both ends."""
+        return re.search(r"\.(in_layers\.2|out_layers\.3|op|conv)$|^input_blocks\.0\.0$|^out\.2$", path) is not None
 
     def slice_of(self, part: str, path: str, shapes: Shapes) -> WeightSlice | None:
         """In the single file; query, key and value of CLIP-G are one matrix there."""

@@ -9,7 +9,7 @@ from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.config.schema import opt
 from library.families.shared.network_args import (
-    LARGEST,
+    LARGEST_RANK,
     NO_ADAPTER,
     PLACE,
     SHAPES,
@@ -54,14 +54,14 @@ class SdxlArgs(NetworkArgs):
 
     block_dims: tuple[int, ...] = opt(
         (), f"rank of each of the {NUM_BLOCKS} blocks; 0 leaves a block out", label="Ranks of the blocks", min=0,
-        ceiling=LARGEST, advanced=True
+        ceiling=LARGEST_RANK, advanced=True
     )  # fmt: skip
     block_alphas: tuple[float, ...] = opt(
         (), f"alpha of each of the {NUM_BLOCKS} blocks", label="Alphas of the blocks", min=0.0, advanced=True
     )
     conv_block_dims: tuple[int, ...] = opt(
-        (), "rank of each block's 3x3 convolutions", label="Convolution ranks of the blocks", min=0, ceiling=LARGEST,
-        advanced=True
+        (), "rank of each block's 3x3 convolutions", label="Convolution ranks of the blocks", min=0,
+        ceiling=LARGEST_RANK, advanced=True
     )  # fmt: skip
     conv_block_alphas: tuple[float, ...] = opt(
         (), "alpha of each block's 3x3 convolutions", label="Convolution alphas of the blocks", min=0.0, advanced=True

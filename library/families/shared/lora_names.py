@@ -31,6 +31,15 @@ class WeightSlice:
         return tensor.chunk(self.parts)[self.part] if self.parts > 1 else tensor
 
 
+@dataclass(frozen=True)
+class SharedForm:
+    """How a plain LoRA is written so that ComfyUI and diffusers both load all of it."""
+
+    names: str = "comfy"  # the format whose names these are
+    is_peft: bool = True  # lora_A and lora_B, not lora_down and lora_up
+    has_alphas: bool = True  # or the strength is multiplied into lora_B
+
+
 class LoraNames:
     """The names of one family. The defaults are for a model with one tree of names in all formats."""
 
@@ -54,6 +63,7 @@ class LoraNames:
     words: ClassVar[tuple[str, ...]] = ()  # parts of paths that contain underscores; all other underscores replace dots
     mergeable: ClassVar[tuple[str, ...]]  # descriptions by `recognise` of files that a LoRA can be merged into
     saved: ClassVar[str] = "kohya"  # the format of written files, which ComfyUI and diffusers load completely
+    shared: ClassVar[SharedForm] = SharedForm()
     elsewhere: ClassVar[str] = ""  # a pattern of kohya's names for layers of another tree of the model
 
     @property
@@ -74,9 +84,17 @@ class LoraNames:
         """The name of a layer in a written file; `kohya` is its name in kohya's format."""
         return kohya if self.saved == "kohya" else f"{self.prefixes[self.saved][part]}{path}"
 
+    def shared_prefix(self, part: str) -> str:
+        """The prefix of a part's names in `shared` files."""
+        return self.prefixes[self.shared.names][part]
+
     def pieces(self, path: str) -> tuple[str, ...]:
         """A path of the denoiser -> its diffusers modules, in the order of its rows; () without an equivalent."""
         return (path,)
+
+    def is_large_conv(self, path: str) -> bool:
+        """Whether a layer is a convolution with a real kernel, which LyCORIS flattens in some kinds of files."""
+        return False
 
     def has_swapped_halves(self, path: str) -> bool:
         """Whether the halves of a layer's rows are swapped in diffusers."""

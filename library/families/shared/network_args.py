@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from library.config.problems import ConfigError, Problem
+from library.config.reading import LARGEST_RANK
 from library.config.run_config import RunConfig
 from library.config.schema import opt
 from library.config.values import quoted
 
-LARGEST = 2**16  # rank; no layer of these models has so many rows and columns
 SHAPES = ("cosine", "sine", "linear", "reverse_linear", "zeros")
 CONVOLUTIONS = ("ResnetBlock2D", "Downsample2D", "Upsample2D")  # classes of convolutions, of models that have some
 NO_ADAPTER = (0, 0.0)
@@ -99,7 +99,7 @@ class NetworkArgs:
     )
     conv_dim: int | None = opt(
         None, "rank of adapters on 3x3 convolutions; not set: none there", label="Convolution rank", min=0,
-        ceiling=LARGEST
+        ceiling=LARGEST_RANK
     )  # fmt: skip
     conv_alpha: float | None = opt(None, "alpha of adapters on 3x3 convolutions", label="Convolution alpha", min=0.0)
 

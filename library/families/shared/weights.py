@@ -15,9 +15,12 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from library.config import environment
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.outside_files import LIST, load_json, parse_json
 from library.config.problems import ConfigError, Text
 from library.config.values import quoted
+from library.families.shared import file_identity
 from library.families.shared.expected_tensors import require
 from library.families.shared.known_files import no_tensors
 from library.families.shared.tensor_names import COMPILED
@@ -67,8 +70,8 @@ def entries(path: str | Path) -> dict[str, JsonObject]:
             raise ConfigError(no_tensors(start), path=path)
         text = file.read(length)
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as e:
+        found = parse_json(text, path)
+    except (ConfigError, UnicodeError) as e:
         template = "{path} is not a safetensors file: give a .safetensors checkpoint"
         if len(text) < length:
             template = "{path} was cut short: download it again"
@@ -142,6 +145,8 @@ class TensorFile:
         try:
             self._mapped = safe_open(path, framework="pt") if mmap else None
         except SafetensorError as e:
+            if environment.lacks_memory(e):
+                raise MemoryError(str(e)) from e
             template = "{path} is a damaged safetensors file ({why}): download it again"
             raise ConfigError(template, path=path, why=e) from e
 
@@ -225,6 +230,8 @@ class Weights(Mapping):
 
 def _opened(path: Path, mmap: bool) -> TensorFile | dict[str, Any]:
     """A safetensors file as a lazy reader, or a dict of tensors for formats without lazy reading."""
+    if not _shapes_only.get():
+        file_identity.note(path)
     if path.suffix.lower() in PICKLED:
         return _unpickled(path)
     if _shapes_only.get():
@@ -245,6 +252,8 @@ def _unpickled(path: Path) -> JsonObject:
     try:
         found = torch.load(path, map_location="meta" if _shapes_only.get() else "cpu", weights_only=True)
     except Exception as e:  # exceptions for other files have no common class
+        if environment.lacks_memory(e):
+            raise
         raise ConfigError(
             "{path} holds more than tensors or is damaged, and is not opened: convert it to .safetensors", path=path
         ) from e
@@ -277,10 +286,15 @@ def _shards(index: Path) -> list[str]:
     """The files that an index names."""
     found: set[str] = set()
     with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
-        found = set(json.loads(_present(index).read_text(encoding="utf-8"))["weight_map"].values())
-    if not found or not all(isinstance(name, str) for name in found):
+        found = set(load_json(_present(index), LIST)["weight_map"].values())
+    if not found or not all(isinstance(name, str) and is_plain(name) for name in found):
         raise ConfigError("{path} names no files of weights: download it again", path=index)
     return sorted(found)
+
+
+def is_plain(name: str) -> bool:
+    """Whether a name of a file leads to no other folder."""
+    return name not in ("", ".", "..") and not set(name) & set("/\\:\0")
 
 
 def _present(path: Path) -> Path:

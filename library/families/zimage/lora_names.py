@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import ClassVar
 
-from library.families.shared.lora_names import LoraNames, Shapes, WeightSlice, matrices
+from library.families.shared.lora_names import LoraNames, Shapes, SharedForm, WeightSlice, matrices
 from library.families.shared.tensor_names import prefix_of
 from library.families.zimage import keys
 from library.families.zimage.facts import TRANSFORMER
@@ -24,6 +24,7 @@ class ZImageLoraNames(LoraNames):
         "feed_forward",
     )  # fmt: skip
     mergeable: ClassVar[tuple[str, ...]] = (TRANSFORMER,)
+    shared: ClassVar[SharedForm] = SharedForm(is_peft=False)
     saved: ClassVar[str] = "comfy"
     elsewhere: ClassVar[str] = r"^lora_unet_(layers|noise_refiner|context_refiner)_\d+_attention_(qkv|out)\."
 

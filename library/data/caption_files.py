@@ -1,0 +1,97 @@
+"""Caption files: which one belongs to an image, what it holds, and files that only look like captions."""
+
+import os
+import unicodedata
+from collections import Counter
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from library.config.dataset import SubsetConfig
+from library.config.outside_files import CAPTION, decoded, read_bytes
+from library.config.problems import Problem, Text, counted
+from library.data.folders import Listing, about_images, some
+from library.data.metadata import AUTOMATIC
+
+USUAL = (".txt", ".caption")
+TEXTS = (*USUAL, ".text", ".cap", ".tags", ".json", ".md")  # that other programs write beside images
+
+
+class Missing(NamedTuple):
+    """What to say of images without captions; `whole_folder`: all captions have another extension."""
+
+    whole_folder: Problem | None
+    others: list[Problem]
+
+
+# The only reader of captions, for trainings and for all that shows or changes them.
+def read_caption(path: str | Path) -> str:
+    """The text of a caption file as it is written, with its line ends.
+
+    Raises FileNotFoundError; ConfigError when it is no ordinary file, too long or closed; UnicodeDecodeError when it is
+    neither UTF-8 nor marked UTF-16.
+    """
+    os.stat(path)
+    return decoded(read_bytes(path, CAPTION))
+
+
+def caption_file(here: Listing, image: str, extension: str) -> str:
+    """The caption file of an image, or "": of the same name, or of the name without the numbers of a face."""
+    stem = os.path.splitext(image)[0]
+    parts = stem.split("_")
+    names = [stem + extension] + (["_".join(parts[:-4]) + extension] if len(parts) >= 5 else [])
+    return next((here.path(found) for one in names if (found := here.find(one))), "")
+
+
+def odd_files(here: Listing, images: Collection[str]) -> list[str]:
+    """Text files that seem to belong to these images, but are not named as their captions: a.png.txt, A.txt, a.json."""
+    wanted = {_plain(name) for name in images} | {_plain(os.path.splitext(name)[0]) for name in images}
+    parts = ((name, *os.path.splitext(name)) for name in here.names)
+    return sorted(name for name, stem, suffix in parts if suffix.lower() in TEXTS and _plain(stem) in wanted)
+
+
+def about_odd_files(here: Listing, files: Collection[str], extension: str) -> Iterator[Problem]:
+    """That these files are not read as captions."""
+    if files:
+        yield about_images(
+            "{folder}: not read as captions: {names}; to use them, save each as text with the name of its image and "
+            "the ending {extension}", folder=here.folder, names=some(sorted(files)), extension=extension,
+            topic="captions")  # fmt: skip
+
+
+def about_missing(subset: SubsetConfig, here: Listing, files: list[str]) -> Missing:
+    """What to say of the images of a folder whose caption file, in the order of its images, is ""."""
+    bare = [name for name, file in zip(here.images, files, strict=True) if not file]
+    if not bare:
+        return Missing(None, [])
+    fallback = Text("trained without a caption")
+    if subset.class_tokens:
+        fallback = Text("trained with '{words}'", words=subset.class_tokens)
+    ending = subset.caption_extension
+    endings = Counter(os.path.splitext(name)[1] for name in here.names if os.path.splitext(name)[0] in here.stems)
+    other = next((e for e in (*USUAL, ".TXT") if e != ending and endings[e]), None)
+    if other and len(bare) == len(files):
+        template = (
+            "{folder}: {files} not used, since caption_extension is '{extension}'; "
+            'set caption_extension = "{other}" to use them; now every image is {fallback}'
+        )
+        facts = {"folder": here.folder, "files": counted(endings[other], f"{other} file"), "other": other,
+                 "extension": ending, "fallback": fallback}  # fmt: skip
+        fix = {"caption_extension": other}
+        return Missing(about_images(template, topic="captions", fix=fix, **facts), [])
+    said = list(about_odd_files(here, odd_files(here, bare), ending))
+    said += [
+        about_images("{folder}: {name} is read only if in_json, or metadata_file in a dataset_config, names it",
+            folder=here.folder, name=name, topic="captions")
+        for name in AUTOMATIC if name in here.names
+    ]  # fmt: skip
+    if len(bare) < len(files) or not subset.class_tokens:
+        said.append(about_images(
+            "{folder}: {count} without a {caption_extension} file, {fallback}: {bare}", folder=here.folder,
+            count=counted(len(bare), "image"), caption_extension=ending, fallback=fallback, bare=some(bare),
+            topic="captions"))  # fmt: skip
+    return Missing(None, said)
+
+
+def _plain(name: str) -> str:
+    return unicodedata.normalize("NFC", name).casefold()

@@ -1,0 +1,207 @@
+"""What masks hold: how much of the images counts, and masks that cannot be meant. Each is decoded once."""
+
+import filecmp
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from library.config.problems import ConfigError, Problem, Report, Text, counted
+from library.config.run_config import RunConfig
+from library.data import pixels
+from library.data.finding import Survey
+from library.data.folders import about_images, same_place, some
+from library.data.images import Image
+from library.data.threads import spread
+
+MOST = 500  # masks that are decoded; of more, this many at equal distances
+HALF = 128  # what is at least as bright is painted by an inpainting model
+
+
+class Content(NamedTuple):
+    """What a mask holds, of values from 0 to 255."""
+
+    share: float  # of the area that counts, 0 to 1
+    painted: float  # of the area that an inpainting model paints
+    largest: int  # value of the channel that counts
+    brightest: int  # value of any channel
+    is_colored: bool
+    is_hidden: bool  # of one color everywhere, with a shape in its transparency only
+
+
+class Mask(NamedTuple):
+    """The mask of an image: a file, or the transparency of the image itself."""
+
+    image: str
+    path: str
+    is_alpha: bool = False
+
+
+class Masks(NamedTuple):
+    """What the masks of a training come to, in words, and what is wrong with them."""
+
+    text: Text | None
+    problems: list[Problem]
+    warnings: list[Problem]
+
+
+class Mistake(NamedTuple):
+    """A mask that cannot be meant: an error, or a warning in one image among others that are in order."""
+
+    applies: Callable[[Content], bool]
+    template: str
+    instead: str = ""  # the warning; "" where one such mask is an error
+
+
+BLACK = Mistake(lambda mask: mask.brightest == 0,
+    "all masks are black, so nothing would be learned: {paths}; paint what should be learned white",
+    "black masks, whose images have no effect: {paths}; paint what should be learned white, or take the "
+    "images out")  # fmt: skip
+OF_FILES = (
+    BLACK,
+    Mistake(lambda mask: mask.brightest == 1,
+        "masks with values of 0 and 1, of which 1 is nearly black: {paths}; multiply the values by 255"),
+    Mistake(lambda mask: mask.largest == 0 < mask.brightest,
+        "masks in colors without red, the only channel that is read: {paths}; save them in grey"),
+    Mistake(lambda mask: mask.is_hidden,
+        "masks of one color whose shape is in their transparency, which is not read: {paths}; save them in grey, "
+        "without transparency"),
+)  # fmt: skip
+OF_TRANSPARENCY = Mistake(lambda mask: mask.largest == 0,
+    "all images are fully transparent, so nothing would be learned with alpha_mask: {paths}; make what should be "
+    "learned opaque",
+    "fully transparent images, which have no effect with alpha_mask: {paths}; make what should be learned "
+    "opaque, or take the images out")  # fmt: skip
+NOTHING_TO_PAINT = Mistake(lambda mask: mask.painted == 0,
+    "no mask is bright anywhere, so nothing would be painted: {paths}; paint white what the model should paint",
+    "masks that are bright nowhere, so nothing is painted: {paths}; paint white what the model should paint, or take "
+    "the images out")  # fmt: skip
+
+
+def judged(config: RunConfig, found: Survey, report: Report | None = None) -> Masks:
+    """Look at the masks of a training. A mask that cannot be decoded is left to others."""
+    use = config.control_images
+    images = [image for image in found.images.items if not (use.guided or image.has_random_masks)]
+    masks = [mask for image in images if (mask := _mask_of(config, image))]
+    some_masks = masks[:: -(-len(masks) // MOST) or 1]
+    contents = spread(lambda mask: _content(found, mask), some_masks, report, Text("checking masks"))
+    known = [(mask, content) for mask, content in zip(some_masks, contents, strict=True) if content]
+    of_files = [(mask, content) for mask, content in known if not mask.is_alpha]
+    of_alpha = [(mask, content) for mask, content in known if mask.is_alpha]
+    stops: list[Problem] = [*_themselves(of_files, found)]
+    notes: list[Problem] = []
+    if not stops:
+        for mistake in (NOTHING_TO_PAINT, *OF_FILES[1:]) if use.inpaints else OF_FILES:
+            _sort(mistake, of_files, stops, notes)
+        _sort(NOTHING_TO_PAINT if use.inpaints else OF_TRANSPARENCY, of_alpha, stops, notes)
+        coloured = [mask.path for mask, content in of_files if content.is_colored and content.largest]
+        if coloured and not stops:
+            notes.append(about_images("masks in color, of which only red counts: {paths}; save them in grey",
+                paths=some(coloured)))  # fmt: skip
+        whole = bool(of_files) and all(content.share == 1 for _, content in of_files)
+        if whole and not (stops or use.inpaints):
+            notes.append(Problem("masked_loss", "changes nothing: all masks are white everywhere"))
+    text = _summary(len(masks), len(images), known, use.inpaints) if known and not stops else None
+    return Masks(text, stops, notes)
+
+
+def copies(config: RunConfig, found: Survey) -> Iterator[tuple[bool, Problem]]:
+    """Control and reference images that are the images themselves, and whether that is an error."""
+    if config.control_images.guided:
+        pairs = [(image.path, image.mask_file) for image in found.images.items if image.mask_file]
+        same = [one for one, other in pairs if _same_file(found, one, other)]
+        kind = "conditioning_data_dir"
+        text = (
+            ": control images that are the images themselves: {paths}; name the folder of their edges, depth or poses"
+        )
+    else:
+        shown = [image for image in found.images.items if image.controls and not image.controls[0].is_masked]
+        pairs = [(image.path, one.path) for image in shown for one in image.controls]
+        same = [one for one, other in pairs if _same_file(found, one, other)]
+        kind = "control_directory"
+        text = (
+            ": reference images that are the images themselves, so that copying is learned: {paths}; name another "
+            "folder, or tell pairs in one folder apart by image_suffix and control_suffix"
+        )
+    if same:
+        everywhere = len(same) == len(pairs) and all(same_place(one, other) for one, other in pairs)
+        yield everywhere, Problem(kind, text, paths=some(same), topic="images")
+
+
+def _mask_of(config: RunConfig, image: Image) -> Mask | None:
+    if image.mask_file and (config.data.masked_loss or config.control_images.inpaints):
+        return Mask(image.path, image.mask_file)
+    return Mask(image.path, image.path, is_alpha=True) if image.subset.alpha_mask else None
+
+
+def _content(found: Survey, mask: Mask) -> Content | None:
+    folder, name = os.path.split(mask.path)
+    here = found.files(folder)
+    file = here.images.get(name) or here.labels.get(name)
+    try:
+        return _read(mask.path, mask.is_alpha, file.modified, file.num_bytes) if file else None
+    except ConfigError:
+        return None
+
+
+@lru_cache(maxsize=1 << 16)
+def _read(path: str, is_alpha: bool, modified: int, num_bytes: int) -> Content:
+    """Time and length are part of the key of the cache."""
+    del modified, num_bytes
+    colors = pixels.read(path, alpha=True)
+    red, alpha = colors[:, :, 0], colors[:, :, 3]
+    counts = alpha if is_alpha else red
+    is_flat = not is_alpha and all(int(colors[:, :, at].min()) == int(colors[:, :, at].max()) for at in range(3))
+    is_colored = not is_alpha and bool((colors[:, :, 1:3] != red[:, :, None]).any())
+    brightest = int(counts.max() if is_alpha else colors[:, :, :3].max())
+    is_hidden = is_flat and int(alpha.min()) < int(alpha.max())
+    share, painted = float(counts.mean()) / 255, float((counts >= HALF).mean())
+    return Content(share, painted, int(counts.max()), brightest, is_colored, is_hidden)
+
+
+def _sort(mistake: Mistake, known: Sequence[tuple[Mask, Content]], stops: list[Problem], notes: list[Problem]) -> None:
+    """Add what a mistake is, if it was made, to the errors or to the warnings."""
+    wrong = [mask.path for mask, content in known if mistake.applies(content)]
+    if wrong and (len(wrong) == len(known) or not mistake.instead):
+        stops.append(about_images(mistake.template, paths=some(wrong)))
+    elif wrong:
+        notes.append(about_images(mistake.instead, paths=some(wrong)))
+
+
+def _themselves(known: Sequence[tuple[Mask, Content]], found: Survey) -> Iterator[Problem]:
+    """Masks that are the images themselves, or copies of them."""
+    if same := [mask.image for mask, _ in known if _same_file(found, mask.image, mask.path)]:
+        yield Problem("conditioning_data_dir",
+            ": masks that are the images themselves: {paths}; name the folder of the masks", paths=some(same),
+            topic="images")  # fmt: skip
+
+
+def _same_file(found: Survey, one: str, other: str) -> bool:
+    """Whether two paths lead to one file, or to files of the same content."""
+    if same_place(one, other):
+        return True
+    sizes = []
+    for path in (one, other):
+        folder, name = os.path.split(path)
+        file = found.files(folder).images.get(name)
+        sizes.append(file.num_bytes if file else -1)
+    try:
+        return sizes[0] == sizes[1] > 0 and filecmp.cmp(one, other, shallow=False)
+    except OSError:
+        return False
+
+
+def _summary(number: int, images: int, known: Sequence[tuple[Mask, Content]], inpaints: bool) -> Text:
+    """How many images have a mask, and how much of their area counts."""
+    shares = [content.painted if inpaints else content.share for _, content in known]
+    facts = {
+        "masks": number, "images": counted(images, "image"), "share": f"{100 * sum(shares) / len(shares):.0f}",
+        "looked": len(known),
+    }  # fmt: skip
+    if inpaints:
+        return Text("masks: {masks} of {images}; {share} % of their area is to be painted", **facts)
+    if len(known) < number:
+        return Text(
+            "masks: {masks} of {images}; {share} % of the area counts, of {looked} that were looked at", **facts
+        )
+    return Text("masks: {masks} of {images}; {share} % of their area counts", **facts)

@@ -1,0 +1,108 @@
+"""Notice model files that are replaced or changed while a training reads them, part by part and over minutes."""
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from library.config.problems import ConfigError
+
+CHANGED = (
+    "{path} was replaced or changed while it was read, so parts of two models would be mixed; start again when the "
+    "file is complete"
+)
+
+DAMAGED = "{path} is damaged: {tensor} holds NaN or infinity ({count} tensors do); choose another file"
+
+
+class WatchedFiles:
+    """Files by what they were when they were first opened, or expected to be."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, os.stat_result] = {}
+
+    def note(self, paths: Iterable[Path]) -> None:
+        """Remember files, or compare those that are known. Raises ConfigError for one that has changed."""
+        for path in paths:
+            try:
+                now = path.stat()
+            except OSError:  # who opens it says so
+                continue
+            if _differs(self._known.setdefault(path, now), now):
+                raise ConfigError(CHANGED, path=path)
+
+    def damaged(self) -> ConfigError | None:
+        """The error for the first of the files whose weights hold NaN or infinity. Reads all of them."""
+        for path in self._known:
+            if path.suffix.lower() == ".safetensors" and (names := _not_finite(path)):
+                return ConfigError(DAMAGED, path=path, tensor=names[0], count=len(names))
+        return None
+
+    def check(self) -> None:
+        """Raise ConfigError when one of the files has changed since, or is gone."""
+        for path, known in self._known.items():
+            try:
+                now = path.stat()
+            except OSError as e:
+                raise ConfigError(CHANGED, path=path) from e
+            if _differs(known, now):
+                raise ConfigError(CHANGED, path=path)
+
+
+def watched() -> WatchedFiles | None:
+    """The files of this context, where they are watched."""
+    return _watched.get()
+
+
+_watched: ContextVar[WatchedFiles | None] = ContextVar("_watched", default=None)
+
+
+@contextlib.contextmanager
+def watching() -> Iterator[WatchedFiles]:
+    """Within the context, every file of weights that is opened has to stay what it was at the first time."""
+    files = WatchedFiles()
+    token = _watched.set(files)
+    try:
+        yield files
+    finally:
+        _watched.reset(token)
+
+
+def note(*paths: Path) -> None:
+    """Call with files that are opened, or will be. Raises ConfigError where one is watched and has changed."""
+    if files := _watched.get():
+        files.note(paths)
+
+
+def check() -> None:
+    """Raise ConfigError when a watched file has changed."""
+    if files := _watched.get():
+        files.check()
+
+
+def _differs(known: os.stat_result, now: os.stat_result) -> bool:
+    if (known.st_size, known.st_mtime_ns) != (now.st_size, now.st_mtime_ns):
+        return True
+    # Some network disks number a file anew at each look; a file that took another's place has another time as well.
+    return known.st_ino != now.st_ino and known.st_ctime_ns != now.st_ctime_ns
+
+
+def _not_finite(path: Path) -> list[str]:
+    """The names of weights that hold NaN or infinity. Buffers may: tables of schedules do."""
+    found = []
+    try:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - no mapping
+                tensor = file.get_tensor(name)
+                if not tensor.is_floating_point() or not (tensor.dim() > 1 or name.endswith((".weight", ".bias"))):
+                    continue
+                # 8-bit types have no isfinite of their own.
+                wide = tensor if tensor.element_size() > 1 else tensor.float()
+                if not wide.isfinite().all():
+                    found.append(name)
+    except (OSError, SafetensorError):
+        return []
+    return found

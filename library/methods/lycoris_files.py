@@ -1,0 +1,42 @@
+"""What lycoris-lora keeps otherwise in its layers than in its files: scales, and DyLoRA's blocks."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def block_sizes(network: Any) -> dict[str, int]:
+    """The ranks that DyLoRA trains together, by adapter. It scales by alpha / blocks in use, and other programs by
+    alpha / rank: so the alpha of a file, which is for these, is that of the network times this."""
+    return {adapter.lora_name: adapter.block_size for adapter in network.loras if hasattr(adapter, "up_list")}
+
+
+def match_scale_of_file(adapter: Any) -> None:
+    """With rs_lora, let the scale in training be the one that readers of the file use: alpha / rank for GLoRA, whose
+    alpha the package leaves as it is, and 1 for LoKr of whole matrices, whose alpha nobody reads."""
+    if not getattr(adapter, "rs_lora", False):
+        return
+    if type(adapter).__name__ == "GLoRAModule":
+        adapter.alpha = adapter.alpha * math.sqrt(adapter.lora_dim)
+    elif getattr(adapter, "use_w1", False) and getattr(adapter, "use_w2", False):
+        adapter.scale = 1.0
+
+
+def put_blocks(adapter: Any, tensors: Mapping[str, Tensor]) -> list[str]:
+    """Take over a DyLoRA, which the package writes whole and keeps in blocks of ranks. Returns the names taken."""
+    if not hasattr(adapter, "up_list"):
+        return []
+    names = [f"{adapter.lora_name}.lora_up.weight", f"{adapter.lora_name}.lora_down.weight"]
+    if not all(name in tensors for name in names):
+        return []
+    up, down = (tensors[name].flatten(1) for name in names)
+    ups, downs = up.split(adapter.block_size, dim=1), down.split(adapter.block_size)
+    if len(ups) != len(adapter.up_list):
+        raise RuntimeError(f"{names[0]} has rank {up.shape[1]}, the network has {adapter.lora_dim}")
+    with torch.no_grad():
+        for mine, its in zip([*adapter.up_list, *adapter.down_list], [*ups, *downs], strict=True):
+            mine.copy_(its)
+    return names

@@ -1,0 +1,177 @@
+"""Continue with a saved optimizer where the config has changed: its rates and arguments apply, the moments stay."""
+
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+from library.config.json_types import JsonMapping, JsonObject
+from library.config.problems import ConfigError, Problem
+from library.config.run_config import RunConfig
+from library.optim import optimizers, trial
+from library.optim.classes import arguments, read_arguments, spec_of
+
+Groups = list[dict[str, Any]]
+# How a step is computed on this device, not what it computes: always those of this process.
+KERNELS = ("fused", "foreach", "capturable", "differentiable")
+RATES, WEIGHTS = ("lr", "initial_lr"), ("params", "name")
+ESTIMATE = ("d", "d0", "d_prev", "d_max")  # the step size that Prodigy and D-Adaptation find, and where it started
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a state says of its optimizer."""
+
+    optimizer: JsonObject  # its state_dict
+    schedule: JsonObject
+    groups: JsonMapping | None  # `described` of that optimizer; None in states of older versions
+    settings: JsonMapping  # the options that it was saved with, as far as they are known
+    rescheduled: bool  # whether the config asks for another schedule, or for another number of its steps
+
+
+def described(optimizer: Any) -> JsonObject:
+    """The settings of all groups as JSON values, equal ones once. Call before the first step: then they are those of
+    the config."""
+    kinds: list[str] = []
+    numbers = []
+    for group in _groups(optimizer):
+        text = json.dumps(_plain({name: value for name, value in group.items() if name not in WEIGHTS}), sort_keys=True)
+        if text not in kinds:
+            kinds.append(text)
+        numbers.append(kinds.index(text))
+    return {"kinds": [json.loads(text) for text in kinds], "groups": numbers}
+
+
+def take_over(
+    optimizer: Any, schedule: LRScheduler, saved: Saved, config: RunConfig, load: Callable[[JsonObject], object]
+) -> None:
+    """Load a saved optimizer and its schedule into new ones of `config`; `load` loads the optimizer's state.
+
+    Where the config has the settings of the state, everything is as it was saved. A setting that it changed is taken
+    from the config in every group, and a changed rate or schedule holds from the next step; what the optimizer has
+    gathered (moments, step counts, an estimate such as Prodigy's d) stays. Raises what `load` raises for a state that
+    does not fit.
+    """
+    _use_own_kernels(saved.optimizer, optimizer)
+    moved = saved.rescheduled or _has_other_rates(optimizer, saved)
+    if moved:  # before the saved rates are in the groups
+        _advance(schedule, int(saved.schedule.get("last_epoch", 0)), config)
+    own = [dict(group) for group in _groups(optimizer)]
+    load(saved.optimizer)
+    if not moved:
+        schedule.load_state_dict(saved.schedule)
+    changed = changed_arguments(saved.settings, config)
+    before = _read_described(saved.groups, len(own))
+    updates = []
+    for group, new, made in zip(_groups(optimizer), own, before, strict=True):
+        names = {*_changed_names(group, new, made, changed), *(name for name in RATES if moved and name in new)}
+        updates.append({name: new[name] for name in names})
+    if not any(updates):
+        return
+    with optimizers.averaged(optimizer):  # a schedule-free one derives the averaged weights from its betas
+        for group, update in zip(_groups(optimizer), updates, strict=True):
+            group.update(update)
+
+
+def changed_arguments(settings: JsonMapping, config: RunConfig) -> set[str]:
+    """The names in optimizer_args whose values differ from those of a state."""
+    before, now = _saved_arguments(settings, config), arguments(config)
+    if before is None:
+        return set()
+    return {name for name in before.keys() | now.keys() if before.get(name, ...) != now.get(name, ...)}
+
+
+def only_for_starts(settings: JsonMapping, config: RunConfig) -> list[str]:
+    """The changed arguments that act when an optimizer starts, and no more in a resumed training."""
+    return sorted(changed_arguments(settings, config) & {*ESTIMATE})
+
+
+def needs_other_memory(settings: JsonMapping, config: RunConfig) -> bool:
+    """Whether the optimizer keeps something of each weight with the config's arguments that it did not keep, or kept
+    in another shape, with those of a state; found by stepping a small weight with both."""
+    before = _saved_arguments(settings, config)
+    if before is None or not changed_arguments(settings, config):
+        return False
+    known, needed = trial.memory(spec_of(config), before), trial.memory(spec_of(config), arguments(config))
+    return not needed.items() <= known.items() if known and needed else False
+
+
+def _saved_arguments(settings: JsonMapping, config: RunConfig) -> JsonObject | None:
+    """The arguments of a state, None where it does not tell them."""
+    try:
+        given = read_arguments(settings["optimizer_args"] or (), "optimizer_args")
+    except (KeyError, ConfigError):
+        return None
+    return arguments(config, given)
+
+
+def _groups(optimizer: Any) -> Groups:
+    """All groups, with those of bundles that are stepped by themselves."""
+    bundles = getattr(optimizer, "bundles", ())
+    return [*optimizer.param_groups, *(group for bundle in bundles for group in bundle.optimizer.param_groups)]
+
+
+def _stored_groups(state: JsonMapping) -> Groups:
+    """The same groups of a state_dict."""
+    first, bundles = state.get("groups", state.get("param_groups", ())), state.get("bundles", ())
+    return [*first, *(group for bundle in bundles for group in bundle["param_groups"])]
+
+
+def _read_described(found: JsonMapping | None, count: int) -> list[JsonObject | None]:
+    """What `described` wrote, by group; None for each where it is not there or of other groups."""
+    if not found or len(found["groups"]) != count:
+        return [None] * count
+    return [found["kinds"][number] for number in found["groups"]]
+
+
+def _use_own_kernels(state: JsonMapping, optimizer: Any) -> None:
+    """Before loading: where the state's tensors go depends on it."""
+    for stored, own in zip(_stored_groups(state), _groups(optimizer), strict=False):
+        stored.update({name: own[name] for name in KERNELS if name in stored and name in own})
+
+
+def _has_other_rates(optimizer: Any, saved: Saved) -> bool:
+    pairs = zip(optimizer.param_groups, _stored_groups(saved.optimizer), strict=False)
+    return any(own.get("initial_lr") != stored.get("initial_lr") for own, stored in pairs)
+
+
+def _advance(schedule: LRScheduler, steps: int, config: RunConfig) -> None:
+    """Move a new schedule to where it would be after `steps` steps, and the groups' rates with it."""
+    if steps < 1:
+        return
+    with warnings.catch_warnings():  # about an optimizer that has not stepped yet
+        warnings.simplefilter("ignore")
+        if isinstance(schedule, LambdaLR):  # which computes the rate of any step
+            schedule.last_epoch = steps - 1
+            schedule.step()
+            return
+        try:
+            for _ in range(steps):
+                schedule.step()
+        except ValueError as error:  # such as OneCycleLR after its end
+            raise ConfigError(Problem("lr_scheduler_type",
+                ": {name} cannot continue after step {step} ({why}); choose another schedule, or raise its "
+                "number of steps", name=config.optim.lr_scheduler_type, step=steps, why=error)) from error  # fmt: skip
+
+
+def _changed_names(group: JsonMapping, new: JsonMapping, made: JsonMapping | None, changed: set[str]) -> Iterator[str]:
+    """The settings of a loaded group that the config has changed; not what training itself has moved since `made`."""
+    for name, value in new.items():
+        if name in (*RATES, *WEIGHTS, *KERNELS, *ESTIMATE) or isinstance(value, Tensor):
+            continue
+        if name not in group:  # what another schedule, or a newer package, keeps there
+            yield name
+        elif made is None:
+            if name in changed:
+                yield name
+        elif name in made and _plain(value) != made[name] and _plain(group[name]) == made[name]:
+            yield name
+
+
+def _plain(value: Any) -> Any:
+    """A value as it comes back from JSON; a tensor, which only training sets, counts as none."""
+    return json.loads(json.dumps(value, default=lambda found: None if isinstance(found, Tensor) else str(found)))

@@ -1,0 +1,51 @@
+"""Models that are not trained here, whose adapters have names like those of a family that is."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ForeignModel:
+    """What tells the adapters of a model: what their metadata say, paths of layers, and inputs of layers."""
+
+    title: str
+    said: str  # a pattern of ss_base_model_version and modelspec.architecture
+    paths: str = ""  # a pattern of paths that no family here has
+    wide: tuple[str, int] = ("", 0)  # a pattern of paths that a family here has too, and their inputs
+
+
+UNET = r"^(input_blocks\.[12]\.1|output_blocks\.(9|1[01])\.1|down_blocks\.0\.attentions|up_blocks\.3\.attentions)\."
+CROSS = r"\.attn2\.to_[kv]$"
+FOREIGN = (
+    ForeignModel("Stable Diffusion 1.5", r"\bsd_v1|stable-diffusion-v1|\bsd[_ -]?1\.?5", wide=(CROSS, 768)),
+    ForeignModel("Stable Diffusion 2", r"\bsd_v2|stable-diffusion-v2", wide=(CROSS, 1024)),
+    ForeignModel("Stable Diffusion 1.5 or 2", r"^$", UNET),
+    ForeignModel("SDXL's refiner", r"xl-v1-refiner", wide=(CROSS, 1280)),
+    ForeignModel("Stable Diffusion 3", r"\bsd3|stable-diffusion-3", r"^joint_blocks\."),
+    ForeignModel("Wan", r"\bwan", r"^blocks\.\d+\.((self|cross)_attn\.[qkvo]$|ffn\.\d)"),
+    ForeignModel("HunyuanVideo", r"hunyuan", r"\.(img|txt)_mlp\.fc[12]$|individual_token_refiner"),
+    ForeignModel("FramePack", r"framepack"),
+    ForeignModel("Lumina Image 2", r"lumina", wide=(r"^layers\.\d+\.attention\.", 2304)),
+    ForeignModel("HiDream", r"hidream", r"^(double|single)_stream_blocks\."),
+    ForeignModel("LTX-Video", r"\bltx"),
+    ForeignModel("Kandinsky 5", r"kandinsky", r"^(visual|text)_transformer_blocks\."),
+    ForeignModel("Krea 2", r"krea_?2"),
+    ForeignModel("Ideogram 4", r"ideogram"),
+)  # fmt: skip
+
+
+def foreign_model(base: str, paths: Iterable[str], sizes: Mapping[str, tuple[int, int]]) -> str:
+    """The title of a model that is not trained here and that an adapter is for; "" where nothing says so. `base` is
+    from its metadata, `sizes` are inputs and outputs of layers by path."""
+    paths = list(paths)
+    for model in FOREIGN:
+        if re.search(model.said, base, re.IGNORECASE) if base else False:
+            return model.title
+    for model in FOREIGN:
+        pattern, inputs = model.wide
+        if inputs and any(size[0] == inputs and re.search(pattern, path) for path, size in sizes.items()):
+            return model.title
+        if model.paths and any(re.search(model.paths, path) for path in paths):
+            return model.title
+    return ""
