@@ -15,6 +15,7 @@ from kohya_gui.dataset.masks import MaskEditing
 from kohya_gui.form.api import FormApi
 from kohya_gui.form.buttons import Forms, TrainingTabs
 from kohya_gui.form.caches import CacheApi
+from kohya_gui.form.demo import DemoApi
 from kohya_gui.form.form import visibility
 from kohya_gui.form.print_command import CommandPrinter
 from kohya_gui.form.several import SeveralValues
@@ -105,6 +106,7 @@ def build(roots: Sequence[Path] = ()) -> Page:
     page.service.add(FormApi(forms, {tab.id: tab.kind for tab in TABS}, roots or paths.roots()).handlers)
     page.service.add(SeveralValues(training.tabs).handlers)
     page.service.add(CacheApi(forms, roots or paths.roots()).handlers)
+    page.service.add(DemoApi(forms, roots or paths.roots()).handlers)
     page.service.add(ModelsApi(forms, roots or paths.roots()).handlers)
     page.service.add(sampling.handlers, sampling.picture_handlers)
     page.service.add(lab.handlers)

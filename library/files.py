@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import hashlib
+import json
 import os
 import re
 import secrets
@@ -11,10 +12,11 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 
-from library.config.problems import ConfigError
+from library.config.problems import SURROGATES, ConfigError
 
 WINDOWS = os.name == "nt"
 FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
@@ -45,7 +47,9 @@ def write_atomic(path: str | Path, content: bytes | str | Callable[[Path], objec
     """
     path = Path(path)
     mark = f".{_mark()}.tmp{path.suffix}"
-    stem = path.stem.encode()[-(LONGEST_NAME - 1 - len(mark.encode())) :].decode(errors="ignore")  # a long one's end
+    stem = path.stem.encode("utf-8", "surrogatepass")[-(LONGEST_NAME - 1 - len(mark.encode())) :].decode(
+        errors="ignore"
+    )  # a long one's end
     temporary = path.with_name(f".{stem}{mark}")
     try:
         with clear_errors(path):
@@ -96,6 +100,12 @@ def remove_folder(path: Path) -> None:
     except OSError:  # on Windows somebody reads in it
         doomed = path
     shutil.rmtree(doomed, ignore_errors=True)
+
+
+def json_text(value: Any, **how: Any) -> str:
+    """JSON as people read it; where a file name in it is not UTF-8, escaped, as UTF-8 has no letters for it."""
+    text = json.dumps(value, ensure_ascii=False, **how)
+    return json.dumps(value, **how) if SURROGATES.search(text) else text
 
 
 def clean_up(folder: str | Path, ours: Callable[[str], object]) -> None:

@@ -19,8 +19,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from library.config.formats import load_json
+from library.config.outside_files import load_json
 from library.config.problems import ConfigError, Text
+from library.config.values import did_you_mean
 from library.files import cache_folder, write_atomic
 
 # Why: docs/decisions/2026-11-22-optimizer-packages-are-installed.md
@@ -70,6 +71,9 @@ def installed(module: str) -> bool:
 
 def absent(module: str) -> str:
     """The sentence's end about a package that is not there."""
+    if module not in PACKAGES:  # nobody knows what a registry has under a name that was only typed
+        template = "names the package {package}, which is not installed here{hint}"
+        return Text(template, package=module, hint=did_you_mean(module, PACKAGES))
     return Text("needs a package that is not installed: {command}", command=command(module))
 
 

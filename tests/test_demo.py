@@ -17,6 +17,8 @@ from library.demo import files, free_name, images, lora, measured, summary
 from library.demo import main as command
 from library.families import FAMILIES, RUNS, config_class
 from library.families.shared import weights
+from library.runs import job as jobs
+from library.runs import layout
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +43,14 @@ def test_the_checkpoints_have_the_layouts_people_have(demo):
         "conditioner.embedders.1.model.text_projection",
         "first_stage_model.encoder.conv_in.weight",
     } <= sdxl.keys()
+
+
+def test_as_a_job_it_says_where_its_configs_are(demo, tmp_path, monkeypatch):
+    monkeypatch.setenv(jobs.FOLDER, str(tmp_path))
+    assert command(["--no-train", "--family", "flux", "--out", str(demo.folder)]) == 0
+    assert layout.load(tmp_path / jobs.JOB)["state"] == "finished"
+    told = layout.load(tmp_path / jobs.RESULT)["configs"]
+    assert told == {name: str(path) for name, path in demo.configs.items()}
 
 
 def test_the_pictures_come_in_shapes_with_captions(demo):

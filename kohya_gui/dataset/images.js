@@ -362,7 +362,10 @@ const tab = {
   overview: () => now, rows: () => rows, query, change, attempt, notify, open, described, page: showPage,
   captionOf: (row) => captionField(row, storeCaption),
   actions: {
-    open: () => open(),
+    open: () => {
+      sources.adopt();
+      open();
+    },
     halt: () => working && ask("images_stop", { work: working }).catch(() => {}),
     none: () => {
       chosen.clear();
@@ -377,7 +380,7 @@ export function mount(element) {
   root = one(element, ".images");
   now = null;
   root.addEventListener("click", (event) => tab.actions[hit(event, "[data-do]")?.dataset.do ?? ""]?.());
-  folder().addEventListener("keydown", ({ key }) => key === "Enter" && open());
+  folder().addEventListener("keydown", ({ key }) => key === "Enter" && tab.actions.open());
   part(".how").addEventListener("change", () => now && open(true));
   const show = part(".sieve .show", HTMLSelectElement), place = part(".sieve .place", HTMLSelectElement);
   show.onchange = () => narrow({ show: show.value });

@@ -104,7 +104,8 @@ class DatasetTab:
         """A small version of an image."""
         path = paths.present(query.get("path"), self.roots, sorted(thumbs.extensions()), "image")
         side = query.get("side", "")
-        made = thumbs.thumb(path, int(side) if side in map(str, thumbs.SIDES) else thumbs.SIDES[0])
+        side = int(side) if side in map(str, thumbs.SIDES) else thumbs.SIDES[0]
+        made = thumbs.thumb(path, side, upright=query.get("upright") == "true")
         # The address names the moment at which the image was last written.
         headers = {"Cache-Control": "private, max-age=86400", "Content-Security-Policy": "default-src 'none'"}
         return Response(made, media_type="image/webp", headers=headers)
@@ -309,7 +310,8 @@ def row(collection: ImageCollection, picture: Picture, has: Callable[[str], bool
         "bucket": fit.bucket if fit else None, "resized": fit.resized if fit else None, "seen": picture.seen,
         "cut": round(max(picture.cut), 3), "larger": round(picture.larger, 2), "repeats": picture.repeats,
         "caption": picture.caption, "foreign": picture.foreign, "unused": picture.unused, "broken": picture.broken,
-        "turned": picture.turned, "trigger": has(picture.words) if has and picture.role != "reg" else None,
+        "turned": picture.turned, "upright": collection.config.data.exif_rotation,
+        "trigger": has(picture.words) if has and picture.role != "reg" else None,
         "role": picture.role, "fixed": picture.fixed or collection.fixed,
         "double": "" if group is None else collection.double_groups[group]["how"], "group": group,
     }  # fmt: skip

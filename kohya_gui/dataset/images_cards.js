@@ -14,7 +14,8 @@ import { address } from "../server/http.js";
  * @property {[number, number, number, number]} seen left, top, width and height of what is left of it, as shares
  * @property {number} cut the share that is cropped
  * @property {number} larger how many times it is enlarged
- * @property {boolean} turned
+ * @property {boolean} turned whether its EXIF orientation turns or mirrors it
+ * @property {boolean} upright whether that is done
  * @property {number} repeats
  * @property {string} role "reg", another for validation, or ""
  * @property {string} unused why it is not used, or ""
@@ -27,14 +28,20 @@ import { address } from "../server/http.js";
  */
 
 /**
+ * Where an image is shown from, of this side in pixels.
+ * @param {Row} row
+ * @param {number} side
+ */
+export const thumb = (row, side) => address("images_thumb", { path: row.path, side: String(side), v: String(row.version), upright: String(row.upright) });
+
+/**
  * A picture, and in shade what the bucket cuts away.
  * @param {Row} row
  * @param {number} side in pixels
  */
 export function frame(row, side) {
   if (row.broken) return make("div", { className: "frame none" }, "no image");
-  const source = address("images_thumb", { path: row.path, side: String(side), v: String(row.version) });
-  const picture = make("img", { src: source, loading: "lazy", decoding: "async", alt: row.name });
+  const picture = make("img", { src: thumb(row, side), loading: "lazy", decoding: "async", alt: row.name });
   if (row.size[0]) picture.style.aspectRatio = `${row.size[0]} / ${row.size[1]}`;
   const box = make("div", { className: "frame" }, picture);
   picture.onerror = () => box.replaceChildren("no image");
@@ -61,7 +68,7 @@ export function badges(row) {
   if (row.double) found.push(["warn", say(row.double === "alike" ? "similar to others (group {group})" : "duplicate of others (group {group})", { group: row.group + 1 })]);
   if (row.cut > 0.02) found.push([row.cut > 0.2 ? "warn" : "", say("{share} % cropped", { share: Math.round(row.cut * 100) })]);
   if (row.larger > 1.5) found.push(["warn", say("enlarged {factor} times", { factor: row.larger.toFixed(1) })]);
-  if (row.turned) found.push(["warn", "EXIF rotation, ignored"]);
+  if (row.turned) found.push(row.upright ? ["", "turned by EXIF"] : ["warn", "EXIF rotation, ignored"]);
   return found.map(([kind, text]) => make("span", { className: `badge ${kind}` }, text));
 }
 

@@ -1,9 +1,9 @@
 // The panels of the data set tab: tags, captions by a model, folder preparation; and the large view of one image.
 import { count, say } from "../i18n/sentences.js";
 import { all, make, makeButton, one } from "../server/elements.js";
-import { address, ask } from "../server/http.js";
+import { ask } from "../server/http.js";
 import * as commands from "../tools/commands.js";
-import { badges, facts, frame } from "./images_cards.js";
+import { badges, facts, frame, thumb } from "./images_cards.js";
 import * as history from "./images_history.js";
 import * as masks from "./images_masks.js";
 
@@ -153,7 +153,7 @@ function show(where, to) {
     make("div", { className: "head" }, make("b", {}, row.name), make("span", { className: "acts" },
       !row.fixed && !row.broken && row.size[0] > 0 && makeButton("Edit mask", () => {
         where.close();
-        masks.edit(row, address("images_thumb", { path: row.path, side: "1280", v: String(row.version) }));
+        masks.edit(row, thumb(row, 1280));
       }),
       makeButton("Previous", () => show(where, at - 1), { disabled: at === 0 }),
       makeButton("Next", () => show(where, at + 1), { disabled: at === rows.length - 1 }), makeButton("Close", () => where.close()))),

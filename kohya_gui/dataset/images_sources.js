@@ -43,8 +43,27 @@ function showTaken() {
   if (taken) part(".taken span").textContent = say("Counted as the training of the {tab} tab, with its other settings for images and captions.", { tab: taken.title });
 }
 
+/** A folder that is the chosen form's is counted as that form would train it. */
+export function adopt() {
+  const { id } = chosenTab(), where = document.getElementById(`${id}-form`);
+  const theirs = where && form.held(form.formOf(id)).values.train_data_dir;
+  if (taken || !theirs || String(theirs).trim() !== folder().value.trim() || before) return;
+  adoptSettings();
+  showTaken();
+}
+
 /** All that a form says about images comes over: what this tab shows into its fields, the rest as it is. */
 function take() {
+  const { title } = chosenTab(), values = adoptSettings();
+  before = null;
+  showTaken();
+  if (values.train_data_dir) setValue(folder(), values.train_data_dir);
+  if (folder().value || tab.described()) tab.open();
+  else tab.notify("plain", say("The settings of the {tab} tab were taken. It names no image folder yet.", { tab: title }));
+}
+
+/** The settings of the chosen form that are about images; all of its values. */
+function adoptSettings() {
   const { id, title } = chosenTab();
   const { family, values, launch } = form.held(form.formOf(id));
   const names = (root.dataset.takes ?? "").split(" ").filter((name) => name in values);
@@ -55,11 +74,7 @@ function take() {
     const keeps = name === "resolution" && !values[name] && !values.dataset_config;
     if (!keeps) setValue(mine, values[name] ?? (mine.type === "checkbox" ? mine.defaultChecked : mine.defaultValue));
   }
-  before = null;
-  showTaken();
-  if (values.train_data_dir) setValue(folder(), values.train_data_dir);
-  if (folder().value || tab.described()) tab.open();
-  else tab.notify("plain", say("The settings of the {tab} tab were taken. It names no image folder yet.", { tab: title }));
+  return values;
 }
 
 /** A form gets this folder, and what is set for it here. */
@@ -117,17 +132,14 @@ function line(place) {
 }
 
 /** @param {Overview} found */
-export function show({ places, count: training, kinds, fixed, problems }) {
+export function show({ places, count: training, fixed, problems }) {
   part(".sources").replaceChildren(...(places.length ? [
     make("thead", {}, make("tr", {}, ["Folder", "Images", "Repeats", "Per epoch"].map((title) => make("th", { scope: "col" }, title)))),
     make("tbody", {}, places.map(line))] : []));
   /** @type {string[]} */
   const also = [];
   if (training.regularisation) also.push(say("{images} for regularisation, seen as often as the others.", { images: count(training.regularisation, "image") }));
-  const both = training.validation - kinds.held;
   if (training.validation) also.push(say("{images} used for validation.", { images: count(training.validation, "image") }));
-  if (both) also.push(say(both === 1 ? "{count} of them is trained as well, as the share is no whole number of images."
-    : "{count} of them are trained as well, as the share is no whole number of images.", { count: both.toLocaleString("en") }));
   if (training.world > 1) also.push(say("{count} processes share the batches.", { count: training.world }));
   if (fixed) also.push(say("{why} to change them.", { why: fixed }));
   part(".also").replaceChildren(...also.map((text) => make("span", {}, text, " ")));

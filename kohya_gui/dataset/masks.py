@@ -50,8 +50,9 @@ class MaskEditing:
         collection = self.collection_of(ApiRequest(dict(query)))
         side = query.get("side", "")
         made = files.tinted(
-            self._file(collection, query), int(side) if side in map(str, thumbs.SIDES) else thumbs.SIDES[0]
-        )
+            self._file(collection, query), int(side) if side in map(str, thumbs.SIDES) else thumbs.SIDES[0],
+            collection.config.data.exif_rotation,
+        )  # fmt: skip
         headers = {"Cache-Control": "no-store", "Content-Security-Policy": "default-src 'none'"}
         return Response(made, media_type="image/webp", headers=headers)
 
@@ -61,7 +62,8 @@ class MaskEditing:
         collection = self.collection_of(asked)
         picture = collection.find(asked.text("name"))
         changes.changeable(collection, [picture])
-        files.replace(self._folder(collection), self._file(collection, query), body, picture.size)
+        file, is_turned = self._file(collection, query), collection.config.data.exif_rotation
+        files.replace(self._folder(collection), file, body, picture.size, Path(picture.path), is_turned)
         return self.look(asked)
 
     def undo(self, sent: ApiRequest) -> JsonObject:

@@ -27,11 +27,12 @@ CONFIG = config_class(SCRIPT)
 SETTINGS: JsonObject = {
     "resolution": "1024,1024", "train_batch_size": 1, "max_train_epochs": "", "max_train_steps": "",
     "gradient_accumulation_steps": 1, "caption_extension": ".txt", "caption_separator": ",", "enable_bucket": True,
-    "bucket_no_upscale": False, "min_bucket_reso": 256, "max_bucket_reso": 1024, "bucket_reso_steps": 64,
-    "reg_data_dir": "", "in_json": "", "dataset_repeats": 1, "dataset_config": "", "validation_split": 0,
+    "bucket_no_upscale": False, "exif_rotation": True, "min_bucket_reso": 256, "max_bucket_reso": 1024,
+    "bucket_reso_steps": 64, "reg_data_dir": "", "in_json": "", "dataset_repeats": 1, "dataset_config": "",
+    "validation_split": 0,
 }  # fmt: skip
 # And all else of a training tab's form that tells which images there are, and how they are seen.
-SECTIONS, BESIDES = ("data", "captions", "validation"), ("seed",)
+SECTIONS, BESIDES = ("data", "captions", "validation"), ("seed", "resume")
 
 
 def config_of(

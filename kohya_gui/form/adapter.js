@@ -4,6 +4,7 @@ import { say } from "../i18n/sentences.js";
 import { all, around, hit, isBox, isField, make, makeButton, one, setValue } from "../server/elements.js";
 import { ask } from "../server/http.js";
 import { sentOf } from "./messages.js";
+import * as inputs from "./inputs.js";
 import * as form from "./page.js";
 
 /** @typedef {{ id: string, title: string, module: string, fixed: Record<string, string>, start: Record<string, string>, names: string[], blocks: string[], language: "indices" | "factors" | "joint" }} Kind */
@@ -41,7 +42,7 @@ const quoted = (pair) => (/[\s"']/.test(pair) ? pair.split('"').map((part) => pa
  * @param {Record<string, string | null>} given
  */
 function write(box, given) {
-  const where = formAround(box), field = form.fieldOf(where, ARGUMENTS);
+  const where = formAround(box), field = inputs.fieldOf(where, ARGUMENTS);
   if (!field) return;
   const rest = { ...given };
   const kept = (field.value.match(PIECES) ?? []).flatMap((piece) => {
@@ -98,7 +99,7 @@ function ranges(factors) {
  */
 function choose(box, id) {
   const state = states.get(box), kind = state?.adapter.kinds.find((one) => one.id === id);
-  const module = form.fieldOf(formAround(box), MODULE), field = form.fieldOf(formAround(box), ARGUMENTS);
+  const module = inputs.fieldOf(formAround(box), MODULE), field = inputs.fieldOf(formAround(box), ARGUMENTS);
   if (!state || !kind || !module || !field) return;
   const { kinds, groups } = state.adapter, written = (field.value.match(PIECES) ?? []).map(nameOf);
   const known = new Set(kinds.flatMap(({ names, fixed, start }) => [...names, ...Object.keys(fixed), ...Object.keys(start)]));
@@ -249,7 +250,7 @@ function showLayers(box, blocks) {
   if (blocks.some((counts, at) => counts.length !== groups[at]?.factors.length)) return void form.settle(formAround(box)); // another model than the published one
   blocks.forEach((counts, at) => all(box, `[data-group="${at}"] button`).forEach((button, number) => {
     button.classList.toggle("bare", Boolean(groups[at].factors[number]) && !counts[number]);
-    button.title = say("{count} layers learn", { count: counts[number] });
+    button.title = say(counts[number] === 1 ? "{count} layer learns" : "{count} layers learn", { count: counts[number] });
   }));
 }
 

@@ -73,7 +73,9 @@ def _with_words(found: JsonObject) -> JsonObject:
         problem = read(found["why"]) if found["why"] else None
         # What is wrong with an argument stands below its field.
         return {"said": UNKNOWN if problem is None else "" if problem.place else problem.capitalized()}
-    template = ("{layers} layers learn: {parameters} parameters, a file of about {size}.")  # fmt: skip
+    template = "{layers} layers learn: {parameters} parameters, a file of about {size}."
+    if found["layers"] == 1:
+        template = "{layers} layer learns: {parameters} parameters, a file of about {size}."
     said = Text(template, layers=f"{found['layers']:,}", parameters=_many(found["parameters"]),
                 size=size_text(found["bytes"]))  # fmt: skip
     return {"said": said, "blocks": found["blocks"]}

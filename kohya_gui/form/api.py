@@ -2,30 +2,37 @@
 
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import groupby
 from pathlib import Path
 
-from kohya_gui.form import adapter, compare, compile_summary, datasets, presets, probe, prompts, start_preset
+from kohya_gui.form import (
+    adapter,
+    compare,
+    compile_summary,
+    datasets,
+    presets,
+    probe,
+    prompts,
+    start_preset,
+    typed_paths,
+)
 from kohya_gui.form.adapter_size import SizeProcess
 from kohya_gui.form.form import SettingsForm, Submission
-from kohya_gui.server import paths
+from kohya_gui.server import allowed_folders, paths
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.building import draft, missing
 from library.config.ineffective import ineffective_options
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Text, either
+from library.config.problems import ConfigError, Problem, either
 from library.config.run_config import RunConfig
 from library.config.schema import options, values
 from library.config.sections import AdapterRun
-from library.families import network_args
 from library.families.recognition import index_of, proposed_options, recognised
 from library.runs import keys
 
 MODEL = "pretrained_model_name_or_path"
-FILE = re.compile(r"[\\/].*\.[a-z]{2,}[\"']?\s*$", re.I | re.S)  # a path that names a file to its end
 
 
 class FormApi:
@@ -59,20 +66,23 @@ class FormApi:
             adapters = adapter.state(config, self.sizes.counts(config))
             for problem in adapter.problems(config):
                 wrong.setdefault(places[problem.option][1], problem.about.capitalized())
-        for name, option in options(type(config)).items():
-            if option.kind in ("file", "folder") and (said := paths.elsewhere(str(given.values.get(name)), name)):
-                wrong.setdefault(places[name][1], said.about)
+        typing = sent.text("typing")
+        paths_said = typed_paths.wrong(options(type(config)), given.values, self.roots, typing)
+        for name, said in paths_said.items():
+            wrong.setdefault(places[name][1], said.about.capitalized())
         ineffective = {
             places[name][1]: reason for name, reason in ineffective_options(config).items() if name in places
         }
         known = [places[name][1] for name in keys.kept() if name in places]
-        model, none = self._model(form, given)
+        model, none = self._model(form, given, typing == MODEL)
         if none:
-            wrong.setdefault(places[MODEL][1], none)
+            wrong.setdefault(places[MODEL][1], none.about.capitalized())
+        said = [*paths_said.values(), *filter(None, [none])]
+        allow = {one.about.capitalized(): folder for one in said if (folder := allowed_folders.asked(one))}
         return {
             "wrong": wrong, "ineffective": ineffective, "outlook": compile_summary.outlook(config), "kept": known,
             "model": model, "profile": presets.chosen_profile(config), "adapter": adapters,
-            "chosen": self._chosen(form, given, config, model),
+            "chosen": self._chosen(form, given, config, model), "allow": allow,
         }  # fmt: skip
 
     def _chosen(self, form: SettingsForm, given: Submission, config: RunConfig, model: JsonObject) -> str:
@@ -93,30 +103,37 @@ class FormApi:
         except ConfigError:
             return False
 
-    def _model(self, form: SettingsForm, given: Submission) -> tuple[JsonObject, str]:
+    def _model(self, form: SettingsForm, given: Submission, is_typed: bool) -> tuple[JsonObject, Problem | None]:
         """What the base model's file is, as far as it lies where the page may look; or why it is none."""
-        text = str(given.values.get(MODEL) or "")
+        text = str(given.values.get(MODEL) or "").strip()
+        if not text or self._is_id(text):
+            return {}, None
         try:
-            path = paths.inside(text, self.roots)
-        except ConfigError:
-            return {}, ""
+            path = paths.inside(text, self.roots, MODEL)
+        except ConfigError as error:
+            is_begun = is_typed and typed_paths.leads_to(text, self.roots)
+            return {}, None if is_begun else error.problems[0]
         try:
+            if not path.suffix and not path.exists():
+                raise ConfigError(Problem(MODEL, ": {path} does not exist", path=path))
             if not path.is_dir():
                 path = paths.present(text, self.roots, (".safetensors",), MODEL)
             found = recognised(path)
-        except ConfigError as error:  # of a whole path: what is being typed, and an id of the hub, is no mistake yet
-            is_whole = FILE.search(text) and not paths.HUB_ID.fullmatch(text)
-            return {}, error.problems[0].about.capitalized() if is_whole else ""
+        except ConfigError as error:
+            is_begun = is_typed and not path.exists() and typed_paths.is_begun(path)
+            return {}, None if is_begun else error.problems[0]
         family = found.family
         if not family:
-            said = Text("The file is {kind}, not a model that is trained here.", kind=found.words)
-            return {}, said if path.is_file() or index_of(path) else ""  # another folder may be a part of what is typed
+            said = Problem("", "The file is {kind}, not a model that is trained here.", kind=found.words)
+            is_model = path.is_file() or index_of(path) or not is_typed  # a folder may be a part of what is typed
+            return {}, said if is_model else None
         if family not in form.configs:
             template = "The file is {kind}; this tab trains {families}."
-            return {}, Text(template, kind=found.words, families=either(form.families[name] for name in form.configs))
+            names = either(form.families[name] for name in form.configs)
+            return {}, Problem("", template, kind=found.words, families=names)
         needed = form.shown(family, found.options)
         proposed = form.shown(family, proposed_options(path, found))
-        return {"path": text, "family": family, "words": found.words, "options": needed, "proposed": proposed}, ""
+        return {"path": text, "family": family, "words": found.words, "options": needed, "proposed": proposed}, None
 
     def preset(self, sent: ApiRequest) -> JsonObject:
         """The values of a preset, or the defaults, over the form as it is; paths and names are kept."""
@@ -207,8 +224,6 @@ class FormApi:
         form, given = self._heard(sent)
         config = form.lenient_config(given)
         paths.allow(config, self.roots)
-        if (preset := network_args.texts(config).get("preset", "")) and preset not in network_args.PRESETS:
-            paths.file(preset, self.roots, (".toml", ".json", ".yaml", ".yml"), "network_args")
         return self.sizes.ask(config)
 
     def compile_log(self, sent: ApiRequest) -> JsonObject:

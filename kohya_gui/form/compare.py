@@ -45,7 +45,8 @@ def config_of(key: str, form: Callable[[], Any], roots: Sequence[Path]) -> tuple
         script = next(s for s in facts(found.family).scripts if config_class(s).kind == found.trains)
         return found.title, build(config_class(script), read_toml(found.path), notes=[])
     path = paths.readable(key, roots, importers.SUFFIXES)
-    return path.name, importers.load(path, {script: config_class(script) for script in RUNS}).config
+    runs = {script: config_class(script) for script in RUNS}
+    return path.name, importers.load(path, runs, may_read=presets.may_read).config
 
 
 def _of_run(run_id: str) -> Any:

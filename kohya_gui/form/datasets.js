@@ -6,6 +6,7 @@ import { ask, messageOf } from "../server/http.js";
 import { filesOf, Sending } from "../server/uploads.js";
 import { groupOf, groupsOf, MOST_NOTES, rowOf, showCount, textsOf } from "./datasets_rows.js";
 import { sentOf } from "./messages.js";
+import * as inputs from "./inputs.js";
 import * as form from "./page.js";
 
 /** @typedef {import("./datasets_rows.js").Texts} Texts */
@@ -44,7 +45,7 @@ function stateOf(box) {
  * @param {Element} box
  * @param {string} name
  */
-const valueOf = (box, name) => String(form.fieldOf(formAround(box), name)?.value ?? "").trim();
+const valueOf = (box, name) => String(inputs.fieldOf(formAround(box), name)?.value ?? "").trim();
 
 /**
  * Put values into the form, as one change that can be taken back.
@@ -56,7 +57,7 @@ function choose(box, values) {
   form.remember(where);
   stateOf(box).telling = true;
   for (const [name, value] of Object.entries(values)) {
-    const field = form.fieldOf(formAround(box), name);
+    const field = inputs.fieldOf(formAround(box), name);
     if (field) setValue(field, value);
   }
   form.settle(where);

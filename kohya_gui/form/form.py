@@ -22,10 +22,10 @@ from kohya_gui.server import picker
 from library import families
 from library.config.building import Layer, Reading, build, draft, missing, read_layers
 from library.config.command import Launch
-from library.config.json_types import JsonMapping
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Problem, Text, either
 from library.config.run_config import RunConfig
-from library.config.schema import options, section_options, values
+from library.config.schema import changed, flat, options, section_options, values
 from library.config.values import Option
 from library.runs import gpu_slots
 
@@ -136,11 +136,13 @@ class SettingsForm:
 
     # ---- what goes to the browser
 
-    def fill(self, config: RunConfig, start: JsonMapping | None = None) -> str:
+    def fill(self, config: RunConfig, start: JsonMapping | None = None, named: Iterable[str] = ()) -> str:
         """A config -> a value for every field of its family, as page.js takes it. `start` says what it is called, and
-        from which values the form marks what is changed later; without it that stays as it is."""
-        filled = {"family": config.family, "values": self.shown(config.family, values(config))}
-        return json.dumps({**filled, "start": dict(start)} if start else filled)
+        from which values the form marks what is changed later; without it that stays as it is. `named` are options that
+        the config's file sets, be it to their defaults: other families are given these, too."""
+        filled: JsonObject = {"family": config.family, "values": self.shown(config.family, values(config))}
+        given = sorted({*named, *flat(changed(config))} & filled["values"].keys())
+        return json.dumps({**filled, "start": dict(start), "given": given} if start else filled)
 
     def shown(self, family: str, given: JsonMapping) -> dict[str, bool | str]:
         """Values by option name as fields hold them."""

@@ -1,19 +1,20 @@
 // Around the form: what is wrong or has no effect while one types, presets, undo, fixes, keys of other services.
 import { say } from "../i18n/sentences.js";
 import { inEnglish, translated } from "../i18n/words.js";
-import { all, around, fieldValue, hit, make, one, pieces, setValue } from "../server/elements.js";
+import { all, around, fieldValue, hit, make, one, pieces, setValue, withAllowButton } from "../server/elements.js";
 import { ask } from "../server/http.js";
 import { pick } from "../server/picker.js";
 import { openTab } from "../server/tabs.js";
 import { makeCaches } from "./caches.js";
 import { compare } from "./compare.js";
 import { sentOf, tell, tellError } from "./messages.js";
+import * as inputs from "./inputs.js";
 import * as form from "./page.js";
 import { probe } from "./probe.js";
 import { several } from "./several.js";
 import { onOpened } from "./tab.js";
 
-/** @typedef {import("./page.js").Field} Field */
+/** @typedef {import("./inputs.js").Field} Field */
 /** @typedef {{ path?: string, family?: string, words?: string, options?: form.Values, proposed?: form.Values }} Model what the base model's file is; empty where it is not known. It needs `options`, and by its name `proposed` */
 /** @typedef {{ wrong: Record<string, string>, ineffective: Record<string, string>, outlook: string, kept: string[], model: Model, profile: string, chosen: string, adapter: import("./adapter.js").Adapter | null }} Judgement
  * `wrong` and `ineffective` have a sentence by a field's id, `kept` the ids of fields whose key is stored; `chosen` is the base model, where it is one with all its parts */
@@ -43,13 +44,19 @@ onOpened((where) => {
   if (later.delete(tab)) judge(tab);
 });
 
+/** The option in whose field somebody types: the beginning of a path is no mistake there. */
+function typedOption() {
+  const field = document.activeElement;
+  return field instanceof HTMLElement && field.dataset.dirty === "true" ? field.dataset.option : "";
+}
+
 /** @param {string} tab */
 async function judge(tab) {
   const mine = (newest[tab] ?? 0) + 1;
   newest[tab] = mine;
   try {
-    const judgement = await ask("judge", { tab, sent: sentOf(tab) });
-    if (mine !== newest[tab]) return;
+    const sent = sentOf(tab), typing = typedOption(), judgement = await ask("judge", { tab, sent, typing });
+    if (mine !== newest[tab] || sent !== sentOf(tab)) return; // a form that has changed since is asked about again
     show(form.formOf(tab), judgement);
     document.dispatchEvent(new CustomEvent("kohya:judged", { detail: { where: form.formOf(tab), adapter: judgement.adapter, chosen: judgement.chosen } }));
   } catch {} // the server's absence is said by whatever the user asks for next
@@ -60,9 +67,9 @@ async function judge(tab) {
  * @param {Judgement} judgement
  */
 function show(where, judgement) {
-  const name = form.family(where);
-  for (const field of form.fields(where)) {
-    if (!form.isFor(field, name)) continue;
+  const name = inputs.family(where);
+  for (const field of inputs.fields(where)) {
+    if (!inputs.isFor(field, name)) continue;
     const wrong = judgement.wrong[field.id] ?? "", reason = judgement.ineffective[field.id] ?? "";
     const isModel = field.dataset.option === MODEL && judgement.model.path === field.value;
     explain(field, wrong || (isModel && say("The file is {kind}.", { kind: judgement.model.words ?? "" })) || "", !wrong && reason ? say("No effect: {reason}", { reason }) : "");
@@ -92,7 +99,7 @@ function explain(field, instead, reason) {
   const text = instead || own, now = `${text}\n${reason}`;
   if ((help.dataset.now ?? `${own}\n`) === now) return;
   help.dataset.now = now;
-  help.replaceChildren(text, ...(reason ? [make("em", {}, reason)] : []));
+  help.replaceChildren(...withAllowButton(text), ...(reason ? [make("em", {}, reason)] : []));
 }
 
 /** What the running job has compiled, while someone looks at these settings. */
@@ -106,6 +113,19 @@ setInterval(async () => {
     line.hidden = !text;
   } catch {} // it asks again
 }, 3000);
+
+document.addEventListener("kohya:allowed", ({ target }) => {
+  if (target instanceof Element && target.closest("form.settings")) form.settle(/** @type {HTMLFormElement} */ (around(target, "form.settings")));
+});
+// A path is whole when its field is left.
+document.addEventListener("input", ({ target }) => {
+  if (target instanceof HTMLElement && target.dataset.option) target.dataset.dirty = "true";
+});
+document.addEventListener("change", ({ target }) => {
+  if (!(target instanceof HTMLElement) || !target.dataset.option || !target.closest("form.settings")) return;
+  delete target.dataset.dirty;
+  judge(tabOf(target));
+});
 
 /** @type {Record<string, form.Values>} the options that the last recognised model needs, by form and family */
 const needed = {};
@@ -136,15 +156,17 @@ function neededBy(where, { path, options = {}, proposed = {} }) {
  */
 function recognise(where, model) {
   const { path, family } = model;
+  if (!path) delete where.dataset.seen;
   if (!path || where.dataset.seen === path) return;
   where.dataset.seen = path;
-  const options = neededBy(where, model);
+  const isNamed = where.dataset.named === path, options = neededBy(where, model);
   if (!family) return;
+  if (isNamed) setTimeout(() => fillBeside(where, path)); // once the family is that of the model
   const held = form.held(where), key = `${where.id} ${family}`, before = needed[key] ?? {};
   needed[key] = options;
   /** @type {form.Values} */
   const values = { ...options };
-  const mine = form.fields(where).filter((field) => form.isFor(field, family));
+  const mine = inputs.fields(where).filter((field) => inputs.isFor(field, family));
   for (const field of mine) {
     const name = field.dataset.option ?? "";
     if (name in before && !(name in options) && fieldValue(field) === before[name]) values[name] = field.dataset.default ?? "";
@@ -156,6 +178,24 @@ function recognise(where, model) {
   values[MODEL] = held.values[MODEL];
   for (const field of mine) if ((field.dataset.option ?? "") in values) setValue(field, values[field.dataset.option ?? ""]);
   form.settle(where);
+}
+
+/**
+ * Fill in the text encoders and VAE that lie beside a model which somebody has just named, where their fields are empty.
+ * @param {HTMLFormElement} where
+ * @param {string} path
+ */
+async function fillBeside(where, path) {
+  const tab = where.id.replace(/-form$/, ""), sent = sentOf(tab);
+  /** @type {{ values: form.Values }} */
+  const { values } = await ask("models_beside", { tab, sent }).catch(() => ({ values: {} }));
+  const empty = inputs.fields(where).filter((field) => inputs.isFor(field, inputs.family(where)) && (field.dataset.option ?? "") in values && !field.value);
+  if (!empty.length || inputs.fieldOf(where, MODEL)?.value !== path) return;
+  form.remember(where);
+  for (const field of empty) setValue(field, values[field.dataset.option ?? ""]);
+  form.settle(where);
+  const names = empty.map((field) => field.value.split(/[\\/]/).at(-1)).join(", ");
+  tell(tab, "good", make("p", {}, say("Filled in what lies beside the model: {names}.", { names }), " ", make("button", { type: "button", className: "undo" }, "Undo")));
 }
 
 /**
@@ -184,7 +224,8 @@ async function forgetKey(button) {
  */
 async function preset(tab, id) {
   try {
-    const found = await ask("preset", { tab, sent: sentOf(tab), id });
+    const sent = sentOf(tab), found = await ask("preset", { tab, sent, id });
+    if (sent !== sentOf(tab)) return void preset(tab, id); // or what was typed since would be lost
     form.fill(tab, found.fill);
     const rest = found.profile ? "All else is kept." : "Paths and names are kept, all else is as in the preset.";
     /** @type {string[]} */
@@ -209,9 +250,25 @@ function undo(tab) {
 
 /** @param {HTMLButtonElement} button */
 function fix(button) {
-  form.apply(tabOf(button), JSON.parse(button.dataset.fix ?? "{}"));
+  if (button.dataset.leave) form.leaveOut(tabOf(button), button.dataset.leave.split(" "));
+  else form.apply(tabOf(button), JSON.parse(button.dataset.fix ?? "{}"));
   button.disabled = true;
   button.classList.add("done");
+  countAgain(around(button, ".message"));
+}
+
+/**
+ * What is left to fix in a message, once some of its fixes are in the form.
+ * @param {HTMLElement} message
+ */
+function countAgain(message) {
+  const title = message.querySelector(".title");
+  if (!title || !message.matches(".bad, .warn")) return;
+  const lines = all(message, ":scope > details > ul:not(.findings) > li:not(:has(.elsewhere)), :scope > details > .findings > li.bad");
+  const left = lines.filter((line) => !line.querySelector(".fix.done")).length;
+  if (left > 1) title.textContent = say("{count} things have to be fixed first", { count: left });
+  else title.textContent = left ? "This has to be fixed first" : "Everything here is fixed";
+  message.classList.toggle("settled", !left);
 }
 
 /**
@@ -237,16 +294,31 @@ export async function showImages(tab) {
 }
 
 /**
+ * Where a config is saved when nobody says where, as Save config has it: beside its result.
+ * @param {HTMLFormElement} where
+ */
+function proposal(where) {
+  const { values } = form.held(where), folder = String(values.output_dir ?? "").trim(), name = String(values.output_name ?? "").trim();
+  return folder ? `${folder.replace(/[\\/]$/, "")}/${name || "config"}.toml` : "";
+}
+
+/**
  * Ask where to, and save there: the path field holds the answer, and Save config does the rest.
  * @param {HTMLElement} training
  */
 function saveAs(training) {
   const path = one(training, ".begin .path", HTMLInputElement);
+  const typed = path.value, where = form.formOf(one(training, "form.settings").id.replace(/-form$/, ""));
   const chosen = () => setTimeout(() => one(training, ".begin button.save").click(), 50);
   path.addEventListener("change", chosen, { once: true });
+  if (!typed) path.value = proposal(where); // the name and folder of the result
+  const proposed = path.value;
   pick(path, "new", ".toml");
   // Whoever closes the picker has chosen nothing, and later changes of the path are no answer.
-  one(document, "dialog.picker").addEventListener("close", () => path.removeEventListener("change", chosen), { once: true });
+  one(document, "dialog.picker").addEventListener("close", () => {
+    path.removeEventListener("change", chosen);
+    if (path.value === proposed) path.value = typed;
+  }, { once: true });
 }
 
 /** @type {[string, (button: HTMLButtonElement) => unknown][]} What a click on a button does; the first that matches. */

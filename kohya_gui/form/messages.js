@@ -1,4 +1,5 @@
 // Messages beside the buttons of a form.
+import { translated } from "../i18n/words.js";
 import { around, make, makeButton, one, withAllowButton } from "../server/elements.js";
 import { messageOf } from "../server/http.js";
 import * as form from "./page.js";
@@ -8,6 +9,34 @@ import * as form from "./page.js";
  * @param {string} tab
  */
 export const sentOf = (tab) => JSON.stringify(form.held(form.formOf(tab)));
+
+/**
+ * What the form of a tab holds, for the server. Whoever asks has a new answer coming: what was said before goes.
+ * @param {string} tab
+ * @param {string} [busy] what to say meanwhile
+ */
+export function read(tab, busy = "") {
+  const where = form.formOf(tab);
+  form.nextTurn(tab);
+  const bar = where.closest(".training")?.querySelector(".bar");
+  bar?.querySelector(".told")?.replaceChildren();
+  bar?.classList.remove("own", "away");
+  bar?.classList.toggle("newer", !busy); // its answer is seen at once, while what was asked before is still checked
+  for (const field of where.querySelectorAll(".mended")) field.classList.remove("mended");
+  if (busy) rest(tab, busy);
+  return sentOf(tab);
+}
+
+/**
+ * Say that something is being worked on, or with no words that it is done.
+ * @param {string} tab
+ * @param {string} [busy]
+ */
+export function rest(tab, busy = "") {
+  const bar = one(around(form.formOf(tab), ".training"), ".bar");
+  bar.toggleAttribute("data-busy", Boolean(busy));
+  one(bar, ".doing").textContent = busy && `${translated(busy)} …`;
+}
 
 /**
  * Say something beside the buttons, in the place of what the server said last; with no parts, take it away.

@@ -9,12 +9,13 @@ from pathlib import Path
 from kohya_gui.i18n.sentences import data
 from kohya_gui.server import allowed_folders
 from library.config.json_types import JsonMapping
-from library.config.problems import FLAG, Problem, Text, read
-from library.importers.builder import TO_FIX
+from library.config.problems import FLAG, Problem, Text, counted, read
+from library.importers.result import TO_FIX
 
 Places = Mapping[str, tuple[str, str]]  # option -> its label, its element's id
 Fix = Callable[[Problem], Mapping[str, bool | str]]  # a problem -> values of fields that would mend it
 
+INEFFECTIVE = "ineffective"  # the code of what is said of an option that does nothing
 OTHER_TAB = "other_tab"  # the code of what a config says that is for another tab, with the tab's id and title
 MARKS = {"ok": "✓", "hint": "!", "bad": "✗"}
 
@@ -27,7 +28,7 @@ def good(text: str, notes: Iterable[str] = (), undo: bool = False) -> str:
     """Something was done, in one line; notes are what the user should know about it, and several of them are folded
     where none has to be fixed. `undo` offers to take back what was filled."""
     notes = [_sentence(note) for note in notes]
-    more = Text("{count} notes", count=len(notes)) if len(notes) > 1 else Text("")
+    more = counted(len(notes), "note") if len(notes) > 1 else Text("")
     shown = notes if len(notes) == 1 else [*filter(None, [more])]
     said = " ".join(f"<span>{html.escape(one)}</span>" for one in [text, *shown])
     back = ' <button type="button" class="undo">Undo</button>' if undo else ""
@@ -38,21 +39,38 @@ def good(text: str, notes: Iterable[str] = (), undo: bool = False) -> str:
     return _message("good", fold, [text, more, *notes])
 
 
+def loaded(text: Text, found: Sequence[Problem], places: Places, fix: Fix, notes: Sequence[str]) -> str:
+    """A config was loaded: what has to be fixed in it, a line each with the button that does it, and then notes."""
+    if not found:
+        return good(text, notes, undo=True)
+    listed, marks, shown = _lines(found, places, fix)
+    notes = [_sentence(note) for note in notes]
+    more = counted(len(notes), "note")
+    rest = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
+    fold = f"<details><summary>{html.escape(more)}</summary><ul>{rest}</ul></details>" if notes else ""
+    title = _title(len(found))
+    head = f'<span>{html.escape(text)}</span> <b class="title">{html.escape(title)}</b>'
+    back = ' <button type="button" class="undo">Undo</button>'
+    body = f"<details open><summary>{head}{back}</summary><ul>{listed}</ul>{fold}{_style(marks)}</details>"
+    return _message("warn", body, [text, title, more, *shown, *notes], alert=True)
+
+
 def problems(found: Sequence[Problem], places: Places, fix: Fix = lambda problem: {}) -> str:
     """What must be fixed, a line each. Options that are on the page are named, marked, and reached by a click."""
-    listed, marks, shown = [], [], []
+    listed, marks, shown = _lines(found, places, fix)
+    title = _title(sum(one.code != OTHER_TAB for one in found))
+    return _box("bad", title, f"<ul>{listed}</ul>{_style(marks)}", shown, alert=True)
+
+
+def _lines(found: Sequence[Problem], places: Places, fix: Fix) -> tuple[str, list[str], list[Text]]:
+    """Problems as lines with their buttons, the elements to mark, and the texts that are shown."""
+    listed, marks, shown = "", list[str](), list[Text]()
     for problem in found:
         said, element, text = _placed(problem, places)
         shown.append(text)
         marks += [f"#{element}"] if element else []
-        listed.append(f"<li>{said}{button(fix(problem))}{_allow(problem)}{_elsewhere(problem)}</li>")
-    return _box(
-        "bad",
-        _title(sum(one.code != OTHER_TAB for one in found)),
-        f"<ul>{''.join(listed)}</ul>{_style(marks)}",
-        shown,
-        alert=True,
-    )
+        listed += f"<li>{said}{button(fix(problem), problem.code)}{_allow(problem)}{_elsewhere(problem)}</li>"
+    return listed, marks, shown
 
 
 def report(found: JsonMapping, places: Places, fix: Callable[[JsonMapping], Mapping[str, bool | str]],
@@ -67,7 +85,8 @@ def report(found: JsonMapping, places: Places, fix: Callable[[JsonMapping], Mapp
         marks += [f"#{element}"] if element and one["verdict"] == "bad" else []
         listed.append(
             f'<li class="{one["verdict"]}"><i aria-hidden="true">{MARKS[one["verdict"]]}</i>'
-            f"<b>{html.escape(one['topic'])}</b><span>{said}{button(fix(one['fix']))}{_allow(problem)}</span></li>"
+            f"<b>{html.escape(one['topic'])}</b>"
+            f"<span>{said}{button(fix(one), one['code'])}{_allow(problem)}</span></li>"
         )
     wrong = [one for one in found["findings"] if one["verdict"] == "bad"]
     failed = bool(found.get("failed"))
@@ -108,10 +127,13 @@ MODELS = ('<p class="offer"><button type="button" class="find-models"><span>Find
           "<span>Lists what is on this computer, and downloads the rest.</span></p>")  # fmt: skip
 
 
-def button(values: Mapping[str, bool | str]) -> str:
-    """The button that puts values into the form."""
+def button(values: Mapping[str, bool | str], code: str = "") -> str:
+    """The button that puts values into the form; an option without effect (`code`) is left out instead."""
     if not values:
         return ""
+    if code == INEFFECTIVE:
+        names = html.escape(" ".join(values))
+        return f' <button type="button" class="fix" data-leave="{names}"><span>Leave it out</span></button>'
     said = ", ".join(f"{name} = {as_word(value)}" for name, value in values.items())
     given = html.escape(json.dumps(dict(values)))
     shown = f"<span>Fix</span> <code>{html.escape(said)}</code>"
@@ -119,10 +141,11 @@ def button(values: Mapping[str, bool | str]) -> str:
 
 
 def _allow(problem: Problem) -> str:
-    """The button that lets the page use the folder that a problem asks about."""
+    """The button that lets the page use the folder, or run the code, that a problem asks about."""
     folder = allowed_folders.asked(problem)
+    words = "Allow this code" if folder.startswith(allowed_folders.CODE) else "Allow this folder"
     given = f'class="allow" data-allow="{html.escape(folder)}"'
-    return f' <button type="button" {given}>Allow this folder</button>' if folder else ""
+    return f' <button type="button" {given}>{words}</button>' if folder else ""
 
 
 def _elsewhere(problem: Problem) -> str:
@@ -192,7 +215,7 @@ def _copied(title: str, text: str) -> str:
 
 def _box(kind: str, title: str, body: str, said: Iterable[str] = (), alert: bool = False) -> str:
     """A message; `said` are the texts in its body."""
-    fold = f"<details open><summary>{html.escape(title)}</summary>{body}</details>"
+    fold = f'<details open><summary><span class="title">{html.escape(title)}</span></summary>{body}</details>'
     return _message(kind, fold, [title, *said], alert)
 
 

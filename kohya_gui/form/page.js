@@ -1,13 +1,14 @@
 // The form in the browser: read it, fill it, remember it. Everything that decides is on the server.
-import { say } from "../i18n/sentences.js";
-import { translated } from "../i18n/words.js";
-import { all, around, fieldValue, hit, isField, make, one, saveFile, setValue } from "../server/elements.js";
+import { all, around, fieldValue, hit, isField, one, setValue } from "../server/elements.js";
+import * as memories from "./family_values.js";
+import { families, familiesOf, family, fields, fieldsOf, isFor, same } from "./inputs.js";
+import { markChanged, markRequired } from "./marks.js";
 import { jump } from "./sections.js";
 
-/** @typedef {import("../server/elements.js").Field & { form: HTMLFormElement }} Field a field of one option or launch setting */
+/** @typedef {import("./inputs.js").Field} Field */
 /** @typedef {Record<string, string | boolean>} Values by option name, as fields hold them */
 /** @typedef {{ id: string, title: string, why?: string, text?: string, notes?: string[], values: Values }} Start */
-/** @typedef {{ family: string, starts?: Record<string, Start>, kept: [string, string | boolean][], opened?: string }} Copy of one taken before a config was loaded `opened` is the config of then */
+/** @typedef {{ family: string, starts?: Record<string, Start>, memory?: memories.Memory, kept: [string, string | boolean][], opened?: string }} Copy of one taken before a config was loaded `opened` is the config of then */
 
 /**
  * @param {string} tab
@@ -15,58 +16,12 @@ import { jump } from "./sections.js";
  */
 export const formOf = (tab) => one(document, `#${tab}-form`, HTMLFormElement);
 
-/**
- * @param {ParentNode} where
- * @returns {Field[]}
- */
-export const fields = (where) => /** @type {Field[]} */ (all(where, "[data-option], [data-launch]").filter(isField));
-
-/** @param {HTMLFormElement} where */
-const families = (where) => all(where, "[name=family]", HTMLInputElement);
-
-/**
- * The chosen family. It is asked for with every field: the choices stand on top of the form, so this finds them first.
- * @param {HTMLFormElement} where
- */
-export const family = (where) => /** @type {HTMLInputElement | null} */ (where.querySelector("[name=family]:checked"))?.value ?? "";
-
-/** @param {Field} field */
-export const familiesOf = (field) => (field.dataset.families ?? "").split(" ");
-
-/**
- * @param {Field} field
- * @param {string} name of a family
- */
-export const isFor = (field, name) => familiesOf(field).includes(name);
-
-/**
- * The field of an option, of the chosen family.
- * @param {HTMLFormElement} where
- * @param {string} name
- */
-export const fieldOf = (where, name) => fieldsOf(where, [name])[0];
-
-/**
- * The fields of some options, of the chosen family. Found by their names: a form has hundreds of others.
- * @param {HTMLFormElement} where
- * @param {string[]} names
- */
-const fieldsOf = (where, names) => {
-  const found = all(where, names.map((name) => `[data-option="${name}"]`).join()), chosen = family(where);
-  return /** @type {Field[]} */ (found.filter(isField)).filter((field) => isFor(field, chosen));
-};
-
-/**
- * Whether two texts are one value: 1600.0 is 1600, and 0.0001 is 1e-4.
- * @param {string} a
- * @param {string} b
- */
-const same = (a, b) => a === b || (a.trim() !== "" && b !== "" && Number(a) === Number(b));
-
 // ---- what the form began with: a preset or the defaults, for each family
 
 /** @type {Record<string, Record<string, Start>>} form -> family -> start */
 const starts = {};
+/** @type {Record<string, memories.Memory>} by form */
+const memory = {};
 const NAMED = ["output_name", "output_dir"]; // what a start proposes, and leaves alone once it was typed
 
 /**
@@ -101,6 +56,16 @@ function firstValue(field, name) {
 }
 
 /**
+ * What the form proposes as the result's name or folder, which says nothing of what was typed or loaded.
+ * @param {Field} field
+ * @param {string} name of a family
+ */
+function proposed(field, name) {
+  const { option = "" } = field.dataset;
+  return NAMED.includes(option) ? suited(field.form)[name]?.values[option] : undefined;
+}
+
+/**
  * @param {Field} field
  * @param {string} name of the chosen family
  */
@@ -113,13 +78,15 @@ export const untouched = (field, name) => same(String(fieldValue(field)), firstV
 function open(where) {
   const name = family(where);
   starts[where.id] = suited(where);
+  memory[where.id] = memories.nothing();
   for (const field of fields(where)) setValue(field, firstValue(field, name));
   where.dataset.family = name;
   settle(where);
 }
 
 /**
- * Choose a family: what nobody has changed becomes what the form begins with for it, and what was typed stays.
+ * Choose a family: it has what it was left with. What was typed or loaded goes along to one that is new, where the rest
+ * is what the form begins with for it.
  * @param {HTMLFormElement} where
  * @param {string} name
  */
@@ -130,36 +97,40 @@ export function chooseFamily(where, name) {
   radio.checked = true;
   where.dataset.family = name;
   if (from === name) return;
-  const idle = fields(where).filter((field) => isFor(field, from) && isFor(field, name) && untouched(field, from));
-  for (const field of idle) setValue(field, firstValue(field, name));
+  const known = memory[where.id] ??= memories.nothing();
+  memories.leave(known, from, shared(where, from).map((field) => asShared(field, from)));
+  const values = memories.arrive(known, name, shared(where, name).map((field) => asShared(field, name)));
+  for (const field of shared(where, name)) setValue(field, values[field.id]);
 }
 
 /**
- * What the form of a tab holds, for the server. Whoever asks has a new answer coming: what was said before goes.
- * @param {string} tab
- * @param {string} [busy] what to say meanwhile
+ * The fields of a family that others have, too. Tokens stay as they are.
+ * @param {HTMLFormElement} where
+ * @param {string} name
  */
-export function read(tab, busy = "") {
-  const where = formOf(tab);
-  const bar = where.closest(".training")?.querySelector(".bar");
-  bar?.querySelector(".told")?.replaceChildren();
-  bar?.classList.remove("own", "away");
-  bar?.classList.toggle("newer", !busy); // its answer is seen at once, while what was asked before is still checked
-  for (const field of where.querySelectorAll(".mended")) field.classList.remove("mended");
-  if (busy) rest(tab, busy);
-  return JSON.stringify(held(where));
-}
+const shared = (where, name) => fields(where).filter((field) => isFor(field, name) && familiesOf(field).length > 1 && field.type !== "password");
 
 /**
- * Say that something is being worked on, or with no words that it is done.
- * @param {string} tab
- * @param {string} [busy]
+ * @param {Field} field
+ * @param {string} name of a family
+ * @returns {memories.Shared}
  */
-export function rest(tab, busy = "") {
-  const bar = one(around(formOf(tab), ".training"), ".bar");
-  if (busy) bar.dataset.busy = `${translated(busy)} …`;
-  else delete bar.dataset.busy;
+function asShared(field, name) {
+  const first = firstValue(field, name), value = fieldValue(field);
+  return { id: field.id, value, first, isTouched: !same(String(value), first), isProposed: value === proposed(field, name) };
 }
+
+/** @type {Record<string, number>} how often each tab was asked for something, or its form filled */
+const turns = {};
+
+/**
+ * Which question or filling of a tab was the last.
+ * @param {string} tab
+ */
+export const turnOf = (tab) => turns[tab] ?? 0;
+
+/** @param {string} tab */
+export const nextTurn = (tab) => (turns[tab] = turnOf(tab) + 1);
 
 /**
  * What the form holds for the chosen family; `anyway` says that images without captions are meant.
@@ -189,7 +160,7 @@ export function images(where) {
 }
 
 /**
- * Put what the server sent into the form of a tab.
+ * Put what the server sent into the form of a tab. Of a config `given` are the options that its file names.
  * @param {string} tab
  * @param {string} sent
  * @param {string} [opened] the config that another takes the place of
@@ -197,14 +168,19 @@ export function images(where) {
 export function fill(tab, sent, opened) {
   if (!sent) return;
   const where = formOf(tab);
-  const { family: name, values, base: theirs, start, launch = {} } = JSON.parse(sent);
+  nextTurn(tab);
+  const { family: name, values, base: theirs, start, given, prompts = [], launch = {} } = JSON.parse(sent);
   if (theirs) store(`${tab}-base`, JSON.stringify(theirs));
   remember(where, opened);
   const named = fields(where).filter((field) => NAMED.includes(field.dataset.option ?? "") && untouched(field, family(where)));
   if (name) chooseFamily(where, name);
   if (start) starts[where.id] = { ...starts[where.id], [family(where)]: start };
-  put(where, values, launch);
-  if (!start?.id) return;
+  const filled = put(where, values, launch);
+  if (!start) return;
+  const isSet = ({ dataset: { option = "" } }) => !given || given.includes(option);
+  memories.beginAnew(memory[where.id], family(where), start.id ? undefined : filled.filter(isSet).map(({ id }) => id));
+  if (prompts.length) document.dispatchEvent(new CustomEvent("kohya:prompts", { detail: { where, prompts } }));
+  if (!start.id) return;
   for (const field of named) setValue(field, firstValue(field, family(where)));
   settle(where);
 }
@@ -219,6 +195,7 @@ function put(where, values, launch = {}) {
   const changed = fields(where).filter((field) => isFor(field, name) && sent(field) !== undefined);
   for (const field of changed) {
     setValue(field, sent(field));
+    memories.choose(memory[where.id], name, field.id);
     field.classList.add("mended");
   }
   settle(where);
@@ -235,6 +212,22 @@ export function apply(tab, values) {
   remember(where);
   const [field] = put(where, values);
   if (field) jump(field.id);
+}
+
+/**
+ * Put options back to what the form began with.
+ * @param {string} tab
+ * @param {string[]} names
+ */
+export function leaveOut(tab, names) {
+  const where = formOf(tab);
+  remember(where);
+  for (const field of fieldsOf(where, names)) {
+    setValue(field, firstValue(field, family(where)));
+    memories.forget(memory[where.id], family(where), field.id);
+    field.classList.add("mended");
+  }
+  settle(where);
 }
 
 /** @type {Record<string, Copy[]>} What a form held before something filled it, the newest last. Tokens are in no copy. */
@@ -256,6 +249,7 @@ export function remember(where, opened) {
  */
 export function undo(tab) {
   const where = formOf(tab), last = before[where.id]?.pop();
+  nextTurn(tab);
   if (last) restore(where, last);
   return last;
 }
@@ -267,6 +261,7 @@ export function undo(tab) {
 const copyOf = (where) => ({
   family: family(where),
   starts: starts[where.id] ?? {},
+  memory: structuredClone(memory[where.id]),
   kept: fields(where).filter((field) => field.type !== "password").map((field) => [field.id, fieldValue(field)]),
 });
 
@@ -274,10 +269,12 @@ const copyOf = (where) => ({
  * @param {HTMLFormElement} where
  * @param {Copy} copy
  */
-function restore(where, { family: name, kept, starts: begun }) {
+function restore(where, { family: name, kept, starts: begun, memory: known = memories.nothing() }) {
   starts[where.id] = begun ?? {};
-  delete where.dataset.family; // or what follows would be taken for a change of the family
-  chooseFamily(where, name);
+  memory[where.id] = known;
+  const radio = families(where).find((choice) => choice.value === name);
+  if (radio) radio.checked = true;
+  where.dataset.family = family(where);
   for (const [id, was] of kept) {
     const field = document.getElementById(id);
     if (isField(field)) setValue(field, was);
@@ -286,14 +283,13 @@ function restore(where, { family: name, kept, starts: begun }) {
 }
 
 /**
- * After any change: mark what differs from the start, show rare settings that do, remember all of it.
+ * After any change: mark what differs from the start, which shows rare settings that do, and remember all of it.
  * @param {HTMLFormElement} where
  */
 export function settle(where) {
   const name = family(where);
   for (const section of all(where, ".section")) {
     const changed = fields(section).filter((field) => mark(field, name) && isFor(field, name));
-    if (changed.some((field) => field.closest(".advanced"))) one(where, "[name=advanced]", HTMLInputElement).checked = true;
     one(section, "i").textContent = changed.length ? `${changed.length} changed` : "";
   }
   for (const field of fields(one(where, ".basics"))) mark(field, name);
@@ -309,20 +305,13 @@ export function settle(where) {
 export const onSettled = (listener) => document.addEventListener("kohya:settled", (event) => listener(/** @type {CustomEvent} */ (event).detail));
 
 /**
- * Whether a field differs from what the form began with; where it does it is marked, and a button puts it back.
+ * Whether a field differs from what the form began with; where it does it is marked.
  * @param {Field} field
  * @param {string} name of the chosen family
  */
 function mark(field, name) {
   const differs = !untouched(field, name);
-  const box = around(field, ".field"), back = box.querySelector(".reset");
-  if (box.classList.toggle("changed", differs) === Boolean(back)) return differs;
-  back?.remove();
-  if (differs) {
-    const label = one(box, "label");
-    const text = (label.querySelector("span") ?? label).textContent;
-    label.after(make("button", { type: "button", className: "reset", title: "Back to what the form began with", "aria-label": say("Back to what the form began with: {label}", { label: text ?? "" }) }));
-  }
+  markChanged(field, differs);
   return differs;
 }
 
@@ -333,15 +322,14 @@ function mark(field, name) {
  */
 function demand(field, name) {
   const other = fields(field.form).find((other) => other.dataset.option === field.dataset.unless && isFor(other, name));
-  const wanted = !other?.value.trim();
-  around(field, ".field").classList.toggle("required", wanted);
-  field.setAttribute("aria-required", String(wanted));
+  markRequired(field, !other?.value.trim());
 }
 
 /** @param {Element} button */
 function reset(button) {
   const [field] = fields(around(button, ".field"));
   setValue(field, firstValue(field, family(field.form)));
+  memories.forget(memory[field.form.id], family(field.form), field.id);
   settle(field.form);
   field.focus();
 }
@@ -374,14 +362,6 @@ export function mount(element) {
   const copy = store(where.id);
   if (copy) restore(where, JSON.parse(copy));
   else open(where);
-}
-
-/**
- * Hand a text that the server made to the user as a file.
- * @param {{ name: string, text: string }} file
- */
-export function download({ name, text }) {
-  saveFile(new Blob([text], { type: name.endsWith(".json") ? "application/json" : "application/toml" }), name);
 }
 
 document.addEventListener("click", (event) => {

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kohya_gui.server import paths
 from library import importers
 from library.config.building import Layer, build, read_layers
 from library.config.fixes import carried
 from library.config.formats import read_toml, to_toml
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import ConfigError, Problem, Text, counted
 from library.config.run_config import RunConfig
 from library.config.schema import changed, flat, options, values
 from library.config.values import Option
@@ -176,62 +177,44 @@ def chosen_profile(config: RunConfig) -> str:
     return ""
 
 
-def load(path: Path, configs: Mapping[str, type], family: str, notes: list[str]) -> Any:
-    """A config file -> a config of the family that it fits; the one on screen, `family`, is tried first.
+def fitting(path: Path, configs: Mapping[str, type], family: str) -> importers.Imported:
+    """A config file -> what `kohya import` makes of it, of one of these families.
 
-    A file of another trainer is imported, and `notes` say what became of its keys; what is broken in it is told there,
-    too, so that it can be mended in the form. One that says what it is for is taken for nothing else, however well it
-    would fit. Raises ConfigError with the problems of the family it fits best.
+    A file that does not say what it is for is taken for the family on screen, `family`, as long as none fits better.
+    Raises ConfigError for what cannot be read, and for another kind of training.
     """
-    try:
-        tables = importers.parse(path)
-        importers.refuse_data(tables, path)
-        if importers.of_others(tables):
-            return _imported(path, configs, notes)
-        found, script = flat(tables), importers.named(path, {script: config_class(script) for script in RUNS})
-    except ConfigError as error:
-        shorter = (one.replaced(path=path.name) if "path" in one.arguments else one for one in error.problems)
-        raise ConfigError(*shorter) from None
-    if script:
-        configs = {name: config for name, config in configs.items() if config.script == script}
-        if not configs:
-            raise ConfigError("config file: {name} is for {title}", name=path.name, title=config_class(script).title)
-    problems: dict[str, ConfigError] = {}
-    for candidate in sorted(configs, key=lambda f: f != family):
-        remarks: list[str] = []
-        try:
-            made = build(configs[candidate], found, path.name, remarks)
-        except ConfigError as error:
-            problems[candidate] = error
-            continue
-        notes.extend(remarks)
-        return made
-    raise min(problems.values(), key=lambda error: len(error.problems))
-
-
-def _imported(path: Path, configs: Mapping[str, type], notes: list[str]) -> Any:
-    made = importers.load(path, {script: config_class(script) for script in RUNS})
+    made = imported(path, configs, family)
     if type(made.config) not in configs.values():
         raise ConfigError("config file: {name} is for {title} ({trainer})", name=path.name, title=made.config.title,
             trainer=made.trainer)  # fmt: skip
-    notes.append(
-        Text(
-            "Imported from {trainer}: {count} keys are kept as they are.",
-            trainer=made.trainer,
-            count=len(made.of("kept")),
-        )
-    )
-    notes.extend(made.lines())
-    if made.texts:
-        notes.append(
-            Text(
-                '{options}: converted, but loading writes no file. Run `kohya import "{name}" -o run.toml` in the '
-                "folder of {name}, then load run.toml.",
-                options=", ".join(made.texts),
-                name=path.name,
-            )
-        )
-    return made.config
+    return made
+
+
+def report(made: importers.Imported) -> list[str]:
+    """What became of the keys of a config file, and what is wrong in it."""
+    template = "Imported from {trainer}: {keys} kept as they are."
+    kept = Text(template, trainer=made.trainer, keys=counted(len(made.of("kept")), "key"))
+    return [*([] if made.program == importers.FLAT else [kept]), *made.lines()]
+
+
+def imported(path: Path, configs: Mapping[str, type], family: str) -> importers.Imported:
+    """What `kohya import` makes of a config file. Where it fits several trainings it is one of `configs`, of the family
+    on screen first. Raises ConfigError with names of files without their folders, which an upload does not have."""
+    preferred = [configs[name].script for name in sorted(configs, key=lambda name: name != family)]
+    try:
+        runs = {script: config_class(script) for script in RUNS}
+        return importers.load(path, runs, preferred=preferred, may_read=may_read)
+    except ConfigError as error:
+        shorter = (one.replaced(path=path.name) if "path" in one.arguments else one for one in error.problems)
+        raise ConfigError(*shorter) from None
+
+
+def may_read(path: Path) -> bool:
+    """Whether a file that a config names lies where the page may look, as one that is typed into it has to."""
+    try:
+        return bool(paths.inside(str(path), paths.roots()))
+    except ConfigError:
+        return False
 
 
 def base(path: Path) -> JsonObject:
@@ -239,7 +222,7 @@ def base(path: Path) -> JsonObject:
     found = importers.parse(path)
     if path.suffix.lower() != ".json" or not importers.of_others(found):
         return {}
-    made = importers.load(path, {script: config_class(script) for script in RUNS})
+    made = importers.load(path, {script: config_class(script) for script in RUNS}, may_read=may_read)
     return found if made.trainer.startswith("kohya_ss") else {}
 
 

@@ -1,7 +1,6 @@
 """The command that trains what is on screen: its config file says just that, or is offered to be written first."""
 
 import os
-import tomllib
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
@@ -12,8 +11,9 @@ from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.building import build
 from library.config.command import command, printable
-from library.config.formats import load_toml, to_toml
+from library.config.formats import to_toml
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.outside_files import load_toml, parse_toml
 from library.config.problems import ConfigError, Text
 from library.config.run_config import RunConfig
 from library.config.schema import flat, options, values
@@ -37,8 +37,8 @@ class CommandPrinter:
         """Write the config of a printed command into its file, which must not be there yet."""
         path = paths.config_file(sent.text("path"), self.roots)
         try:
-            given = flat(tomllib.loads(sent.text("toml")))
-        except tomllib.TOMLDecodeError:
+            given = flat(parse_toml(sent.text("toml"), path.name))
+        except ConfigError:
             raise ConfigError("These settings cannot be read: press Print command again.") from None
         config = build(config_class(sent.text("script")), given, path.name, notes=[])
         if not holds(path, config):

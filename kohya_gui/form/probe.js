@@ -8,7 +8,7 @@ import { closeButton, sentOf, tell, tellError } from "./messages.js";
 /** @param {string} tab */
 export async function probe(tab) {
   try {
-    const { id } = await ask("probe", { tab, sent: sentOf(tab) });
+    const sent = sentOf(tab), { id } = await ask("probe", { tab, sent });
     const line = make("p"), list = make("ul");
     let stopped = false;
     const stop = makeButton("Stop", () => {
@@ -19,11 +19,14 @@ export async function probe(tab) {
     tell(tab, "plain", make("b", {}, "Probing"), line, list, stop);
     while (!stopped) {
       /** @type {Progress} */
-      const progress = await ask("probing", { tab, sent: sentOf(tab), id });
+      const progress = await ask("probing", { tab, sent, id });
       if (stopped) return;
       line.textContent = progress.doing;
       list.replaceChildren(...progress.tries.map((one) => make("li", {}, one.text)));
-      if (progress.state !== "running") return showEnd(tab, progress, list);
+      if (progress.state !== "running") {
+        const isOther = sent !== sentOf(tab);
+        return isOther && !list.isConnected ? undefined : showEnd(tab, progress, list, isOther);
+      }
       await wait(1000);
     }
   } catch (error) {
@@ -35,9 +38,11 @@ export async function probe(tab) {
  * @param {string} tab
  * @param {Progress} progress
  * @param {HTMLElement} list of what was tried
+ * @param {boolean} isOther whether the form has changed since
  */
-function showEnd(tab, { state, text, best, fix }, list) {
+function showEnd(tab, { state, text, best, fix }, list, isOther) {
   if (state === "failed") return tellError(tab, text);
+  if (isOther) return tell(tab, "plain", make("p", {}, text), list, make("p", {}, "The form was changed since: probe again to learn what suits it now."), closeButton(tab));
   const apply = Object.keys(fix).length
     ? [make("button", { type: "button", className: "fix", "data-fix": JSON.stringify(fix) }, make("span", {}, "Put it into the form"))]
     : [];

@@ -3,6 +3,7 @@ import { say } from "../i18n/sentences.js";
 import { all, around, hit, isField, make, makeButton, one, setValue } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
 import { sentOf } from "./messages.js";
+import * as inputs from "./inputs.js";
 import * as form from "./page.js";
 import { reveal } from "./shown.js";
 
@@ -139,7 +140,7 @@ async function save(box) {
     state.again = true;
     return;
   }
-  const rows = items(box).map(rowOf), field = form.fieldOf(formAround(box), FILE);
+  const rows = items(box).map(rowOf), field = inputs.fieldOf(formAround(box), FILE);
   if (!field || !rows.some((row) => row.prompt)) return;
   const { file } = state;
   state.unsaved = false;
@@ -154,7 +155,7 @@ async function save(box) {
 /**
  * @param {Element} box
  * @param {State} state
- * @param {form.Field} field
+ * @param {inputs.Field} field
  * @param {Row[]} rows
  */
 async function write(box, state, field, rows) {
@@ -181,7 +182,7 @@ async function write(box, state, field, rows) {
  * @param {Element} box
  */
 function sampleAfterEpochs(box) {
-  const fields = WHEN.map((name) => form.fieldOf(formAround(box), name));
+  const fields = WHEN.map((name) => inputs.fieldOf(formAround(box), name));
   if (!fields[0] || fields.some((field) => field?.value)) return "";
   setValue(fields[0], "1");
   return ` ${say("They are generated after each epoch.", {})}`;
@@ -234,7 +235,7 @@ function act(box, button) {
  * @param {Element} box
  */
 function forget(box) {
-  const field = form.fieldOf(formAround(box), FILE), state = stateOf(box), { file } = state;
+  const field = inputs.fieldOf(formAround(box), FILE), state = stateOf(box), { file } = state;
   clearTimeout(state.timer);
   Object.assign(state, { file: "", known: "", unsaved: false });
   form.store(key(box), NOTHING);
@@ -256,9 +257,16 @@ document.addEventListener("change", ({ target }) => { // whoever presses Train n
   const field = target instanceof Element ? target.closest(".prompts [data-prompt]") : null;
   if (field) soon(around(field, ".prompts"), 0);
 });
+document.addEventListener("kohya:prompts", (event) => { // of a config that was loaded: saved like those that are typed
+  const { where, prompts } = /** @type {CustomEvent<{ where: HTMLFormElement, prompts: Row[] }>} */ (event).detail;
+  for (const box of all(where, ".prompts")) {
+    form.store(key(box), JSON.stringify({ file: "", known: "", rows: prompts }));
+    void load(box, "");
+  }
+});
 form.onSettled((where) => {
   for (const box of all(where, ".prompts")) {
-    const file = form.fieldOf(formAround(box), FILE)?.value ?? "", state = stateOf(box);
+    const file = inputs.fieldOf(formAround(box), FILE)?.value ?? "", state = stateOf(box);
     if (file !== state.file) void load(box, file);
     else if (state.unsaved) soon(box); // what kept it from being saved may be mended
   }

@@ -11,8 +11,8 @@ from kohya_gui.server import paths, picker
 from kohya_gui.server.json_api import ApiRequest
 from library import families
 from library.config.json_types import JsonObject
+from library.config.outside_files import read_text
 from library.config.problems import ConfigError, Problem, Text
-from library.config.text_files import read_text
 from library.curation.proposals import proposals
 from library.files import clear_errors, write_atomic
 from library.outputs import prompt_rows

@@ -1,11 +1,11 @@
 """The settings of a run or of a queue's entry as a config, to be looked at in the form, changed, or gone on with."""
 
-import tomllib
 from dataclasses import replace as replaced
 from typing import Any
 
 from library.config.building import draft, replace
 from library.config.json_types import JsonMapping
+from library.config.outside_files import parse_toml
 from library.config.problems import ConfigError
 from library.config.schema import flat, options
 from library.families import config_class
@@ -21,10 +21,7 @@ def config_of(run: reader.RecordedRun) -> Any:
 
 def config_from(script: str, toml: str) -> Any:
     """A config from the text of a TOML file. Raises ConfigError when it is none."""
-    try:
-        return _config(script, flat(tomllib.loads(toml)))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError("These settings cannot be read: {error}.", error=error) from None
+    return _config(script, flat(parse_toml(toml, "run.toml")))
 
 
 def _config(script: str, given: JsonMapping) -> Any:

@@ -2,10 +2,10 @@
 // and its choices. Where nothing has all of it, what is nearest is shown, letters that are missing or swapped included.
 import { say } from "../i18n/sentences.js";
 import { all, around, hit, make, one } from "../server/elements.js";
-import { familiesOf, family, fields, isFor } from "./page.js";
+import { familiesOf, family, fields, isFor } from "./inputs.js";
 import { jump } from "./sections.js";
 
-/** @typedef {import("./page.js").Field} Field */
+/** @typedef {import("./inputs.js").Field} Field */
 /** @typedef {{ field: Field, label: string, name: string, section: string, shown: string, help: string }} Entry a setting: `shown` is the section's title, `section` is searched */
 
 const MOST = 12, ENOUGH = 0.6; // of the letters that were typed

@@ -19,7 +19,7 @@ function fold(button, open = button.getAttribute("aria-expanded") !== "true") {
 export function jump(id) {
   const field = document.getElementById(id);
   if (!field) return;
-  if (field.closest(".advanced")) one(around(field, "form"), "[name=advanced]", HTMLInputElement).checked = true;
+  field.closest(".field")?.classList.add("led"); // seen, also where it is rarely used
   field.closest("[data-shown-with]")?.removeAttribute("hidden");
   const section = field.closest(".section");
   if (section) fold(one(section, "button"), true);

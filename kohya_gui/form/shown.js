@@ -1,6 +1,7 @@
 // Fields that mean something with certain values of another option only, and are hidden with the others.
 import { all, isField } from "../server/elements.js";
-import { family, fieldOf, onSettled, untouched } from "./page.js";
+import { family, fieldOf } from "./inputs.js";
+import { onSettled, untouched } from "./page.js";
 
 /**
  * Show what means something with what is chosen, and whatever holds a value that the form did not begin with.
@@ -12,7 +13,7 @@ export function reveal(where, part) {
     const conditions = (box.dataset.shownWith ?? "").split(";").map((one) => one.split("="));
     const fits = conditions.some(([option, values]) => values.split(" ").includes(fieldOf(where, option)?.value ?? ""));
     const [field] = all(box, "input, select, textarea").filter(isField);
-    const holds = field.dataset.option ? !untouched(/** @type {import("./page.js").Field} */ (field), family(where)) : Boolean(field.value);
+    const holds = field.dataset.option ? !untouched(/** @type {import("./inputs.js").Field} */ (field), family(where)) : Boolean(field.value);
     box.hidden = !holds && !fits;
   }
 }

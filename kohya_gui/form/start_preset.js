@@ -1,6 +1,7 @@
 // The line above the form: what it began with, why, and what else it can begin with.
 import { all, around, make, one, pieces } from "../server/elements.js";
-import { bare, family, onSettled, startOf, suited } from "./page.js";
+import { family } from "./inputs.js";
+import { bare, onSettled, startOf, suited } from "./page.js";
 
 onSettled((where) => {
   const line = one(where, ".start"), name = family(where);

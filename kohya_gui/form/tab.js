@@ -1,12 +1,12 @@
 // A training tab: what is in it comes when it is opened, and its buttons ask the server.
 import { markAllowed } from "../server/allowed_folders.js";
 import { openTab } from "../server/tabs.js";
-import { around, hit, make, one, showMessage } from "../server/elements.js";
+import { around, hit, make, one, saveFile, showMessage } from "../server/elements.js";
 import { address, ask } from "../server/http.js";
-import { sentOf, tellError } from "./messages.js";
-import { base, download, fill, formOf, mount, read, rest } from "./page.js";
+import { read, rest, sentOf, tell, tellError } from "./messages.js";
+import { base, fill, formOf, mount, turnOf } from "./page.js";
 
-/** @typedef {{ message?: string, fill?: string, path?: string, opened?: string, file?: { name: string, text: string } }} Said what is not there stays as it is */
+/** @typedef {{ message?: string, fill?: string, path?: string, opened?: string, run?: string, file?: { name: string, text: string } }} Said what is not there stays as it is */
 
 const STARTS = ["train", "later"];
 const CHECKS = [...STARTS, "check"]; // what takes seconds; what is wrong with the form itself is said before
@@ -100,13 +100,23 @@ const asked = new Map();
  * A button whose answer has not come: what is known of a form that was changed since is out of date.
  * @param {HTMLElement} training
  * @param {string} doing
+ * @param {string} now what the form holds, and the config's path
  */
-function pressAgain(training, doing) {
-  const now = sentOf(training.dataset.tab ?? "");
+function pressAgain(training, doing, now) {
   if (asked.get(doing) === now) return;
   asked.set(doing, now);
   one(training, ".bar > .said").replaceChildren();
 }
+
+/** How many configs were asked for: only the last one is put into its form. */
+let loads = 0;
+
+/**
+ * Whether a training has begun or is in the queue, which is said whatever the form holds by now.
+ * @param {string} act
+ * @param {Said} said
+ */
+const hasBegun = (act, { message = "" }) => STARTS.includes(act) && message.startsWith('<div class="message good"');
 
 /**
  * Do what a button does.
@@ -115,25 +125,42 @@ function pressAgain(training, doing) {
  * @param {Record<string, unknown>} [more] to send besides
  */
 async function press(training, act, more = {}) {
-  const { tab = "" } = training.dataset, doing = `${tab} ${act}`;
-  if (asked.has(doing)) return void pressAgain(training, doing);
-  const path = one(training, ".begin .path", HTMLInputElement), isCheck = CHECKS.includes(act);
-  const sent = read(tab, isCheck ? "Checking the settings" : "");
-  asked.set(doing, sent);
-  const question = { tab, act, sent, path: path.value, opened: training.dataset.opened ?? "", base: base(tab), ...more };
-  const since = performance.now();
-  if (act === "load" || act === "upload") loaded = { act, path: path.value, more };
+  const { tab = "" } = training.dataset, isCheck = CHECKS.includes(act), isLoad = act === "load" || act === "upload";
+  const path = one(training, ".begin .path", HTMLInputElement).value, now = `${sentOf(tab)}\n${path}`;
+  const doing = isLoad ? `${tab} load ${++loads}` : `${tab} ${act}`, mine = loads;
+  if (asked.has(doing)) return void pressAgain(training, doing, now);
+  const sent = read(tab, isCheck ? "Checking the settings" : ""), turn = turnOf(tab), since = performance.now();
+  asked.set(doing, now);
+  const question = { tab, act, sent, path, opened: training.dataset.opened ?? "", base: base(tab), ...more };
+  if (isLoad) loaded = { act, path, more };
+  let isOutdated = false, begun = false;
+  const take = (/** @type {Said} */ said) => {
+    begun = hasBegun(act, said);
+    isOutdated = (isCheck && !begun && sentOf(tab) !== sent) || (isLoad && mine !== loads);
+    if (!isOutdated) show(training, said, path);
+  };
   try {
-    if (isCheck) show(training, await ask("press", { ...question, act: "first" }));
-    show(training, await ask("press", question));
+    if (isCheck) take(await ask("press", { ...question, act: "first" }));
+    take(await ask("press", question));
   } catch (error) {
     tellError(tab, error);
   }
-  const said = one(training, ".bar > .said"), hasBegun = STARTS.includes(act) && said.querySelector(".message.good");
-  const isNewer = asked.get(doing) !== sent && !hasBegun;
+  const isNewer = asked.get(doing) !== now && !begun;
   asked.delete(doing);
   if (isCheck) rest(tab);
-  if (markAllowed(said, since) || isNewer) void press(training, act, more);
+  if (isNewer || markAllowed(one(training, ".bar > .said"), since)) void press(training, act, more);
+  else if (isCheck && isOutdated && turn === turnOf(tab)) checkAnew(training, act);
+}
+
+/**
+ * The form was changed while it was checked: check what it holds now, and let a training be started by whoever sees that.
+ * @param {HTMLElement} training
+ * @param {string} act
+ */
+function checkAnew(training, act) {
+  if (act === "check") return void press(training, act);
+  one(training, ".bar > .said").replaceChildren();
+  tell(training.dataset.tab ?? "", "plain", make("p", {}, "The form was changed during the check, so nothing has started: press the button again."));
 }
 
 /**
@@ -152,14 +179,16 @@ async function loadElsewhere(button) {
 /**
  * @param {HTMLElement} training
  * @param {Said} said
+ * @param {string} asked the path that was sent: another one that is being typed stays
  */
-function show(training, said) {
-  const { tab = "" } = training.dataset;
+function show(training, said, asked) {
+  const { tab = "" } = training.dataset, path = one(training, ".begin .path", HTMLInputElement);
   if (said.message !== undefined) one(training, ".bar > .said").innerHTML = said.message;
-  if (said.path !== undefined) one(training, ".begin .path", HTMLInputElement).value = said.path;
+  if (said.path !== undefined && path.value === asked) path.value = said.path;
   if (said.fill) fill(tab, said.fill, said.opened === undefined ? undefined : (training.dataset.opened ?? ""));
+  if (said.run) document.dispatchEvent(new CustomEvent("kohya:begun", { detail: said.run }));
   if (said.opened !== undefined) training.dataset.opened = said.opened;
-  if (said.file) download(said.file);
+  if (said.file) saveFile(new Blob([said.file.text], { type: said.file.name.endsWith(".json") ? "application/json" : "application/toml" }), said.file.name);
 }
 
 /**
@@ -172,6 +201,16 @@ function encodingOf([first, second]) {
 }
 
 /**
+ * The header of a LoRA file, which is JSON: its metadata says how it was trained.
+ * @param {Blob} file
+ * @returns {Promise<Blob>}
+ */
+async function headerOf(file) {
+  const length = new DataView(await file.slice(0, 8).arrayBuffer());
+  return length.byteLength < 8 ? file : file.slice(8, 8 + Number(length.getBigUint64(0, true)));
+}
+
+/**
  * Send a config that was chosen on this computer.
  * @param {HTMLInputElement} input
  */
@@ -179,8 +218,10 @@ async function upload(input) {
   const training = around(input, ".training"), { tab = "" } = training.dataset, [file] = input.files ?? [];
   if (!file) return;
   try {
-    if (file.size > LARGEST) throw new Error("This file is larger than any config: choose a TOML, JSON or YAML file.");
-    const sent = await file.arrayBuffer();
+    const weights = file.name.toLowerCase().endsWith(".safetensors");
+    const part = weights ? await headerOf(file) : file;
+    if (part.size > LARGEST) throw new Error("This file is larger than any config: choose a TOML, JSON or YAML file.");
+    const sent = await part.arrayBuffer();
     const text = new TextDecoder(encodingOf(new Uint8Array(sent)), { fatal: true }).decode(sent);
     await press(training, "upload", { name: file.name, text });
   } catch (error) {

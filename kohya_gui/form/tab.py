@@ -17,6 +17,7 @@ from kohya_gui.form import (
     compile_summary,
     datasets,
     gpus,
+    loading,
     messages,
     presets,
     print_command,
@@ -33,11 +34,11 @@ from library.check import isolated
 from library.config.building import Reading, working_fix
 from library.config.formats import to_toml
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.outside_files import read_text
 from library.config.problems import ConfigError, Problem, Text
 from library.config.problems import read as read_problem
 from library.config.run_config import RunConfig
-from library.config.schema import changed, flat
-from library.config.text_files import read_text
+from library.config.values import LIMITS
 from library.downloads import finding
 from library.families import RUNS, config_class
 from library.files import RESERVED
@@ -47,7 +48,7 @@ FAMILIES = {family.name: family.title for family in families.every()}
 BASE = {finding.BASE: 6}
 FOLDER = Path(__file__).parent
 # What came of a button: a "message" as HTML; besides, what to "fill" into the form, the "path" of its config file with
-# a mark of its contents ("opened"), or a "file" for the downloads. What is not there stays as it is.
+# a mark of its contents ("opened"), a "run" that has begun, or a "file" for the downloads. What is not there stays.
 Said = JsonObject
 
 
@@ -162,7 +163,19 @@ class TrainingTab:
     def _fix(self, sent: str, problem: Problem) -> Mapping[str, bool | str]:
         """What would mend a problem, as fields hold it."""
         given = self.form.parse_submission(sent)
-        return self.form.shown(given.family, working_fix(problem, self.form.lenient_config(given)))
+        wanted = self.form.shown(given.family, working_fix(problem, self.form.lenient_config(given)))
+        return {**wanted, **self._of_preset(given.family, problem.option)} if problem.code == LIMITS else wanted
+
+    def _shown_fix(self, family: str, finding: JsonMapping) -> Mapping[str, bool | str]:
+        """What would mend a finding, as fields hold it; a number beyond its limits becomes that of the preset."""
+        if finding["code"] == LIMITS:
+            return {**self.form.shown(family, finding["fix"]), **self._of_preset(family, finding["option"])}
+        return self.form.shown(family, finding["fix"])
+
+    def _of_preset(self, family: str, name: str) -> Mapping[str, bool | str]:
+        """The value of an option in what the form begins with; nothing where that leaves it open."""
+        begun = start_preset.starts(self.tab.id, {family: self.tab.configs[family]}).get(family, {})
+        return {name: begun["values"][name]} if name in begun.get("values", {}) else {}
 
     # ---- what the buttons do
 
@@ -186,7 +199,7 @@ class TrainingTab:
         run_id = start.launch(config, **self.launch_of(config, given.launch))
         hints = [read_problem(one) for one in report["findings"] if one["verdict"] == "hint"]
         said = Text("Started {run_id}. It goes on when this page is closed.", run_id=run_id)
-        return {"message": messages.good(said, [*notes, *hints])}
+        return {"message": messages.good(said, [*notes, *hints]), "run": run_id}
 
     def on_queue(self, sent: str) -> Said:
         """Check the form and all that it names, and let its training wait for its turn."""
@@ -230,7 +243,7 @@ class TrainingTab:
     def _report(self, report: isolated.Report, family: str) -> str:
         places = self.form.places(family)
         files = (finding.BASE, *families.facts(family).part_options)
-        return messages.report(report, places, lambda fix: self.form.shown(family, fix), files)
+        return messages.report(report, places, lambda one: self._shown_fix(family, one), files)
 
     def on_print(self, sent: str, where: str) -> Said:
         """Show the command that trains what the form says, and its TOML. Nothing is written."""
@@ -245,7 +258,7 @@ class TrainingTab:
         notes += self._keep(config)
         path = paths.config_file(where or presets.suggestion(config), self.roots)
         count = presets.save(path, config, known)
-        said = messages.good(Text("Saved {path} ({changes}).", path=path, changes=differing(count)), notes)
+        said = messages.good(Text("Saved {path} ({changes}).", path=path, changes=loading.differing(count)), notes)
         return {"message": said, "path": str(path), "opened": presets.seen(path)}
 
     def on_download(self, sent: str) -> Said:
@@ -292,34 +305,25 @@ class TrainingTab:
         named = re.sub(r"[^\w.+-]+", "_", re.split(r"[\\/]", name)[-1])[-100:].lstrip(".")
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / (f"_{named}" if RESERVED.fullmatch(named) else named or "config")
-            path.write_text(text, encoding="utf-8", newline="")  # line ends stay, on Windows too
+            if path.suffix.lower() in paths.WEIGHTS:
+                path.write_bytes(importers.with_header(text))
+            else:
+                path.write_text(text, encoding="utf-8", newline="")  # line ends stay, on Windows too
             return self._filled(path, sent) | {"path": "", "opened": ""}
 
     def _filled(self, path: Path, sent: str) -> Said:
-        family, notes = self.form.parse_submission(sent).family, []
+        family = self.form.parse_submission(sent).family
         try:
-            config = presets.load(path, self.tab.configs, family, notes)
+            return loading.loaded(self.form, path, family)
         except ConfigError as error:
             raise ConfigError(*error.problems, *self._other_tab(path, family)) from None
-        count = len(flat(changed(config)))
-        said = Text(
-            "Loaded {name} for {family} ({changes}).",
-            name=path.name,
-            family=FAMILIES[config.family],
-            changes=differing(count),
-        )
-        shown = messages.good(said, notes, undo=True)
-        base = {key: value for key, value in presets.base(path).items() if key not in keys.ENVIRONMENT}
-        filled = json.loads(self.form.fill(config, start_preset.loaded(path.name)))
-        launch = self.form.shown_launch(importers.launch(base))
-        return {"message": shown, "fill": json.dumps({**filled, "base": base, "launch": launch})}
 
     def _other_tab(self, path: Path, family: str) -> Iterator[Problem]:
         """A hint when a file that does not fit here would fit in another tab."""
         for tab in TABS:
             if tab.kind != self.tab.kind:
                 try:
-                    presets.load(path, tab.configs, family, [])
+                    presets.fitting(path, tab.configs, family)
                 except ConfigError:
                     continue
                 said = "This is a config for the {title} tab."
@@ -338,11 +342,3 @@ def _theirs(sent: Any) -> JsonObject | None:
         if isinstance(found, dict) and importers.of_others(found):
             return found
     return None
-
-
-def differing(count: int) -> str:
-    """How many settings a file holds, in words."""
-    template = (
-        "{count} setting differs from the defaults" if count == 1 else "{count} settings differ from the defaults"
-    )
-    return Text(template, count=count)

@@ -1,4 +1,5 @@
 // The Compile Lab tab: starts measurements, and shows what the server says of them.
+import { read } from "../form/messages.js";
 import * as form from "../form/page.js";
 import { translated } from "../i18n/words.js";
 import { all, make, makeButton, one, showMessage } from "../server/elements.js";
@@ -64,7 +65,7 @@ async function start(kind) {
   const model = chosen(), size = part("#lab-batch", HTMLInputElement), batch = Number(size.value);
   const value = (/** @type {string} */ id) => /** @type {HTMLInputElement | HTMLSelectElement} */ (part(id)).value;
   await act("lab-start", { kind, model, sizes: value("#lab-sizes"), extent: value("#lab-extent"), ways: value("#lab-ways"),
-    batch: Number.isInteger(batch) && batch > 0 ? batch : 0, clean: kind === "cache", ...(size.disabled ? { form: form.read(model) } : {}) });
+    batch: Number.isInteger(batch) && batch > 0 ? batch : 0, clean: kind === "cache", ...(size.disabled ? { form: read(model) } : {}) });
 }
 
 /**

@@ -208,15 +208,15 @@ def _bar(result: JsonMapping, bar: chart.Bar) -> JsonObject:
 
 def profile(result: JsonMapping) -> JsonObject:
     """Where the time goes, the verdict, and the longest operations."""
-    counts = [Text("{count} casts", count=f"{result['casts']:,}")]
+    counts = [_counted("{count} cast", "{count} casts", result["casts"])]
     template = "A step takes {time}; {counts}"
     shares = {}
     if result.get("idle") is not None:
         template, shares = "A step takes {time}, the GPU idle for {share}; {counts}", {"share": f"{result['idle']:.0%}"}
         counts = [
-            Text("{count} kernel launches", count=f"{result['launches']:,}"),
-            Text("{count} waits for the GPU", count=f"{result['syncs']:,}"),
-            Text("{count} values read from the GPU", count=f"{result['reads']:,}"),
+            _counted("{count} kernel launch", "{count} kernel launches", result["launches"]),
+            _counted("{count} wait for the GPU", "{count} waits for the GPU", result["syncs"]),
+            _counted("{count} value read from the GPU", "{count} values read from the GPU", result["reads"]),
             *counts,
         ]
     where = Text("{way} at {size}", way=result["way"]["name"], size=result["resolution"])
@@ -281,3 +281,8 @@ def _choices(given: Mapping[str, str], chosen: str = "") -> str:
         f'<option value="{name}"{" selected" * (name == chosen)}{data(text)}>{escape(text)}</option>'
         for name, text in given.items()
     )
+
+
+def _counted(one: str, several: str, count: int) -> Text:
+    """The template that fits a number, with it."""
+    return Text(one if count == 1 else several, count=f"{count:,}")

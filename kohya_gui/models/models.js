@@ -3,7 +3,8 @@ import { say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { around, hit, make, makeButton, one, showMessage, sizeOf } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
-import { apply, family, formOf, isFor, fields } from "../form/page.js";
+import { family, fields, isFor } from "../form/inputs.js";
+import { apply, formOf } from "../form/page.js";
 import { watcher } from "../tools/commands.js";
 
 /** @typedef {{ path: string, name: string, size: number, words: string, options?: Record<string, string | boolean> }} Found */
@@ -88,9 +89,10 @@ class Models {
    */
   async load(folder) {
     showMessage(this.said, "plain", this.known ? "" : "Looking for models on this computer");
+    const named = String(this.field(BASE)?.value ?? "");
     try {
       /** @type {Known} */
-      const known = await ask("models", { tab: this.tab, family: this.family, folder });
+      const known = await ask("models", { tab: this.tab, family: this.family, folder, named });
       const chosen = this.model.value; // also what was chosen while the answer was on its way
       this.known = known;
       showMessage(this.said, "", "");
@@ -101,7 +103,6 @@ class Models {
       this.model.replaceChildren(
         here.length ? make("optgroup", { label: translated("On this computer") }, here) : "",
         make("optgroup", { label: translated("Download") }, there, make("option", { value: OTHER }, "Another model on Hugging Face")));
-      const named = String(this.field(BASE)?.value ?? "");
       const first = [chosen, named].find((one) => one && [...this.model.options].some(({ value }) => value === one));
       this.model.value = first ?? this.model.options[0].value;
       this.choose();
@@ -164,6 +165,7 @@ class Models {
     const mine = ++this.turn, wanted = this.wanted();
     this.plan = null;
     this.gate.hidden = true;
+    showMessage(this.said, "", ""); // what was said of another model
     this.show(wanted);
     if (!wanted.length) return;
     try {

@@ -1,7 +1,7 @@
 """Base models for a form: those on this computer, and downloads from the Hugging Face Hub with all parts they need."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from kohya_gui.form.form import SettingsForm
@@ -10,6 +10,7 @@ from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler
 from kohya_gui.tools.commands import job_status
 from library import families
+from library.config.building import missing
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Text
 from library.downloads import finding, hub
@@ -40,17 +41,18 @@ class ModelsApi:
     @property
     def handlers(self) -> dict[str, Handler]:
         """Handlers of requests from the page's scripts."""
-        return {"models": self.look, "models_hub": self.ask, "models_get": self.get, "models_token": self.token}
+        return {"models": self.look, "models_hub": self.ask, "models_get": self.get,
+                "models_token": self.token, "models_beside": self.beside}  # fmt: skip
 
     def look(self, sent: ApiRequest) -> JsonObject:
         """What of a family is on this computer, and what is offered for download; nobody else is asked."""
         form, family = self.forms.get(sent.text("tab")), sent.text("family")
         if form is None or family not in form.configs:
             raise ConfigError("There is no such choice: load the page again.")
-        folder = self._folder(sent)
+        folder, named = self._folder(sent), sent.text("named")
         bases: list[JsonObject] = []
         parts: dict[str, list[JsonObject]] = {}
-        for model in self._found(folder):
+        for model in self._found(folder, named):
             for option in model.uses.get(family, ()):
                 shown = {"path": str(model.path), "name": model.path.name, "size": model.size, "words": model.words}
                 if option == finding.BASE:
@@ -64,6 +66,37 @@ class ModelsApi:
             "labels": {option: places[option][0] for option in (finding.BASE, *facts.part_options)},
             "busy": next((job.id for job in jobs.every("models") if job.active), ""),
         }  # fmt: skip
+
+    def beside(self, sent: ApiRequest) -> JsonObject:
+        """The text encoders and VAE that lie beside a base model, for the fields of them that are empty."""
+        form = self.forms.get(sent.text("tab"))
+        if form is None:
+            raise ConfigError("There is no such choice: load the page again.")
+        given = form.parse_submission(sent.text("sent"))
+        model = paths.inside(str(given.values.get(finding.BASE) or ""), self.roots, finding.BASE)
+        lacking = [problem.option for problem in missing(form.lenient_config(given))]
+        wanted = [name for name in families.facts(given.family).part_options if name in lacking]
+        found = self._parts(model, given.family, wanted)
+        return {"values": {name: str(path) for name, path in found.items()}}
+
+    def _parts(self, model: Path, family: str, wanted: list[str]) -> dict[str, Path]:
+        """The files that these options take: in the model's folder, or else in those beside it, as programs that sort
+        models by kind have them."""
+        found: dict[str, Path] = {}
+        named = [file.path.rpartition("/")[2] for offer in families.facts(family).hub_models for file in offer.files]
+        for folder in (model.parent, model.parent.parent):
+            try:
+                here = paths.inside(str(folder), self.roots)
+            except ConfigError:
+                break
+            left = [name for name in wanted if name not in found]
+            near = self._readable(finding.find([here], deepest=int(folder != model.parent))) if left else []
+            for name in left:
+                fitting = [one.path for one in near if name in one.uses.get(family, ())]
+                # Of several it is the one that is offered for download, by its name.
+                fitting.sort(key=lambda path: (path.name not in named, path.name))
+                found |= {name: fitting[0]} if fitting else {}
+        return found
 
     def ask(self, sent: ApiRequest) -> JsonObject:
         """What the hub says of a repository, or of files in some: sizes, places, and licences to be accepted."""
@@ -125,10 +158,19 @@ class ModelsApi:
             raise ConfigError("This is not what the page sends: load it again")
         return names
 
-    def _found(self, folder: Path) -> list[finding.FoundModel]:
-        """The models in the usual folders and in this one, as far as the page may read them."""
+    def _found(self, folder: Path, named: str) -> list[finding.FoundModel]:
+        """The models in the usual folders, in this one and beside the model that is named, as far as the page may read
+        them."""
+        try:
+            beside = finding.find([paths.inside(named, self.roots).parent], deepest=0)
+        except ConfigError:
+            beside = []
+        found = [*beside, *finding.find([folder, *finding.usual_folders(self.roots)])]
+        return self._readable({model.path: model for model in found}.values())
+
+    def _readable(self, models: Iterable[finding.FoundModel]) -> list[finding.FoundModel]:
         found = []
-        for model in finding.find([folder, *finding.usual_folders(self.roots)]):
+        for model in models:
             try:
                 paths.inside(str(model.path), self.roots)
             except ConfigError:

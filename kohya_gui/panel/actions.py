@@ -16,7 +16,7 @@ from kohya_gui.panel import samples
 from kohya_gui.panel.html import duration
 from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, Text, listed
 from library.config.run_config import RunConfig
 from library.families import RUNS, config_class
 from library.runs import bundle, explain, gpu_slots, layout, queue, reader, resume, start, stop
@@ -35,9 +35,11 @@ WORDS = {
 
 
 def buttons(run: reader.RecordedRun, others: list[reader.RecordedRun]) -> str:
-    """What can be done with a run as it stands."""
+    """What can be done with a run as it stands; of one that was asked to stop, how it does."""
+    said: str = ""
     if run.active:
         asked = layout.stop_asked(run.folder)
+        said = _with_next(WORDS[asked]) if asked else ""
         shown = [("after_step", "Stop after this step", "")] * (not asked)
         shown += [("now", "Stop now", "stop")] * (asked in ("", "after_step"))
         shown += [("kill", "Kill", "stop")] * stop.hangs(run)
@@ -56,7 +58,8 @@ def buttons(run: reader.RecordedRun, others: list[reader.RecordedRun]) -> str:
     )
     if run.state == "finished" and _can_be_tried(run):
         made = f'<button type="button" class="primary" data-try="{html.escape(run.id)}">Try it</button>{made}'
-    return f'<div class="acts" data-run="{html.escape(run.id)}">{made}<p class="answer" role="status"></p></div>'
+    answer = f'<p class="answer" role="status"{data(said)}>{html.escape(said)}</p>'
+    return f'<div class="acts" data-run="{html.escape(run.id)}">{made}{answer}</div>'
 
 
 def _question(run: reader.RecordedRun, how: str) -> str:
@@ -120,15 +123,16 @@ class RunActions:
         elif what in layout.REQUESTS:
             stop.request_output(run.id, what)
         elif what == "resume":
-            return {"said": self.resumed(run)}
+            said, begun = self.resumed(run)
+            return {"said": said, "run": begun}
         elif what == "open":
             return self._opened(reopen.config_of(run), resume.launch_options(run), run.id)
         else:
             raise ConfigError("There is no such button: load the page again.")
-        return {"said": WORDS[what]}
+        return {"said": _with_next(WORDS[what]) if what in layout.STOPS else WORDS[what]}
 
-    def resumed(self, run: reader.RecordedRun) -> str:
-        """Resume a run now, or queue it until devices are free. Returns a sentence about what was done."""
+    def resumed(self, run: reader.RecordedRun) -> tuple[str, str]:
+        """Resume a run now, or queue it until devices are free: a sentence about that, and the id of what has begun."""
         if not run.active and not _is_wanted(
             run, reader.runs()
         ):  # another browser was faster, or nothing is left to do
@@ -136,14 +140,12 @@ class RunActions:
         job, state = reopen.continuation(run), resume.newest_state(run)
         active = [other.facts for other in reader.runs() if other.active and other.is_here]
         if gpu_slots.choose(job.how, gpu_slots.free(active)):
-            start.begin(job)
-            return (
-                Text("It resumes after step {step}.", step=resume.step_of(state))
-                if state
-                else "It starts again from the beginning."
-            )
+            begun = start.begin(job)
+            if state:
+                return Text("It resumes after step {step}: this is the new run.", step=resume.step_of(state)), begun
+            return "It starts again from the beginning: this is the new run.", begun
         queue.add(job, first=True)
-        return "Another training is running: this one resumes when that has ended (see the Queue tab)."
+        return "Another training is running: this one resumes when that has ended (see the Queue tab).", ""
 
     def bundle(self, query: Mapping[str, str]) -> Response:
         """The support bundle of a run, for the downloads."""
@@ -192,6 +194,14 @@ class RunActions:
         tab = _tab(config)
         filled = self.forms[tab].fill(config, start_preset.loaded(name))
         return {"tab": tab, "fill": filled, "launch": {name: str(value) for name, value in how.items()}}
+
+
+def _with_next(said: str) -> str:
+    """What was done to a run, and what the queue starts when it has ended."""
+    found = queue.read()
+    if found.paused or found.halted or not found.waiting:
+        return said
+    return listed([said, Text("Then the queue starts {name}.", name=found.waiting[0].name)], " ")
 
 
 def _run(run_id: str) -> reader.RecordedRun:

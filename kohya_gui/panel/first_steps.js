@@ -1,9 +1,11 @@
 // The four steps to a first training, in the panel as long as there was none: each leads to where it is done.
-import { onSettled } from "../form/page.js";
+import { family } from "../form/inputs.js";
+import { formOf, onSettled } from "../form/page.js";
 import { onOpened } from "../form/tab.js";
 import { showImages } from "../form/live.js";
+import { translated } from "../i18n/words.js";
 import { all, around, hit, isField, one } from "../server/elements.js";
-import { wait } from "../server/http.js";
+import { ask, messageOf, wait } from "../server/http.js";
 
 const MODEL = "pretrained_model_name_or_path";
 const IMAGES = ["train_data_dir", "dataset_config", "in_json"];
@@ -59,7 +61,39 @@ const STEPS = {
   train: (where) => one(where, ".bar button.train").focus(),
 };
 
+/**
+ * Make the demo's model and images for the form that is open, and load its config.
+ * @param {HTMLButtonElement} button
+ */
+async function tryDemo(button) {
+  const where = await training(), about = button.nextElementSibling;
+  if (!where || !about) return;
+  const { tab = "" } = where.dataset, asked = { tab, family: family(formOf(tab)) };
+  const tell = (/** @type {string} */ text, bad = false) => {
+    about.textContent = text;
+    about.classList.toggle("bad", bad);
+  };
+  button.disabled = true;
+  tell(translated("Making the demo's model and images, which takes some seconds …"));
+  try {
+    const { id } = await ask("demo", asked);
+    let made = { state: "running", path: "" };
+    while (made.state === "running") {
+      await wait(500);
+      made = await ask("demo_state", { ...asked, id });
+    }
+    one(where, ".begin .path", HTMLInputElement).value = made.path;
+    one(where, ".begin button.load").click();
+    tell(translated("The form holds the demo: press Train."));
+  } catch (error) {
+    tell(messageOf(error), true);
+  }
+  button.disabled = false;
+}
+
 document.addEventListener("click", async (event) => {
+  const demo = hit(event, ".try-demo", HTMLButtonElement);
+  if (demo) void tryDemo(demo);
   const button = hit(event, ".first-steps button");
   const where = button && (await training());
   if (where) STEPS[button.dataset.step ?? ""](where);

@@ -33,7 +33,9 @@ EMPTY = (
     '<ol class="first-steps"><li><button type="button" data-step="model">Choose a model</button></li>'
     '<li><button type="button" data-step="images">Add images</button></li>'
     '<li><button type="button" data-step="look">Look at them</button></li>'
-    '<li><button type="button" data-step="train">Start the training</button></li></ol></div>'
+    '<li><button type="button" data-step="train">Start the training</button></li></ol>'
+    '<p class="demo"><button type="button" class="try-demo">Try it with the demo</button> '
+    "<span>Makes a tiny model and images, and fills in the form.</span></p></div>"
 )
 # What the page opens with, until the panel has looked; and how that is shown where runs are known, as tall as a run is.
 UNREAD = EMPTY.replace('"empty"', '"empty unread"')
@@ -82,6 +84,16 @@ def waiting(found: Queue) -> str:
     said = Text(why, trainings=counted(len(names), "training"), why=found.paused)
     go = '<button type="button" data-queue="go_on">Continue</button>'
     return f'<div class="next halted"{data(said)}><p>{html.escape(said)}</p>{go}</div>'
+
+
+def elsewhere(run: RecordedRun, others: Iterable[RecordedRun]) -> str:
+    """A line about the run that works, while one that has ended is looked at."""
+    other = None if run.active else next((one for one in others if one.active and one.id != run.id), None)
+    if other is None:
+        return ""
+    said = Text("Running now: {name}", name=other.facts.get("output_name") or other.id)
+    look = f'<button type="button" data-look="{html.escape(other.id)}">Look at it</button>'
+    return f'<div class="next halted calm"{data(said)}><p>{html.escape(said)}</p>{look}</div>'
 
 
 def facts(run: RecordedRun, progress: RunProgress, now: float) -> str:

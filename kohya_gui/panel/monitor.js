@@ -42,6 +42,7 @@ async function act(button) {
       const answer = await ask("act", { act: button.dataset.act, run, sure: button.dataset.sure === "true" });
       if (answer.ask) confirm(button, place, answer.ask);
       if (answer.fill) await openInForm(answer);
+      if (answer.run) lookAt(answer.run);
       if (!answer.ask) tell(translated(answer.said ?? "The form holds the settings of this run: change what you like."));
     }
   } catch (error) {
@@ -133,12 +134,30 @@ function render(dialog) {
 
 // ---- which run, and how much of it
 
-/** The id of the run that was chosen, "" for the newest. */
-export const pickedRun = () => all(document, "select.runs", HTMLSelectElement)[0]?.value ?? "";
+/** The id of the run that is looked at, "" for the newest. */
+let looked = "";
+const BUSY = ["starting", "running", "stopping"];
+
+/**
+ * Look at a run, or with "" at the newest.
+ * @param {string} run
+ */
+export function lookAt(run) {
+  looked = run;
+  showNews();
+}
+
+/** A run that was seen at work stays when it ends: the buttons of the next one would come under the mouse. */
+function stay() {
+  const { run = "", state = "" } = document.querySelector(".live .run") instanceof HTMLElement ? one(document, ".live .run").dataset : {};
+  if (BUSY.includes(state)) looked = run;
+}
 
 document.addEventListener("change", (event) => {
-  if (hit(event, "select.runs")) showNews();
+  const list = hit(event, "select.runs", HTMLSelectElement);
+  if (list) lookAt(list.value);
 });
+document.addEventListener("kohya:begun", (event) => lookAt(/** @type {CustomEvent<string>} */ (event).detail));
 
 const PERIOD = 1000; // milliseconds between two looks
 const LOST = 3; // looks without an answer until the panel says that what it shows is of before
@@ -150,12 +169,13 @@ let used;
 /** Gradio begins to fetch what is to be shown; the run to show. */
 export function beginLook() {
   fetched = newest;
-  return pickedRun();
+  return looked;
 }
 
 /** It shows what it has fetched. Where that fails, the mark stays another one, and a later look fetches again. */
 export function endLook() {
   mark = fetched;
+  stay();
 }
 
 /** What is shown of the run is Gradio's to change. Each time costs a hundred times what asking for news does. */
@@ -165,7 +185,7 @@ async function look() {
   if (asking || document.visibilityState === "hidden" || !document.querySelector("button.news")) return;
   asking = true;
   try {
-    newest = (await ask("panel", { run: pickedRun() })).mark;
+    newest = (await ask("panel", { run: looked })).mark;
     if (newest !== mark && (newest !== fetched || ++vain % LOST === 0)) showNews(); // Gradio says each time that it failed
     lost = 0;
   } catch {
@@ -212,8 +232,11 @@ document.addEventListener("click", async (event) => {
   const sample = hit(event, ".sample");
   if (sample) compare(sample);
   const go = hit(event, "[data-queue]", HTMLButtonElement);
+  const other = hit(event, "[data-look]");
+  if (other) lookAt(other.dataset.look ?? "");
   if (go) {
     go.disabled = true;
+    looked = ""; // what the queue starts now is looked at
     await ask("queue-act", { act: go.dataset.queue }).catch(() => (go.disabled = false));
   }
 });

@@ -103,7 +103,7 @@ def _read(picked: str) -> tuple[reader.RecordedRun | None, JsonObject]:
     return run, {
         "run": run.id,
         "runs": [(_label(r), r.id) for r in runs],
-        "queue": waits,
+        "queue": html.elsewhere(run, every) + waits,
         "head": [run.id, run.state, run.error, progress.offset, int(time.time()) if run.active else 0],
         "acts": actions.buttons(run, every),
         "chart": [run.id, line.points[-1] if line.points else None, line.resumed, gpus[-1].get("t") if gpus else 0],

@@ -3,7 +3,7 @@ import { count, say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { all, make, makeButton, one } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
-import { openInForm } from "./monitor.js";
+import { lookAt, openInForm } from "./monitor.js";
 
 /** @typedef {{ id: string, name: string, title: string, state: string, run: string, step: number, total: number, gpus: string, processes: number, why: string, waits: boolean, again: boolean }} Entry */
 /** @typedef {{ entries: Entry[], waiting: number, paused: string, halted: boolean, gpus: import("../form/gpus.js").Gpu[], go_on: boolean }} Listing */
@@ -54,6 +54,7 @@ async function change(question) {
   try {
     const answer = await ask(question.run ? "act" : "queue-act", question);
     if (answer.fill) return void openInForm(answer);
+    if (answer.run) lookAt(answer.run);
     tell(translated(answer.said ?? ""));
     if (answer.entries && place) show(place, answer);
     else look();

@@ -1,5 +1,5 @@
 // The tab Try it: what is filled in becomes a job, and its images are shown in rows and columns.
-import { read } from "../form/page.js";
+import { read } from "../form/messages.js";
 import { translated } from "../i18n/words.js";
 import { all, around, hit, isField, make, one, showMessage } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";

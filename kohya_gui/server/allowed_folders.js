@@ -49,7 +49,7 @@ async function allow(button) {
     return;
   }
   if (!place || place.querySelector(".allow:not(:disabled)")) return;
-  if (place.closest("dialog")) place.dispatchEvent(new Event("kohya:allowed", { bubbles: true }));
+  if (place.matches("dialog *, .field > small")) place.dispatchEvent(new Event("kohya:allowed", { bubbles: true }));
   // Probe is hidden behind its answer, but its bar is not.
   else if (pressed?.isConnected && (pressed.closest(".bar") ?? pressed).checkVisibility()) pressed.click();
 }

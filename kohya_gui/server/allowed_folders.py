@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import overload
@@ -21,6 +21,8 @@ from library.runs import keys, layout, registry
 
 ENDING = re.compile(r"\.[a-z]\w{1,11}", re.I)  # of a file; v1.5 is a folder
 MOST = 200  # folders that are kept
+CODE = "code:"  # before a name of code that the page asks to allow
+NAME = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
 # Below these lie programs, settings of the computer and devices, on any of the systems.
 SYSTEM = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/private", "/proc", "/run", "/sbin",
@@ -67,6 +69,8 @@ class AllowedFolders:
         text = sent.text("folder")
         if not isinstance(self.roots, Roots) or not self.roots.asks:
             raise ConfigError("Folders are allowed on the computer itself only: start the page with --root FOLDER.")
+        if text.startswith(CODE):
+            return _allow_code(text.removeprefix(CODE))
         folder = Path(text)
         if not text.isprintable() or not folder.is_absolute() or _resolved(folder) != folder:
             raise ConfigError("This is not a folder on this computer.")
@@ -78,13 +82,38 @@ class AllowedFolders:
                 raise ConfigError(
                     "{folder} holds {most} folders: take out those that are not used.", folder=place(), most=MOST
                 )
-            keys.store_privately(place(), {"folders": [str(one) for one in (*kept, folder)]})
+            _store([*kept, folder], remembered_code())
         return {"said": Text("Allowed: {folder}", folder=folder)}
 
 
 def place() -> Path:
     """The file of allowed folders."""
     return registry.data_folder() / "folders.json"
+
+
+def _allow_code(name: str) -> JsonObject:
+    """Allow code of this name to run: a class with its module, or a module."""
+    if not NAME.fullmatch(name) or len(name) > 200:
+        raise ConfigError("This is not the name of code.")
+    known = remembered_code()
+    if name not in known:
+        if len(known) >= MOST:
+            raise ConfigError(
+                "{folder} holds {most} names: take out those that are not used.", folder=place(), most=MOST
+            )
+        _store(remembered(), (*known, name))
+    return {"said": Text("Allowed: {folder}", folder=name)}
+
+
+def _store(folders: Iterable[Path], code: Iterable[str]) -> None:
+    keys.store_privately(place(), {"folders": [str(one) for one in folders], "code": [*code]})
+
+
+def remembered_code() -> tuple[str, ...]:
+    """The names of code that may run; the file's contents are not trusted."""
+    stored = layout.load(place()).get("code")
+    named = [text for text in stored if isinstance(text, str)] if isinstance(stored, list) else []
+    return tuple(text for text in named[:MOST] if NAME.fullmatch(text))
 
 
 def remembered() -> tuple[Path, ...]:

@@ -5,7 +5,6 @@ rebinding)? Is the Origin the page itself (else another site makes the browser s
 is open to other machines: does the request carry the token, or user and password?
 """
 
-import asyncio
 import base64
 import binascii
 import hashlib
@@ -21,6 +20,8 @@ from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
 from starlette.types import Receive, Send
 
+from kohya_gui.server.guessing import Guesses
+
 Scope = MutableMapping[str, Any]
 App = Callable[[Scope, Any, Any], Awaitable[None]]
 
@@ -32,7 +33,6 @@ PASSED_ON = ("forwarded", "via", "x-real-ip", "x-client-ip", "x-cluster-client-i
              "x-original-forwarded-for", "true-client-ip", "fastly-client-ip", "cf-connecting-ip")  # fmt: skip
 FRAMES = ("iframe", "frame", "object", "embed")
 SHORTEST = 8  # characters of a password that guards a page others can reach
-PAUSE = 0.5  # seconds that a wrong password costs; one after the other, whoever guesses
 
 
 def is_loopback(host: str) -> bool:
@@ -81,7 +81,7 @@ class AuthGate:
             self.names.add(socket.gethostname().lower())
         # Cookies are shared by all ports of a host: two pages on one machine must not take each other's.
         self.cookie = f"kohya_{hashlib.sha256(self.token.encode()).hexdigest()[:12]}"
-        self.guesses = asyncio.Lock()
+        self.guesses = Guesses()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -91,15 +91,36 @@ class AuthGate:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         if reason := self.refusal(scope, headers):
             await respond(scope, send, 403, reason)
-        elif self.token and not self.known(headers):
-            if headers.get("authorization", "").lower().startswith("basic "):
-                async with self.guesses:
-                    await asyncio.sleep(PAUSE)
-            await self._ask(scope, send)
+        elif self.token and not await self._known(scope, headers, send):
+            pass  # it has been answered
         else:
             # A name that is not ours must not get into the addresses that the page is told.
             headers = [pair for pair in scope["headers"] if pair[0].lower() != FORWARDED or self._is_ours_all(pair[1])]
             await self.app({**scope, "headers": headers, HERE: is_here(scope)}, receive, send)
+
+    async def _known(self, scope: Scope, headers: dict[str, str], send: Send) -> bool:
+        """Whether a request may pass; if not, it gets its answer here, the later the more was guessed before."""
+        address, guess = str((scope.get("client") or ("",))[0]), self._is_guess(scope, headers)
+        # A password may be short, so of an address that has guessed wrong none is even looked at before the pause.
+        if guess and self.guesses.suspect(address) and not await self.guesses.wait(address):
+            await respond(scope, send, 429, "Too many wrong guesses: wait a minute.")
+            return False
+        if self.known(headers):
+            self.guesses.right(address)
+            return True
+        if guess and not self._opens(offered_token(scope), use=False):
+            if not self.guesses.suspect(address):
+                await self.guesses.wait(address)
+            self.guesses.wrong(address)
+        elif guess:
+            self.guesses.right(address)
+        await self._ask(scope, send)
+        return False
+
+    def _is_guess(self, scope: Scope, headers: dict[str, str]) -> bool:
+        """Whether a request carries something that may be meant as the token or the password."""
+        cookie = any(part.strip().startswith(f"{self.cookie}=") for part in headers.get("cookie", "").split(";"))
+        return cookie or "authorization" in headers or bool(offered_token(scope))
 
     def refusal(self, scope: Scope, headers: dict[str, str]) -> str:
         """Why a request is refused by its Host or Origin, or ""."""
@@ -173,12 +194,17 @@ class AuthGate:
         cookie = f"{self.cookie}={self.token}; Path=/; HttpOnly; SameSite=Strict; Max-Age=2592000{secure}"
         await send_all(send, 303, b"", [(b"location", where.encode()), (b"set-cookie", cookie.encode())])
 
-    def _opens(self, offered: str) -> bool:
+    def _opens(self, offered: str, use: bool = True) -> bool:
         """Whether this is the token, or the ticket, which is then used up."""
         if self.ticket and same(offered, self.ticket):
-            self.ticket = ""
+            self.ticket = "" if use else self.ticket
             return True
         return same(offered, self.token)
+
+
+def offered_token(scope: Scope) -> str:
+    """The token in an address, or ""."""
+    return parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [""])[0]
 
 
 def same(one: str, other: str) -> bool:

@@ -129,12 +129,12 @@ export function showMessage(place, kind, text) {
 }
 
 /**
- * A sentence and, where it asks whether a folder may be used, the button that allows it (allowed_folders.js).
+ * A sentence and, where it asks whether a folder may be used or code may run, the button that allows it (allowed_folders.js).
  * @param {string} line
  */
 export function withAllowButton(line) {
   const folder = folderToAllow(line);
-  return folder ? [line, " ", make("button", { type: "button", className: "allow", "data-allow": folder }, "Allow this folder")] : [line];
+  return folder ? [line, " ", make("button", { type: "button", className: "allow", "data-allow": folder }, folder.startsWith("code:") ? "Allow this code" : "Allow this folder")] : [line];
 }
 
 /**

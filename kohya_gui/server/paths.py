@@ -8,18 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kohya_gui.server import allowed_code, named_paths
 from kohya_gui.server.allowed_folders import outside_roots
+from library.config import dataset
 from library.config.building import Reading, draft
 from library.config.problems import ConfigError, Problem, either
 from library.config.run_config import RunConfig
-from library.config.schema import options, values
+from library.config.schema import values
 from library.config.values import strip_pasted
 from library.files import RESERVED
 
 LONGEST = 2000
+WEIGHTS = (".safetensors",)  # of which the header alone is read
 LARGEST = 1_000_000  # bytes of a config; a real one has a few thousand
 CONFIGS = (".toml",)
-LISTS = ("base_weights",)  # options of several files
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 WEB = re.compile(r"([a-z][a-z0-9+.-]+):/+([^/].*)", re.I | re.S)  # https://x, and https:/x as a path has it
 HUB_PAGE = re.compile(r"https?:/+(?:www\.)?(?:huggingface\.co|hf\.co)/(?!datasets/|spaces/)([\w.-]+/[\w.-]+)", re.I)
@@ -32,10 +34,11 @@ PLACES = ("/workspace", "/data", "/mnt", "/media", "/run/media", "/storage", "/s
 
 
 def roots(given: Sequence[str | Path] = ()) -> tuple[Path, ...]:
-    """The folders below which files may lie: the user's home, the current folder, those given at the start (or in
-    KOHYA_ROOTS), the cache of Hugging Face, and other disks."""
+    """The folders below which files may lie: the user's home, the current folder unless it holds the home, those given
+    at the start (or in KOHYA_ROOTS), the cache of Hugging Face, and other disks."""
     named = [*given, *filter(None, os.environ.get("KOHYA_ROOTS", "").split(os.pathsep))]
-    wanted = [Path.home(), Path.cwd(), *(Path(folder).expanduser() for folder in named), *_others()]
+    here = [Path.cwd()] if not Path.home().resolve().is_relative_to(Path.cwd().resolve()) else []  # as / is
+    wanted = [Path.home(), *here, *(Path(folder).expanduser() for folder in named), *_others()]
     return tuple(dict.fromkeys(folder.resolve() for folder in wanted))
 
 
@@ -114,7 +117,7 @@ def readable(text: Any, allowed: Sequence[Path], endings: Sequence[str] = CONFIG
     """Like `config_file`, for a file that must be there and be of a config's size."""
     config_file(text, allowed, endings)
     path = present(text, allowed, endings, "config file")
-    if path.stat().st_size > LARGEST:
+    if path.suffix.lower() not in WEIGHTS and path.stat().st_size > LARGEST:
         raise ConfigError("config file: {path} is far too large to be a config", path=path)
     return path
 
@@ -142,19 +145,24 @@ def allowed(reading: Reading[Any], roots: Sequence[Path]) -> Reading[Any]:
 
 
 def _outside(config: RunConfig, allowed: Sequence[Path]) -> list[Problem]:
-    """The problems of options that name files and folders which may not be used."""
+    """The problems of options that name files, folders and code which may not be used, or files that name such."""
     problems: list[Problem] = []
-    known = options(type(config))
-    for name, value in values(config).items():
-        given = [value] if isinstance(value, str | Path) else value or ()
-        for text in given if known[name].kind in ("file", "folder") or name in LISTS else ():
-            if not str(text) or (HUB_ID.fullmatch(str(text)) and not os.path.exists(text)):
-                continue
-            try:
-                inside(str(text), allowed, name)
-            except ConfigError as error:
-                problems += error.problems
-    return problems
+
+    def may(one: named_paths.NamedPath) -> bool:
+        if HUB_ID.fullmatch(one.path) and not os.path.exists(one.path):
+            return False
+        try:
+            inside(one.path, allowed, one.option)
+            if one.option == "dataset_config" and one.path == str(config.data.dataset_config):
+                file(one.path, allowed, dataset.SUFFIXES, one.option)
+        except ConfigError as error:
+            problems.extend(problem for problem in error.problems if problem not in problems)
+        else:
+            return True
+        return False
+
+    named_paths.every(config, may)
+    return [*problems, *allowed_code.problems(config, allowed)]
 
 
 def elsewhere(text: str, what: str = "") -> Problem | None:

@@ -12,10 +12,8 @@ from starlette.types import Receive, Send
 from kohya_gui.server.auth import App, Scope, respond
 
 API = "/gradio_api/"
-READ = re.compile(
-    r"(info|theme\.css|startup-events|app_id|upload_progress|heartbeat/\w+|queue/data|file=(?!\w\w+:).+)/?"
-)
-DONE = re.compile(r"(run/\w+|queue/join|upload|cancel|reset|component_server)/?")
+READ = re.compile(r"(info|theme\.css|startup-events|app_id|heartbeat/\w+|queue/data|file=(?!\w\w+:).+)/?")
+DONE = re.compile(r"(run/\w+|queue/join|cancel|reset|component_server)/?")
 NEVER = re.compile(r"/(monitoring|login|logout|pwa_icon)(/.*)?")
 
 # Nothing from elsewhere is loaded, nothing is sent elsewhere, and no other site may show the page in a frame.

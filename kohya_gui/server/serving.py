@@ -15,13 +15,17 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kohya_gui.server.auth import SHORTEST, is_loopback, new_token
+from kohya_gui.server.guessing import BITS, bits
 from library.config.arguments import Arguments
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
 
 FIRST_PORT, TRIED = 7860, 20
+PATIENCE = 2.0  # seconds for answers that are worked on when the page ends
+HEADERS = 20.0  # seconds for the headers of a request
 IN_USE, NOT_HERE = "in use", "this is no address of this computer; 127.0.0.1 is, and 0.0.0.0 means all that it has"
 WINDOWS_IN_USE = 10048  # what Windows calls EADDRINUSE
 # Options of kohya_ss's page that are not had here, each with what to do instead.
@@ -88,8 +92,13 @@ def access_of(given: argparse.Namespace) -> JsonObject:
         access["login"] = f"{given.user}:{password()}"
     elif not access["token"] and not is_loopback(given.host):
         access["token"] = new_token()
-    if access["token"] and len(access["token"]) < SHORTEST:
-        raise ConfigError("the token must have {count} characters or more", count=SHORTEST)
+    if access["token"] and bits(access["token"]) < BITS:
+        raise ConfigError(
+            "the token must have {bits} bits, as {count} letters and digits drawn at random have: "
+            "leave it out, and one is made",
+            bits=BITS,
+            count=22,
+        )
     if access["token"] or given.user:
         access["ticket"] = new_token()
     return access
@@ -195,20 +204,66 @@ def has_screen() -> bool:
     return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
+class PatientProtocol(H11Protocol):
+    """A connection that is closed if the headers of a request do not come whole in time: else anybody could hold as
+    many open as there are."""
+
+    def connection_made(self, transport: Any) -> None:
+        """Start the time of the first request."""
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        """Stop the time when the headers are whole."""
+        super().data_received(data)
+        if self.cycle is not self.answered:
+            self.limit.cancel()
+
+    def on_response_complete(self) -> None:
+        """Start the time of the next request."""
+        super().on_response_complete()
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the time."""
+        self.limit.cancel()
+        super().connection_lost(exc)
+
+    def _wait(self) -> None:
+        self.answered = self.cycle
+        self.limit = self.loop.call_later(HEADERS, self._close)
+
+    def _close(self) -> None:
+        if self.transport.get_protocol() is self and not self.transport.is_closing():
+            self.transport.close()
+
+
 class QuietServer(uvicorn.Server):
-    """uvicorn that ends without an error for each browser that is still connected."""
+    """uvicorn that ends without an error for each browser still connected, and with the process if that is its own."""
+
+    is_process = False
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close the remaining connections."""
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         await super().shutdown(sockets)
+        # A thread cannot be interrupted, and the process would wait for each that still works on an answer. Nobody gets
+        # that answer any more, and files are written whole or not at all.
+        if self.is_process:
+            last = threading.Timer(PATIENCE, os._exit, (0,))
+            last.daemon = True
+            last.start()
 
 
 def serve(app: Any, bound: socket.socket) -> None:
     """Serve requests until the process is told to end."""
-    config = uvicorn.Config(app, log_level="warning", server_header=False, timeout_graceful_shutdown=1)
+    config = uvicorn.Config(
+        app, http=PatientProtocol, log_level="warning", server_header=False, timeout_graceful_shutdown=1
+    )
+    server = QuietServer(config)
+    server.is_process = True
     with contextlib.suppress(KeyboardInterrupt):
-        QuietServer(config).run(sockets=[bound])
+        server.run(sockets=[bound])
 
 
 def url(host: str, port: int, token: str) -> str:

@@ -14,6 +14,18 @@ export async function openTab(title, there) {
   for (let i = 0; i < 100 && !there(); i++) await wait(50);
 }
 
+const STEPS = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity };
+
+// As keyboards move between tabs everywhere.
+document.addEventListener("keydown", (event) => {
+  const tab = hit(event, 'button[role="tab"]'), step = STEPS[/** @type {keyof typeof STEPS} */ (event.key)];
+  if (!tab || step === undefined || event.ctrlKey || event.altKey || event.metaKey) return;
+  event.preventDefault();
+  const row = all(tab.closest('[role="tablist"]') ?? document, 'button[role="tab"]').filter((other) => other.checkVisibility());
+  const at = row.indexOf(tab), next = Number.isFinite(step) ? (at + step + row.length) % row.length : step < 0 ? 0 : row.length - 1;
+  row[next]?.click();
+  row[next]?.focus();
+});
 document.addEventListener("click", (event) => {
   hit(event, 'button[role="tab"]')?.scrollIntoView({ block: "nearest", inline: "center" });
 });

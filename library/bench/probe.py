@@ -33,6 +33,7 @@ from library.files import write_atomic
 from library.measuring import candidates
 from library.measuring.candidates import Overrides
 from library.measuring.result import MEMORY_MARGIN, Measured
+from library.outputs import paths as save
 from library.runs import explain, layout, reader
 from library.runs.job_work import JobRecord, joined
 from library.runs.launcher import starting
@@ -178,6 +179,9 @@ def measure_in_own_process(config: RunConfig, size: tuple[int, int], place: Path
     if code or facts.get("state") != "finished":
         made.why = facts.get("error") or explain.cause(output) or Text("it ended with code {code}", code=code)
         return made
+    if failed := [event for event in reader.events(found[-1])[0] if event.get("kind") == "sample_failed"]:
+        made.why = failed[0]["text"]  # the training goes on without samples, but they were asked for
+        return made
     compiled = facts.get("compile") or {}
     made.seconds = _pace(found[-1], facts) or 0.0
     made.graphs, made.compiling = compiled.get("num_graphs", 0), compiled.get("seconds", 0.0)
@@ -239,6 +243,8 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
     parser = Arguments(
         "kohya probe", description="Run some steps of a training, and propose settings that fit into memory."
     )
+    if len(argv) > 1 and argv[0] in RUNS:  # `kohya probe SCRIPT FILE`, as `kohya train` is written
+        argv = ["--script", *argv]
     parser.add_argument("file", type=Path, help="the TOML of a training")
     parser.add_argument(
         "--script",
@@ -258,7 +264,8 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
 def probe(config: RunConfig, how: JsonMapping, work: JobRecord) -> Probe:
     """Probe a config on this machine. Raises ConfigError for a config that has other problems than memory."""
     images = data.check(config, config.grid)
-    if problems := preflight.judged(config, images)[0]:
+    # Where a training has been is no matter: a probe keeps nothing there.
+    if problems := [one for one in preflight.judged(config, images)[0] if one.code != save.THERE]:
         raise ConfigError(*problems)
     if busy := reader.active():
         raise ConfigError("{run} is still {state}: what is free now is not what there will be; wait for it",

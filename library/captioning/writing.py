@@ -12,6 +12,7 @@ from library.config.problems import ConfigError, Report, Text, counted
 from library.curation import thumbs, trash
 from library.curation.tags import split
 from library.data import folders
+from library.data.orientation import upright
 
 SKIP, ADD, REPLACE = EXISTING = ("skip", "add", "replace")
 Shown = Callable[[Path, str], object]
@@ -143,9 +144,11 @@ def _batches(
 
 
 def rgb(path: Path, unreadable: list[str]) -> Image.Image | None:
-    """An image as it is stored, on white where transparent; None, and listed in `unreadable`, when damaged."""
+    """An image as people see it: upright by its EXIF orientation, and on white where transparent; None, and listed in
+    `unreadable`, when damaged."""
     try:
-        with thumbs.opened(path) as image:
+        with thumbs.opened(path) as stored:
+            image = upright(stored)
             if "A" not in image.getbands() and "transparency" not in image.info:
                 return image.convert("RGB")
             shown = image.convert("RGBA")

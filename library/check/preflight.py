@@ -12,7 +12,7 @@ import torch
 from library import data, families, methods
 from library.check import adapter_files, graph_limit, meta_model
 from library.compiler import checks
-from library.config import building, fixes, ineffective, schema
+from library.config import building, code_names, fixes, ineffective, schema
 from library.config.environment import SWITCHED_ON, first_process, processes, shards_asked
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem, Report, Text, counted, problems_of, together
@@ -23,7 +23,8 @@ from library.data.length import Length, length
 from library.families.base import Family
 from library.files import free_space
 from library.memory.quantization import fp8_matmul, int8_matmul
-from library.optim import optimizers
+from library.methods import lycoris
+from library.optim import lr_schedule, optimizers
 from library.outputs import hub, prompts, trackers
 from library.outputs import paths as save
 from library.runs import reader, registry
@@ -75,6 +76,25 @@ def problems(config: RunConfig) -> Iterator[Problem]:
     yield from findings(config)[0]
 
 
+def load_named_code(config: RunConfig) -> None:
+    """Import the code of packages that are not listed, which a check leaves alone. Raises ConfigError for what is not
+    of the kind that its option expects."""
+    found = [*optimizers.named_code_problems(config)]
+    try:
+        if name := code_names.unlisted(config).get("network_module"):
+            lycoris.load_module(name)
+    except ConfigError as e:
+        found += e.problems
+    if found:
+        raise ConfigError(*found)
+
+
+def code_notes(config: RunConfig) -> list[Problem]:
+    """The names of code that is not listed, which no check has looked at."""
+    template = "{name} is code of a package that this program does not list; it runs when the training starts"
+    return [Problem(option, template, name=name) for option, name in code_names.unlisted(config).items()]
+
+
 def beyond(reading: building.Reading[Any]) -> list[Problem]:
     """What has to be fixed besides the problems that reading a config has found."""
     return judged(reading.config, look(reading), reading)[0]
@@ -89,7 +109,7 @@ def look(reading: building.Reading[Any]) -> data.Check:
     """The look at the images of a config that may be wrong in itself."""
     nothing = data.Check([], [])
     with _tolerant(bool(reading.problems), nothing.problems):
-        return data.check(reading.config, reading.config.grid)
+        return data.check(reading.config, reading.config.grid, quick=True)
     return nothing
 
 
@@ -135,7 +155,7 @@ def judged(
             known = again or problem in (*problems, *found) or problem.option in silent
             if not known and wrong.isdisjoint(problem.options):
                 found.append(problem)
-    remarks: list[str] = [*images.warnings, *_late(config, images)]
+    remarks: list[str] = [*images.warnings, *_late(config, images), *code_notes(config)]
     with _tolerant(bool(problems), []):  # notes about what cannot be read would only be errors
         family = families.family_for(config)
         remarks += [] if failed["model"] else [*family.notes(), *_cut_captions(family, images)]
@@ -242,6 +262,13 @@ def _length(config: RunConfig, images: data.Check) -> Iterator[Problem]:
         epochs, total = f"{config.steps.max_train_epochs:,}", f"{steps.total:,}"
         yield Problem("max_train_epochs", ": {epochs} epochs are {total} steps; lower it", epochs=epochs, total=total)
     Clock.of(config, data.summary(images.images)["batches_per_epoch"])
+    yield from lr_schedule.too_long(config, steps.total * processes())
+    every = config.optim.ema_every_n_steps
+    if config.optim.ema_decay and every > steps.total:
+        yield Problem("ema_every_n_steps",
+            "= {every}: the training ends after {count}, before the first update, so the average would be the "
+            "untrained model; set it to 1", every=every, count=counted(steps.total, "step"), also="ema_decay",
+            fix={"ema_every_n_steps": 1})  # fmt: skip
     if config.steps.resume and not config.steps.resume_from_huggingface and config.steps.max_train_epochs:
         yield from resume_state.problems(Path(config.steps.resume), config, steps.total)
 
@@ -259,7 +286,7 @@ def _late(config: RunConfig, images: data.Check) -> Iterator[Problem]:
         return
     given = schema.values(config)
     for end, unit in ((steps.total, "step"), (steps.epochs, "epoch")):
-        for name in (f"{what}_every_n_{unit}s" for what in ("sample", "validate")):
+        for name in (f"{what}_every_n_{unit}s" for what in ("sample", "validate", "save")):
             if (given.get(name) or 0) > end:
                 yield ineffective.remark(name, "the training ends after {count}", count=counted(end, unit))
     if config.steps.max_train_epochs:

@@ -17,7 +17,7 @@ import torch
 
 from library import data, families
 from library.check import estimate as fitting
-from library.check import isolated, preflight
+from library.check import isolated, preflight, preview_memory
 from library.compiler import checks
 from library.config.building import Reading, draft, replace, working_fix
 from library.config.command import Launch
@@ -27,6 +27,7 @@ from library.config.problems import Problem, Text, counted
 from library.config.problems import read as read_problem
 from library.config.run_config import RunConfig
 from library.config.schema import options, section_options
+from library.data import held_out
 from library.data.encoding import existing, wanted_latents
 from library.data.images import ImageSet
 from library.families import config_class
@@ -60,10 +61,15 @@ class Finding:
         return isolated.finding(self.text, self.topic, self.verdict, self.fix)
 
     @property
+    def _is_idle(self) -> bool:
+        """Whether it is about an option without effect, whose default says nothing."""
+        return isinstance(self.text, Problem) and self.text.code == "ineffective"
+
+    @property
     def advice(self) -> str:
         """The fix in words, to be put after the text."""
         fixes = (
-            f"leave {name} out" if value is None else f"{name} = {toml_value(value)}"
+            f"leave {name} out" if value is None or self._is_idle else f"{name} = {toml_value(value)}"
             for name, value in self.fix.items()
         )
         return "".join(f"; fix: {fix}" for fix in fixes)
@@ -109,6 +115,7 @@ def report(config: RunConfig, reading: Reading[Any] | None = None) -> Report:
         if not problems:
             needs = fitting.estimate(_batched(config, found.images), largest(found.images, config), gpu, memory)
             findings += _about_the_fit(needs, config)
+            findings += [Finding("samples", *said) for said in preview_memory.sentences(needs, config)]
         settled = {f.topic for f in findings if f.verdict == "bad" or f.topic == "captions"}
         findings += [finding for finding in _facts(config, found.images, gpu, memory) if finding.topic not in settled]
     return Report(tuple(sorted(findings, key=_place)), needs)
@@ -175,6 +182,8 @@ def _facts(config: RunConfig, images: ImageSet | None, gpu: str, memory: float |
         )
     if images and images.items:
         yield Finding("images", "ok", _images(config, images))
+        if said := held_out.by_folder(images):
+            yield Finding("images", "ok", said)
         yield from _captions(images)
         yield from _caches(config, images)
     optim = config.optim
@@ -197,11 +206,21 @@ def _facts(config: RunConfig, images: ImageSet | None, gpu: str, memory: float |
 def _images(config: RunConfig, images: ImageSet) -> str:
     counts = data.summary(images)
     clock = Clock.of(config, counts["batches_per_epoch"])
+    template, steps = "{images} in {buckets}, {batches} per epoch:  {steps} are {epochs} epochs", "{count} steps"
+    if clock.total == 1:
+        template, steps = "{images} in {buckets}, {batches} per epoch:  {steps} is {epochs} epochs", "{count} step"
     return Text(
-        "{images} in {buckets}, {batches} batches per epoch:  {steps} steps are {epochs} epochs",
-        images=counted(counts["images"], "image"), buckets=counted(len(counts["buckets"]), "bucket"),
-        batches=counts["batches_per_epoch"], steps=f"{clock.total:,}", epochs=f"{clock.total / clock.per_epoch:,.1f}",
-    )  # fmt: skip
+        template,
+        images=counted(counts["images"], "image"),
+        buckets=counted(len(counts["buckets"]), "bucket"),
+        batches=_batches(counts["batches_per_epoch"]),
+        steps=Text(steps, count=f"{clock.total:,}"),
+        epochs=f"{clock.total / clock.per_epoch:,.1f}",
+    )
+
+
+def _batches(count: int) -> Text:
+    return Text("{count} batch" if count == 1 else "{count} batches", count=count)
 
 
 def _captions(images: ImageSet) -> Iterator[Finding]:

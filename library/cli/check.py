@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from library.check.isolated import environment, finding
-from library.cli.launch import LAUNCH, script_of, split_launch
+from library.cli.launch import LAUNCH, script_of, split_launch, with_config
 from library.cli.main import DONE, FAILED, MISUSED, complain
 from library.cli.train_script import read
 from library.config import environment as surroundings
@@ -22,7 +22,7 @@ from library.runs import gpu_slots
 
 OWN = ("script", "json")
 USAGE = """kohya check RUN.toml [options]
-kohya check SCRIPT --config_file RUN.toml [options]
+kohya check SCRIPT [--config_file] RUN.toml [options]
 
 Looks for mistakes without training, and names all of them. Options are those of the training and of the launcher, as in
 kohya train, and besides:
@@ -74,6 +74,8 @@ def described(argv: list[str]) -> tuple[str, Reading[Any], JsonObject]:
     if is_file:
         rest = ["--config_file", what, *rest]
     script = script or (script_of(Path(what)) if is_file else what)
+    if not is_file and (named := with_config(rest)) != rest:
+        what, rest, is_file = rest[0], named, True
     if not script:
         raise ConfigError("kohya check needs the TOML of a training, or the name of a script and its options")
     reading = read(config_class(script), rest, [*LAUNCH, *OWN])

@@ -10,8 +10,8 @@ from library.config.building import missing
 from library.config.command import printable
 from library.config.formats import to_toml
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError
-from library.config.text_files import read_text
+from library.config.outside_files import read_text
+from library.config.problems import ConfigError, Problem
 from library.families import RUNS, config_class
 from library.files import clear_errors, write_atomic
 from library.importers import musubi
@@ -29,11 +29,12 @@ def main(argv: list[str]) -> int:
     """Read a file of settings of another trainer. 0 done, 1 it did not work or something in it has to be fixed."""
     parser = Arguments(
         "kohya import",
-        description="Turn the settings of kohya_ss or OneTrainer (JSON), of sd-scripts or musubi-tuner (TOML), or of "
-        "ai-toolkit (YAML) into a TOML for this trainer, and say what became of every key. Without -o the TOML is "
+        description="Turn the settings of kohya_ss, OneTrainer or SimpleTuner (JSON), of sd-scripts, musubi-tuner, "
+        "diffusion-pipe, lora-scripts or LoRA_Easy_Training_Scripts (TOML), of ai-toolkit (YAML), or the metadata of a "
+        "LoRA (safetensors) into a TOML for this trainer, and say what became of every key. Without -o the TOML is "
         "printed, and the report goes to stderr.",
     )
-    parser.add_argument("file", type=Path, help="the file with the settings")
+    parser.add_argument("file", type=Path, help="the file with the settings, or a LoRA")
     parser.add_argument("-o", "--output", type=Path, help="where to write; an existing file is never overwritten")
     parser.add_argument("--script", type=musubi.script_of, choices=list(RUNS), metavar="SCRIPT", default="",
                         help="the training script, ours or musubi-tuner's; else detected from the file")  # fmt: skip
@@ -64,12 +65,17 @@ def _say(made: importers.Imported, path: Path | None) -> None:
     """The account as text: beside the file that was written, or on stderr where the config itself is printed."""
     shown = sys.stdout if path else sys.stderr
     print(made.report(), file=shown)
-    if blanks := missing(made.config):
+    if blanks := _blanks(made):
         print("\n".join([f"still to fill in ({len(blanks)}):", *(f"  {line}" for line in blanks)]), file=shown)
     for name in () if path else made.texts:
         print(f"{name} has to be a file of its own: with -o it is written beside the config", file=shown)
     if path:
         print(f"wrote {path}; look at it with: {printable(['kohya', 'check', str(path)])}", file=shown)
+
+
+def _blanks(made: importers.Imported) -> list[Problem]:
+    """What is still to fill in, once the files of data sets and prompts are written beside the config."""
+    return missing(made.with_files(dict.fromkeys(made.texts, "beside")).config)
 
 
 def _in_json(file: Path, script: str, path: Path | None) -> int:
@@ -83,7 +89,7 @@ def _in_json(file: Path, script: str, path: Path | None) -> int:
         else:
             made = importers.load(file, configs(), script)
             made = _write(made, path, file) if path else made
-            account = {**made.account(), "missing": missing(made.config)}
+            account = {**made.account(), "missing": _blanks(made)}
     except ConfigError as wrong:
         print(json.dumps({"errors": wrong.problems}, ensure_ascii=False))
         return FAILED

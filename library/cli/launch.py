@@ -10,8 +10,9 @@ from library.cli import train_script
 from library.cli.main import DONE, MISUSED, complain
 from library.config.building import Layer, read_layers
 from library.config.command import Launch
-from library.config.formats import load_toml, read_toml
+from library.config.formats import read_toml
 from library.config.json_types import JsonObject
+from library.config.outside_files import load_toml
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig, of_told_kind
 from library.config.schema import options, section_options
@@ -23,7 +24,7 @@ from library.sampling import shell as sampling
 SCRIPTS = textwrap.fill(", ".join(RUNS), 100, initial_indent="  ", subsequent_indent="  ")
 LAUNCH = {name: option for name, option in section_options(Launch).items() if name != "mixed_precision"}
 TRAIN_USAGE = f"""kohya train SCRIPT --config_file RUN.toml [options]
-kohya train RUN.toml [options]
+kohya train [SCRIPT] RUN.toml [options]
 
 SCRIPT is one of:
 {SCRIPTS}.
@@ -43,6 +44,7 @@ def train(argv: list[str]) -> int:
     if what.lower().endswith(".toml"):
         flags = ["--config_file", what, *flags]
         what = script_of(Path(what))
+    flags = with_config(flags)
     # A launcher loads torch for seconds before the script can say what is wrong, so it is asked here first.
     reading = train_script.read(config_class(what), flags, LAUNCH)
     if problems := [*reading.problems, *wrong, *gpu_slots.problems(how)]:
@@ -103,6 +105,13 @@ def split_launch(argv: list[str]) -> tuple[JsonObject, list[str], list[Problem]]
     """The launcher's options by name, the rest, and what is wrong with the former. What both know (mixed_precision) is
     the script's."""
     return train_script.take_flags(LAUNCH, argv)
+
+
+def with_config(flags: list[str]) -> list[str]:
+    """The flags, the first of which may be the file that --config_file names."""
+    if flags and not flags[0].startswith("-") and (flags[0].lower().endswith(".toml") or Path(flags[0]).is_file()):
+        return ["--config_file", *flags]
+    return flags
 
 
 def split_file(flags: list[str]) -> tuple[str | None, list[str]]:

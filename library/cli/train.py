@@ -25,5 +25,6 @@ def train(config: RunConfig, notes: Sequence[Problem] | None = None, began: floa
     config = hub.fetched(config)
     paths.tidy(config)
     remarks = preflight.check(config)
+    preflight.load_named_code(config)
     with output_lock.held(config):
         return run_training(config, remarks, building.notes(config) if notes is None else notes, began)

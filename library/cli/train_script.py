@@ -19,8 +19,9 @@ import psutil
 from library import families
 from library.config import environment
 from library.config.building import Layer, Reading, draft, read_layers, read_section, understood
-from library.config.formats import load_toml, to_toml
+from library.config.formats import to_toml
 from library.config.json_types import JsonObject
+from library.config.outside_files import load_toml
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.config.schema import flat, options
@@ -136,7 +137,9 @@ def _read(config: type[C], flags: JsonObject, problems: list[Problem], path: Pat
         layers.insert(0, Layer({"fsdp": True}, "accelerate's config"))
     if path:
         try:
-            layers.insert(0, Layer(flat(load_toml(path)), path.name))
+            twice: list[Problem] = []
+            layers.insert(0, Layer(flat(load_toml(path), twice), path.name))
+            problems = [*problems, *(problem.replaced(place=layers[0].place) for problem in twice)]
         except ConfigError as e:
             # Rules across options cannot be judged without the file, but the flags' own values can.
             found = [*problems, *e.problems]

@@ -77,10 +77,15 @@ def read_layers(config: type[C], layers: Iterable[Layer], unreadable: Collection
     chosen: dict[str, tuple[str, str, Any]] = {}  # option -> where it is set, its name there, and its value
     old: JsonObject = {}
     for layer in layers:
+        here: dict[str, str] = {}  # option -> its name in this layer
         for name, value in layer.values.items():
             if name in old_known:
                 old |= read_section(old_known, Layer({name: value}, layer.source), problems)
             elif option := _resolve(config, layer, name, value, problems, remarks):
+                if option in here:
+                    template = "and {other} are the same option: keep one of the two"
+                    problems.append(Problem(name, template, place=layer.place, other=here[option], also=option))
+                here[option] = name
                 chosen[option] = layer.place, name, value
             elif name not in known:
                 meant_for.add(closest(name, known))

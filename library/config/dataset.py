@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from library.config.building import Layer, read_section
-from library.config.formats import load_json, load_toml
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.outside_files import load_json, load_toml
 from library.config.problems import ConfigError, Problem
 from library.config.reading import LARGEST, extension, positive_pair, range_of_sizes
 from library.config.run_config import RunConfig
@@ -30,7 +30,7 @@ class SubsetConfig:
 
     image_dir: str | None = opt(None, "folder of images", kind="folder")
     metadata_file: str | None = opt(
-        None, "captions and sizes in one file (.json, .jsonl), for fine-tuning", kind="file"
+        None, "captions and sizes in one file (.json, .jsonl, .csv), for fine-tuning", kind="file"
     )
     conditioning_data_dir: str | None = opt(None, "folder of mask images of the same names", kind="folder")
     control_directory: str | None = opt(None, "folder of reference images of the same names", kind="folder")
@@ -115,6 +115,7 @@ SUBSET_ONLY = {
 SUBSET_KEYS = section_options(SubsetConfig)
 # What [general] and [[datasets]] may hold: their own values, and those that all their subsets share.
 DATASET_KEYS = {k: o for k, o in SUBSET_KEYS.items() if k not in SUBSET_ONLY} | dict(section_options(DatasetConfig))
+SUFFIXES = (".toml", ".json")
 MUSUBI = {"image_directory", "image_jsonl_file", "cache_directory"}  # keys of another trainer's dataset files
 # What the run's options are called where the name differs.
 RUN_NAMES = {"batch_size": "train_batch_size", "num_repeats": "dataset_repeats"}
@@ -151,17 +152,17 @@ def _datasets(path: str | Path, config: RunConfig, problems: list[Problem]) -> t
 
     Raises ConfigError only where there is nothing to go on with.
     """
-    tables, name = _open(Path(path)), Path(path).name
-    if MUSUBI & {key for table in _tables(tables, "datasets", name, []) for key in table}:
+    found, name = tables(Path(path)), Path(path).name
+    if MUSUBI & {key for table in _tables(found, "datasets", name, []) for key in table}:
         raise ConfigError("{name} is written for musubi-tuner: `kohya import {path}` rewrites it", name=name, path=path)
     problems += [
         _wrong(name, key, "is not known at the top; there are [general] and [[datasets]]")
-        for key in tables
+        for key in found
         if key not in ("general", "datasets")
     ]
-    behind = (_from_run(config), _read(tables.get("general", {}), DATASET_KEYS, f"{name} [general]", problems))
+    behind = (_from_run(config), _read(found.get("general", {}), DATASET_KEYS, f"{name} [general]", problems))
     made = []
-    for i, table in enumerate(_tables(tables, "datasets", name, problems), 1):
+    for i, table in enumerate(_tables(found, "datasets", name, problems), 1):
         before = len(problems)
         made.append(_dataset(table, f"{name} dataset {i}", behind, problems))
         # A rule that speaks of a value which could not be read would only repeat that it is wrong.
@@ -177,10 +178,10 @@ def _datasets(path: str | Path, config: RunConfig, problems: list[Problem]) -> t
 def decided(config: RunConfig) -> list[str]:
     """Options of the run that are set in vain: its dataset file says the same thing for every one of its images."""
     try:
-        tables = _open(Path(config.data.dataset_config or ""))
+        found = tables(Path(config.data.dataset_config or ""))
     except ConfigError:  # which is said by itself
         return []
-    general, every = tables.get("general"), _tables(tables, "datasets", "", [])
+    general, every = found.get("general"), _tables(found, "datasets", "", [])
     shared = set(general if isinstance(general, Mapping) else ())
     own = [{*table} | set.intersection(*map(set, _tables(table, "subsets", "", []) or [{}])) for table in every]
     said = shared | set.intersection(*own or [set()])
@@ -257,13 +258,16 @@ def _tables(table: JsonMapping, key: str, source: str, problems: list[Problem]) 
     return []
 
 
-def _open(path: Path) -> JsonObject:
-    if path.suffix.lower() != ".json":
+def tables(path: Path) -> JsonObject:
+    """The tables of a dataset file. Raises ConfigError when it cannot be read as one."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise ConfigError("{path} must end in one of {suffixes}", path=path, suffixes=", ".join(SUFFIXES))
+    if path.suffix.lower() == ".toml":
         return load_toml(path)
-    tables = load_json(path)
-    if not isinstance(tables, dict):
+    found = load_json(path)
+    if not isinstance(found, dict):
         raise ConfigError("{path} must hold one JSON object with general and datasets", path=path)
-    return tables
+    return found
 
 
 def _rules(dataset: DatasetConfig, source: str, config: RunConfig) -> Iterator[Problem]:

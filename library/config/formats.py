@@ -1,53 +1,24 @@
-"""TOML and JSON: files of settings as tables, and configs as TOML."""
+"""Configs as TOML: read and written."""
 
-import json
-import tomllib
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Text
+from library.config.outside_files import load_toml
+from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.config.schema import changed, flat
-from library.config.text_files import read_text
 
 
 def read_toml(path: str | Path) -> JsonObject:
-    """Values by option name. Tables are for the reader's eye: as in sd-scripts, their names do not matter."""
-    return flat(load_toml(path))
+    """Values by option name. Tables are for the reader's eye: as in sd-scripts, their names do not matter.
 
-
-def load_toml(path: str | Path) -> JsonObject:
-    """A TOML file as it is. Raises ConfigError when it is absent, not text, or not TOML."""
-    try:
-        return tomllib.loads(read_text(path))
-    except tomllib.TOMLDecodeError as e:
-        if Path(path).suffix.lower() in (".json", ".yaml", ".yml"):
-            advice = "{path} is not a TOML file; convert it: kohya import {path} -o run.toml"
-            raise ConfigError(advice, path=path) from None
-        is_escape = "escape" in str(e) or "hex value" in str(e)  # what the \U of C:\Users is called
-        hint = Text("; in double quotes write \\\\ for \\, or use single quotes") if is_escape else ""
-        raise ConfigError("{path} is not valid TOML: {why}{hint}", path=path, why=e, hint=hint) from None
-
-
-def load_json(path: str | Path) -> Any:
-    """A JSON file as it is. Raises ConfigError when it is absent, not text, not JSON, or has a key twice."""
-    try:
-        return json.loads(read_text(path), object_pairs_hook=lambda pairs: once(pairs, path))
-    except ConfigError:
-        raise
-    except (ValueError, RecursionError) as e:
-        raise ConfigError("{path} is not valid JSON: {why}", path=path, why=e) from None
-
-
-def once(pairs: Iterable[tuple[Any, Any]], path: str | Path) -> dict[Any, Any]:
-    """A table in which each key was written once, as TOML has it. Raises ConfigError naming one that was not."""
-    found: dict[Any, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ConfigError("{path} has {key} twice in one table; delete one of them", path=path, key=key)
-        found[key] = value
+    Raises ConfigError as `load_toml` does, and for an option that stands in two tables.
+    """
+    twice: list[Problem] = []
+    found = flat(load_toml(path), twice)
+    if twice:
+        raise ConfigError(*(problem.replaced(place=f"in {Path(path).name}: ") for problem in twice))
     return found
 
 

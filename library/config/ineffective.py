@@ -128,6 +128,7 @@ SHARED: tuple[Rule, ...] = (
     ("lr_scheduler_timescale", lambda c: _scheduler(c, "inverse_sqrt"), "lr_scheduler is not inverse_sqrt"),
     ("lr_scheduler_min_lr_ratio", lambda c: _scheduler(c, "cosine_with_min_lr", "warmup_stable_decay"),
      "lr_scheduler has no lowest rate"),
+    ("lr_warmup_steps", lambda c: not c.optim.without_schedule, "this optimizer follows no schedule"),
     ("lr_decay_steps", lambda c: _scheduler(c, "warmup_stable_decay"), "lr_scheduler is not warmup_stable_decay"),
     ("lr_scheduler", lambda c: not c.optim.lr_scheduler_type, "lr_scheduler_type names another"),
     ("ema_every_n_steps ema_device", lambda c: c.optim.ema_decay, "ema_decay is 0"),

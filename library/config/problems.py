@@ -5,6 +5,7 @@ the option that it is about, the values that would mend it, and the template and
 it is translated. Nobody has to take sentences apart.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
@@ -27,7 +28,19 @@ __all__ = [
     "together",
 ]
 FLAG = "--"  # the place of an option of a command line
+SURROGATES = re.compile("[\ud800-\udfff]")
 FACTS = ("also", "fix", "place", "topic", "code")  # of a problem, besides its option and its text
+
+
+def printable(value: Any) -> str:
+    """A value as text that any file, terminal or browser takes: bytes of file names that are not UTF-8, which Python
+    keeps as surrogates, are shown as \\xe9."""
+    return SURROGATES.sub(_byte, str(value))
+
+
+def _byte(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"\\u{code:04x}"
 
 
 class Text(str):
@@ -43,7 +56,7 @@ class Text(str):
 
     @classmethod
     def _made(cls, shape: str, template: str, arguments: JsonMapping) -> Self:
-        filled = {name: value if isinstance(value, Text) else str(value) for name, value in arguments.items()}
+        filled = {name: value if isinstance(value, Text) else printable(value) for name, value in arguments.items()}
         made = super().__new__(cls, shape.format_map(filled) if filled else shape)
         made.template, made.arguments = template, filled
         return made
@@ -60,7 +73,11 @@ class Text(str):
         return Text(self.template, **{name: change(value) for name, value in self.arguments.items()})
 
     def capitalized(self) -> "Text":
-        """The same with a capital letter in front, which languages without them need no line of their own for."""
+        """The same with a capital letter in front, which languages without them need no line of their own for; a name
+        that was put in front stays as it is."""
+        first = re.match(r"\{(\w+)\}", self.template)
+        if first and first[1] in self.arguments and not isinstance(self.arguments[first[1]], Text):
+            return self
         made = str.__new__(Text, self[:1].upper() + self[1:])
         made.template, made.arguments = self.template, self.arguments
         return made

@@ -16,18 +16,21 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.problems import ConfigError, Problem, Text
 from library.config.values import Option
 
 S = TypeVar("S")  # of a section
-HINTS = {"min", "max", "ceiling", "kind", "parse", "label", "advanced", "shown_with"}
+HINTS = {"usual", "min", "max", "ceiling", "kind", "parse", "label", "advanced", "shown_with"}
 
 
 def opt(default: Any, help: str, **hints: Any) -> Any:
     """Declare one option: its default, one sentence of help, and hints.
 
     Hints: `min`, `max`; `ceiling`, a number beyond anything that can be trained, which can only be a mistake; `kind`
-    ("file", "folder", "secret", "text" for several lines); `parse`, a function from any value to the option's type;
-    `label`, where the name alone reads badly; `advanced`, to fold it away; `shown_with`, see `Option.shown_with`.
+    ("file", "files", "folder", "code" for a name of it, "secret", "text" for several lines); `parse`, a function from
+    any value to the option's type; `usual`, what is proposed instead of a negative number (else the default; None:
+    nothing); `label`, where the name alone reads badly; `advanced`, to fold it away; `shown_with`, see
+    `Option.shown_with`.
     """
     if unknown := set(hints) - HINTS:
         raise TypeError(f"unknown hints: {', '.join(sorted(unknown))}")
@@ -90,11 +93,26 @@ def changed(config: Any, secrets: bool = False) -> dict[str, JsonObject]:
     return out
 
 
-def flat(sections: JsonMapping) -> JsonObject:
-    """One level of tables taken away: {"optim": {"learning_rate": 1}} -> {"learning_rate": 1}. Later ones win."""
+def flat(sections: JsonMapping, problems: list[Problem] | None = None) -> JsonObject:
+    """One level of tables taken away: {"optim": {"learning_rate": 1}} -> {"learning_rate": 1}.
+
+    An option that stands in two tables has no value that could be meant: it is appended to `problems`, or raised as
+    ConfigError without such a list.
+    """
     out: JsonObject = {}
-    for key, value in sections.items():
-        out.update(value if isinstance(value, Mapping) else {key: value})
+    places: dict[str, str] = {}
+    found: list[Problem] = []
+    for title, value in sections.items():
+        for key, inner in (value if isinstance(value, Mapping) else {title: value}).items():
+            place = f"[{title}]" if isinstance(value, Mapping) else Text("the part above all tables")
+            if key in out:
+                template = "stands in {first} and in {second}: keep one of the two"
+                found.append(Problem(key, template, first=places[key], second=place))
+            out[key], places[key] = inner, place
+    if problems is not None:
+        problems += found
+    elif found:
+        raise ConfigError(*found)
     return out
 
 

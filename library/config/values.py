@@ -30,6 +30,7 @@ KINDS = {
 TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 # What an East Asian keyboard writes for ASCII, and the minus sign of typeset pages.
 LARGEST = 10**12  # no number of a training means anything beyond; in half precision it would be infinite
+LIMITS = "limits"  # the code of the problem of a number beyond its limits
 WIDE = {0x3000: " ", 0x2212: "-", **{code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}}
 # Blanks, and marks of direction that Windows adds where a path is copied from a dialog.
 AROUND = " \t\r\n\u00a0\u200b\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff"
@@ -72,7 +73,7 @@ class Option:
 
     @property
     def kind(self) -> str:
-        """What the text stands for: "file", "folder", "secret", "text" (several lines), or "" for nothing special."""
+        """What it stands for: "file", "files", "folder", "code", "secret", "text" (several lines), or "" for itself."""
         return self.hints.get("kind", "")
 
     @property
@@ -157,8 +158,9 @@ class Option:
                 if low is None
                 else "at least {low} and at most {high}"
             )
-            fix = {self.name: low} if low is not None and value < min(low, 0) else {}
-            raise ConfigError(Problem("", "must be {limits}, got {value}", fix=fix,
+            usual = self.hints.get("usual", self.default)
+            fix = {self.name: usual} if low is not None and value < min(low, 0) and usual is not None else {}
+            raise ConfigError(Problem("", "must be {limits}, got {value}", fix=fix, code=LIMITS,
                 limits=Text(shape, low=low, high=high), value=quoted(value)))  # fmt: skip
         ceiling = self.hints.get("ceiling", LARGEST if self.type is float else None)
         if ceiling is not None and value > ceiling:

@@ -36,7 +36,7 @@ class Picture:
     unused: str = ""  # why a training would not use it
     broken: str = ""  # why it cannot be decoded
     foreign: bool = False  # its caption file is not UTF-8
-    turned: bool = False  # it has an EXIF rotation, which trainers ignore
+    turned: bool = False  # it is turned or mirrored by its EXIF orientation
     role: str = ""  # "reg": a regularisation image; "held": used for validation
     fixed: str = ""  # why it and its caption are read-only
 
@@ -48,10 +48,7 @@ class Picture:
     @property
     def cut(self) -> tuple[float, float]:
         """The shares of its width and of its height that are cropped for the bucket."""
-        if self.fit is None:
-            return 0.0, 0.0
-        (width, height), (bucket_width, bucket_height) = self.fit.resized, self.fit.bucket
-        return 1 - bucket_width / width, 1 - bucket_height / height
+        return self.fit.cut if self.fit else (0.0, 0.0)
 
     @property
     def seen(self) -> tuple[float, float, float, float]:

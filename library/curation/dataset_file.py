@@ -19,10 +19,10 @@ from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import AoT
 
 from library.config.dataset import DATASET_KEYS, SUBSET_KEYS, DatasetConfig, SubsetConfig
-from library.config.formats import load_json, load_toml, toml_value
+from library.config.formats import toml_value
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.outside_files import load_json, load_toml, read_text
 from library.config.problems import ConfigError, Problem
-from library.config.text_files import read_text
 
 # The options of a data set, and of each of its folders, in a form.
 OF_DATASET = (

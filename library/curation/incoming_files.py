@@ -9,8 +9,8 @@ from pathlib import Path
 
 from PIL import Image
 
+from library.config.outside_files import decoded
 from library.config.problems import ConfigError, Text
-from library.config.text_files import decoded
 from library.data.pixels import check_file, extensions
 from library.files import RESERVED, clear_errors
 

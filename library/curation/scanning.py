@@ -5,14 +5,16 @@ from collections import Counter
 from functools import lru_cache, partial
 from pathlib import Path
 
+from library.config.outside_files import decoded
 from library.config.problems import ConfigError, Report, Text, counted
 from library.config.run_config import RunConfig
-from library.config.text_files import decoded
 from library.curation.collection import ImageCollection, ImageFolder, May, Picture
 from library.data import folders
 from library.data.buckets import Buckets, Size
 from library.data.folders import Listing
-from library.data.pixels import check_file, header_size, is_turned
+from library.data.orientation import orientation, swapped
+from library.data.pixels import check_file, header_size
+from library.data.preflight import FEW
 from library.data.threads import spread
 
 OTHER_ENDINGS = (".txt", ".caption")
@@ -42,9 +44,11 @@ def opened(
 
 def examine(collection: ImageCollection, pictures: list[Picture], report: Report | None = None) -> None:
     """Read the files of images: size, whether they can be decoded, and their captions."""
-    facts = spread(partial(_facts, collection), pictures, report, Text("scanning images"))
-    for picture, (size, broken, turned) in zip(pictures, facts, strict=True):
-        picture.size, picture.broken, picture.turned = size, broken, turned
+    whole = len(pictures) <= FEW
+    facts = spread(partial(_facts, collection, whole), pictures, report, Text("scanning images"))
+    for picture, (size, broken, turn) in zip(pictures, facts, strict=True):
+        picture.size = swapped(size, turn) if collection.config.data.exif_rotation else size
+        picture.broken, picture.turned = broken, turn != 1
     spread(partial(reread, collection), pictures, report, Text("reading captions"))
 
 
@@ -170,18 +174,18 @@ def _safe(collection: ImageCollection, path: str) -> bool:
     return not os.path.islink(path) or collection.may(path)
 
 
-def _facts(collection: ImageCollection, picture: Picture) -> tuple[Size, str, bool]:
+def _facts(collection: ImageCollection, whole: bool, picture: Picture) -> tuple[Size, str, int]:
     if not _safe(collection, picture.path):
-        return (0, 0), "it is a link that leads out of the folders of this page", False
+        return (0, 0), "it is a link that leads out of the folders of this page", 1
     if picture.broken:
-        return (0, 0), picture.broken, False
-    return _known(picture.path, picture.modified, picture.num_bytes)
+        return (0, 0), picture.broken, 1
+    return _known(picture.path, picture.modified, picture.num_bytes, whole)
 
 
 @lru_cache(maxsize=1 << 17)
-def _known(path: str, modified: int, num_bytes: int) -> tuple[Size, str, bool]:
-    """Size, why it cannot be decoded, and whether it has an EXIF rotation; time and length are cache keys."""
+def _known(path: str, modified: int, num_bytes: int, whole: bool) -> tuple[Size, str, int]:
+    """Size as stored, why it cannot be decoded, and its EXIF orientation; time and length are cache keys."""
     size = header_size(path, modified, num_bytes)
     if min(size) < 1:
-        return size, "this is no image that can be read", False
-    return size, check_file(path), is_turned(path, size)
+        return size, "this is no image that can be read", 1
+    return size, check_file(path, whole), orientation(path)

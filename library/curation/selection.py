@@ -7,8 +7,9 @@ from library.config.problems import ConfigError
 from library.curation import tags
 from library.curation.collection import ImageCollection, Picture
 from library.data import captions
+from library.data.preflight import MUCH_CUT
 
-MUCH_CUT, MUCH_LARGER = 0.2, 1.5
+MUCH_LARGER = 1.5
 Test = Callable[[ImageCollection, Picture], bool]
 KINDS: dict[str, tuple[str, Test]] = {
     "all": ("All images", lambda a, p: True),

@@ -43,7 +43,7 @@ def looks(path: str) -> Hash | None:
     None when it cannot be read, or is too plain for a meaningful hash.
     """
     try:
-        with Image.open(io.BytesIO(thumbs.thumb(path))) as image:
+        with Image.open(io.BytesIO(thumbs.thumb(path, upright=True))) as image:
             backed = Image.new("RGB", image.size, (128, 128, 128))
             backed.paste(image, mask=image.getchannel("A") if "A" in image.getbands() else None)
     except (ConfigError, OSError):

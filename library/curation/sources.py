@@ -17,7 +17,8 @@ from library.data.finding import Survey
 from library.data.folders import Listing, some
 from library.data.images import Image
 
-LEFT_OVER = "there are more than needed"
+LEFT_OVER = Text("there are more than needed")
+HELD_OUT = Text("the same file or a copy of it is held out for validation")
 TOLD_ELSEWHERE = "its caption is in {}: change it there, and open its folder to change the image"
 ELSEWHERE = "it lies outside of the opened folder: open {} to change it"
 
@@ -135,11 +136,14 @@ def _add(collection: ImageCollection, found: Survey, report: Report | None) -> N
     learned = {(image.path, image.dataset) for image in found.images.items}
     for image in found.images.validation.items if found.images.validation else ():
         if (image.path, image.dataset) in learned:
-            continue  # it is in both parts, and counts as one for training
+            continue  # in both parts, as in a state of an earlier version: it counts as one for training
         if image.path in own:
             own[image.path].role, own[image.path].repeats = "held", 1
         else:
             added.append(_picture(found, places.of(image), image, "held"))
+    for image in found.copies:
+        added.append(_picture(found, places.of(image), image, "reg" if image.is_reg else ""))
+        added[-1].unused = HELD_OUT
     added += _left_out(found, places, {*own, *(picture.path for picture in added)})
     there = [picture for picture in added if picture.modified]  # of the others there may be only latents
     fits = [picture.size for picture in there]

@@ -11,6 +11,7 @@ from pathlib import Path
 from PIL import Image
 
 from library.config.problems import ConfigError
+from library.data import orientation
 from library.data.pixels import extensions
 from library.files import cache_folder, write_atomic
 
@@ -28,8 +29,9 @@ def root() -> Path:
     return cache_folder() / "thumbnails"
 
 
-def thumb(path: str | Path, side: int = SIDES[0]) -> bytes:
-    """An image as WebP, scaled down so that no side is longer than `side`, and as it is stored, without EXIF rotation.
+def thumb(path: str | Path, side: int = SIDES[0], upright: bool = False) -> bytes:
+    """An image as WebP, scaled down so that no side is longer than `side`, as it is stored, or `upright` as its EXIF
+    orientation says.
 
     Raises ConfigError when there is no such image, when it cannot be decoded, or when it has too many pixels.
     """
@@ -39,14 +41,18 @@ def thumb(path: str | Path, side: int = SIDES[0]) -> bytes:
         about = os.stat(path)
     except OSError:
         raise ConfigError("{path} is not there", path=path) from None
-    known = f"{os.path.abspath(path)}|{about.st_mtime_ns}|{about.st_size}|{side}".encode("utf-8", "surrogateescape")
+    turn = orientation.orientation(path) if upright else orientation.UPRIGHT
+    turned = f"|{turn}" if turn != orientation.UPRIGHT else ""
+    known = f"{os.path.abspath(path)}|{about.st_mtime_ns}|{about.st_size}|{side}{turned}".encode(
+        "utf-8", "surrogateescape"
+    )
     name = hashlib.blake2b(known, digest_size=16).hexdigest()
     kept = root() / name[:2] / f"{name}.webp"
     try:
         return kept.read_bytes()
     except OSError:
         pass
-    made = _thumbnail(path, side)
+    made = _thumbnail(path, side, upright)
     with contextlib.suppress(ConfigError, OSError):  # a full or read-only disk: it is not cached
         write_atomic(kept, made)
     if time.time() - _pruned[0] > DAY:
@@ -87,11 +93,12 @@ def prune(limit: int = LIMIT) -> int:
     return left
 
 
-def _thumbnail(path: str | Path, side: int) -> bytes:
+def _thumbnail(path: str | Path, side: int, upright: bool) -> bytes:
     with _at_once, opened(path) as image:
         try:
             image.draft("RGB", (side, side))  # JPEG is decoded at down to an eighth of its size where that is enough
-            small = image.convert("RGBA" if "A" in image.getbands() or "transparency" in image.info else "RGB")
+            shown = orientation.upright(image) if upright else image
+            small = shown.convert("RGBA" if "A" in shown.getbands() or "transparency" in shown.info else "RGB")
             small.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=2.0)
         except Exception as error:
             raise ConfigError("{path} cannot be decoded: {kind}", path=path, kind=type(error).__name__) from error

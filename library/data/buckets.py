@@ -21,6 +21,11 @@ class BucketFit:
     bucket: Size
     resized: Size
 
+    @property
+    def cut(self) -> tuple[float, float]:
+        """The shares of width and of height that are cropped."""
+        return 1 - self.bucket[0] / self.resized[0], 1 - self.bucket[1] / self.resized[1]
+
 
 @dataclass(frozen=True, slots=True)
 class Buckets:

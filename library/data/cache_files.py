@@ -4,23 +4,29 @@ The provenance of an array is text: an array of its own in .npz, metadata in .sa
 in the dtype, which is left out of the names here.
 """
 
+import io
+import json
 import re
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
+from safetensors.torch import load
 
+from library.config.problems import SURROGATES
 from library.files import write_atomic
 
 BROKEN = (OSError, ValueError, KeyError, EOFError, MemoryError, OverflowError, NotImplementedError, zlib.error,
           zipfile.BadZipFile, SafetensorError)  # fmt: skip
 LARGEST = 2**30  # bytes of an unpacked cache, 100 times the latents of an image in 100 sizes
+MASK = "alpha_mask"  # what names of masks begin with
 TYPE = re.compile(r"_(bfloat16|float\d+\w*|u?int\d+|bool)$")
 
 
@@ -50,6 +56,9 @@ def opened(file: str) -> Iterator[CacheFile]:
     if file.endswith(".safetensors"):
         if Path(file).stat().st_size > LARGEST:
             raise ValueError("it is too large for a cache")
+        if SURROGATES.search(file):
+            yield _Safetensors(_InMemory(Path(file).read_bytes()))
+            return
         with safe_open(file, "pt") as archive:
             yield _Safetensors(archive)
         return
@@ -64,13 +73,32 @@ def opened(file: str) -> Iterator[CacheFile]:
 
 
 def write(file: str, arrays: Mapping[str, np.ndarray], facts: Mapping[str, str]) -> None:
-    """Write arrays and texts; in .safetensors the dtype is appended to a name."""
+    """Write arrays and texts; in .safetensors the dtype is appended to a name.
+
+    Masks of 8 bits are float32 in 0..1 in .npz, as in sd-scripts, and deflated: nearly all of a mask is alike. Latents
+    are not, as they would not get smaller. The format of .safetensors has no compression, and keeps the 8 bits.
+    """
     if not file.endswith(".safetensors"):
-        content: dict[str, Any] = {**arrays, **{name: np.array(text) for name, text in facts.items()}}
-        write_atomic(file, lambda path: np.savez(path, **content))
+        known = {name: as_mask(array) if name.startswith(MASK) else array for name, array in arrays.items()}
+        content = {**known, **{name: np.array(text) for name, text in facts.items()}}
+        write_atomic(file, lambda path: _write_npz(path, content))
         return
     typed = {f"{name}_{array.dtype}": np.ascontiguousarray(array) for name, array in arrays.items()}
     write_atomic(file, lambda path: save_file(typed, path, dict(facts)))
+
+
+def as_mask(array: np.ndarray) -> np.ndarray:
+    """A mask as float32 in 0..1, of one in 8 bits or in floats."""
+    return array.astype(np.float32) / 255 if array.dtype == np.uint8 else array.astype(np.float32, copy=False)
+
+
+def _write_npz(path: Path, content: Mapping[str, np.ndarray]) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, array in content.items():
+            kind = zipfile.ZIP_DEFLATED if name.startswith(MASK) else zipfile.ZIP_STORED
+            packed = io.BytesIO()
+            np.lib.format.write_array(packed, array, allow_pickle=False)
+            archive.writestr(f"{name}.npy", packed.getbuffer(), kind)
 
 
 class _Npz:
@@ -91,6 +119,27 @@ class _Npz:
 
     def fact(self, name: str) -> str | None:
         return str(self._npz[name]) if name in self.names else None
+
+
+class _InMemory:
+    """The content of a .safetensors file as `safe_open` shows it, which opens no file whose name is not UTF-8."""
+
+    def __init__(self, content: bytes) -> None:
+        self._tensors = load(content)
+        head = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        self._texts: dict[str, str] = head.get("__metadata__", {})
+
+    def keys(self) -> list[str]:
+        return list(self._tensors)
+
+    def metadata(self) -> dict[str, str]:
+        return self._texts
+
+    def get_tensor(self, name: str) -> Any:
+        return self._tensors[name]
+
+    def get_slice(self, name: str) -> Any:
+        return SimpleNamespace(get_shape=lambda: self._tensors[name].shape)
 
 
 class _Safetensors:

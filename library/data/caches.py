@@ -12,15 +12,17 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError
-from library.data import cache_files, identity
+from library.data import cache_files, identity, stamps
 from library.data.buckets import BucketFit, Size, crop_ltrb
 from library.data.cache_files import BROKEN, CacheFile
+from library.data.folders import UPRIGHT
+from library.data.pixels import AS_STORED, Decoding
 from library.families.base import LatentCache, TextCache
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ class Wanted:
     interpolation: str = ""
     controls: "tuple[ControlImage, ...]" = ()
     cache: LatentCache = NO_CACHE
+    how: Decoding = AS_STORED
 
     @property
     def shape(self) -> Size:
@@ -60,8 +63,9 @@ class Wanted:
 
     @property
     def cut(self) -> JsonObject:
-        """What the latents depend on besides the pixels."""
-        return {"resized": list(self.fit.resized), "interpolation": self.interpolation}
+        """What the latents depend on besides the file of the image."""
+        made = {"resized": list(self.fit.resized), "interpolation": self.interpolation}
+        return made | ({"read": marks} if (marks := self.how.marks(self.image)) else {})
 
     @property
     def arrays(self) -> dict[str, Size]:
@@ -92,9 +96,11 @@ class Wanted:
         return height // square, width // square
 
 
-def latents_file(image: str, size: Size, suffix: str) -> str:
-    """`photo.png` of 640x480 -> `photo_0640x0480_sdxl.npz`."""
-    return f"{os.path.splitext(image)[0]}_{size[0]:04d}x{size[1]:04d}{suffix}"
+def latents_file(image: str, size: Size, suffix: str, how: Decoding = AS_STORED) -> str:
+    """`photo.png` of 640x480 -> `photo_0640x0480_sdxl.npz`; where its EXIF orientation turns it `photo_upright_...`, as
+    latents of the image as it is stored may be there as well, also at the same size."""
+    stem = os.path.splitext(image)[0] + UPRIGHT * how.turns(image)
+    return f"{stem}_{size[0]:04d}x{size[1]:04d}{suffix}"
 
 
 def old_latents_file(image: str) -> str:
@@ -124,13 +130,16 @@ def latents_are_good(wanted: Wanted, vae: JsonMapping | None, trust: bool = Fals
             stamp = _stamp(file, wanted.tail)
             if stamp is None:
                 sources = [wanted.image, *(path for one in wanted.controls for path in (one.path, one.mask) if path)]
-                return _is_younger(wanted.file, sources) and _same_crop(file, wanted)
+                as_stored = not wanted.how.marks(wanted.image) and not any(map(stamps.reading, wanted.controls))
+                return as_stored and _is_younger(wanted.file, sources) and _same_crop(file, wanted)
     except BROKEN:
         return False
-    if {key: stamp.get(key) for key in wanted.cut} != wanted.cut or not identity.same(stamp.get("vae"), vae):
+    # Of an image that is gone nothing tells how it would be read.
+    names = ["resized", "interpolation"] + ["read"] * os.path.exists(wanted.image)
+    if any(stamp.get(name) != wanted.cut.get(name) for name in names) or not identity.same(stamp.get("vae"), vae):
         return False
-    same = _same_image(wanted.image, stamp.get("image"))
-    return same and _same_controls(wanted.controls, stamp.get("controls", []))
+    same = stamps.same_image(wanted.image, stamp.get("image"))
+    return same and stamps.same_controls(wanted.controls, stamp.get("controls", []))
 
 
 def read_latents(wanted: Wanted) -> dict[str, np.ndarray]:
@@ -152,7 +161,7 @@ def write_latents(wanted: Wanted, arrays: Mapping[str, np.ndarray], stamp: JsonM
             array = _squares(array, cache.square) if cache.square > 1 else array[:, None] if cache.frames else array
         content[wanted.key(name)] = np.asarray(array)
     if wanted.controls:
-        stamp = {**stamp, "controls": control_stamps(wanted.controls)}
+        stamp = {**stamp, "controls": stamps.control_stamps(wanted.controls)}
     facts[MADE_FROM + wanted.tail] = json.dumps({**stamp, **wanted.cut})
     if wanted.cache.architecture:
         facts |= {"architecture": wanted.cache.architecture, "format_version": FORMAT}
@@ -161,17 +170,6 @@ def write_latents(wanted: Wanted, arrays: Mapping[str, np.ndarray], stamp: JsonM
         content["original_size" + wanted.tail] = np.array(wanted.size)
         content["crop_ltrb" + wanted.tail] = np.array(crop_ltrb(wanted.fit.bucket, wanted.size))
     cache_files.write(wanted.file, content, facts)
-
-
-def image_stamp(image: str) -> list[Any]:
-    """Length, modification time and hash of a file: the first two are quick to compare, the third survives copying."""
-    about = os.stat(image)
-    return [about.st_size, about.st_mtime_ns, _hash(image)]
-
-
-def control_stamps(controls: "Iterable[ControlImage]") -> list[Any]:
-    """Stamps of control and reference images, to detect changes later."""
-    return [_control_stamp(control) for control in controls]
 
 
 # ---- text
@@ -205,6 +203,7 @@ def text_is_good(  # noqa: PLR0913 - what a cache is compared with
             if made is None:
                 sources = [*sources, *(one.path for one in shown)]
                 same = _same_options(found, options) and _same_caption(found, stamp["caption"])
+                same = same and not any(map(stamps.reading, shown))
                 return same and _is_younger(file, sources)
     except BROKEN:
         return False
@@ -215,7 +214,7 @@ def text_is_good(  # noqa: PLR0913 - what a cache is compared with
     return (
         same
         and identity.same(made.get("encoders"), stamp["encoders"])
-        and _same_controls(shown, made.get("controls", []))
+        and stamps.same_controls(shown, made.get("controls", []))
     )
 
 
@@ -311,44 +310,6 @@ def _is_younger(file: str, sources: Sequence[str]) -> bool:
     return all(os.stat(source).st_mtime_ns <= made for source in sources if os.path.exists(source))
 
 
-def _same_image(image: str, stamp: Any) -> bool:
-    if not os.path.exists(image):  # a data set may consist of cached latents only
-        return True
-    if not isinstance(stamp, list) or len(stamp) != 3:
-        return False
-    about = os.stat(image)
-    if about.st_size != stamp[0]:
-        return False
-    return about.st_mtime_ns == stamp[1] or _hash(image) == stamp[2]
-
-
-def _hash(file: str) -> str:
-    with open(file, "rb") as f:
-        return hashlib.file_digest(f, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-
-
-def _control_stamp(control: "ControlImage") -> list[Any]:
-    mask: Any = None if control.drawn is None else f"drawn {control.drawn}"
-    if control.mask and control.mask != control.path:
-        mask = image_stamp(control.mask)
-    return [image_stamp(control.path), mask, list(control.fit.resized)]
-
-
-def _same_controls(controls: "Sequence[ControlImage]", stamps: Any) -> bool:
-    """Whether the control and reference images are unchanged."""
-    if not isinstance(stamps, list) or len(stamps) != len(controls):
-        return False
-    for control, stamp in zip(controls, stamps, strict=True):
-        if not isinstance(stamp, list) or len(stamp) != 3 or stamp[2] != list(control.fit.resized):
-            return False
-        own = control.mask and control.mask != control.path
-        drawn = None if control.drawn is None else f"drawn {control.drawn}"
-        same_mask = _same_image(control.mask, stamp[1]) if own else stamp[1] == drawn
-        if not same_mask or not _same_image(control.path, stamp[0]):
-            return False
-    return True
-
-
 def _others(wanted: Wanted) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """The arrays and texts of other sizes in the file that are of the image as it is now."""
     try:
@@ -373,7 +334,9 @@ def _made_from(file: CacheFile) -> list[str]:
 
 def _still_same_image(file: CacheFile, wanted: Wanted, tail: str) -> bool:
     stamp = _stamp(file, tail)
-    return _is_younger(wanted.file, [wanted.image]) if stamp is None else _same_image(wanted.image, stamp.get("image"))
+    if stamp is None:
+        return _is_younger(wanted.file, [wanted.image])
+    return stamps.same_image(wanted.image, stamp.get("image"))
 
 
 def unreadable(file: str | Path, error: Exception) -> ConfigError:

@@ -17,7 +17,7 @@ SHAPES = ("rectangle", "ellipse", "line")
 def shown(control: ControlImage, interpolation: str | None, flip: bool = False) -> torch.Tensor:
     """A control image as the model's input: colours [3,H,W] in -1..1, grey (0) in the masked region."""
     view = augment.middle(control.fit, flip)
-    picture = pixels.read(control.path)
+    picture = pixels.read(control.path, control.how)
     pixels.expect_size(control.path, picture, control.size)
     colours = pixels.to_tensor(pixels.look(picture, view, interpolation))
     return colours * (1 - paint_mask(control, view, interpolation)) if control.is_masked else colours
@@ -25,7 +25,7 @@ def shown(control: ControlImage, interpolation: str | None, flip: bool = False) 
 
 def reference(control: ControlImage, interpolation: str | None) -> Image.Image:
     """A reference image as of `shown`, as a PIL image."""
-    picture = pixels.read(control.path)
+    picture = pixels.read(control.path, control.how)
     pixels.expect_size(control.path, picture, control.size)
     return Image.fromarray(pixels.look(picture, augment.middle(control.fit), interpolation))
 
@@ -33,12 +33,15 @@ def reference(control: ControlImage, interpolation: str | None) -> Image.Image:
 def paint_mask(control: ControlImage, view: augment.View, interpolation: str | None) -> torch.Tensor:
     """The region to inpaint [H,W]: 1 where the mask is brighter than half, else 0."""
     if control.drawn is not None:
-        mask = random_mask(view.size, Random(f"{os.path.basename(control.path)} {control.drawn} {view.size}"))
+        mask = random_mask(
+            view.size,
+            Random(f"{os.path.basename(control.path)} {control.drawn} {view.size}".encode("utf-8", "surrogatepass")),
+        )
         return torch.from_numpy(np.ascontiguousarray(mask[:, ::-1] if view.flip else mask))
     if control.mask == control.path:
-        mask = pixels.read(control.path, alpha=True)[:, :, 3]
+        mask = pixels.read(control.path, control.how, alpha=True)[:, :, 3]
     else:
-        mask = pixels.read_mask(control.mask)
+        mask = pixels.read_mask(control.mask, control.how)
     seen = pixels.look(np.ascontiguousarray(mask), view, interpolation)
     return torch.from_numpy((seen >= 128).astype(np.float32))
 

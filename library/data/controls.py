@@ -90,11 +90,11 @@ def controls_of(
     if use.inpaints:
         mask = image.mask_file or (image.path if subset.alpha_mask else "")
         if not mask and use.random_masks:
-            one = ControlImage(image.path, image.size, image.fit)
+            one = ControlImage(image.path, image.size, image.fit, how=image.how)
             return tuple(replace(one, drawn=number) for number in range(use.random_masks))
         if not mask:
             result.unmasked.append(image.path)
-        return (ControlImage(image.path, image.size, image.fit, mask),)
+        return (ControlImage(image.path, image.size, image.fit, mask, how=image.how),)
     if not use.most:
         if named:
             result.problems.append(about_images(
@@ -120,7 +120,7 @@ def controls_of(
                 wrong = "the reference image {path} cannot be read, or is too small: replace it"
             result.problems.append(about_images(wrong, path=path))
         else:
-            made.append(ControlImage(path, size, fit))
+            made.append(ControlImage(path, size, fit, how=result.how))
     return tuple(made)
 
 
@@ -178,7 +178,7 @@ def _wrong_number(subset: SubsetConfig, image: Image, number: int, use: ControlU
 
 
 def size_of(result: "Survey", path: str) -> Size:
-    """Width and height of an image file from its header, (0, 0) where it is missing or no image."""
+    """Width and height at which an image file is read, from its header; (0, 0) where it is missing or no image."""
     folder, name = os.path.split(path)
     file = result.files(folder).images.get(name)
-    return header_size(path, file.modified, file.num_bytes) if file else (0, 0)
+    return result.how.size(path, header_size(path, file.modified, file.num_bytes)) if file else (0, 0)

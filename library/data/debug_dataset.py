@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from library import data
 from library.config.building import replace
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, counted
 from library.config.run_config import RunConfig
 from library.data.images import ImageSet, summary
 from library.data.loading import Batches
@@ -31,8 +31,8 @@ def lines(config: RunConfig, seed: int) -> Iterator[str]:
 def _sets(images: ImageSet) -> Iterator[str]:
     counts = summary(images)
     yield (
-        f"{counts['images']} images ({counts['regularisation']} of them regularisation), seen {counts['repeats']} "
-        f"times in {counts['batches_per_epoch']} batches per epoch"
+        f"{counted(counts['images'], 'image')} ({counts['regularisation']} of them regularisation), seen "
+        f"{counted(counts['repeats'], 'time')} in {_batches_in(counts['batches_per_epoch'])} per epoch"
     )
     for number, dataset in enumerate(images.datasets):
         width, height = dataset.resolution or (0, 0)
@@ -40,10 +40,11 @@ def _sets(images: ImageSet) -> Iterator[str]:
         for subset in dataset.subsets:
             own = sum(image.subset is subset for image in images.items)
             place = subset.image_dir or subset.metadata_file
-            yield f"  {place}: {own} images, {subset.num_repeats} times{', regularisation' if subset.is_reg else ''}"
+            role = ", regularisation" if subset.is_reg else ""
+            yield f"  {place}: {counted(own, 'image')}, {counted(subset.num_repeats, 'time')}{role}"
         for row in (row for row in counts["buckets"] if row["dataset"] == number):
             width, height = row["size"]
-            yield f"  bucket {width}x{height}: {row['images']} images, {row['batches']} batches"
+            yield f"  bucket {width}x{height}: {counted(row['images'], 'image')}, {_batches_in(row['batches'])}"
 
 
 def _batches(batches: Batches, config: RunConfig) -> Iterator[str]:
@@ -59,3 +60,7 @@ def _batches(batches: Batches, config: RunConfig) -> Iterator[str]:
             words = image.caption if config.cache.text else part.caption  # cached captions are not changed when loaded
             yield f"  {image.path} ({', '.join(facts)})"
             yield f'    "{words}"'
+
+
+def _batches_in(count: int) -> str:
+    return "1 batch" if count == 1 else f"{count} batches"

@@ -11,7 +11,8 @@ import torch
 
 from library.config.problems import ConfigError, Report, Text
 from library.config.run_config import RunConfig
-from library.data import augment, caches, control_pixels, identity, pixels, text_encoding
+from library.data import augment, caches, control_pixels, identity, pixels, stamps, text_encoding
+from library.data.cache_files import MASK
 from library.data.caches import LATENT, Wanted
 from library.data.encoding_job import (
     SHOWN_TWICE,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from library.data.images import Image, ImageSet
 
 LOADERS = 8
+MASK_BYTES = 2  # of a pixel's share of a cached mask, even one of noise
 
 
 @dataclass(slots=True)
@@ -88,7 +90,7 @@ def encode(
 
 def existing(wanted: Wanted) -> Wanted:
     """The same latents in the existing file: those of SDXL have another name in older versions of sd-scripts."""
-    if wanted.tail or os.path.exists(wanted.file):
+    if wanted.tail or os.path.exists(wanted.file) or wanted.how.turns(wanted.image):
         return wanted
     old = caches.old_latents_file(wanted.image)
     return replace(wanted, file=old) if os.path.exists(old) else wanted
@@ -117,11 +119,11 @@ def _latents(every: Sequence["Image"], work: EncodingJob) -> Latents:
     todo = [wanted for wanted, is_good in zip(mine, checked, strict=True) if not is_good]
     clean_up_after([wanted.file for wanted in todo])
     if todo:
-        sizes = (size for w in todo for name, size in w.arrays.items() if name != "alpha_mask")
-        need_space(todo[0].file, sum(4 * 16 * height * width for height, width in sizes))
+        sizes = ((4 * 16 if name != MASK else MASK_BYTES, size) for w in todo for name, size in w.arrays.items())
+        need_space(todo[0].file, sum(num_bytes * height * width for num_bytes, (height, width) in sizes))
 
     def write(wanted: Wanted, arrays: Arrays) -> None:
-        caches.write_latents(wanted, arrays, {"vae": vae, "image": caches.image_stamp(wanted.image)})
+        caches.write_latents(wanted, arrays, {"vae": vae, "image": stamps.image_stamp(wanted.image)})
 
     _encode_images(todo, work, write)
     return store
@@ -137,9 +139,9 @@ def wanted_latents(every: Iterable["Image"], cache: LatentCache) -> dict[tuple[s
         if known is None:
             # Where upstream keeps one size in a file, the first has its keys, and those of other sizes get a tail.
             tail = f"_{key[1][1] // LATENT}x{key[1][0] // LATENT}" if cache.keyed_by_size or image.path in seen else ""
-            file = caches.latents_file(image.path, image.size, cache.suffix)
+            file = caches.latents_file(image.path, image.size, cache.suffix, image.how)
             more = {"interpolation": image.interpolation or "", "controls": image.controls, "cache": cache}
-            known = Wanted(image.path, image.size, image.fit, file, tail, **more)
+            known = Wanted(image.path, image.size, image.fit, file, tail, **more, how=image.how)
             seen.add(image.path)
         if known.controls != image.controls:
             raise ConfigError(SHOWN_TWICE, path=image.path)
@@ -185,7 +187,7 @@ def _by_size(todo: Iterable[Wanted], batch_size: int) -> Iterator[list[Wanted]]:
 
 
 class _Pictures(NamedTuple):
-    """One batch from disk: colours [B,3,H,W] in -1..1, masks [H,W] in 0..1 where needed, and control images."""
+    """One batch from disk: colours [B,3,H,W] in -1..1, masks uint8 [H,W] where needed, and control images."""
 
     batch: list[Wanted]
     colours: torch.Tensor
@@ -197,12 +199,12 @@ def _opened(batch: list[Wanted]) -> _Pictures:
     colours, masks = [], []
     controls: list[list[torch.Tensor]] = [[] for _ in batch[0].controls]
     for wanted in batch:
-        picture = pixels.read(wanted.image, alpha=wanted.mask)
+        picture = pixels.read(wanted.image, wanted.how, alpha=wanted.mask)
         pixels.expect_size(wanted.image, picture, wanted.size)
         picture = pixels.look(picture, augment.middle(wanted.fit), wanted.interpolation or None)
         colours.append(pixels.to_tensor(picture[:, :, :3]))
         if wanted.mask:
-            masks.append(picture[:, :, 3].astype(np.float32) / 255)
+            masks.append(picture[:, :, 3])
         for row, control in zip(controls, wanted.controls, strict=True):
             row.append(control_pixels.shown(control, wanted.interpolation or None))
     return _Pictures(batch, torch.stack(colours), masks, [torch.stack(row) for row in controls])
@@ -240,7 +242,9 @@ def _encoded(pictures: _Pictures, work: EncodingJob) -> list[tuple[Wanted, Array
 def _generator(wanted: Wanted) -> torch.Generator:
     """A random generator for each image, so that its latents depend neither on its batch nor on the run."""
     name = f"{os.path.basename(wanted.image)} {wanted.fit.bucket}"
-    return torch.Generator().manual_seed(int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest()))
+    return torch.Generator().manual_seed(
+        int.from_bytes(hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=7).digest())
+    )
 
 
 def _nan_advice(vae: torch.nn.Module | None) -> str:

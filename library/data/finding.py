@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from library.config.dataset import DatasetConfig, SubsetConfig, drafted
+from library.config.outside_files import decoded
 from library.config.problems import ConfigError, Problem, Report, Text, counted
 from library.config.run_config import ControlUse, RunConfig
-from library.config.text_files import decoded
-from library.data import captions, folders, metadata
+from library.data import captions, folders, held_out, metadata
 from library.data.buckets import Buckets, Size
 from library.data.controls import controls_of, mask_of, without_pictures
 from library.data.folders import SHOWN, Listing, about_images, capped, some
-from library.data.images import Image, ImageSet, balance, bucket_rules, split
-from library.data.pixels import header_size
+from library.data.images import Image, ImageSet, balance, bucket_rules
+from library.data.pixels import AS_STORED, Decoding, decoding, header_size
 from library.data.threads import spread
 
 PLACEHOLDER = (1024, 1024)  # for a resolution that is not set
@@ -34,9 +34,11 @@ class Survey:
     warnings: list[Problem] = field(default_factory=list)
     other_captions: list[Problem] = field(default_factory=list)  # folders whose captions have another extension
     unused: list[str] = field(default_factory=list)
+    copies: list[Image] = field(default_factory=list)  # of images that are held out for validation
     unread: dict[str, int] = field(default_factory=dict)  # caption file, or image -> unused lines of its caption
     listings: dict[str, Listing] = field(default_factory=dict)
     control_use: ControlUse = ControlUse()
+    how: Decoding = AS_STORED
     # folder of reference images -> by the name of their image (with _ where they are numbered): number, file
     control_names: dict[str, dict[str, list[tuple[int, str]]]] = field(default_factory=dict)
     # (conditioning_data_dir, expected place of the mask or control image in it) -> images without one
@@ -80,18 +82,27 @@ def survey(config: RunConfig, report: Report | None = None, keep: bool = True) -
 
     With `keep` false nothing is written, whatever cache_info says.
     """
-    result = Survey(ImageSet([], ()), report, keep, control_use=config.control_images)
+    result = Survey(ImageSet([], ()), report, keep, control_use=config.control_images, how=decoding(config))
     made, result.problems = drafted(config)
     every = tuple(
         with_folders(result, dataset) for dataset in made if dataset.subsets or not config.data.dataset_config
     )
-    train, validation = ImageSet([], every), ImageSet([], every)
+    learned: list[list[Image]] = []
+    regular: list[list[Image]] = []
     for position, dataset in enumerate(every):
         if dataset.resolution is None and all(problem.option != "resolution" for problem in result.problems):
             result.problems.append(Problem("resolution", "is not set: 1024 is usual"))
-        learned, held_back = _images_of(result, position, _sized(dataset), config.steps.seed or 0)
-        train.items += learned
-        validation.items += held_back
+        images = _images_of(result, position, _sized(dataset))
+        learned.append([image for image in images if not image.is_reg])
+        regular.append([image for image in images if image.is_reg])
+    began = held_out.earlier(config)
+    split = held_out.apart(every, learned, regular, config.steps.seed or 0, began)
+    result.copies, result.warnings = split.copies, [*result.warnings, *held_out.warnings(split, began)]
+    train, validation = ImageSet([], every, held_out=split.marks), ImageSet([], every)
+    for dataset, own, held, beside in zip(every, split.learned, split.held_out, split.regular, strict=True):
+        train.items += own + _balanced(result, beside, own)
+        as_it_is = {id(subset): _plain(subset) for subset in dataset.subsets}
+        validation.items += (replace(image, repeats=1, subset=as_it_is[id(image.subset)]) for image in held)
     result.problems += without_pictures(result)
     if not train.items and not result.problems:
         result.problems.append(about_images("there are no images to train on"))
@@ -142,39 +153,33 @@ def with_folders(result: Survey, dataset: DatasetConfig) -> DatasetConfig:
     return replace(dataset, subsets=tuple(subsets))
 
 
-def _images_of(result: Survey, position: int, dataset: DatasetConfig, seed: int) -> tuple[list[Image], list[Image]]:
-    """The images of one data set for training, and those for validation."""
+def _images_of(result: Survey, position: int, dataset: DatasetConfig) -> list[Image]:
+    """The images of one data set."""
     rules = bucket_rules(dataset)
-    learned: list[Image] = []
-    regular: list[Image] = []
-    validation: list[Image] = []
+    found: list[Image] = []
     for subset in dataset.subsets:
         if subset.num_repeats < 1:
             result.warnings.append(
                 about_images("{value} has 0 repeats and is not used", value=subset.metadata_file or subset.image_dir)
             )
             continue
-        made = [
+        found += (
             image
             for one, size, words in _read_sizes(result, subset, _find(result, subset))
             if (image := _image(result, rules, (position, subset), one._replace(size=size, caption=words)))
-        ]
-        if subset.is_reg:
-            regular += made
-            continue
-        kept, held_back = split(made, dataset.validation_split, dataset.validation_seed, seed)
-        learned += kept
-        validation += held_back
-    as_it_is = {id(subset): _plain(subset) for subset in dataset.subsets}
-    # An image may be in both parts after rounding, as in sd-scripts; the images for training are left unchanged.
-    validation = [replace(image, repeats=1, subset=as_it_is[id(image.subset)]) for image in validation]
+        )
+    return found
+
+
+def _balanced(result: Survey, regular: list[Image], learned: list[Image]) -> list[Image]:
+    """The regularisation images that are used beside these images."""
     used = balance(regular, sum(image.repeats for image in learned))
     if unused := [image.path for image in regular[len(used) :]]:
         result.unused += unused
         result.warnings.append(about_images(
             "{count} not used: there are more than needed", count=counted(len(unused), "regularisation image")
             ))  # fmt: skip
-    return learned + used, validation
+    return used
 
 
 def _plain(subset: SubsetConfig) -> SubsetConfig:
@@ -319,7 +324,10 @@ def _read_sizes(result: Survey, subset: SubsetConfig, found: list[FoundImage]) -
             about_images("{count} without words: {empty}", count=counted(len(empty), "caption file"), empty=some(empty))
         )
     if remembers and result.keep and good and not broken:
-        about = {one.path: (words, size, result.unread.get(one.caption_file, 0)) for one, size, words in good}
+        about = {
+            one.path: (words, result.how.size(one.path, size), result.unread.get(one.caption_file, 0))
+            for one, size, words in good
+        }
         metadata.write_cache(Path(subset.image_dir or ""), about)
     return good
 
@@ -329,9 +337,12 @@ def _facts(
 ) -> tuple[Size, str | Exception]:
     folder, name = os.path.split(one.path)
     file = result.files(folder).images.get(name)
-    size = one.size or (known.size(one.path, file.changed) if file else None)
+    # What names of caches and files of metadata state may be the size as it is stored, or the upright one.
+    is_turned = file is not None and result.how.turns(one.path)
+    size = None if is_turned else one.size or (known.size(one.path, file.changed) if file else None)
     if size is None:
         size = header_size(one.path, file.modified, file.num_bytes) if file else (0, 0)
+        size = result.how.size(one.path, size)
     if one.caption is not None:
         return size, one.caption
     if (words := known.caption(one.path, one.caption_file)) is not None:
@@ -365,7 +376,10 @@ def _image(result: Survey, rules: Buckets, where: tuple[int, Any], one: FoundIma
             "{path} is {size}x{size2}, too thin for bucket_reso_steps = {step}: remove or enlarge it",
             path=one.path, size=size[0], size2=size[1], step=rules.step))  # fmt: skip
         return None
-    image = Image(one.path, size, words, subset.num_repeats, subset, position, fit, one.caption_file)
+    # An inpainting model is shown what transparency hides: that is what it learns to paint.
+    is_painted = result.control_use.inpaints and subset.alpha_mask
+    how = replace(result.how, ground="") if is_painted else result.how
+    image = Image(one.path, size, words, subset.num_repeats, subset, position, fit, one.caption_file, how=how)
     image.mask_file = mask_of(result, subset, image)
     image.controls = controls_of(result, subset, image, one.controls, result.control_use)
     return image

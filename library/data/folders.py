@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from library.config.problems import Problem, Text, counted
+from library.config.problems import SURROGATES, Problem, Text, counted
 from library.data.pixels import PLUGINS, extensions
 
 # Formats that sd-scripts does not read either: a warning names these files.
 OTHER_FORMATS = {".gif", ".tif", ".tiff", ".heic", ".heif", ".jfif"}
 CACHED_SIZE = re.compile(r"(.+)_(\d{2,})x(\d{2,})_\w+\.(?:npz|safetensors)")
+UPRIGHT = "_upright"  # in names of caches of images that are turned by their EXIF orientation
 SHOWN = 20  # messages of one kind; the rest is counted
 USUAL_REPEATS = 10  # of a folder whose name has none, as in guides for sd-scripts
 MOST_REPEATS = 100_000  # as in a data set file
@@ -42,9 +43,11 @@ class Listing:
     sizes: dict[str, tuple[tuple[int, int], int]] = field(default_factory=dict)
     unreadable: str = ""  # why the folder could not be listed
 
-    def known_size(self, name: str) -> tuple[int, int] | None:
-        """(width, height) of an image whose latents were cached after its last change."""
-        found = self.sizes.get(os.path.splitext(name)[0]) if self.sizes else None
+    def known_size(self, name: str, turned: bool = False) -> tuple[int, int] | None:
+        """(width, height) of an image whose latents were cached after its last change; `turned`: by its EXIF
+        orientation."""
+        stem = os.path.splitext(name)[0] + UPRIGHT * turned
+        found = self.sizes.get(stem) if self.sizes else None
         if found is None or (name in self.images and found[1] < self.images[name].changed):
             return None
         return found[0]
@@ -118,6 +121,7 @@ def _remember(found: Listing, cached: re.Match, modified: int) -> None:
 def concept(folder: Path) -> Concept | None:
     """Parse a folder's name as <repeats>_<words>; None when it is not one."""
     repeats, _, words = folder.name.partition("_")
+    words = words.encode("utf-8", "replace").decode()  # they are captions, and tokenizers take nothing but UTF-8
     return Concept(folder, int(repeats), words) if repeats.isascii() and repeats.isdigit() else None
 
 
@@ -151,17 +155,23 @@ def _too_often(option: str, one: Concept) -> Problem:
     return Problem(option, template, **facts)
 
 
+def _unusable(option: str, parent: Path) -> Problem | None:
+    if SURROGATES.search(str(parent)):
+        return Problem(option, ": {parent} is no name in UTF-8, which a config needs; rename the folder", parent=parent)
+    if not parent.exists():
+        return Problem(option, ": {parent} does not exist", parent=parent)
+    if not parent.is_dir():
+        return Problem(option, ": {parent} is a file; give the folder that holds your images", parent=parent)
+    if why := looked_into(parent).unreadable:
+        return Problem(option, ": {path} cannot be read: {why}", path=parent, why=why)
+    return None
+
+
 def problems_of_parent(option: str, parent: str | Path) -> Iterator[Problem]:
     """Why a folder cannot be used as the images of a training, and the fix."""
     parent = Path(parent)
-    if not parent.exists():
-        yield Problem(option, ": {parent} does not exist", parent=parent)
-        return
-    if not parent.is_dir():
-        yield Problem(option, ": {parent} is a file; give the folder that holds your images", parent=parent)
-        return
-    if why := looked_into(parent).unreadable:
-        yield Problem(option, ": {path} cannot be read: {why}", path=parent, why=why)
+    if why_not := _unusable(option, parent):
+        yield why_not
         return
     found = concepts(parent)
     yield from (_too_often(option, one) for one in found if one.repeats > MOST_REPEATS)

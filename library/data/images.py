@@ -1,14 +1,13 @@
 """The images of a training: the properties of each, and its repeats. Pure; no file is read."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from random import Random
 from typing import TYPE_CHECKING, Any
 
 from library.config.dataset import DatasetConfig, SubsetConfig
 from library.config.json_types import JsonObject
 from library.data.buckets import BucketFit, Buckets, Size
+from library.data.pixels import AS_STORED, Decoding
 
 if TYPE_CHECKING:
     from library.data.encoding import Latents
@@ -24,10 +23,11 @@ class ControlImage:
     """
 
     path: str
-    size: Size  # width, height as stored in the file
+    size: Size  # width, height as it is read
     fit: BucketFit
     mask: str = ""
     drawn: int | None = None
+    how: Decoding = AS_STORED
 
     @property
     def is_masked(self) -> bool:
@@ -40,7 +40,7 @@ class Image:
     """One image of the data set: path, caption, repeats and crop."""
 
     path: str
-    size: Size  # width, height as stored in the file
+    size: Size  # width, height as it is read
     caption: str
     repeats: int
     subset: SubsetConfig  # that it belongs to
@@ -49,6 +49,7 @@ class Image:
     caption_file: str = ""
     mask_file: str = ""
     controls: tuple[ControlImage, ...] = ()
+    how: Decoding = AS_STORED
 
     @property
     def bucket_key(self) -> tuple[Any, ...]:
@@ -87,6 +88,7 @@ class ImageSet:
     warnings: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()  # regularisation images that were more than needed
     validation: "ImageSet | None" = None
+    held_out: tuple[str, ...] | None = ()  # marks of the images of `validation`, see `held_out.Split`
     latents: "Latents | None" = None
     text: "Texts | None" = None
 
@@ -111,16 +113,6 @@ def bucket_rules(dataset: DatasetConfig) -> Buckets:
         largest=dataset.max_bucket_reso,
         step=dataset.bucket_reso_steps,
     )
-
-
-def split(images: list[Image], share: float, seed: int | None, fallback: int) -> tuple[list[Image], list[Image]]:
-    """Hold a share of the images back for validation; the seed chooses which. Returns (training, validation)."""
-    if not share:
-        return images, []
-    mixed = list(images)
-    Random(fallback if seed is None else seed).shuffle(mixed)
-    keep, hold = math.ceil(len(mixed) * (1 - share)), round(len(mixed) * share)
-    return sorted(mixed[:keep], key=_path), sorted(mixed[len(mixed) - hold :], key=_path)
 
 
 def balance(regular: Sequence[Image], needed: int) -> list[Image]:
@@ -157,7 +149,3 @@ def summary(images: ImageSet, world: int = 1) -> JsonObject:
         "validation": len(images.validation) if images.validation else 0,
         "dropped": list(images.unused),
     }
-
-
-def _path(image: Image) -> str:
-    return image.path

@@ -25,6 +25,7 @@ from library.config.run_config import RunConfig
 from library.data import augment, captions, control_pixels, pixels
 from library.data.batch import Batch, BatchSample, batch_of
 from library.data.buckets import BucketFit, Size, crop_ltrb
+from library.data.cache_files import as_mask
 from library.data.caches import LATENT
 from library.data.captions import Moment
 from library.data.length import length
@@ -172,9 +173,12 @@ class Batches:
             name = image.path.replace("\\", "/").rsplit("/", 1)[-1]
             # Fields and not the repr of the dataclass, which changes with the class name: states store this digest.
             fit = f"Fit(bucket={image.fit.bucket}, resized={image.fit.resized})" if image.fit else "None"
-            images.update(f"{name} {image.repeats} {image.dataset} {fit} {image.caption}\n".encode())
+            images.update(
+                f"{name} {image.repeats} {image.dataset} {fit} {image.caption}\n".encode("utf-8", "surrogatepass")
+            )
             if image.controls:
-                images.update(f"{[(os.path.basename(one.path), one.fit.resized) for one in image.controls]}\n".encode())
+                shown = [(os.path.basename(one.path), one.fit.resized) for one in image.controls]
+                images.update(f"{shown}\n".encode("utf-8", "surrogatepass"))
         for key, size in self._sizes.items():
             sizes.update(f"{key} {size}\n".encode())
         known = {"images or captions": images.hexdigest(), "batch sizes or buckets": sizes.hexdigest()}
@@ -200,7 +204,7 @@ class Batches:
             pixel, mask = _from_file(image, view, random)
             latents = None
         if masked:
-            seen = pixels.look(pixels.read_mask(image.mask_file), view, image.interpolation)
+            seen = pixels.look(pixels.read_mask(image.mask_file, image.how), view, image.interpolation)
             mask = torch.from_numpy(seen.astype(np.float32) / 255)
         paint = None
         if shown and (control := next(iter(shown.values()))).is_masked:
@@ -210,7 +214,7 @@ class Batches:
             pictures = (control_pixels.shown(one, image.interpolation, flip) for one in shown.values())
             controls = [pixel * (1 - paint)] if paint is not None else list(pictures)
         if self.config.control_images.guided:
-            seen = pixels.look(pixels.read(image.mask_file), view, image.interpolation)
+            seen = pixels.look(pixels.read(image.mask_file, image.how), view, image.interpolation)
             controls = [pixels.to_tensor(seen)]
         return BatchSample(words, size_of(image, flip), weight, latents, pixel, text, mask, controls, paint)
 
@@ -263,12 +267,12 @@ def _from_cache(image: "Image", arrays: dict[str, np.ndarray], flip: bool) -> tu
     latents = torch.from_numpy(arrays["latents_flipped" if flip else "latents"]).float()
     if not image.subset.alpha_mask:
         return latents, None
-    mask = torch.from_numpy(arrays["alpha_mask"]).float()
+    mask = torch.from_numpy(as_mask(arrays["alpha_mask"]))
     return latents, mask.flip(-1) if flip else mask
 
 
 def _from_file(image: "Image", view: augment.View, random: Random) -> tuple[Tensor, Tensor | None]:
-    picture = pixels.read(image.path, alpha=image.subset.alpha_mask)
+    picture = pixels.read(image.path, image.how, alpha=image.subset.alpha_mask)
     pixels.expect_size(image.path, picture, image.size)
     picture = pixels.look(picture, view, image.interpolation)
     colours = np.ascontiguousarray(picture[:, :, :3])

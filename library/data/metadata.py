@@ -1,6 +1,7 @@
 """Image lists in files: the metadata of fine-tuning data sets (JSON, JSONL), and metadata_cache.json of cache_info."""
 
-import json
+import csv
+import io
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -8,13 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from library.config.json_types import JsonObject
+from library.config.outside_files import LIST, load_json, parse_json, read_text
 from library.config.problems import ConfigError
-from library.config.text_files import read_text
 from library.config.values import quoted
-from library.files import write_atomic
+from library.files import json_text, write_atomic
 
 CACHE_NAME = "metadata_cache.json"
-CONTROL = re.compile(r"control_path_\d+")  # keys of several reference images in musubi-tuner
+CONTROL = re.compile(r"control_path_[0-9]{1,6}")  # keys of several reference images in musubi-tuner
 
 
 class MetadataEntry(NamedTuple):
@@ -28,18 +29,19 @@ class MetadataEntry(NamedTuple):
 
 
 def read(metadata_file: str | Path, image_dir: str | Path | None) -> list[MetadataEntry]:
-    """Read a metadata file: {key: {"caption", "tags", "image_size"}} or lines of {"image_path", ...}.
+    """Read a metadata file: {key: {"caption", "tags", "image_size"}}, lines of {"image_path", ...}, or the .jsonl and
+    .csv files of data sets of the Hugging Face Hub, with file_name and text.
 
-    Keys are absolute paths, or paths inside `image_dir`. Raises ConfigError for any other content.
+    Keys are absolute paths, or paths inside `image_dir`; file names of the Hub are beside their file where that is not
+    given. Raises ConfigError for any other content.
     """
-    text, found, problems = read_text(metadata_file), [], []
-    try:
-        lined = str(metadata_file).lower().endswith(".jsonl")
-        rows = list(_lines(text, metadata_file)) if lined else _entries(json.loads(text), metadata_file)
-    except json.JSONDecodeError as e:
-        raise ConfigError(
-            "metadata file {metadata_file} is not what it should be: {why}", metadata_file=metadata_file, why=e
-        ) from e
+    text, found, problems = read_text(metadata_file, LIST), [], []
+    ending = Path(metadata_file).suffix.lower()
+    if ending in (".jsonl", ".csv"):
+        listed = _objects(text, metadata_file) if ending == ".jsonl" else _table(text, metadata_file)
+        rows = [_row(number, about, image_dir, metadata_file) for number, about in listed]
+    else:
+        rows = _entries(parse_json(text, metadata_file), metadata_file)
     for key, about in rows:
         try:
             found.append(_entry(key, about, image_dir, metadata_file))
@@ -53,8 +55,8 @@ def read(metadata_file: str | Path, image_dir: str | Path | None) -> list[Metada
 def read_cache(folder: Path) -> JsonObject:
     """Read the file of cache_info in a folder: {path: {"caption", "resolution"}}; {} when there is none."""
     try:
-        found = json.loads((folder / CACHE_NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = load_json(folder / CACHE_NAME, LIST)
+    except ConfigError:
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -91,17 +93,37 @@ def write_cache(folder: Path, known: Mapping[str, tuple[str, tuple[int, int], in
     for path, (caption, size, unread) in known.items():
         content[path] = {"caption": caption, "resolution": list(size)} | ({"unread_lines": unread} if unread else {})
     if content != read_cache(folder):
-        write_atomic(folder / CACHE_NAME, json.dumps(content, ensure_ascii=False, indent=2))
+        write_atomic(folder / CACHE_NAME, json_text(content, indent=2))
 
 
-def _lines(text: str, source: str | Path) -> Iterator[tuple[str, Any]]:
+def _objects(text: str, source: str | Path) -> Iterator[tuple[int, Any]]:
+    """The objects of a .jsonl file, with their lines."""
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
-            about = json.loads(line)
-            if not isinstance(about, dict) or not isinstance(about.get("image_path"), str):
-                raise ConfigError("metadata file {source}, line {number}: it must be an object with image_path",
-                    source=source, number=number)  # fmt: skip
-            yield about["image_path"], about
+            yield number, parse_json(line, source)
+
+
+def _table(text: str, source: str | Path) -> Iterator[tuple[int, Any]]:
+    """The rows of a .csv file, with their lines."""
+    reader = csv.DictReader(io.StringIO(text), strict=True)
+    try:
+        for row in reader:
+            yield reader.line_num, row
+    except csv.Error as e:
+        raise ConfigError("metadata file {source} is not valid CSV: {why}", source=source, why=e) from None
+
+
+def _row(number: int, about: Any, image_dir: str | Path | None, source: str | Path) -> tuple[str, Any]:
+    """The path and the facts of an image in a line of a file."""
+    place = about.get("image_path") if isinstance(about, dict) else None
+    if isinstance(place, str):
+        return place, about
+    name = about.get("file_name") if isinstance(about, dict) else None
+    if not isinstance(name, str) or not name:
+        template = "metadata file {source}, line {number}: it must have image_path, or file_name and text"
+        raise ConfigError(template, source=source, number=number)
+    beside = name if image_dir else os.path.join(os.path.dirname(os.path.abspath(source)), name)
+    return beside, {"caption": about.get("text"), **about}
 
 
 def _entries(content: Any, source: str | Path) -> list[tuple[str, Any]]:

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,46 @@ import numpy as np
 from PIL import Image, features
 
 from library.config.problems import ConfigError, Problem
+from library.config.run_config import RunConfig
 from library.data.augment import View
+from library.data.orientation import orientation, swapped, upright
 
 # OpenCV's constants, so that this table does not load it. Nearest is INTER_NEAREST_EXACT, as in sd-scripts.
 BILINEAR, CUBIC, AREA, NEAREST = 1, 2, 3, 6
 RESIZE = {"nearest": NEAREST, "bilinear": BILINEAR, "linear": BILINEAR, "bicubic": CUBIC, "cubic": CUBIC, "area": AREA}
 PLUGINS = {".avif": "pillow_avif", ".jxl": "pillow_jxl"}
 ALWAYS: tuple[str, ...] = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """How image files are read: turned `upright` as their EXIF orientation says, and transparent areas over `ground`,
+    the name of a colour. Without a ground transparency is dropped, and what it hides is there."""
+
+    upright: bool = False
+    ground: str = ""
+
+    def size(self, path: str, stored: tuple[int, int]) -> tuple[int, int]:
+        """The size of an image that is stored at this (width, height)."""
+        return swapped(stored, orientation(path)) if self.upright else stored
+
+    def turns(self, path: str) -> bool:
+        """Whether an image is turned or mirrored."""
+        return self.upright and orientation(path) != 1
+
+    def marks(self, path: str) -> list[int | str]:
+        """What it changes about an image, to tell apart what was encoded otherwise; [] where that is nothing."""
+        turn = orientation(path) if self.upright else 1
+        ground = self.ground if self.ground and has_transparency(path) else ""
+        return [turn, ground] if turn != 1 or ground else []
+
+
+AS_STORED = Decoding()
+
+
+def decoding(config: RunConfig) -> Decoding:
+    """How a training reads its images."""
+    return Decoding(config.data.exif_rotation, config.data.transparent_background or "")
 
 
 @lru_cache(maxsize=1)
@@ -52,21 +86,19 @@ def header_size(path: str, modified: int, num_bytes: int) -> tuple[int, int]:
         return 0, 0
 
 
-def check_file(path: str) -> str:
-    """Why an image cannot be decoded, or "". Reads its header and its end, and the rest only if these look damaged."""
+def check_file(path: str, whole: bool = True) -> str:
+    """Why an image cannot be decoded, or "". Reads its header and its end; with `whole` also a PNG's checksums, and
+    decodes a WebP, which has none. All else is decoded only where its end looks damaged."""
     try:
         extensions()
         with Image.open(path) as image:
-            if not _ends_well(path, image.format or ""):
-                image.load()
+            if _is_sound(path, image, whole):
+                return ""
+        with Image.open(path) as image:
+            image.load()
     except Exception as e:
         return _reason(e)
     return ""
-
-
-def is_turned(path: str, size: tuple[int, int]) -> bool:
-    """Whether its EXIF orientation is a rotation by 90 degrees."""
-    return path.lower().endswith((".jpg", ".jpeg")) and tuple(imagesize.get(path)) == size[::-1] != size
 
 
 def has_transparency(path: str) -> bool:
@@ -79,15 +111,29 @@ def has_transparency(path: str) -> bool:
         return False
 
 
-def read(path: str | Path, alpha: bool = False) -> np.ndarray:
-    """Decode an image to RGB, or RGBA, as it is stored: no EXIF rotation, and transparency is dropped, not blended.
+@lru_cache(maxsize=1 << 16)
+def hides_colours(path: str, modified: int, num_bytes: int) -> bool:
+    """Whether an image has transparent areas; decodes it. Time and length are part of the key of its cache."""
+    del modified, num_bytes
+    try:
+        with Image.open(path) as image:
+            return bool(image.has_transparency_data) and _alpha_least(image) < 255
+    except Exception:
+        return False
+
+
+def read(path: str | Path, how: Decoding = AS_STORED, alpha: bool = False) -> np.ndarray:
+    """Decode an image to RGB, or RGBA.
 
     Raises ConfigError, naming the file, when it cannot be decoded.
     """
     extensions()
     try:
         with Image.open(path) as image:
-            return np.asarray(_eight_bit(image).convert("RGBA" if alpha else "RGB"))
+            shown = upright(image) if how.upright else image
+            if how.ground and shown.has_transparency_data:
+                return np.asarray(_over(shown, how.ground, alpha))
+            return np.asarray(_eight_bit(shown).convert("RGBA" if alpha else "RGB"))
     except FileNotFoundError:
         raise ConfigError("{path} is missing: it was there when the training started", path=path) from None
     except Exception as e:
@@ -96,9 +142,9 @@ def read(path: str | Path, alpha: bool = False) -> np.ndarray:
         ) from e
 
 
-def read_mask(path: str | Path) -> np.ndarray:
+def read_mask(path: str | Path, how: Decoding = AS_STORED) -> np.ndarray:
     """Decode the red channel of a mask image, uint8 [H,W]: 255 is full loss weight, 0 none. Raises as `read`."""
-    return read(path)[:, :, 0]
+    return read(path, Decoding(how.upright))[:, :, 0]
 
 
 def expect_size(path: str, picture: np.ndarray, size: tuple[int, int]) -> None:
@@ -149,6 +195,37 @@ def _eight_bit(image: Image.Image) -> Image.Image:
     if not image.mode.startswith("I"):
         return image
     return Image.fromarray((np.asarray(image).astype(np.uint32).clip(0, 65535) >> 8).astype(np.uint8))
+
+
+def _over(image: Image.Image, ground: str, alpha: bool) -> Image.Image:
+    """An image over a ground of one colour; with `alpha`, its transparency is kept beside the blended colours."""
+    colours = image.convert("RGBA")
+    blended = Image.alpha_composite(Image.new("RGBA", colours.size, ground), colours)
+    if not alpha:
+        return blended.convert("RGB")
+    blended.putalpha(colours.getchannel("A"))
+    return blended
+
+
+def _alpha_least(image: Image.Image) -> float:
+    least, _ = image.convert("RGBA").getchannel("A").getextrema()
+    return float(least) if isinstance(least, int | float) else 255.0
+
+
+def _is_sound(path: str, image: Image.Image, whole: bool) -> bool:
+    """Whether an opened file is undamaged, by its checksums or its end; False where only decoding tells.
+
+    A wrong bit among the pixels of a JPEG or a BMP changes some; a PNG or a WebP then cannot be decoded.
+    """
+    kind = image.format or ""
+    if not _ends_well(path, kind) or (whole and kind == "WEBP"):
+        return False
+    try:
+        if whole and kind == "PNG":
+            image.verify()
+    except Exception:  # also of chunks that decoding does without
+        return False
+    return True
 
 
 def _ends_well(path: str, kind: str) -> bool:

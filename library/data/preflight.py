@@ -2,13 +2,14 @@
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from PIL import Image as Pillow
 
 from library.config.dataset import decided
-from library.config.problems import Problem, Report, Text, counted, either, together
+from library.config.problems import SURROGATES, Problem, Report, Text, counted, either, together
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun, EmbeddingRun
 from library.data import augment, finding
@@ -16,10 +17,15 @@ from library.data.controls import size_of
 from library.data.finding import Survey
 from library.data.folders import SHOWN, about_images, capped_by_kind, some
 from library.data.images import Image, ImageSet, bucket_rules
-from library.data.pixels import check_file, has_transparency, is_turned
+from library.data.orientation import orientation
+from library.data.pixels import check_file, has_transparency, hides_colours
 from library.data.threads import spread
 from library.files import LONGEST_NAME
 
+FEW = 500  # images that are read as a whole while somebody fills in a form
+MUCH_CUT = 0.2  # share of width or height
+MOST_DECODED = 100  # images that are decoded to see whether they hide colours
+OPAQUE = (".jpg", ".jpeg", ".bmp")  # formats without transparency
 CACHE_ENDING = len("_1024x1024_kind.npz")  # least length that the name of a cache adds to the image's
 
 
@@ -41,13 +47,16 @@ def warnings(config: RunConfig, grid: int, report: Report | None = None) -> Iter
     yield from check(config, grid, report).warnings
 
 
-def check(config: RunConfig, grid: int, report: Report | None = None) -> Check:
-    """Check all data once: folders, headers and ends of images, captions, buckets, options that exclude each other."""
+def check(config: RunConfig, grid: int, report: Report | None = None, quick: bool = False) -> Check:
+    """Check all data once: folders, images, captions, buckets, options that exclude each other.
+
+    With `quick` only headers and ends are read of the images of large data sets, as while somebody fills in a form.
+    """
     found = finding.survey(config, report)
     images = [*found.images.items, *(found.images.validation.items if found.images.validation else ())]
     stops, notes = [*capped_by_kind(found.problems)], list(found.warnings)
     to_disk = config.cache.cache_latents_to_disk
-    stops += _damaged(found, images, to_disk, report)
+    stops += _damaged(found, images, config, report, quick)
     for dataset in found.images.datasets:
         if dataset.resolution:
             reported = {option for stop in stops for option in stop.options}  # such as by the rules of a dataset file
@@ -60,22 +69,25 @@ def check(config: RunConfig, grid: int, report: Report | None = None) -> Check:
     if bare and others:  # one cause, one message: the one with the option to set
         facts = {"why": others[0], "fix": others[0].fix, "topic": "captions", "code": "no_captions"}
         bare, others = [Problem("", "no image has a caption: {why}", **facts)], others[1:]
-    notes = [*bare, *others, *notes, *_about_captions(config, found), *_about_images(images)]
+    notes = [*bare, *others, *notes, *_about_captions(config, found), *_about_images(images), *_not_utf_8(images)]
     notes += [*_in_vain(config, found), *_about_options(config, found)]
     return Check(stops, notes, found.images)
 
 
-def _damaged(found: Survey, images: list[Image], to_disk: bool, report: Report | None) -> Iterator[Problem]:
+def _damaged(
+    found: Survey, images: list[Image], config: RunConfig, report: Report | None, quick: bool
+) -> Iterator[Problem]:
     """Images, masks, control and reference images that cannot be decoded. Those with valid cached latents are not
     opened."""
     gone: list[str] = []
     opened: set[str] = set()
+    to_disk = config.cache.cache_latents_to_disk
     for image in images:
         folder, name = os.path.split(image.path)
         here = found.files(folder)
         if name not in here.images:
             gone.append(image.path)
-        elif not to_disk or here.known_size(name) is None:
+        elif not to_disk or here.known_size(name, image.how.turns(image.path)) is None:
             beside = (image.mask_file, *(path for one in image.controls for path in (one.path, one.mask)))
             # Those without an image header were reported when they were found.
             opened |= {image.path, *(path for path in beside if path and 0 not in size_of(found, path))}
@@ -83,7 +95,8 @@ def _damaged(found: Survey, images: list[Image], to_disk: bool, report: Report |
     if gone and not to_disk:
         yield about_images("{count} gone, only latents are left; set cache_latents_to_disk: {gone}",
             count=counted(len(gone), "image"), gone=some(gone), fix={"cache_latents_to_disk": True})  # fmt: skip
-    reasons = spread(check_file, doubtful, report, Text("checking images"))
+    whole = not quick or len(doubtful) <= FEW
+    reasons = spread(partial(check_file, whole=whole), doubtful, report, Text("checking images"))
     bad = [f"{path} ({reason})" for path, reason in zip(doubtful, reasons, strict=True) if reason]
     if bad:
         yield about_images("{count} cannot be decoded; replace or remove: {bad}",
@@ -107,16 +120,26 @@ def _sharing_a_cache(images: list[Image]) -> Iterator[Problem]:
 def _too_long_for_a_cache(images: list[Image]) -> Iterator[Problem]:
     """Names of images that are too long for the names of their caches."""
     stems = {image.path: os.path.splitext(os.path.basename(image.path))[0] for image in images}
-    if long := sorted(path for path, stem in stems.items() if len(stem.encode()) > LONGEST_NAME - CACHE_ENDING):
+    if long := sorted(
+        path for path, stem in stems.items() if len(stem.encode("utf-8", "surrogatepass")) > LONGEST_NAME - CACHE_ENDING
+    ):
         yield about_images(
             "{count} with a name too long for a cache file beside it; shorten to {most} bytes: {long}",
             count=counted(len(long), "image"), most=LONGEST_NAME - CACHE_ENDING, long=some(long))  # fmt: skip
 
 
+def _not_utf_8(images: list[Image]) -> Iterator[Problem]:
+    """Names that other programs cannot even write down."""
+    if odd := sorted({image.path for image in images if SURROGATES.search(image.path)}):
+        yield about_images(
+            "{count} whose names are not UTF-8: they are trained, but other programs may not find them; rename them: "
+            "{names}", count=counted(len(odd), "file"), names=some(odd))  # fmt: skip
+
+
 def _closed_to_caches(found: Survey, images: list[Image]) -> Iterator[Problem]:
     """Read-only folders where latents have to be written."""
-    places = (os.path.split(image.path) for image in images)
-    needed = {folder for folder, name in places if found.files(folder).known_size(name) is None}
+    places = ((*os.path.split(image.path), image.how.turns(image.path)) for image in images)
+    needed = {folder for folder, name, turned in places if found.files(folder).known_size(name, turned) is None}
     if closed := sorted(folder for folder in needed if os.path.isdir(folder) and not os.access(folder, os.W_OK)):
         yield Problem("cache_latents_to_disk",
             ": {closed} may not be written to: change its rights, or keep latents in memory with cache_latents",
@@ -175,10 +198,9 @@ def _about_captions(config: RunConfig, found: Survey) -> Iterator[Problem]:
 
 
 def _about_images(images: list[Image]) -> Iterator[Problem]:
-    if turned := sorted({image.path for image in images if is_turned(image.path, image.size)}):
-        yield about_images(
-            "{photos} with an EXIF rotation, which training ignores; save them rotated: {turned}",
-            photos=counted(len(turned), "photo"), turned=some(turned))  # fmt: skip
+    yield from _turned(images)
+    yield from _cropped(images)
+    yield from _transparent(images)
     small = sorted({i.path for i in images if i.fit.resized[0] > i.size[0] * 1.5 or i.fit.resized[1] > i.size[1] * 1.5})
     if small:
         yield about_images("{count} enlarged to more than 1.5 times the size, which blurs: {small}",
@@ -187,6 +209,49 @@ def _about_images(images: list[Image]) -> Iterator[Problem]:
     if huge:
         yield about_images("{count} very large and slow to read; scale them down: {huge}",
             count=counted(len(huge), "image"), huge=some(huge))  # fmt: skip
+
+
+def _turned(images: list[Image]) -> Iterator[Problem]:
+    """Images, control and reference images that are not trained as people see them."""
+    stored = {i.path for i in images if not i.how.upright}
+    stored |= {one.path for i in images for one in i.controls if not one.how.upright}
+    if turned := sorted(path for path in stored if orientation(path) != 1):
+        yield about_images(
+            "{count} turned or mirrored by an EXIF orientation, which is ignored; set exif_rotation to train them as "
+            "they are seen: {turned}", count=counted(len(turned), "image"), turned=some(turned),
+            fix={"exif_rotation": True})  # fmt: skip
+
+
+def _cropped(images: list[Image]) -> Iterator[Problem]:
+    """Images that lose much of themselves to the crop."""
+    at_random = {i.path for i in images if i.subset.random_crop or i.subset.face_crop_aug_range}
+    lost = {i.path: max(i.fit.cut) for i in images if max(i.fit.cut) > MUCH_CUT and i.path not in at_random}
+    if not lost:
+        return
+    worst = sorted(lost, key=lambda path: (-lost[path], path))
+    names = some([f"{path} ({round(100 * lost[path])} %)" for path in worst])
+    yield about_images(
+        "{count} cropped by more than {much} %, of width or height: {names}; crop or pad them yourself, or leave them "
+        "out", count=counted(len(lost), "image"), much=round(100 * MUCH_CUT), names=names)  # fmt: skip
+
+
+def _transparent(images: list[Image]) -> Iterator[Problem]:
+    """Cut-outs whose hidden colours are trained."""
+    shown = {i.path for i in images if not (i.how.ground or i.subset.alpha_mask or i.mask_file)}
+    clear = sorted(path for path in shown if not path.lower().endswith(OPAQUE) and has_transparency(path))
+    looked_at = clear[:: -(-len(clear) // MOST_DECODED) or 1]
+    abouts = [os.stat(path) for path in looked_at]
+    hidden = [path for path, about in zip(looked_at, abouts, strict=True)
+              if hides_colours(path, about.st_mtime_ns, about.st_size)]  # fmt: skip
+    if not hidden:
+        return
+    count = counted(len(hidden), "image")
+    if len(looked_at) < len(clear):
+        count = Text("{count} of {looked_at} that were looked at", count=count, looked_at=len(looked_at))
+    yield about_images(
+        "{count} with transparent areas, where the colors that the file hides are trained; set transparent_background "
+        "to a color, or alpha_mask to leave these areas out: {names}", count=count, names=some(hidden),
+        fix={"transparent_background": "white"})  # fmt: skip
 
 
 def _in_vain(config: RunConfig, found: Survey) -> Iterator[Problem]:
@@ -209,6 +274,12 @@ def _in_vain(config: RunConfig, found: Survey) -> Iterator[Problem]:
             yield Problem(name, "has no effect beside metadata_file, which has captions and sizes")
     if images.items and not images.validation and any(dataset.validation_split for dataset in images.datasets):
         yield Problem("validation_split", "is so small that it holds no image back: nothing is validated")
+    elif images.validation:
+        held = {image.dataset for image in images.validation.items}
+        for position, dataset in enumerate(images.datasets):
+            if dataset.validation_split and position not in held:
+                template = "is so small that data set {number} holds no image back"
+                yield Problem("validation_split", template, number=position + 1)
 
 
 def _about_masks(config: RunConfig, found: Survey) -> Iterator[Problem]:
@@ -233,6 +304,11 @@ def _about_options(config: RunConfig, found: Survey) -> Iterator[Problem]:
                     name, "has no effect with cache_text_encoder_outputs: captions are encoded as they are written"
                 )
     yield from _about_masks(config, found)
+    if config.data.transparent_background and not any(i.how.ground and has_transparency(i.path) for i in images):
+        yield Problem(
+            "transparent_background",
+            "has no effect: none of the images has a transparent area, or an alpha channel",
+        )
     if any(subset.face_crop_aug_range for subset in subsets):
         faces = sum(augment.face_of(image.path) is not None for image in found.images.items)
         if config.cache.latents:

@@ -11,7 +11,7 @@ import torch
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem, Text, counted
 from library.config.sections import TextBatchCache
-from library.data import caches, control_pixels, identity
+from library.data import caches, control_pixels, identity, stamps
 from library.data.buckets import Size
 from library.data.encoding_job import Arrays, EncodingJob, clean_up_after, finish, refuse_other_references, share
 from library.data.folders import some
@@ -134,7 +134,7 @@ def texts(every: Sequence["Image"], work: EncodingJob) -> Texts:
         if cache.rate:
             stored[cache.rate] = np.array(images[file].subset.caption_dropout_rate, np.float32)
         shown = phrase_of(images[file], template).shown
-        made_of = stamp(images[file]) | ({"controls": caches.control_stamps(shown)} if shown else {})
+        made_of = stamp(images[file]) | ({"controls": stamps.control_stamps(shown)} if shown else {})
         caches.write_text(file, stored, made_of, cache, images[file].caption)
 
     clean_up_after([file for files in todo.values() for file in files])

@@ -19,6 +19,7 @@ from library.demo import summary
 from library.demo.configs import name_of
 from library.demo.files import Demo, prepare
 from library.runs import foreground, reader
+from library.runs.job_work import joined
 from library.runs.launcher import starting
 
 VARIANTS = tuple(name for known in families.every() for name in known.demo_variants)
@@ -29,7 +30,9 @@ def main(argv: list[str] | None = None) -> int:
     """The command. Returns 0, or raises ConfigError with what went wrong."""
     asked = _arguments().parse_args(argv)
     wanted = families.FAMILIES if asked.family == "all" else (asked.family,)
-    demo = prepare(Path(asked.out).absolute(), wanted)
+    with joined("demo") as work:
+        demo = prepare(Path(asked.out).absolute(), wanted)
+        work.store({"configs": {name: str(path) for name, path in demo.configs.items()}})
     if asked.no_train:
         print(f"Ready in {demo.folder}: {', '.join(path.name for path in demo.configs.values())}")
         return 0

@@ -31,13 +31,13 @@ class FoundModel:
     options: Mapping[str, str | bool]  # that training it requires
 
 
-def find(folders: Iterable[Path]) -> list[FoundModel]:
-    """The models in these folders that a training can use, in the order of their paths.
+def find(folders: Iterable[Path], deepest: int = DEEPEST) -> list[FoundModel]:
+    """The models in these folders that a training can use, in the order of their paths, down to `deepest` levels.
 
     Only headers are read. Damaged files, single shards, and files beyond the limits above are skipped.
     """
     found = {}
-    for path in _candidates(folders):
+    for path in _candidates(folders, deepest):
         try:
             state = path.stat()
             model = _looked(path, state.st_mtime_ns, state.st_size)
@@ -48,14 +48,14 @@ def find(folders: Iterable[Path]) -> list[FoundModel]:
     return sorted(found.values(), key=lambda model: str(model.path).lower())
 
 
-def _candidates(folders: Iterable[Path]) -> Iterator[Path]:
+def _candidates(folders: Iterable[Path], deepest: int) -> Iterator[Path]:
     """Checkpoints and folders of diffusers; links to folders are not followed, hidden folders are skipped."""
     end, left = time.monotonic() + PATIENCE, MOST
     for top in dict.fromkeys(folders):
         for folder, inside, files in os.walk(top):
             here = Path(folder)
             deep = len(here.relative_to(top).parts)
-            inside[:] = sorted(name for name in inside if not name.startswith(".")) if deep < DEEPEST else []
+            inside[:] = sorted(name for name in inside if not name.startswith(".")) if deep < deepest else []
             if not set(recognition.INDEXES).isdisjoint(files):
                 inside[:] = []
                 yield here

@@ -105,6 +105,7 @@ class FamilyFacts:
     text_tokens: int  # text tokens in the denoiser's blocks, in addition to image tokens
     graphs: Mapping[str, int]  # forward graphs that its blocks need, by class: one for each shape of a block
     compile_seconds: float  # of compiling them, as measured on an H200
+    decoder_memory: float = 1.5  # GiB that the VAE takes in 16 bits to decode 1024 x 1024 pixels, besides its weights
     denoiser_prefix: str = ""  # of the denoiser's tensors in a file that holds the other networks too
     recognise_part: Callable[[Shapes], str] = nothing  # `recognise` for its VAE and text encoders
     has_sd_scripts_defaults: bool = True  # whether sd-scripts trains it, so that its defaults apply

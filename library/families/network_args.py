@@ -47,7 +47,9 @@ class LycorisArgs:
     algo: Literal["lora", "locon", "loha", "lokr", "diag-oft", "boft", "dylora", "glora", "ia3", "full", "tlora"] = opt(
         "lora", "which kind of adapter"
     )
-    preset: str = opt("full", "which modules: full, attn-mlp, attn-only, ... or a TOML file", advanced=True)
+    preset: str = opt(
+        "full", "which modules: full, attn-mlp, attn-only, ... or a TOML file", kind="file", advanced=True
+    )
     train_block_indices: str = opt(
         "all", 'blocks that carry adapters: "all", "none" or "0-3,5"; of several kinds of blocks "none/7,20"'
     )

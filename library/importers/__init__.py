@@ -1,7 +1,9 @@
 """Convert settings of other trainers to a config of this one, with a report on every key, and export them again."""
 
-from library.importers.builder import Configs, Imported, KeyOutcome
+from library.importers.adapter_file import with_header
+from library.importers.builder import Configs
 from library.importers.files import (
+    FLAT,
     SUFFIXES,
     dataset,
     differences,
@@ -16,8 +18,10 @@ from library.importers.files import (
 from library.importers.kohya_export import export
 from library.importers.kohya_launch import launch
 from library.importers.kohya_ss import tab_title
+from library.importers.result import Imported, KeyOutcome
 
 __all__ = [
+    "FLAT",
     "SUFFIXES",
     "Configs",
     "KeyOutcome",
@@ -34,4 +38,5 @@ __all__ = [
     "read",
     "refuse_data",
     "tab_title",
+    "with_header",
 ]

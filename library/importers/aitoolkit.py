@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from library.config.json_types import JsonMapping
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, Problem, Text
 from library.importers import aitoolkit_data, aitoolkit_learning
 from library.importers.builder import ImportBuilder, is_on
 from library.importers.shared import (
@@ -23,6 +23,7 @@ from library.importers.shared import (
     precision,
     rest,
     take,
+    to_download,
 )
 
 TRAINER = "ai-toolkit"
@@ -58,6 +59,7 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
         part(builder)
     if len(inner["process"]) > 1:
         builder.notes.append(Text("only the first of {count} processes is read", count=len(inner["process"])))
+    _other_ways(builder)
     rest(builder, TABLES["ignored"])
     if "chroma" in _names(flat) and builder.family == "flux":
         chooses_chroma(builder, "model.arch" if builder.get("model.arch") else "model.is_flux")
@@ -112,6 +114,19 @@ def _script(flat: JsonMapping) -> str:
     return f"{family}_train_network" if any(key.startswith("network.") for key in flat) else f"{family}_train"
 
 
+def _other_ways(builder: ImportBuilder) -> None:
+    """Switches of losses that are not offered here: what they train is something else, which has to be decided."""
+    for switch, keys in TABLES["other_ways"].items():
+        if is_on(builder.get(switch)):
+            for key in (switch, *keys):
+                if key in builder.source:
+                    builder.ignore(key, Text("{switch} is not offered here", switch=switch))
+            template = "{switch} is on in the file and not offered here: without it the training differs"
+            advice = "regularisation images (is_reg) keep what the model knows"
+            builder.problems.append(Problem("", "{problem}; {advice}", problem=Text(template, switch=switch),
+                                            advice=advice))  # fmt: skip
+
+
 def _model(builder: ImportBuilder) -> None:
     words = f"{str(builder.get('model.arch')).casefold()} {own_name(builder.get('model.name_or_path'))}"
     kind = next((kind for word, kind in TABLES["model_types"].items() if word in words), "")
@@ -139,10 +154,7 @@ def _model(builder: ImportBuilder) -> None:
         if str(path).endswith(".safetensors") and not (HUB_FILE.fullmatch(str(path)) and not Path(path).exists()):
             builder.rename("model.assistant_lora_path", "base_weights", [str(path)])
         else:
-            said = Text(
-                "download {path} and name its file in base_weights, which merges it before the training", path=path
-            )
-            builder.ignore("model.assistant_lora_path", said)
+            to_download(builder, "model.assistant_lora_path", str(path))
     if is_on(builder.get("model.layer_offloading")) and builder.family in BLOCKS:
         share = builder.number("model.layer_offloading_transformer_percent")
         blocks, most = BLOCKS[builder.family]

@@ -2,8 +2,8 @@
 
 from library.config.json_types import JsonObject
 from library.config.problems import Text
-from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
-from library.importers.shared import equal, load_tables, nearest, optimizer, plain, precision
+from library.importers.builder import ImportBuilder, is_on, to_number
+from library.importers.shared import equal, load_tables, nearest, optimizer, optimizer_args, plain, precision
 
 TRAINER = "ai-toolkit"
 # In order of precedence.
@@ -95,11 +95,7 @@ def _optimizer(builder: ImportBuilder) -> None:
         given = {"relative_step": False, "scale_parameter": False, "warmup_init": False} | given
     elif word in ("adam", "adamw", "adamw8bit", "prodigy", "dadaptadam", "dadaptlion") or "Adam8bit" in name:
         given = {"eps": 1e-6} | given
-    arguments = []
-    for key, value in given.items():
-        text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value).replace(" ", "")
-        arguments += [] if is_empty(value) else [f"{key}={text}"]
-    if arguments:
+    if arguments := optimizer_args(given):
         builder.values["optimizer_args"], builder.keys["optimizer_args"] = arguments, "train.optimizer"
     for key in found.keys() - builder.outcomes.keys():
         builder.change(key, "becomes one of optimizer_args")
@@ -151,7 +147,8 @@ def _training(builder: ImportBuilder) -> None:
     _rates(builder, encoders)
     if is_on(builder.get("train.ema_config.use_ema")):
         decay = builder.number("train.ema_config.ema_decay") or 0.999
-        builder.change("train.ema_config.use_ema", f"ema_decay = {decay:g}", {"ema_decay": decay})
+        template = "ema_decay = {decay}; the average is saved beside each file as <name>-ema, not in its place"
+        builder.change("train.ema_config.use_ema", Text(template, decay=f"{decay:g}"), {"ema_decay": decay})
         builder.empty("train.ema_config.ema_decay")
 
 
@@ -175,9 +172,33 @@ def _rates(builder: ImportBuilder, encoders: bool) -> None:
         builder.explain("the image model learns", "train.train_unet")
 
 
+def _range(builder: ImportBuilder) -> None:
+    """The timesteps that are trained; of flow matching they are counted from the noisiest, in the order of a draw."""
+    keys = "train.min_denoising_steps", "train.max_denoising_steps"
+    first, last = (builder.number(key) for key in keys)
+    if builder.family == "sdxl":
+        if first:
+            builder.rename(keys[0], "min_timestep", int(first))
+        if last is not None and last < 999:
+            builder.rename(keys[1], "max_timestep", int(last) + 1)
+        return
+    linear = is_on(builder.get("train.linear_timesteps")) or builder.get("train.timestep_type") == "linear"
+    for key, number, option in ((keys[0], first, "max_timestep"), (keys[1], last, "min_timestep")):
+        if number is None or number == (0 if key == keys[0] else 999):
+            continue
+        if linear:
+            value = 1000 - int(number)
+            said = Text("counted from the noisiest timestep there: {option} = {value}", option=option, value=value)
+            builder.change(key, said, {option: value})
+        else:
+            template = (
+                "a place among 1000 drawn timesteps there, the noisiest first; {option} limits the timestep itself"
+            )
+            builder.ignore(key, Text(template, option=option))
+
+
 def _noise(builder: ImportBuilder) -> None:
-    if (last := builder.number("train.max_denoising_steps")) is not None and last < 999:
-        builder.rename("train.max_denoising_steps", "max_timestep", int(last) + 1)
+    _range(builder)
     kind = str(builder.get("train.loss_type"))
     known = LOSSES.get(kind)
     said = "loss_type = l2" if kind == "mse" else nearest(kind, "loss_type = l2")

@@ -1,33 +1,23 @@
 """Build a config from a file of another trainer, with a report that covers each of its settings."""
 
-import textwrap
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from library.config.building import build, draft
+from library.config.building import build, draft, understood
+from library.config.ineffective import ineffective_options
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import ConfigError, Problem, Text
 from library.config.run_config import RunConfig
-from library.config.schema import changed, flat, options
+from library.config.schema import options
 from library.config.sections.run import INEFFECTIVE_EVERYWHERE
-from library.config.values import Option, to_float
+from library.config.values import Option, closest, did_you_mean, to_float
+from library.importers.result import Imported, KeyOutcome
 
-Kind = Literal["kept", "renamed", "changed", "ignored", "empty", "default"]
 Configs = Mapping[str, type]  # script -> its config class
 NOT_HERE = "not supported by this trainer"
-TO_FIX = "to fix: {problem}"
 SECRET = "tokens and keys stay out of configs; set the environment variable of the service (WANDB_API_KEY, HF_TOKEN)"
-
-
-@dataclass(frozen=True, slots=True)
-class KeyOutcome:
-    """The outcome of one key, and a sentence about it unless it was kept or empty."""
-
-    key: str
-    kind: Kind
-    text: str = ""
 
 
 @dataclass(slots=True)
@@ -41,6 +31,8 @@ class ImportBuilder:
     keys: dict[str, str] = field(default_factory=dict)  # option -> the key that set it
     outcomes: dict[str, KeyOutcome] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)  # of the file itself, to be fixed before a training
+    guess: str = ""  # why the script is only a guess; "" where the file states it
     texts: dict[str, str] = field(default_factory=dict)  # option -> content of a file that it names
     keeps_ineffective: bool = False  # whether options without effect are kept, as in our own files
     absent: frozenset[str] = frozenset()  # keys of `source` that are the trainer's defaults and not in the file
@@ -114,86 +106,14 @@ class ImportBuilder:
             self.values[option], self.keys[option] = value, key
 
 
-@dataclass(frozen=True, slots=True)
-class Imported:
-    """A file of another trainer as a config, and the report on its keys."""
-
-    trainer: str  # with the tab that wrote it, as in "kohya_ss (LoRA)"
-    config: RunConfig
-    outcomes: tuple[KeyOutcome, ...]
-    notes: tuple[str, ...]
-    problems: tuple[str, ...]  # rules across options that the file breaks: to be fixed before a training
-    texts: Mapping[str, str]  # option -> content of a file that it names
-
-    def with_files(self, paths: Mapping[str, str]) -> "Imported":
-        """A copy whose options name the files that were written, by option."""
-        config = self.config
-        for name, path in paths.items():
-            part = options(type(config))[name].section
-            config = replace(config, **{part: replace(getattr(config, part), **{name: path})})
-        return replace(self, config=config)
-
-    def of(self, kind: Kind) -> list[KeyOutcome]:
-        """The outcomes of one kind."""
-        return [outcome for outcome in self.outcomes if outcome.kind == kind]
-
-    def lines(self) -> list[str]:
-        """The messages of the page: what changed or was left out, notes, what to fix."""
-        to_fix = [Text(TO_FIX, problem=problem) for problem in self.problems]
-        changed = [Text("{key}: {text}", key=outcome.key, text=outcome.text) for outcome in self.of("changed")]
-        renamed = [
-            Text("{key} is now {option}", key=outcome.key, option=outcome.text) for outcome in self.of("renamed")
-        ]
-        every = ", ".join(self._defaults())
-        template = "not in the file, so {trainer} has: {values}"
-        defaults = [Text(template, trainer=self.program, values=every)] if every else []
-        grouped = _grouped(self.of("ignored"))
-        ignored = [Text("ignored: {names}: {reason}", names=names, reason=reason) for reason, names in grouped]
-        return [*to_fix, *changed, *renamed, *defaults, *ignored, *self.notes]
-
-    @property
-    def program(self) -> str:
-        """The trainer without the tab."""
-        return self.trainer.partition(" (")[0]
-
-    def _defaults(self) -> list[str]:
-        return [f"{outcome.key} ({outcome.text})" for outcome in self.of("default")]
-
-    def account(self) -> JsonObject:
-        """The whole report as JSON."""
-        outcomes = [{"key": outcome.key, "became": outcome.kind, "text": outcome.text} for outcome in self.outcomes]
-        settings = {name: _plain(value) for name, value in flat(changed(self.config)).items()}
-        remarks = {"notes": list(self.notes), "problems": list(self.problems), "files": dict(self.texts)}
-        head = {"trainer": self.trainer, "script": self.config.script}
-        return {**head, "settings": settings, "keys": outcomes, **remarks}
-
-    def report(self) -> str:
-        """The whole report as text."""
-        blocks = [f"{self.trainer} -> {self.config.script} ({self.config.title})"]
-        if kept := self.of("kept"):
-            blocks.append(_block("kept", len(kept), [", ".join(f.key for f in kept)]))
-        if renamed := self.of("renamed"):
-            blocks.append(_block("renamed", len(renamed), [f"{f.key} -> {f.text}" for f in renamed]))
-        if changed := self.of("changed"):
-            blocks.append(_block("changed", len(changed), [f"{f.key}: {f.text}" for f in changed]))
-        if self.of("default"):
-            blocks.append(_block(f"defaults of {self.program}", len(self.of("default")), self._defaults()))
-        if ignored := self.of("ignored"):
-            grouped = [f"{names}: {reason}" for reason, names in _grouped(ignored)]
-            blocks.append(_block("ignored", len(ignored), grouped))
-        if empty := self.of("empty"):
-            blocks.append(f"empty or off: {len(empty)} keys")
-        for title, remarks in (("notes", self.notes), ("to fix", self.problems)):
-            if remarks:
-                blocks.append(_block(title, len(remarks), remarks))
-        return "\n".join(blocks)
-
-
 def settle(builder: ImportBuilder, configs: Configs) -> Imported:
     """Check each value against the options of the script; invalid ones become ignored, with the reason."""
     config, read = configs[builder.script], {}
     for name, value in builder.values.items():
         key = builder.keys[name]
+        if name == key and name not in understood(config) and not _of_another(name, configs):
+            builder.outcomes[key] = _unknown_key(config, name, value, builder.values)
+            continue
         try:
             read[name] = _accepted(config, name, value, configs)
             if why := "" if builder.keeps_ineffective else _ineffective(config, name, read[name]):
@@ -203,14 +123,67 @@ def settle(builder: ImportBuilder, configs: Configs) -> Imported:
             named = name == key or any(problem.option == name for problem in reason.problems)
             text = reason.said if named else Text("{key}: {text}", key=name, text=reason.said)
             builder.outcomes[key] = KeyOutcome(key, "empty") if value is False else KeyOutcome(key, "ignored", text)
-    notes, problems = list(builder.notes), list[Problem]()
+    _drop_shares(builder, read)
+    notes, problems = list(builder.notes), list(builder.problems)
     try:
         made = build(config, read, notes=notes)
     except ConfigError as error:
-        made, problems = draft(config, read), error.problems
-    outcomes = _outcomes(builder, config, read)
+        made, problems = draft(config, read), [*problems, *error.problems]
     texts = {name: text for name, text in builder.texts.items() if name in options(config)}
-    return Imported(builder.trainer, made, outcomes, tuple(notes), tuple(problems), texts)
+    result = Imported(builder.trainer, made, (), (), (), texts, builder.guess)
+    said = _without_effect(builder, result.with_files(dict.fromkeys(texts, "beside the config")).config)
+    notes = [note for note in notes if not (isinstance(note, Problem) and note.code and note.option in said)]
+    outcomes = _outcomes(builder, config, read)
+    problems = [*_mostly_unknown(builder.trainer, outcomes), *problems]
+    return replace(result, outcomes=outcomes, notes=tuple(notes), problems=tuple(problems))
+
+
+def _drop_shares(builder: ImportBuilder, read: JsonObject) -> None:
+    """Leave strengths of base weights out where no base weights are set, as pages of other programs always write."""
+    if "base_weights_multiplier" in read and not read.get("base_weights"):
+        del read["base_weights_multiplier"]
+        builder.ignore(builder.keys["base_weights_multiplier"], "base_weights is not set")
+
+
+def _of_another(name: str, configs: Configs) -> bool:
+    """Whether a name is an option of some kind of training."""
+    return any(name in options(other) for other in configs.values())
+
+
+def _unknown_key(config: type[RunConfig], name: str, value: Any, given: JsonMapping) -> KeyOutcome:
+    """The outcome of a key that is no option anywhere, with the option that was probably meant."""
+    known = options(config)
+    hint, meant = did_you_mean(name, understood(config)), closest(name, known)
+    fix: JsonObject = {}
+    if meant and meant not in given:
+        with contextlib.suppress(ConfigError):
+            fix = {meant: known[meant].read(value)}
+    return KeyOutcome(name, "unknown", hint, fix)
+
+
+def _without_effect(builder: ImportBuilder, made: RunConfig) -> set[str]:
+    """Turn the outcome of each key whose options have no effect in this training into that; returns these options."""
+    idle, known, said = ineffective_options(made), options(type(made)), set[str]()
+    for key, outcome in builder.outcomes.items():
+        names = [name for name, its_key in builder.keys.items() if its_key == key and name in known]
+        is_idle = all(name in idle and _value(made, name) != known[name].default for name in names)
+        if outcome.kind in ("kept", "renamed") and names and is_idle:
+            builder.outcomes[key] = replace(outcome, kind="ineffective", text=idle[names[0]])
+            said.update(names)
+    return said
+
+
+def _value(config: RunConfig, name: str) -> Any:
+    return getattr(getattr(config, options(type(config))[name].section), name)
+
+
+def _mostly_unknown(trainer: str, outcomes: tuple[KeyOutcome, ...]) -> Iterator[Problem]:
+    """The problem of a file most of whose keys are no options here: it may be of a program that nobody recognised."""
+    in_file = [outcome for outcome in outcomes if outcome.kind != "default"]
+    known = sum(outcome.kind != "unknown" for outcome in in_file)
+    if 2 * known < len(in_file):
+        template = "only {known} of {count} keys are known here: look whether this is a file of {trainer} at all"
+        yield Problem("", template, known=known, count=len(in_file), trainer=trainer)
 
 
 def _outcomes(builder: ImportBuilder, config: type[RunConfig], read: JsonMapping) -> tuple[KeyOutcome, ...]:
@@ -283,22 +256,3 @@ def to_number(value: Any) -> float | None:
         return to_float(value)
     except (ValueError, OverflowError):
         return None
-
-
-def _grouped(outcomes: Iterable[KeyOutcome]) -> list[tuple[str, str]]:
-    groups: dict[str, list[str]] = {}
-    for outcome in outcomes:
-        groups.setdefault(outcome.text, []).append(outcome.key)
-    return [(reason, ", ".join(keys)) for reason, keys in groups.items()]
-
-
-def _plain(value: Any) -> Any:
-    """A value of an option as JSON."""
-    if isinstance(value, tuple):
-        return list(value)
-    return str(value) if isinstance(value, Path) else value
-
-
-def _block(title: str, count: int, lines: Iterable[str]) -> str:
-    wrapper = textwrap.TextWrapper(110, initial_indent="  ", subsequent_indent="    ")
-    return "\n".join([f"{title} ({count}):", *map(wrapper.fill, lines)])

@@ -1,96 +1,113 @@
 """A file of any trainer -> a config: detect which trainer wrote it, and call its importer."""
 
-import contextlib
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from library.config.formats import load_json, load_toml, once
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.outside_files import load_json, load_toml, load_yaml, read_text
 from library.config.problems import ConfigError, Text
 from library.config.run_config import RunConfig
 from library.config.schema import options, values
-from library.config.text_files import read_text
 from library.config.values import did_you_mean
-from library.importers import aitoolkit, aitoolkit_data, flat, kohya_ss, musubi, onetrainer
-from library.importers.builder import Configs, Imported, settle
-from library.importers.shared import tables
+from library.importers import (
+    adapter_file,
+    aitoolkit,
+    aitoolkit_data,
+    diffusion_pipe,
+    diffusion_pipe_data,
+    easy_scripts,
+    flat,
+    kohya_ss,
+    lora_scripts,
+    musubi,
+    onetrainer,
+    simpletuner,
+)
+from library.importers.builder import Configs, settle
+from library.importers.named_files import MayRead, everything, with_named_files
+from library.importers.result import Imported
+from library.importers.shared import load_tables, tables
 
-READERS = (aitoolkit, onetrainer, musubi, kohya_ss)
-SUFFIXES = (".json", ".toml", ".yaml", ".yml")
+READERS = (adapter_file, simpletuner, diffusion_pipe, lora_scripts, easy_scripts, aitoolkit, onetrainer, musubi,
+           kohya_ss)  # fmt: skip
+DATASETS = {
+    musubi: musubi.TRAINER,
+    aitoolkit_data: aitoolkit.TRAINER,
+    diffusion_pipe_data: diffusion_pipe.TRAINER,
+}  # modules that convert files of data sets
+FLAT = flat.TRAINER
+PROGRAMS = (*(reader.TRAINER for reader in READERS), FLAT)
+SUFFIXES = (".json", ".toml", ".yaml", ".yml", ".safetensors")
 
 
-def load(path: str | Path, configs: Configs, script: str = "") -> Imported:
+def load(path: str | Path, configs: Configs, script: str = "", preferred: Sequence[str] = (),
+         may_read: MayRead = everything) -> Imported:  # fmt: skip
     """A file of settings of any supported trainer -> a config and the outcomes of its keys.
 
-    `configs`: config class by script; `script` overrides the one of the file. Raises ConfigError for any other file,
-    and for an unsupported model.
+    `configs`: config class by script; `script` overrides the one of the file; `preferred` are scripts to choose where
+    several fit, first come first; `may_read` says which of the files that it names may be read. Raises ConfigError for
+    any other file, and for an unsupported model.
     """
     path = Path(path)
     found = parse(path)
     refuse_data(found, path)
-    return read(_with_data(found, path), configs, script or named(path, configs))
+    if path.suffix.lower() != ".toml" and not of_others(found):
+        template = (
+            "{path} is of none of the programs whose settings are read here ({programs}); files of {flat} are TOML"
+        )
+        raise ConfigError(template, path=path, programs=", ".join(PROGRAMS), flat=FLAT)
+    return read(with_named_files(found, path, may_read), configs, script or named(path, configs), preferred)
 
 
 def refuse_data(found: JsonMapping, path: Path) -> None:
     """Raise ConfigError for a file that contains only data sets and no training."""
-    sets = tables(found.get("datasets"))
-    if not sets or found.keys() - {"general", "datasets"}:
-        return
-    if musubi.is_dataset(found) or any("folder_path" in table for table in sets):
+    kind = next((kind for kind in DATASETS if kind.is_dataset(found)), None)
+    if kind and (kind is diffusion_pipe_data or not found.keys() - {"general", "datasets"}):
         template = "kohya import {name} -o data.toml writes it as one of ours; name that in dataset_config"
         advice = Text(template, name=path.name)
-        trainer = musubi.TRAINER if musubi.is_dataset(found) else aitoolkit.TRAINER
         raise ConfigError(
             "{path} is a data set file of {trainer}, not a training: {advice}",
             path=path,
-            trainer=trainer,
+            trainer=DATASETS[kind],
             advice=advice,
         )
-    raise ConfigError("{path} is a data set file, not a training: name it in dataset_config", path=path)
+    if tables(found.get("datasets")) and not found.keys() - {"general", "datasets"}:
+        raise ConfigError("{path} is a data set file, not a training: name it in dataset_config", path=path)
 
 
 def is_dataset(found: JsonMapping) -> bool:
     """Whether these are data sets of another trainer, which `dataset` converts."""
-    return musubi.is_dataset(found) or aitoolkit_data.is_dataset(found)
+    return any(kind.is_dataset(found) for kind in DATASETS)
 
 
 def dataset(found: JsonMapping) -> tuple[str, list[str]]:
     """Data sets of another trainer -> the text of a dataset file, and a sentence for each key that was left out."""
-    return musubi.dataset(found) if musubi.is_dataset(found) else aitoolkit_data.dataset(found)
+    return next(kind for kind in DATASETS if kind.is_dataset(found)).dataset(found)
 
 
-def _with_data(found: JsonObject, path: Path) -> JsonObject:
-    """Include the files of data sets and prompts that the file names, where they are in its trainer's own format."""
-    if onetrainer.fits(found):
-        wanted = [("concept_file_name", "concepts"), ("sample_definition_file_name", "samples")]
-        lists = {target: _beside(found, key, path, ".json") for key, target in wanted if not found.get(target)}
-        return {**found, **{target: data for target, data in lists.items() if isinstance(data, list)}}
-    if musubi.fits(found):
-        data = _beside(found, "dataset_config", path, ".toml")
-        return {**found, "dataset_config": data} if data and musubi.is_dataset(data) else found
-    return found
-
-
-def _beside(found: JsonMapping, key: str, path: Path, suffix: str) -> Any:
-    """The content of the file that a key names, relative to here, its folder, or the one above; None if missing."""
-    name = str(found.get(key) or "")
-    for place in (Path(name), path.parent / name, path.parent.parent / name) if name else ():
-        if place.suffix.lower() == suffix and place.is_file():
-            with contextlib.suppress(ConfigError):
-                return load_json(place) if suffix == ".json" else load_toml(place)
-    return None
-
-
-def read(found: JsonMapping, configs: Configs, script: str = "") -> Imported:
+def read(found: JsonMapping, configs: Configs, script: str = "", preferred: Sequence[str] = ()) -> Imported:
     """`load` from the content of a file."""
     if script and script not in configs:
         raise ConfigError("{script} is not a kind of training{hint}; there are {configs}", script=script,
             hint=did_you_mean(script, configs), configs=', '.join(configs))  # fmt: skip
-    reader = next((reader for reader in READERS if reader.fits(found)), None)
-    return settle(reader.read(found, script) if reader else flat.read(found, configs, script), configs)
+    _refuse_programs(found)
+    if reader := next((reader for reader in READERS if reader.fits(found)), None):
+        builder = reader.read(found, script)
+        if not script:
+            flat.refuse_module(builder.values, configs)
+        return settle(builder, configs)
+    return settle(flat.read(found, configs, script, preferred), configs)
+
+
+def _refuse_programs(found: JsonMapping) -> None:
+    """Raise ConfigError for a file of a program that is known by its keys and whose files are not read."""
+    keys = {*found, *(key for table in found.values() if isinstance(table, Mapping) for key in table)}
+    for program in load_tables("others")["program"]:
+        if keys >= set(program["keys"]):
+            template = "this is a file of {program}, whose settings are not read here; those of {programs} are"
+            raise ConfigError(template, program=program["title"], programs=", ".join(PROGRAMS))
 
 
 def named(path: Path, configs: Configs) -> str:
@@ -105,6 +122,7 @@ def named(path: Path, configs: Configs) -> str:
 
 def of_others(found: JsonMapping) -> bool:
     """Whether these are settings with the keys of another trainer, and not a flat file of sd-scripts."""
+    _refuse_programs(found)
     return any(reader.fits(found) for reader in READERS)
 
 
@@ -113,11 +131,13 @@ def parse(path: Path) -> JsonObject:
     suffix = path.suffix.lower()
     if suffix == ".toml":
         return load_toml(path)
+    if suffix == ".safetensors":
+        return adapter_file.load(path)
     if suffix not in SUFFIXES:
         raise ConfigError("{path} must end in one of {suffixes}", path=path, suffixes=", ".join(SUFFIXES))
-    if not (text := read_text(path)).strip():
+    if not read_text(path).strip():
         raise ConfigError("{path} is empty", path=path)
-    found = load_json(path) if suffix == ".json" else _yaml(text, path)
+    found = load_json(path) if suffix == ".json" else load_yaml(path)
     if isinstance(found, list):
         _refuse_list(found, path)
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
@@ -140,23 +160,6 @@ def _refuse_list(found: list[Any], path: Path) -> None:
     if "prompt" in first:
         advice = "import the config that names it as sample_definition_file_name"
         raise ConfigError("{path} is a file of sample prompts, not a training: {advice}", path=path, advice=advice)
-
-
-def _yaml(text: str, path: Path) -> Any:
-    class Once(yaml.SafeLoader):
-        """A loader that rejects duplicate keys."""
-
-        def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-            node = super().compose_mapping_node(anchor)
-            once(((key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode)), path)
-            return node
-
-    try:
-        return Once(text).get_single_data()
-    except ConfigError:
-        raise
-    except (yaml.YAMLError, ValueError, RecursionError) as e:
-        raise ConfigError("{path} is not valid YAML: {error}", path=path, error=" ".join(str(e).split())) from None
 
 
 def differences(first: Any, second: Any) -> list[tuple[str, str, str]]:

@@ -1,25 +1,32 @@
 """Import flat TOML files of sd-scripts: current option names, and old ones or those of forks."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 
 from library.config import building, schema
 from library.config.converted import OLD_BLOCKS, blocks
 from library.config.json_types import JsonMapping
-from library.config.problems import ConfigError, Problem, listed
-from library.config.run_config import of_told_kind
+from library.config.problems import ConfigError, Problem, Text, listed
+from library.config.run_config import RunConfig, of_told_kind
 from library.config.schema import options
 from library.config.values import did_you_mean
-from library.importers.builder import Configs, ImportBuilder, is_empty
-from library.importers.shared import ONLY, load_tables
+from library.importers.builder import Configs, ImportBuilder, is_empty, is_on
+from library.importers.shared import ONLY, load_tables, own_name
 
 TRAINER = "sd-scripts"
+TABLES = load_tables("sd_scripts")
 
 
-def read(found: JsonMapping, configs: Configs, script: str = "") -> ImportBuilder:
-    """Every key of a flat file -> our values and its outcome."""
+def read(found: JsonMapping, configs: Configs, script: str = "", preferred: Sequence[str] = ()) -> ImportBuilder:
+    """Every key of a flat file -> our values and its outcome. `preferred`: scripts to choose where several fit."""
     found = schema.flat(found)
     _refuse(found, configs, script)
-    builder = ImportBuilder(found, script or script_of(found, configs), TRAINER, keeps_ineffective=True)
+    guess = ""
+    if not script:
+        script = script_of(found, configs, preferred)
+        guess = _guess(found, script, configs)
+    builder = ImportBuilder(found, script, TRAINER, keeps_ineffective=True, guess=guess)
+    _other_algorithm(builder)
     aliases = configs[builder.script].aliases
     for key, value in found.items():
         if value is None or value == "":
@@ -52,22 +59,74 @@ def old_blocks(builder: ImportBuilder, keys: Iterable[str], given: bool) -> None
 
 def _refuse(found: JsonMapping, configs: Configs, script: str) -> None:
     """Raise ConfigError for anything but a training of a supported model."""
-    tables = load_tables("sd_scripts")
-    other = next((what for key, what in tables["other_keys"].items() if not is_empty(found.get(key))), "")
-    if other := other or tables["other_modules"].get(str(found.get("network_module") or "")):
+    other = next((what for key, what in TABLES["other_keys"].items() if not is_empty(found.get(key))), "")
+    if other := other or TABLES["other_modules"].get(module_of(found)) or ("" if script else _other_model(found)):
         raise ConfigError("this file of {trainer} is for {other}, which is not trained here: use {trainer}; {advice}",
             trainer=TRAINER, other=other, advice=ONLY)  # fmt: skip
+    if not script:
+        refuse_module(found, configs)
     names = {name for config in configs.values() for name in (*options(config), *config.aliases, *config.foreign)}
     if names.isdisjoint(found) and (found or not script):
         near = (listed([f": {name}", hint], "") for name in found if (hint := did_you_mean(name, names)))
         raise ConfigError("no setting of any training is in this file{hint}", hint=next(near, ""))
 
 
-def script_of(found: JsonMapping, configs: Configs) -> str:
-    """The script whose options include most of the keys. Raises ConfigError when that is ambiguous."""
-    fit = {script: len(found.keys() & options(config).keys()) for script, config in configs.items()}
+def module_of(found: JsonMapping) -> str:
+    """The network module that a file names, "" where it names none."""
+    return str(found.get("network_module") or "")
+
+
+def _other_model(found: JsonMapping) -> str:
+    """The model of a file that has the options of SDXL and is for an older one, by its switch or its model's name."""
+    if is_on(found.get("v2")):
+        return "Stable Diffusion 2"
+    name = own_name(found.get("pretrained_model_name_or_path"))
+    return next((title for word, title in TABLES["other_names"].items() if re.search(word, name)), "")
+
+
+def refuse_module(found: JsonMapping, configs: Configs) -> None:
+    """Raise ConfigError for a network module that no training here has."""
+    module = module_of(found)
+    known = _modules(configs)
+    if module and module not in known and module not in TABLES["algorithms"] and not module.startswith("lycoris."):
+        advice = "a training that this trainer has no adapters for cannot be imported"
+        raise ConfigError(
+            Problem(
+                "network_module",
+                "= {module} is not known here; there are {known}: {advice}",
+                module=module,
+                known=", ".join(known),
+                advice=advice,
+            )  # fmt: skip
+        )
+
+
+def _modules(configs: Configs) -> list[str]:
+    """The network modules of all trainings."""
+    known = (options(config)["network_module"].choices for config in configs.values() if "network_module" in
+             options(config))  # fmt: skip
+    return [*dict.fromkeys(module for choices in known for module in choices)]
+
+
+def _other_algorithm(builder: ImportBuilder) -> None:
+    """Note that a module of sd-scripts is an algorithm of LyCORIS here."""
+    module = module_of(builder.source)
+    if algorithm := TABLES["algorithms"].get(module):
+        other = f"lycoris.kohya, network_args = algo={algorithm}"
+        fix = {"network_module": "lycoris.kohya", "network_args": [f"algo={algorithm}"]}
+        template = "{module} is not offered; write {other}"
+        builder.problems.append(Problem("network_module", template, module=module, other=other, fix=fix))
+
+
+def script_of(found: JsonMapping, configs: Configs, preferred: Sequence[str] = ()) -> str:
+    """The script whose options include most of the keys, of those that have the network module. Where several fit,
+    it is the first of `preferred`. Raises ConfigError when that is ambiguous."""
+    having = {script: config for script, config in configs.items() if _has_module(config, module_of(found))}
+    fit = {script: len(found.keys() & options(config).keys()) for script, config in (having or configs).items()}
     best = max(fit.values(), default=0)
     fitting = [script for script, count in fit.items() if count == best]
+    if chosen := next((script for script in preferred if script in fitting), ""):
+        return chosen
     if len(fitting) > 1:
         # FLUX.1 needs options for its own files, so a file without any of them is for SDXL.
         fitting = [script for script in fitting if script.startswith("sdxl")] or fitting
@@ -78,3 +137,19 @@ def script_of(found: JsonMapping, configs: Configs) -> str:
             "this file names no training script; choose it with --script: {fitting}", fitting=", ".join(fitting)
         )
     return fitting[0]
+
+
+def _has_module(config: type[RunConfig], module: str) -> bool:
+    return "network_module" in options(config) and module in options(config)["network_module"].choices
+
+
+def _guess(found: JsonMapping, script: str, configs: Configs) -> str:
+    """That the script is a guess, and by what; "" where the network module belongs to one model alone."""
+    module = module_of(found)
+    if module not in TABLES["shared_modules"] and sum(_has_module(config, module) for config in configs.values()) == 1:
+        return ""
+    known = len(found.keys() & options(configs[script]).keys())
+    template = (
+        "{script} ({title}) is a guess: the file names no script, and {known} of its {count} keys are options of it"
+    )
+    return Text(template, script=script, title=configs[script].title, known=known, count=len(found))

@@ -7,7 +7,8 @@ from typing import Any
 from library.config.converted import blocks
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import Text, listed
-from library.importers.builder import ImportBuilder, KeyOutcome, to_number
+from library.importers.builder import ImportBuilder, to_number
+from library.importers.result import KeyOutcome
 from library.importers.shared import load_tables
 
 TABLES = load_tables("kohya_ss")

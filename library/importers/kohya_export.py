@@ -10,7 +10,8 @@ from library.config.schema import changed, flat, options, values
 from library.config.sections import AdapterRun, EmbeddingRun
 from library.config.values import join, to_float
 from library.importers import kohya_adapters, kohya_flags, kohya_launch, kohya_ss
-from library.importers.builder import Configs, Imported, settle
+from library.importers.builder import Configs, settle
+from library.importers.result import Imported
 from library.importers.shared import load_tables
 
 Fields = JsonObject

@@ -24,12 +24,15 @@ FAMILY_SWITCHES = {
 TITLED = {"sdxl": "SDXL", "flux": "FLUX.1", "anima": "Anima"}
 OTHER_SWITCHES = {"hunyuan_image_checkbox": "HunyuanImage", "lumina_checkbox": "Lumina"}
 SWITCHES = {**FAMILY_SWITCHES, **OTHER_SWITCHES}
+OF_OTHER_TABS = {key for tab in TABLES["other_tabs"] for key in tab["keys"]}
 TELLING = {*SWITCHES, "LoRA_type", "max_resolution", "save_as_bool", "model_list", "optimizer"}
 
 
 def fits(found: JsonMapping) -> bool:
     """Whether this is a file of kohya_ss."""
-    return len(TELLING & found.keys()) >= 2 or bool({"LoRA_type", *SWITCHES} & found.keys())
+    telling = TELLING & found.keys()
+    beside = OF_OTHER_TABS & found.keys()  # which scripts have as flags, too
+    return len(telling) >= 2 or bool(telling and beside) or bool({"LoRA_type", *SWITCHES} & found.keys())
 
 
 def tab_of(found: JsonMapping) -> str:

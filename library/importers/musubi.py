@@ -8,7 +8,7 @@ from library.config import schema
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Text
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on, to_number
-from library.importers.shared import ONLY, dataset_toml, load_tables, nearest, set_by, tables, take
+from library.importers.shared import ONLY, dataset_toml, equal, load_tables, nearest, said_of, set_by, tables, take
 
 TRAINER = "musubi-tuner"
 TABLES = load_tables("musubi")
@@ -21,7 +21,7 @@ MODULATION = ".*(img_mod|txt_mod|modulation).*"  # layers of FLUX.1
 def fits(found: JsonMapping) -> bool:
     """Whether this is a file of musubi-tuner. The name of an adapter's module, which we share, is not enough where the
     images, the base model or the caches are set with our option names."""
-    found = schema.flat(found)
+    found = schema.flat(found, [])  # what stands twice is told when it is read
     module = str(found.get("network_module") or "")
     if module in TABLES["families"]:
         return "dit" in found or ("dataset_config" in found and module in TABLES["modules"] and OURS.isdisjoint(found))
@@ -42,7 +42,8 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
     other = next((model for key, model in TABLES["other_keys"].items() if not is_empty(found.get(key))), "")
     family = family_of(found, script)
     known = module in ("", "networks.lora_flux", *TABLES["lycoris"]) or module.startswith("lycoris")
-    other = "" if script or family != "flux" else other or TABLES["modules"].get(module) or ("" if known else module)
+    other = TABLES["modules"].get(module) or ("" if known else module) or other  # the module decides
+    other = "" if script or family != "flux" else other
     if other:
         raise ConfigError("this file of {trainer} is for {other}, which is not trained here: use {trainer}; {advice}",
             trainer=TRAINER, other=other, advice=ONLY)  # fmt: skip
@@ -58,10 +59,8 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
         if builder.family == "qwen_image" and is_on(builder.get(key)):
             builder.change(key, f"model_version = {version}", {"model_version": version})
     _lycoris(builder, module)
-    sampling = str(found.get("timestep_sampling") or "")
-    if near := TABLES["timestep_sampling"].get(sampling):
-        said = nearest(sampling, f"timestep_sampling = {near}")
-        builder.change("timestep_sampling", said, {"timestep_sampling": near})
+    sampling = _sampling(builder)
+    _timesteps(builder, sampling)
     own = TABLES["own_keys"].get(family, ())
     for key in builder.left():
         if key in TABLES["ignored"] and key not in own:
@@ -82,6 +81,41 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
     set_by(builder, "cache_latents", said, always)
     _defaults(builder, module)
     return builder
+
+
+def _timesteps(builder: ImportBuilder, sampling: str) -> None:
+    """What its options of timesteps and loss weights mean, where that is not what they mean here."""
+    shift, scheme = builder.number("discrete_flow_shift"), builder.get("weighting_scheme")
+    if sampling in ("", "sigma"):  # a position in a table that is not shifted, and whose first step is the noisiest
+        if shift not in (None, 1.0):
+            said = Text("the timesteps of sigma are not shifted in {trainer}", trainer=TRAINER)
+            builder.change("discrete_flow_shift", said, {"discrete_flow_shift": 1.0})
+        for key, option, usual in (("min_timestep", "max_timestep", 0), ("max_timestep", "min_timestep", 1000)):
+            edge = builder.number(key)
+            if edge is not None and edge != usual:
+                value = 1000 - int(edge)
+                template = "with sigma, {trainer} counts from the noisiest timestep: {option} = {value}"
+                said = Text(template, trainer=TRAINER, option=option, value=value)
+                builder.change(key, said, {option: value})
+    if builder.family == "flux" and scheme in ("sigma_sqrt", "cosmap"):
+        template = "{trainer} weighs the loss by it; for FLUX.1 here that needs model_prediction_type = sigma_scaled"
+        builder.ignore("weighting_scheme", Text(template, trainer=TRAINER))
+
+
+def _sampling(builder: ImportBuilder) -> str:
+    """How timesteps are sampled, and what it is here where the name is not an option's value. logsnr draws logarithms
+    of the signal-to-noise ratio from a normal distribution, which is a sigmoid of half their spread."""
+    sampling = str(builder.get("timestep_sampling") or "")
+    if sampling == "logsnr":
+        mean, spread = builder.number("logit_mean") or 0.0, builder.number("logit_std")
+        values = {"timestep_sampling": "sigmoid", "sigmoid_scale": (1.0 if spread is None else spread) / 2}
+        said = nearest if mean else equal
+        builder.change("timestep_sampling", said("logsnr", said_of(values)), values)
+        builder.explain("is part of timestep_sampling", "logit_mean", "logit_std")
+    elif near := TABLES["timestep_sampling"].get(sampling):
+        said_near = nearest(sampling, f"timestep_sampling = {near}")
+        builder.change("timestep_sampling", said_near, {"timestep_sampling": near})
+    return sampling
 
 
 def _defaults(builder: ImportBuilder, module: str) -> None:

@@ -5,7 +5,7 @@ import re
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Text
 from library.importers import onetrainer_data, onetrainer_learning, onetrainer_model
-from library.importers.builder import ImportBuilder, to_number
+from library.importers.builder import ImportBuilder, is_on, to_number
 from library.importers.shared import (
     ONLY,
     PART_OPTIONS,
@@ -52,11 +52,9 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
     names_given = " ".join(own_name(builder.get(key)) for key in ("transformer.model_name", "base_model_name"))
     for chooses in (chooses_version, chooses_edit):
         chooses(builder, "model_type", names_given)
-    if kind == "fill":
-        builder.notes.append(
-            "masks: OneTrainer reads <name>-masklabel.png beside <name>; put them into a folder of their own as "
-            "<name>.png, and name it as conditioning_data_dir in the dataset_config"
-        )
+    if is_on(builder.get("masked_training")) and kind != "fill":
+        said = "masked_loss = true; <name>-masklabel.png beside <name> is its mask, as there"
+        builder.change("masked_training", said, {"masked_loss": True})
     take(builder, TABLES["renamed"] | ({"vae.model_name": "ae"} if builder.family == "flux" else {}))
     _own_transformer(builder)
     _output(builder)

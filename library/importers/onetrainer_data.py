@@ -3,7 +3,7 @@
 import math
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import Text
+from library.config.problems import Problem, Text
 from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import (
     PREPARED,
@@ -15,6 +15,8 @@ from library.importers.shared import (
     tables,
 )
 
+MOST_FACTOR = 20  # by which repeats are multiplied to be whole
+OF_EPOCHS = ("max_train_epochs", "save_every_n_epochs", "sample_every_n_epochs")
 NEAREST = {"INVERTED_PARABOLA": "sigmoid", "SIGMOID": "shift", "BETA": "uniform", "COS_MAP": "sigmoid"}
 
 
@@ -124,9 +126,10 @@ def _dataset(builder: ImportBuilder, concepts: list[JsonMapping], sizes: list[tu
         else:
             used.append(concept)
     own = {id(c): _override(c) for c in used}
-    shared = [_subset(builder, c) for c in used if not own[id(c)]]
+    repeats = {id(c): count for c, count in zip(used, _whole_repeats(builder, used), strict=True)}
+    shared = [_subset(builder, c, repeats[id(c)]) for c in used if not own[id(c)]]
     sets += [({"resolution": list(size)}, shared) for size in sizes if shared]
-    sets += [({"resolution": list(size)}, [_subset(builder, c)]) for c in used for size in own[id(c)]]
+    sets += [({"resolution": list(size)}, [_subset(builder, c, repeats[id(c)])]) for c in used for size in own[id(c)]]
     if sets:
         builder.texts["dataset_config"] = dataset_toml(general, sets)
     builder.change("concepts", Text("{count} folders: {place}", count=len(used), place=PREPARED))
@@ -139,7 +142,39 @@ def _override(concept: JsonMapping) -> list[tuple[int, int]]:
     return _sizes(ImportBuilder({"resolution": image.get("resolution_override")}, "", ""))
 
 
-def _subset(builder: ImportBuilder, concept: JsonMapping) -> JsonObject:
+def _whole_repeats(builder: ImportBuilder, concepts: list[JsonMapping]) -> list[int]:
+    """The repeats of concepts as whole numbers in the same ratio: 0.5 and 2.5 are 1 and 5, of half as many epochs."""
+    wanted = [to_number(concept.get("balancing", concept.get("repeats"))) for concept in concepts]
+    by_count = [str(concept.get("balancing_strategy") or "REPEATS") == "SAMPLES" for concept in concepts]
+    wanted = [1.0 if not count or samples else count for count, samples in zip(wanted, by_count, strict=True)]
+    if all(count == round(count) and count >= 1 for count in wanted):
+        return [round(count) for count in wanted]
+    factor = next((factor for factor in range(1, MOST_FACTOR + 1) if _is_whole(wanted, factor)), 0)
+    counts = {name: builder.values[name] for name in OF_EPOCHS if builder.values.get(name)}
+    whole = {name: number for name in counts if (number := to_number(counts[name])) and number % factor == 0} \
+        if factor else {}  # fmt: skip
+    if factor and whole.keys() == counts.keys():
+        builder.values |= {name: int(number) // factor for name, number in whole.items()}
+        template = "repeats of concepts are multiplied by {factor} to be whole, and epochs divided by it"
+        builder.notes.append(Text(template, factor=factor))
+    else:
+        factor = factor or max(1, min(MOST_FACTOR, round(1 / min(wanted))))
+        shown = ", ".join(f"{concept['path']}: {count:g}" for concept, count in zip(concepts, wanted, strict=True))
+        template = (
+            "has whole numbers of repeats, and those of concepts are not whole: {repeats}; change num_repeats in the "
+            "dataset file until the ratio is right, and max_train_epochs with it"
+        )
+        builder.problems.append(Problem("dataset_config", template, repeats=shown))
+    return [max(1, round(count * factor)) for count in wanted]
+
+
+def _is_whole(counts: list[float], factor: int) -> bool:
+    """Whether counts times a factor are whole numbers, but for a hundredth of each."""
+    return all(count * factor >= 0.99 and abs(count * factor - round(count * factor)) <= 0.01 * count * factor
+               for count in counts)  # fmt: skip
+
+
+def _subset(builder: ImportBuilder, concept: JsonMapping, repeats: int) -> JsonObject:
     text, image = (dict(*tables([concept.get(part)])) for part in ("text", "image"))
     path, shuffles = concept["path"], is_on(text.get("enable_tag_shuffling"))
 
@@ -148,7 +183,7 @@ def _subset(builder: ImportBuilder, concept: JsonMapping) -> JsonObject:
 
     subset = {
         "image_dir": path,
-        "num_repeats": max(1, round(to_number(concept.get("balancing", concept.get("repeats"))) or 1)),
+        "num_repeats": repeats,
         "shuffle_caption": shuffles,
         "keep_tokens": int(to_number(text.get("keep_tags_count")) or 0) if shuffles else None,
         "caption_separator": text.get("tag_delimiter") if shuffles and text.get("tag_delimiter") != "," else None,
@@ -229,4 +264,4 @@ def _line(builder: ImportBuilder, sample: JsonMapping) -> str:
     return " ".join([*words, *(f"{flag} {sample[k]}" for k, flag in flags.items() if not is_empty(sample.get(k)))])
 
 
-PARTS = (_timesteps, _images, _samples)
+PARTS = (_timesteps, _samples, _images)

@@ -9,14 +9,23 @@ from typing import Any, get_args
 
 from library.config.formats import toml_value
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.problems import Text
+from library.config.problems import Problem, Text
 from library.config.sections.learning import OptimizerName
-from library.importers.builder import NOT_HERE, ImportBuilder, KeyOutcome, is_empty, to_number
+from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, to_number
+from library.importers.result import KeyOutcome
 
 FULL = {"fp32", "float32", "float_32", "float", "no"}
 ONLY = "this trainer trains LoRA and whole models of SDXL, FLUX.1, FLUX.2, Qwen-Image, Z-Image and Anima"
 # Blocks that a share refers to (double blocks of FLUX, and pairs of single ones), and how many can be swapped.
 BLOCKS = {"flux": (38, 35), "flux_2": (20, 19), "qwen_image": (60, 59), "zimage": (30, 29), "anima": (28, 26)}
+# The timestep_sampling that shifts by the size of an image, by family.
+SIZE_SHIFTS = {
+    "flux": "flux_shift",
+    "flux_2": "flux2_shift",
+    "qwen_image": "qwen_shift",
+    "zimage": "flux_shift",
+    "anima": "flux_shift",
+}
 ENCODED_ONCE = "captions are encoded once, before the training (cache_text_encoder_outputs)"
 LEAST_SIDE = 256  # of buckets, by default
 EDIT = r"(?<![a-z])edit(?![a-z])(?:[ _-]?plus)?(?:[ _:-]*(2509|2511))?"
@@ -162,6 +171,35 @@ def equal(theirs: object, ours: str) -> Text:
 def nearest(theirs: object, ours: str) -> Text:
     """A message: the replacement of another trainer's setting without an equivalent."""
     return Text("{theirs} is not offered here; the nearest is {ours}", theirs=theirs, ours=ours)
+
+
+def to_download(builder: ImportBuilder, key: str, path: str) -> None:
+    """Record an adapter that is merged before the training and has to be downloaded: training without it would train
+    another model."""
+    said = Text("download {path} and name its file in base_weights, which merges it before the training", path=path)
+    builder.ignore(key, said)
+    template = "needs {path}, which the training starts from: download it, and name its file here"
+    builder.problems.append(Problem("base_weights", template, path=path))
+
+
+def said_of(values: JsonMapping) -> str:
+    """Options and their values, as one would write them: "a = 1, b = true"."""
+    return ", ".join(f"{name} = {_shown(value)}" for name, value in values.items())
+
+
+def _shown(value: JsonValue) -> str:
+    if isinstance(value, list):
+        return " ".join(map(_shown, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def optimizer_args(values: JsonMapping) -> list[str]:
+    """Settings of an optimizer as optimizer_args; those that are empty are left out."""
+    arguments = []
+    for key, value in values.items():
+        text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value).replace(" ", "")
+        arguments += [] if is_empty(value) else [f"{key}={text}"]
+    return arguments
 
 
 def optimizer(name: object) -> tuple[str, str]:

@@ -1,4 +1,5 @@
-"""Mask files: grey PNGs as large as their images, white for full loss weight, in a folder beside them.
+"""Mask files: grey PNGs as large as their images, white for full loss weight, in a folder beside them. They are stored
+as their images are, with the same EXIF orientation, so that they fit with and without `exif_rotation`.
 
 Each change can be undone (library.curation.trash): a replaced mask is kept.
 """
@@ -7,7 +8,7 @@ import io
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from PIL import Image
@@ -16,6 +17,8 @@ from library.captioning.writing import Written, listings, rgb
 from library.config.problems import ConfigError, Report, Text
 from library.curation import thumbs, trash
 from library.data import folders
+from library.data.orientation import UPRIGHT, orientation, orientation_of, tag, turned_back
+from library.data.orientation import upright as turned_upright
 from library.data.pixels import ALWAYS
 
 SKIP, REPLACE = EXISTING = ("skip", "replace")
@@ -94,7 +97,7 @@ def make(images: Path, masks: Path, segmenter: Segmenter, options: MaskOptions, 
             if options.into == ALPHA:
                 change.put({image: transparent(image, grey) for (image, *_), grey in zip(read, greys, strict=True)})
             else:
-                change.put({file: png(grey) for (_, file, _), grey in zip(read, greys, strict=True)})
+                change.put({file: png(grey, image) for (image, file, _), grey in zip(read, greys, strict=True)})
             done.written += len(greys)
             report(Text("making masks"), start + len(batch), len(todo))
     return done
@@ -108,14 +111,17 @@ def make_of_alpha(images: Path, masks: Path, options: MaskOptions, report: Repor
         for at, (image, file) in enumerate(todo, 1):
             alpha = _alpha(image, done.unreadable)
             if alpha is not None:
-                change.put({file: png(options.grey(np.asarray(alpha, np.float32) / 255))})
+                change.put({file: png(options.grey(np.asarray(alpha, np.float32) / 255), image)})
                 done.written += 1
             report(Text("making masks"), at, len(todo))
     return done
 
 
-def replace(masks: Path, file: Path, content: bytes, size: tuple[int, int]) -> None:
-    """Write a painted mask: a PNG with the image's aspect ratio, which is converted to grey and to the image's size.
+def replace(
+    masks: Path, file: Path, content: bytes, size: tuple[int, int], image: Path | None = None, upright: bool = False
+) -> None:
+    """Write a painted mask: a PNG with the aspect ratio of the image as it is shown, which is converted to grey and to
+    its size; `upright`: it is shown as its EXIF orientation says.
 
     Raises ConfigError for anything else.
     """
@@ -137,7 +143,7 @@ def replace(masks: Path, file: Path, content: bytes, size: tuple[int, int]) -> N
         target = file.with_suffix(".png")
         if file != target and file.is_file():
             change.remove([file])  # a mask in another format, which the trainer would still read
-        change.put({target: png(grey)})
+        change.put({target: png(grey, image, upright)})
 
 
 def transparent(path: Path, grey: Image.Image) -> bytes:
@@ -145,17 +151,20 @@ def transparent(path: Path, grey: Image.Image) -> bytes:
     out = io.BytesIO()
     with thumbs.opened(path) as image:
         made = image.convert("RGBA")  # keeps the colours of transparent pixels
-        made.putalpha(grey)
-        profile = {"icc_profile": image.info["icc_profile"]} if "icc_profile" in image.info else {}
+        turn = orientation_of(image)
+        made.putalpha(turned_back(grey, turn))
+        kept: dict[str, Any] = {"icc_profile": image.info["icc_profile"]} if "icc_profile" in image.info else {}
+        kept |= {"exif": tag(turn)} if turn != UPRIGHT else {}
         how = {"lossless": True, "exact": True} if path.suffix.lower() == ".webp" else {}
-        made.save(out, path.suffix[1:], **how, **profile)
+        made.save(out, path.suffix[1:], **how, **kept)
     return out.getvalue()
 
 
-def png(grey: Image.Image) -> bytes:
-    """An image as the bytes of a PNG."""
-    out = io.BytesIO()
-    grey.save(out, "PNG")
+def png(grey: Image.Image, image: Path | None = None, upright: bool = True) -> bytes:
+    """A mask as the bytes of a PNG, stored as its image is; `upright`: it is for the image turned upright."""
+    out, turn = io.BytesIO(), orientation(image) if image else UPRIGHT
+    stored = turned_back(grey, turn) if upright else grey
+    stored.save(out, "PNG", **({"exif": tag(turn)} if turn != UPRIGHT else {}))
     return out.getvalue()
 
 
@@ -163,7 +172,7 @@ def _alpha(path: Path, unreadable: list[str]) -> Image.Image | None:
     try:
         with thumbs.opened(path) as image:
             has = "A" in image.getbands() or "transparency" in image.info
-            return image.convert("RGBA").getchannel("A") if has else None
+            return turned_upright(image).convert("RGBA").getchannel("A") if has else None
     except Exception:  # as for captions
         unreadable.append(path.name)
         return None
@@ -200,8 +209,9 @@ def _to_do(images: Path, masks: Path, options: MaskOptions) -> tuple[list[tuple[
     return todo, len(wanted) - len(todo)
 
 
-def tinted(file: Path, side: int) -> bytes:
-    """A mask as a WebP overlay for its image: red where the loss weight is low; empty without a mask.
+def tinted(file: Path, side: int, upright: bool = False) -> bytes:
+    """A mask as a WebP overlay for its image: red where the loss weight is low; empty without a mask. `upright`: turned
+    as its EXIF orientation says.
 
     Raises ConfigError for a file that is not an image.
     """
@@ -209,7 +219,7 @@ def tinted(file: Path, side: int) -> bytes:
     if file.is_file():
         with thumbs.opened(file) as image:
             try:
-                small = image.convert("RGB").getchannel(0)
+                small = (turned_upright(image) if upright else image).convert("RGB").getchannel(0)
             except Exception as error:  # decoders' exceptions have no common class
                 raise ConfigError("{path} cannot be read as an image", path=file) from error
         small.thumbnail((side, side), Image.Resampling.BILINEAR)

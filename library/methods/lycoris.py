@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from library import families, packages
 from library.compiler.subclass import with_gradient
+from library.config import code_names
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Problem
 from library.config.sections import AdapterRun
@@ -156,8 +157,29 @@ def problems(config: AdapterRun) -> Iterator[Problem]:
     package = module.split(".")[0]
     if not packages.installed(package):
         yield Problem("network_module", "{module} {absent}", module=module, absent=packages.absent(package))
+    elif why := code_names.why_not_network(module):
+        template = "{module}: {why}; write lycoris.kohya, or leave it empty"
+        yield Problem("network_module", template, module=module, why=why)
     elif error := packages.failure(package) if package in packages.PACKAGES else "":
         yield Problem("network_module", "{module} {broken}", module=module, broken=packages.broken(package, error))
+
+
+def _is_module(made: object) -> bool:
+    return isinstance(made, nn.Module)
+
+
+def load_module(name: str) -> Any:
+    """Import a network module. Raises ConfigError when it cannot be loaded here or makes no networks."""
+    try:
+        module = importlib.import_module(name)
+    except Exception as error:  # a package that does not fit this machine raises what it likes
+        raise ConfigError(Problem("network_module", "{name} cannot be loaded: {kind}: {why}", name=name,
+            kind=type(error).__name__, why=error)) from error  # fmt: skip
+    if not callable(getattr(module, "create_network", None)):
+        raise ConfigError(
+            Problem("network_module", "{name} has no create_network: write lycoris.kohya, or leave it empty", name=name)
+        )
+    return module
 
 
 def attach(components: ModelComponents, family: Family, config: AdapterRun) -> LycorisAdapters:
@@ -168,15 +190,7 @@ def attach(components: ModelComponents, family: Family, config: AdapterRun) -> L
     settings: JsonObject = {**network_args.texts(config)}
     if name == network_args.LYCORIS:
         settings = network_args.lycoris_settings(config)
-    try:
-        module = importlib.import_module(name)
-    except Exception as error:  # a package that does not fit this machine raises what it likes
-        raise ConfigError(Problem("network_module", "{name} cannot be loaded: {kind}: {why}", name=name,
-            kind=type(error).__name__, why=error)) from error  # fmt: skip
-    if not hasattr(module, "create_network"):
-        raise ConfigError(
-            Problem("network_module", "{name} has no create_network: write lycoris.kohya, or leave it empty", name=name)
-        )
+    module = load_module(name)
     dim, alpha = config.network.network_dim or 4, config.network.network_alpha
     if config.network.dim_from_weights:
         dim, alpha, stored = _of_file(config.network.network_weights)
@@ -184,7 +198,7 @@ def attach(components: ModelComponents, family: Family, config: AdapterRun) -> L
     settings.setdefault("dropout", config.network.network_dropout or 0.0)
     encoders = _encoders(components, config, settings)
     with _said_briefly(name), _known_attention(name, components.denoiser):
-        network = module.create_network(
+        network: Any = module.create_network(
             1.0,
             dim,
             alpha,
@@ -193,6 +207,8 @@ def attach(components: ModelComponents, family: Family, config: AdapterRun) -> L
             FilteredDenoiser(components.denoiser, _left_out(components.denoiser, family, config)),
             **settings,
         )
+    if not _is_module(network):
+        raise ConfigError(Problem("network_module", "{name} makes no network: write lycoris.kohya", name=name))
     places = _name(network, {**encoders, "denoiser": components.denoiser}, family)
     device = next(components.denoiser.parameters()).device
     learns_denoiser = not config.network.network_train_text_encoder_only

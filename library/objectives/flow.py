@@ -2,7 +2,8 @@
 
 sigma in [0, 1] is the share of noise: x = (1 - sigma) * x0 + sigma * noise; the target is noise - x0, whatever the
 prediction type. A FLUX timestep is 1000 * sigma; our denoiser takes sigma itself. Formulas are those of
-kohya-ss/sd-scripts. Every number stays on the latents' device: nothing here makes the host wait.
+kohya-ss/sd-scripts, or of kohya-ss/musubi-tuner for the models that it trains. Every number stays on the latents'
+device: nothing here makes the host wait.
 """
 
 import math
@@ -18,6 +19,7 @@ from library.objectives.base import NoisedBatch
 Line = tuple[tuple[int, float], tuple[int, float]]  # numbers of image tokens, and mu
 LINE: Line = sections.Flow.shift_line
 TABLE = 1000  # steps of the table that `timestep_sampling = sigma` draws from
+REDRAWS = 1000  # draws for each image with preserve_distribution_shape, all at once, so that nothing waits
 NO_SNR = "huber_schedule: snr needs a schedule that flow matching does not have; set it to constant or exponential"
 
 
@@ -62,8 +64,28 @@ def perturbation(latents: Tensor, noise: sections.Flow, generator: torch.Generat
 
 
 def sampled(latents: Tensor, noise: sections.Flow, generator: torch.Generator) -> Tensor:
-    """One sigma per image [B], distributed by timestep_sampling; flux_shift depends on the latents' size."""
-    count, device = latents.shape[0], latents.device
+    """One sigma per image [B], distributed by timestep_sampling, between min_timestep and max_timestep.
+
+    A distribution is scaled into that range as in musubi-tuner, or drawn from until it falls inside it.
+    """
+    count, (low, high) = latents.shape[0], noise.timestep_range
+    if noise.timestep_sampling != "sigma" and noise.redraws_timesteps:
+        return inside(drawn(count * REDRAWS, latents, noise, generator), count, low, high)
+    sigmas = drawn(count, latents, noise, generator)
+    return sigmas if noise.timestep_sampling == "sigma" else sigmas * (high - low) + low
+
+
+def inside(sigmas: Tensor, count: int, low: float, high: float) -> Tensor:
+    """The first `count` of these sigmas that lie in the range; where there are too few, others are scaled into it."""
+    fits = (sigmas >= low) & (sigmas <= high)
+    order = torch.argsort((~fits).to(torch.uint8), stable=True)[:count]
+    chosen = sigmas[order]
+    return torch.where(fits[order], chosen, chosen * (high - low) + low)
+
+
+def drawn(count: int, latents: Tensor, noise: sections.Flow, generator: torch.Generator) -> Tensor:
+    """So many sigmas [count], distributed by timestep_sampling; flux_shift depends on the latents' size."""
+    device = latents.device
 
     def uniform() -> Tensor:
         return torch.rand(count, device=device, generator=generator)
@@ -74,7 +96,7 @@ def sampled(latents: Tensor, noise: sections.Flow, generator: torch.Generator) -
     if noise.timestep_sampling == "uniform":
         return uniform()
     if noise.timestep_sampling == "sigma":
-        return from_table(density(noise, uniform, normal), noise.discrete_flow_shift)
+        return from_table(density(noise, uniform, normal), noise.discrete_flow_shift, *noise.timestep_range)
     sigmas = torch.sigmoid(noise.sigmoid_scale * normal())
     if noise.timestep_sampling == "sigmoid":
         return sigmas
@@ -93,10 +115,17 @@ def density(noise: sections.Flow, uniform: Callable[[], Tensor], normal: Callabl
     return u
 
 
-def from_table(u: Tensor, shift: float) -> Tensor:
-    """Positions in [0, 1] -> sigmas of the table of 1000 shifted steps, from noise (1) to image (0)."""
-    index = torch.floor(TABLE * u).clamp(0, TABLE - 1)
+def from_table(u: Tensor, shift: float, low: float = 0.0, high: float = 1.0) -> Tensor:
+    """Positions in [0, 1] -> sigmas of the table of 1000 shifted steps, from `high`, the noisiest, to above `low`."""
+    first, end = (math.ceil(round(TABLE * (1 - unshifted(sigma, shift)), 6)) for sigma in (high, low))
+    first = min(first, TABLE - 1)
+    index = torch.floor((end - first) * u + first).clamp(first, max(first, end - 1))
     return shifted((TABLE - index) / TABLE, shift)
+
+
+def unshifted(sigma: float, shift: float) -> float:
+    """The sigma that `shifted` moves to this one; 0 and 1 stay where they are."""
+    return sigma / (shift - (shift - 1) * sigma) if 0 < sigma < 1 else sigma
 
 
 def shifted(sigmas: Tensor, shift: float) -> Tensor:
@@ -122,9 +151,12 @@ def schedule(steps: int, tokens: int, shift: bool = True) -> list[float]:
 
 
 def weights(sigmas: Tensor, noise: sections.Flow) -> Tensor:
-    """The loss weight of each image [B]: weighting_scheme, which most models apply to sigma_scaled predictions only."""
+    """The loss weight of each image [B]: weighting_scheme, which FLUX.1 applies to sigma_scaled predictions only."""
     if noise.model_prediction_type != "sigma_scaled" and not noise.always_weighted:
         return torch.ones_like(sigmas)
+    if noise.weighted_by_step and noise.timestep_sampling != "sigma":
+        # musubi-tuner looks a timestep up in its table of 1000, counted from 1, and takes the nearest.
+        sigmas = (sigmas * TABLE + 1).round().clamp(1, TABLE) / TABLE
     if noise.weighting_scheme == "sigma_sqrt":
         return sigmas.clamp_min(1e-6) ** -2  # a sigma of exactly 0 would weigh infinitely much
     if noise.weighting_scheme == "cosmap":

@@ -101,6 +101,16 @@ def missing_package(module: str) -> str:
     return "" if packages.installed(package) else packages.absent(package)
 
 
+def load_subclass(cls: OptimizerSpec, base: type) -> type:
+    """Import a class that derives from `base`. Raises ConfigError as `import_class` does, and for anything else."""
+    made = import_class(cls)
+    if not isinstance(made, type) or not issubclass(made, base):
+        raise ConfigError(
+            "{module}.{name} is no subclass of {base}", module=cls.module, name=cls.name, base=base.__name__
+        )
+    return made
+
+
 def import_class(cls: OptimizerSpec) -> type:
     """Import a class. Raises ConfigError when the module has none of that name, or cannot be imported here."""
     if made := getattr(sys.modules.get(cls.module), cls.name, None):  # each bundle loads it again

@@ -6,15 +6,18 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from library.config import code_names
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.config.sections import Optim
+from library.config.sections.learning import own_warmup
 from library.config.values import did_you_mean
 from library.optim.classes import (
     OptimizerSpec,
     import_class,
     is_schedule_free,
+    load_subclass,
     missing_package,
     read_arguments,
     relative_step,
@@ -23,6 +26,7 @@ from library.optim.classes import (
 )
 
 TRANSFORMERS, DIFFUSERS = "transformers.optimization", "diffusers.optimization"
+NO_SCHEDULER = "{chosen}: {why}; write module.Class, such as torch.optim.lr_scheduler.LinearLR, or leave it empty"
 FUNCTIONS = {
     "constant": OptimizerSpec(TRANSFORMERS, "get_constant_schedule"),
     "constant_with_warmup": OptimizerSpec(TRANSFORMERS, "get_constant_schedule_with_warmup"),
@@ -46,10 +50,12 @@ def schedule(optimizer: Optimizer, config: RunConfig, total_steps: int) -> LRSch
     if wrong := list(problems(config)):
         raise ConfigError(*wrong)
     own = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args")
+    if wrong := list(too_long(config, total_steps)):
+        raise ConfigError(*wrong)
     if is_schedule_free(config):
         return LambdaLR(optimizer, lambda _: 1.0)
     if config.optim.lr_scheduler_type:
-        return import_class(_custom(config))(optimizer, **own)
+        return load_subclass(_custom(config), LRScheduler)(optimizer, **own)
     name, given = _chosen(config)
     if name == "adafactor":
         initial = float(given) if given else config.optim.learning_rate
@@ -75,6 +81,36 @@ def problems(config: RunConfig) -> Iterator[Problem]:
     yield from _needs(name, config, own)
     if own and name != "adafactor":  # loading one loads much else
         yield from unknown_arguments(import_class(FUNCTIONS[name]), own, "lr_scheduler_args", name)
+
+
+def too_long(config: RunConfig, total: int) -> Iterator[Problem]:
+    """Warm-up and decay of warmup_stable_decay that are longer than all `total` steps of the schedule."""
+    optim = config.optim
+    if not _falls_at_the_end(config):
+        return
+    warm, decay = steps_of(optim.lr_warmup_steps, total), steps_of(optim.lr_decay_steps, total)
+    if warm < total < warm + decay:  # a longer warm-up alone ends on its way up, which is a remark
+        yield Problem("lr_decay_steps",
+            "are {decay} steps, and lr_warmup_steps {warm}: more than all {total}, so that the learning rate would "
+            "jump; lower one of them", also="lr_warmup_steps", decay=decay, warm=warm, total=total)  # fmt: skip
+
+
+def notes(config: RunConfig) -> Iterator[Problem]:
+    """What is allowed but seldom meant: a warm-up that an optimizer does not follow, a decay that never begins."""
+    if without := own_warmup(config):
+        yield without
+    if _falls_at_the_end(config) and not config.optim.lr_decay_steps:
+        yield Problem("lr_decay_steps",
+            "is 0, so the learning rate of warmup_stable_decay never falls: set it to 10%, say", also="lr_scheduler",
+            fix={"lr_decay_steps": 0.1})  # fmt: skip
+
+
+def _falls_at_the_end(config: RunConfig) -> bool:
+    """Whether lr_decay_steps decides when the rate falls."""
+    optim = config.optim
+    own = {pair.partition("=")[0].strip() for pair in optim.lr_scheduler_args}
+    named = optim.lr_scheduler == "warmup_stable_decay" and not optim.lr_scheduler_type
+    return named and not optim.without_schedule and not own & {"num_decay_steps", "num_stable_steps"}
 
 
 def _needs(name: str, config: RunConfig, own: JsonObject) -> Iterator[Problem]:
@@ -113,10 +149,20 @@ def _custom_problems(config: RunConfig, own: JsonObject) -> Iterator[Problem]:
         yield Problem("lr_scheduler_type", "{chosen} {absent}", chosen=config.optim.lr_scheduler_type,
             absent=absent)  # fmt: skip
         return
+    if why := code_names.why_not_class(cls.module, cls.name):
+        yield Problem("lr_scheduler_type", NO_SCHEDULER, chosen=config.optim.lr_scheduler_type, why=why)
+    elif code_names.may_look(cls.module):  # importing any other one runs it, which a check must not
+        yield from load_problems(config, own)
+
+
+def load_problems(config: RunConfig, own: JsonObject | None = None) -> Iterator[Problem]:
+    """What is wrong with the class of lr_scheduler_type, which is imported for that."""
+    chosen, cls = config.optim.lr_scheduler_type, _custom(config)
+    own = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args") if own is None else own
     try:
-        yield from unknown_arguments(import_class(cls), own, "lr_scheduler_args", cls.name)
+        yield from unknown_arguments(load_subclass(cls, LRScheduler), own, "lr_scheduler_args", cls.name)
     except ConfigError as e:
-        yield Problem("lr_scheduler_type", "{chosen}: {why}", chosen=config.optim.lr_scheduler_type, why=e)
+        yield Problem("lr_scheduler_type", NO_SCHEDULER, chosen=chosen, why=e.said)
 
 
 def _custom(config: RunConfig) -> OptimizerSpec:

@@ -7,7 +7,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from torch.optim import Optimizer
+
 from library import packages
+from library.config import code_names
 from library.config.fixes import other_optimizer
 from library.config.problems import ConfigError, Problem, together
 from library.config.run_config import RunConfig
@@ -19,6 +22,7 @@ from library.optim.classes import (
     arguments,
     import_class,
     is_schedule_free,
+    load_subclass,
     missing_package,
     package_class,
     relative_step,
@@ -27,8 +31,9 @@ from library.optim.classes import (
     steps_rows,
     unknown_arguments,
 )
+from library.optim.lr_schedule import load_problems, schedule
+from library.optim.lr_schedule import notes as schedule_notes
 from library.optim.lr_schedule import problems as schedule_problems
-from library.optim.lr_schedule import schedule
 
 __all__ = ["averaged", "describe", "eval_mode", "notes", "optimizer", "problems", "schedule", "train_mode"]
 
@@ -86,7 +91,7 @@ def _construct(config: RunConfig, groups: list[dict[str, Any]]) -> Any:
         always["fused"] = True
     rate = None if relative_step(config) else config.optim.learning_rate
     try:
-        return import_class(cls)(groups, lr=rate, **always, **own)
+        return load_subclass(cls, Optimizer)(groups, lr=rate, **always, **own)
     except (ValueError, TypeError) as error:  # such as torch.optim.Muon, which takes nothing but matrices
         raise ConfigError(Problem("optimizer_type",
             "{optimizer} does not take these weights or arguments: {why}",
@@ -199,8 +204,9 @@ def notes(config: RunConfig) -> Iterator[Problem]:
                 rate=rate, name=name, usual=config.usual_rate)  # fmt: skip
     if is_schedule_free(config) and config.optim.lr_scheduler != "constant":
         yield Problem("lr_scheduler", "has no effect: {name} needs no schedule", name=name)
+    yield from schedule_notes(config)
     steps, warm = config.steps, config.optim.lr_warmup_steps
-    if not steps.max_train_epochs and warm >= steps.max_train_steps:
+    if not steps.max_train_epochs and warm >= steps.max_train_steps and not config.optim.without_schedule:
         yield Problem("lr_warmup_steps",
             "{warm} is not below max_train_steps: the learning rate never reaches its value", warm=warm)  # fmt: skip
     precision = config.precision
@@ -218,6 +224,15 @@ def notes(config: RunConfig) -> Iterator[Problem]:
         yield Problem("", topic="training",
             template="learning rates and lr_scheduler have no effect: Adafactor sets its own (relative_step=True)"
             )  # fmt: skip
+
+
+def named_code_problems(config: RunConfig) -> Iterator[Problem]:
+    """What is wrong with classes of packages that are not listed: they are imported, before anything else is."""
+    unlisted = code_names.unlisted(config)
+    if "optimizer_type" in unlisted:
+        yield from _load_problems(spec_of(config), arguments(config), config.optim.optimizer)
+    if "lr_scheduler_type" in unlisted:
+        yield from load_problems(config)
 
 
 def describe(config: RunConfig) -> str:
@@ -265,13 +280,18 @@ def tried(cls: OptimizerSpec) -> str:
 
 
 def _signature_problems(cls: OptimizerSpec, own: dict[str, Any], title: str) -> Iterator[Problem]:
+    if why := code_names.why_not_class(cls.module, cls.name):
+        yield Problem("optimizer_type", "{title}: {why}; AdamW is an optimizer", title=title, why=why)
+    elif code_names.may_look(cls.module):  # importing any other one runs it, which a check must not
+        yield from _load_problems(cls, own, title)
+
+
+def _load_problems(cls: OptimizerSpec, own: dict[str, Any], title: str) -> Iterator[Problem]:
     try:
-        if not isinstance(import_class(cls), type):
-            yield Problem("optimizer_type", "{title}: this is no class of optimizers; AdamW is one", title=title)
-            return
-        unknown = list(unknown_arguments(import_class(cls), own, "optimizer_args", title))
+        unknown = list(unknown_arguments(load_subclass(cls, Optimizer), own, "optimizer_args", title))
     except ConfigError as e:
-        yield Problem("optimizer_type", "{title}: {why}", title=title, why=e)
+        template = "{title}: {why}; AdamW is an optimizer"
+        yield Problem("optimizer_type", template, title=title, why=e.said)
         return
     yield from unknown
     if own and not unknown and (error := trial.arguments(cls, own)):

@@ -14,7 +14,6 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem, Text
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun, FullSave, Save
-from library.config.values import quoted
 from library.files import clean_up, need_space, remove_folder, write_atomic, write_folder_atomic
 from library.methods import TrainingMethod
 from library.methods.lycoris import unused_alphas
@@ -23,10 +22,9 @@ from library.tools.storage import FilePlan, holds, is_finite
 
 log = logging.getLogger(__name__)
 
+THERE = "outputs_there"  # the code of the problem of a training whose files are there already
 PICKLED = (".ckpt", ".pt", ".pth")
 FOLDERS = ("diffusers", "diffusers_safetensors")
-DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.I)  # what Windows has in every folder
-LONGEST = 200  # bytes of a name: file systems allow 255, and a step, an ending and a mark of being written come behind
 DTYPES = {"float": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
@@ -134,21 +132,7 @@ def problems(config: RunConfig) -> Iterator[Problem]:
     if not config.save.output_dir:
         yield Problem("output_dir", "is not set: choose a folder for the results")
         return
-    name = config.save.output_name
-    if name and (Path(name).name != name or name == ".." or re.search(r'[<>:"|?*\\]', name)):
-        yield Problem(
-            "output_name", 'must be a plain name without folders or any of <>:"|?*, got {name}', name=quoted(name)
-        )
-        return
-    if name and (name != name.strip(" .") or not name.isprintable() or DEVICES.fullmatch(name)):
-        yield Problem("output_name",
-            "must be a name that every system allows, got {name}; letters, numbers, - and _ are safe",
-            name=quoted(name))  # fmt: skip
-        return
-    if name and len(name.encode()) > LONGEST:
-        yield Problem("output_name",
-            "must be shorter, as {longest} bytes are what fits with a step and an ending behind it",
-            longest=LONGEST)  # fmt: skip
+    if any(Save.check(config.save, config)):  # which reading the config has said
         return
     here = names(config)
     nearest = next(p for p in (here.folder.absolute(), *here.folder.absolute().parents) if p.exists())
@@ -159,7 +143,7 @@ def problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem("output_name",
             ": {file}{more} would be overwritten; choose another output_name or output_dir, "
             "move them away, or go on from a state with resume", file=there[0], more=more,
-            fix=free_name(config))  # fmt: skip
+            fix=free_name(config), code=THERE)  # fmt: skip
 
 
 def result(

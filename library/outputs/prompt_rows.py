@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from library.config.outside_files import read_text
 from library.config.problems import ConfigError, Problem, Text, listed
-from library.config.text_files import encoding_of
 from library.outputs.prompts import LETTERS, Prompt, option_of, parse_line, problem_of, prompt_lines, read
 
 Row = Mapping[str, str]  # texts by field of Prompt; what a line says besides is in REST
@@ -18,7 +18,7 @@ def rows(path: Path) -> list[dict[str, str]]:
     """The prompts of a file as texts. Raises ConfigError as `read` does; a file without prompts has no rows."""
     if path.suffix.lower() in (".toml", ".json"):
         return [_row(prompt) for prompt in read(path)]
-    return [_row_of_line(line) for _, line in prompt_lines(path.read_text(encoding=encoding_of(path)))]
+    return [_row_of_line(line) for _, line in prompt_lines(read_text(path))]
 
 
 def _row(prompt: Prompt) -> dict[str, str]:

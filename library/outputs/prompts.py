@@ -1,19 +1,18 @@
 """Prompt files for sample images: .txt with options after two dashes, .toml, .json."""
 
-import json
+import math
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonValue
+from library.config.outside_files import named_by, parse_json, parse_toml, read_text
 from library.config.problems import ConfigError, Problem, Text
 from library.config.run_config import ControlUse
 from library.config.schema import section_options
 from library.config.sections.outputs import Sample
-from library.config.text_files import encoding_of
 
 MAX_STEPS = 1000
 NO_CONTROLS = ControlUse()
@@ -42,7 +41,7 @@ class Prompt:
 
 
 def _steps(digits: str) -> int:
-    return max(1, min(MAX_STEPS, int(digits)))
+    return min(MAX_STEPS, int(digits))  # as upstream; 0 is refused
 
 
 def _paths(value: JsonValue) -> tuple[str, ...]:
@@ -69,6 +68,9 @@ LETTERS: dict[str, tuple[str, re.Pattern[str], Callable[[str], Any]]] = {
     "rcfg": ("renorm_cfg", TEXT, float),
     "fs": ("flow_shift", DECIMAL, float),
 }
+# An option that is part of the text before it: without a blank, or with a tab or a long dash that an editor has made.
+GLUE = "glued"  # the name of such an option in what follows, which is no field
+GLUED = re.compile(rf"(?:(?<=[^ -])--|[\u2013\u2014])(?:{'|'.join(LETTERS)})(?=\s)", re.IGNORECASE)
 OTHER_MODELS = ("cfg_trunc_ratio", "renorm_cfg")
 IGNORED = {*OTHER_MODELS, "enum"}
 # Options that not every model follows, or whose value may be one that is not known.
@@ -87,20 +89,12 @@ SAMPLERS = tuple(section_options(Sample)["sample_sampler"].choices)
 def read(path: str | Path) -> list[Prompt]:
     """All prompts of a file, in order. ConfigError names every line or entry that makes no sense."""
     path = Path(path)
-    try:
-        text = path.read_text(encoding=encoding_of(path))
-    except FileNotFoundError:
-        raise ConfigError(Problem("sample_prompts", ": {path} does not exist", path=path)) from None
-    except (OSError, UnicodeError) as e:
-        raise ConfigError(Problem("sample_prompts",
-            ": {path} cannot be read as text ({kind}); give a prompt file", path=path,
-            kind=type(e).__name__)) from e  # fmt: skip
-    readers = {".toml": _from_toml, ".json": _from_json}
-    try:
-        found = list(readers.get(path.suffix.lower(), _from_lines)(text))
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as e:
-        raise ConfigError(Problem("sample_prompts", ": {name} is no valid {format}: {why}", name=path.name,
-            format=path.suffix[1:].upper(), why=e)) from e  # fmt: skip
+    with named_by("sample_prompts"):
+        text, ending = read_text(path), path.suffix.lower()
+        tables = parse_toml(text, path) if ending == ".toml" else {}
+        entries = parse_json(text, path) if ending == ".json" else []
+    readers = {".toml": lambda: _from_toml(tables), ".json": lambda: _from_json(entries)}
+    found = list(readers.get(ending, lambda: _from_lines(text))())
     wrong = [Problem("sample_prompts", ": {name}, {problem}", name=path.name, problem=problem)
              for _, problem in found if problem]  # fmt: skip
     if wrong:
@@ -159,13 +153,13 @@ def notes(path: str | Path, use: ControlUse = NO_CONTROLS, shifts: bool = False)
 
 def _entries(path: Path) -> Iterator[tuple[str, str | JsonMapping]]:
     """The prompts of a readable file as they are written there, each with where that is: lines, or their options."""
-    text = path.read_text(encoding=encoding_of(path))
+    text = read_text(path)
     if path.suffix.lower() == ".toml":
-        common = dict(tomllib.loads(text)["prompt"])
+        common = dict(parse_toml(text, path)["prompt"])
         for number, entry in enumerate(common.pop("subset"), start=1):
             yield Text("subset {number}", number=number), {**common, **entry}
     elif path.suffix.lower() == ".json":
-        for number, entry in enumerate(json.loads(text), start=1):
+        for number, entry in enumerate(parse_json(text, path), start=1):
             yield Text("entry {number}", number=number), entry
     else:
         for number, line in prompt_lines(text):
@@ -187,13 +181,21 @@ def _idle(entry: str | JsonMapping, use: ControlUse, shifts: bool) -> Iterator[t
 def _written(entry: str | JsonMapping) -> Iterator[tuple[str, tuple[str, Any] | None]]:
     """The options of a prompt, each as it is written and as it is read: of a line those behind two dashes."""
     if isinstance(entry, str):
-        for piece in entry.split(" --")[1:]:
+        first, *pieces = entry.split(" --")
+        for piece in pieces:
             yield f"--{piece}", option_of(piece)
+        for text in (first, *(piece for piece in pieces if _is_text(piece))):
+            yield from ((found, (GLUE, found)) for found in GLUED.findall(text))
         return
     for name, value in entry.items():
         for one in value if isinstance(value, list) else [value]:
             if one is not None and name in IDLE_BY_MODEL:
                 yield f"{name} = {one}", (name, one)
+
+
+def _is_text(piece: str) -> bool:
+    """Whether an option of a line has words as its value, in which another option may have got lost."""
+    return LETTERS.get(piece.partition(" ")[0].lower(), ("", WHOLE, int))[1] is TEXT
 
 
 def parse_line(line: str) -> Prompt:
@@ -217,7 +219,7 @@ def option_of(piece: str) -> tuple[str, Any] | None:
     if not blank or letter.lower() not in LETTERS:
         return None
     name, pattern, kind = LETTERS[letter.lower()]
-    match = pattern.match(value)
+    match = pattern.match(value.strip())
     try:
         return (name, kind(match[0])) if match else None
     except ValueError:
@@ -226,7 +228,11 @@ def option_of(piece: str) -> tuple[str, Any] | None:
 
 def _why_idle(what: str, read: tuple[str, Any] | None, use: ControlUse, shifts: bool) -> str:
     """Why an option of a prompt does not do what it says; "" where it does."""
+    if read and read[0] == GLUE:
+        return Text("is part of the text before it: an option begins with a blank and two dashes")
     if read:
+        if what.startswith("--") and (cut := _cut(what, read[1])):
+            return cut
         if read[0] == "sample_sampler" and read[1] not in SAMPLERS:
             template = "is no known sampler, and {used} is used; known are {names}"
             return Text(template, used=SAMPLERS[0], names=", ".join(SAMPLERS))
@@ -238,15 +244,25 @@ def _why_idle(what: str, read: tuple[str, Any] | None, use: ControlUse, shifts: 
     if letter not in LETTERS:
         return Text("has no effect; known are {names}", names=", ".join(f"--{known}" for known in LETTERS))
     name, pattern, _ = LETTERS[letter]
-    template = "has no effect; {name} is a number that is not negative after one blank"
-    return Text("has no effect; {name} is text after one blank" if pattern is TEXT else template, name=name)
+    template = "has no effect; {name} is a number that is not negative, after a blank"
+    return Text("has no effect; {name} is text after a blank" if pattern is TEXT else template, name=name)
+
+
+def _cut(what: str, value: Any) -> str:
+    """What of a number in a line is not read, as a reason; "" where it is read whole."""
+    letter, _, written = what.removeprefix("--").partition(" ")
+    pattern = LETTERS[letter.lower()][1]
+    written = written.strip()
+    if pattern is TEXT or (pattern.fullmatch(written) and float(written) == value):
+        return ""
+    return Text("is read as {value}; write a plain number", value=value)
 
 
 def prompt_lines(text: str) -> Iterator[tuple[int, str]]:
-    """The lines that hold prompts, with their numbers; a comment has # as its very first character."""
+    """The lines that hold prompts, with their numbers; a comment begins with #."""
     for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip() and line[0] != "#":
-            yield number, line.strip()
+        if (written := line.strip()) and not written.startswith("#"):
+            yield number, written
 
 
 def _from_lines(text: str) -> Iterator[tuple[Prompt, str]]:
@@ -255,9 +271,11 @@ def _from_lines(text: str) -> Iterator[tuple[Prompt, str]]:
         yield prompt, _placed(Text("line {number}", number=number), prompt)
 
 
-def _from_toml(text: str) -> Iterator[tuple[Prompt, str]]:
-    common = tomllib.loads(text).get("prompt", {})
+def _from_toml(tables: JsonMapping) -> Iterator[tuple[Prompt, str]]:
+    common = tables.get("prompt", {})
     entries = common.pop("subset", []) if isinstance(common, dict) else []
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise ConfigError(Problem("sample_prompts", ": prompts in TOML are tables, [[prompt.subset]]"))
     for number, entry in enumerate(entries, start=1):
         if both := sorted(common.keys() & entry.keys()):
             template = "subset {number}: {options} stands in [prompt] too; keep one of the two"
@@ -266,8 +284,7 @@ def _from_toml(text: str) -> Iterator[tuple[Prompt, str]]:
             yield _from_mapping({**common, **entry}, Text("subset {number}", number=number))
 
 
-def _from_json(text: str) -> Iterator[tuple[Prompt, str]]:
-    entries = json.loads(text)
+def _from_json(entries: Any) -> Iterator[tuple[Prompt, str]]:
     if not isinstance(entries, list):
         raise ConfigError(Problem("sample_prompts", ": a JSON prompt file is a list of texts or of objects"))
     for number, entry in enumerate(entries, start=1):
@@ -295,9 +312,14 @@ def _from_mapping(values: JsonMapping, where: str) -> tuple[Prompt, str]:
 
 
 def _number(name: str, value: JsonValue, kind: Callable[[Any], Any]) -> Any:
+    """The value of a prompt's field in a TOML or JSON file. Raises ConfigError where it is of another kind."""
     try:
+        if kind is not _paths and isinstance(value, bool | list | dict):
+            raise TypeError(value)
+        if kind is int and float(value) != int(float(value)):  # type: ignore[arg-type]  # a part of it would be lost
+            raise ValueError(value)
         return kind(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         template = "{name} should be text, not {value}" if kind is str else "{name} should be a number, not {value}"
         raise ConfigError(template, name=name, value=repr(value)) from None
 
@@ -311,8 +333,12 @@ def problem_of(prompt: Prompt) -> str:
     """What of a prompt makes no sense; "" where all does."""
     if prompt.sample_steps is not None and not 1 <= prompt.sample_steps <= MAX_STEPS:
         return Text("sample_steps {number} is not between 1 and {most}", number=prompt.sample_steps, most=MAX_STEPS)
-    for name in ("width", "height"):
-        if (getattr(prompt, name) or 0) > LARGEST:
+    for name in ("width", "height", "scale", "guidance_scale", "flow_shift"):
+        number, least = getattr(prompt, name), 1 if name in ("width", "height") else 0
+        if number is not None and not least <= number < math.inf:
+            return Text("{name} {number} is not a number from {least} on; write another, or leave it out", name=name,
+                number=number, least=least)  # fmt: skip
+        if least and (number or 0) > LARGEST:
             return Text("{name} {number} is more than {most}; write a smaller one", name=name,
                 number=getattr(prompt, name), most=LARGEST)  # fmt: skip
     if prompt.seed is not None and not -(2**63) <= prompt.seed < 2**64:

@@ -1,18 +1,17 @@
 """TensorBoard and Weights & Biases: the numbers of the run's record under upstream's names."""
 
-import contextlib
 import importlib.util
 import logging
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from library.config.formats import load_toml
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Problem
+from library.config.outside_files import load_toml
+from library.config.problems import ConfigError, Problem, Text
 from library.config.run_config import RunConfig
 from library.config.schema import options, values
 
@@ -22,8 +21,9 @@ logger = logging.getLogger(__name__)
 class Trackers:
     """Where curves are written besides the run's folder; none without `logging_dir` and W&B."""
 
-    def __init__(self, config: RunConfig, folder: Path) -> None:
-        log = config.log
+    def __init__(self, config: RunConfig, folder: Path, warn: Callable[[Text], None]) -> None:
+        """`warn` gets a sentence when a tracker fails; nothing more is written to it then, and the training goes on."""
+        log, self._warn = config.log, warn
         wanted = {"all": ("tensorboard", "wandb"), None: ("tensorboard",)}.get(log.log_with, (log.log_with,))
         self._network = config.adapters
         self._last: JsonMapping = {}
@@ -42,33 +42,34 @@ class Trackers:
         self._last = line
         numbers = self._tags(line)
         self._log(numbers, line["step"])
-        if self._wandb:
-            self._wandb.log(numbers, step=line["step"])
+        self._to_wandb(numbers, line["step"])
 
     def validated(self, when: str, number: int, loss: float, divergence: float) -> None:
         """Write the loss on held back images, at the end of a "step" or an "epoch" of this number."""
         numbers = {f"loss/validation/{when}_average": loss, f"loss/validation/{when}_divergence": divergence}
         self._log(numbers, number)
-        if self._wandb:
-            step = self._last["step"] if self._last else None
-            self._wandb.log(numbers | ({"epoch": number} if when == "epoch" else {}), step=step)
+        step = self._last["step"] if self._last else None
+        self._to_wandb(numbers | ({"epoch": number} if when == "epoch" else {}), step)
 
     def image(self, name: str, picture: Any, step: int) -> None:
         """Write one sample image."""
         if self._wandb:
-            import wandb
-
-            self._wandb.log({name: wandb.Image(picture)}, step=step)
+            self._to_wandb({name: picture}, step, pictures=True)
 
     def close(self) -> None:
         """Flush and end."""
         if self._last:
             self._epoch_ended()
-        if self._board:
-            with contextlib.suppress(OSError):
+        try:
+            if self._board:
                 self._board.close()
-        if self._wandb:
-            self._wandb.finish()
+        except Exception as error:
+            self._failed("TensorBoard", error)
+        try:
+            if self._wandb:
+                self._wandb.finish()
+        except Exception as error:
+            self._failed("Weights & Biases", error)
 
     def _log(self, numbers: dict[str, float], step: int) -> None:
         """Points of TensorBoard's curves. On a full disk they end; the training shall not, for want of a curve."""
@@ -77,9 +78,28 @@ class Trackers:
                 board = self._board
                 if board:
                     board.add_scalar(name, value, step)
-        except OSError as e:
+        except Exception as error:
             self._board = None
-            logger.warning("logging to TensorBoard stopped: %s", e)
+            self._failed("TensorBoard", error)
+
+    def _to_wandb(self, values: Mapping[str, Any], step: int | None, pictures: bool = False) -> None:
+        """Numbers or pictures for Weights & Biases; after an error, as of its network, nothing more."""
+        if not self._wandb:
+            return
+        try:
+            if pictures:
+                import wandb
+
+                values = {name: wandb.Image(picture) for name, picture in values.items()}
+            self._wandb.log(values, step=step)
+        except Exception as error:
+            self._wandb = None
+            self._failed("Weights & Biases", error)
+
+    def _failed(self, tracker: str, error: Exception) -> None:
+        logger.debug("logging failed", exc_info=True)
+        why = str(error).strip() or type(error).__name__
+        self._warn(Text("nothing more is logged to {tracker} ({why}); the training goes on", tracker=tracker, why=why))
 
     def _tags(self, line: JsonMapping) -> dict[str, float]:
         loss = (
@@ -95,8 +115,8 @@ class Trackers:
         """The average loss of the epoch that the last line belongs to, over epochs."""
         name, epoch = "loss/epoch_average" if self._network else "loss/epoch", self._last["epoch"]
         self._log({name: self._last["avr_loss"]}, epoch)
-        if self._wandb:  # which has one axis for all that does not say otherwise
-            self._wandb.log({name: self._last["avr_loss"], "epoch": epoch}, step=self._last["step"])
+        # It has one axis for all that does not say otherwise.
+        self._to_wandb({name: self._last["avr_loss"], "epoch": epoch}, self._last["step"])
 
     def _open_board(self, config: RunConfig) -> Any:
         from torch.utils.tensorboard import SummaryWriter, summary
@@ -161,7 +181,9 @@ def settings(config: RunConfig) -> dict[str, bool | int | float | str]:
     """The options of a run as a tracker shows them, without files, folders and keys."""
     known = options(type(config))
     shown = {
-        name: value for name, value in values(config).items() if known[name].kind not in ("file", "folder", "secret")
+        name: value
+        for name, value in values(config).items()
+        if known[name].kind not in ("file", "files", "folder", "secret")
     }
     plain = {name: v if isinstance(v, bool | int | float) else known[name].text(v) for name, v in shown.items()}
     return {name: value for name, value in plain.items() if value != ""}

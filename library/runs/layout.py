@@ -17,7 +17,7 @@ from typing import Any
 
 from library.config import problems
 from library.config.json_types import JsonMapping, JsonObject
-from library.files import write_atomic
+from library.files import json_text, write_atomic
 
 RUN, PROGRESS, LOG, TOML = "run.json", "progress.jsonl", "log.txt", "run.toml"
 STOP, LAUNCHER = "stop", "launcher.json"
@@ -135,7 +135,7 @@ def parsed(text: str | bytes) -> JsonObject:
 def dump(values: JsonMapping, indent: int | None = None) -> str:
     """Strict JSON: NaN and infinity become null, and whatever JSON does not know becomes a number or a text."""
     made = [*problems.locate_texts(values)]
-    return json.dumps(_plain({**values, TEXTS: made} if made else values), ensure_ascii=False, indent=indent)
+    return json_text(_plain({**values, TEXTS: made} if made else values), indent=indent)
 
 
 def without_secrets(values: JsonMapping) -> JsonObject:

@@ -5,13 +5,14 @@ import os
 import re
 import socket
 import sys
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
+from library.config.outside_files import load_toml, opened
+from library.config.problems import ConfigError
 from library.runs import keys, layout, reader
 from library.runs.refusal import ENVIRONMENT, Secrets
 
@@ -160,8 +161,8 @@ def _texts_of(config: JsonMapping, names: tuple[str, ...]) -> list[tuple[str, st
 def _folders_in(file: Path) -> list[str]:
     """Folders and files that a data set's own config names."""
     try:
-        found = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = load_toml(file)
+    except ConfigError:
         return []
     subsets = [s for d in found.get("datasets") or [] if isinstance(d, dict) for s in d.get("subsets") or [d]]
     keys = ("image_dir", "image_directory", *SECOND_PICTURES)
@@ -172,9 +173,9 @@ def _folders_in(file: Path) -> list[str]:
 def _lines(file: Path) -> Iterator[str]:
     """What stands in a file of captions or prompts, line by line; of JSON and TOML the quoted texts as well."""
     try:
-        with file.open(encoding="utf-8", errors="replace") as opened:
-            content = opened.read(MOST_BYTES)
-    except OSError:
+        with opened(file) as source:
+            content = source.read(MOST_BYTES).decode("utf-8", "replace")
+    except (ConfigError, OSError):
         return
     for line in content.splitlines():
         words = line.strip()

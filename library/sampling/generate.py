@@ -1,5 +1,6 @@
 """Generate a comparison with the sampler of the trainer's sample images. Importing this loads torch."""
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ from library.sampling.plan import Column
 from library.train.samples import request_of
 from library.train.world import World
 
+AS_SEEN = pixels.Decoding(upright=True)  # control images of prompts, as viewers and diffusers show them
 MARGIN, TITLE = 8, 22  # pixels in the grid
 SMALLEST = 160
 
@@ -90,22 +92,32 @@ def generate(  # noqa: PLR0913 - the inputs of a comparison, and two callbacks
         with torch.no_grad(), world.autocast():
             if sampler is None or applied.changes_text:
                 sampler = family.sampler(components)
-                for encoder in components.encoders.values():
-                    encoder.to(world.device)
-                sampler.remember(_requested(prompt, applied) for prompt in whole)
-                for encoder in components.encoders.values():
-                    encoder.to("cpu")
-            for row, prompt in enumerate(whole):
-                image = sampler(_requested(prompt, applied))
-                path = place / f"{row:02d}_{at:02d}.png"
-                _save(image, path, plan.metadata(prompt, column, model, applied.tagged))
-                done += 1
-                sheet.files[row][at] = str(path)
-                store(sheet)
+                with _encoders_on(world.device, components):
+                    sampler.remember(_requested(prompt, applied) for prompt in whole)
+            with sampler.vae_on(world.device):
+                for row, prompt in enumerate(whole):
+                    image = sampler(_requested(prompt, applied))
+                    path = place / f"{row:02d}_{at:02d}.png"
+                    _save(image, path, plan.metadata(prompt, column, model, applied.tagged))
+                    done += 1
+                    sheet.files[row][at] = str(path)
+                    store(sheet)
     sheet.grid = str(place / "grid.png")
     _save(side_by_side(sheet), Path(sheet.grid), plan.metadata(whole[0], columns[0], model, applied.tagged))
     store(sheet)
     return sheet
+
+
+@contextlib.contextmanager
+def _encoders_on(device: torch.device, components: ModelComponents) -> Iterator[None]:
+    """Within the context, the text encoders are on this device."""
+    try:
+        for encoder in components.encoders.values():
+            encoder.to(device)
+        yield
+    finally:
+        for encoder in components.encoders.values():
+            encoder.to("cpu")
 
 
 def _applied(components: ModelComponents, family: Family, columns: Sequence[Column], word: str) -> AppliedFiles:
@@ -118,10 +130,10 @@ def _applied(components: ModelComponents, family: Family, columns: Sequence[Colu
 
 def _requested(prompt: Prompt, applied: AppliedFiles) -> SampleRequest:
     """The sampler's request: words of embeddings are replaced by their tokens, and the control image is read."""
-    made, guide = request_of(prompt), prompt.controlnet_image
+    made, guide = request_of(prompt, AS_SEEN), prompt.controlnet_image
     with_tokens = applied.words.with_tokens
     return replace(made, prompt=with_tokens(made.prompt), negative=with_tokens(made.negative),
-                   guide=Image.fromarray(pixels.read(guide)) if guide else None)  # fmt: skip
+                   guide=Image.fromarray(pixels.read(guide, AS_SEEN)) if guide else None)  # fmt: skip
 
 
 def _seen(prompts: Sequence[Prompt], config: RunConfig) -> list[Prompt]:

@@ -81,7 +81,7 @@ def metadata_of(path: str | Path) -> Metadata:
 def header_bytes(table: Mapping[str, object], metadata: Mapping[str, str]) -> bytes:
     """The first bytes of a .safetensors file: the header's length and the header, padded to a multiple of 8."""
     table = {"__metadata__": dict(metadata), **table} if metadata else dict(table)
-    text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 

@@ -28,6 +28,7 @@ class Checkpointer:
         self._every_epochs = paths.every_n_epochs(config, clock.epochs)
         self._shapes: verify.Shapes = {}
         self._saved_at = 0  # the step of the last state
+        self._finished = False  # whether the final file is saved
         if world.main:
             total = config.data.train_batch_size * config.steps.gradient_accumulation_steps * world.ranks
             stats = dataset_stats(images, config, len(training.batches), clock.epochs, total)
@@ -49,30 +50,45 @@ class Checkpointer:
         if requests.granted("backup") and not clock.done:  # skipped if a state has just been saved
             self._check()
             self._save_state(None)
+        if clock.done:
+            self._final()
+        self._journal.upload_saved()
 
     def rescue(self, error: ConfigError) -> NoReturn:
         """Raise the error that has ended the training between two steps, after saving a state of all steps so far."""
         if self._training.clock.step and self._training.clock.step != self._saved_at:
             self._check()
             self._save_state(None)
+        self._journal.upload_saved()
         if state := self._journal.newest.get("state"):
             raise ConfigError("{problem}; resume from {state}", problem=error, state=state) from error
         raise error
 
-    def final(self) -> Path:
-        """Save the final file and return its path. After a stop a state is saved as well, so that the run can be
-        resumed."""
+    def end(self) -> Path:
+        """After the last step: save the final file unless it is saved already, and return its path.
+
+        After a stop a state is saved as well, so that the run can be resumed.
+        """
+        if not self._finished:
+            self._final()
+        if self._journal.requests.stopping and self._saved_at != self._training.clock.step:
+            self._check()
+            self._save_state(self._names.state())
+        self._journal.upload_saved()
+        self._journal.process_watch.leave()
+        if self._training.world.main:
+            self._backups.discard()
+        self._journal.say(f"Saved {self._names.last}")
+        return self._names.last
+
+    def _final(self) -> None:
+        """Save the final file and, where it is wanted, the final state."""
         options = self._config.save
         self._check()
         if options.save_state or options.save_state_on_train_end or self._journal.requests.stopping:
             self._save_state(self._names.state())
-        path = self._names.last
-        self._save_file(path)
-        self._journal.process_watch.leave()
-        if self._training.world.main:
-            self._backups.discard()
-        self._journal.say(f"Saved {path}")
-        return path
+        self._save_file(self._names.last)
+        self._finished, self._journal.completed = True, self._training.clock.done
 
     def _keep(self, **when: int) -> None:
         """Save the file of a step or an epoch, and its state with save_state; remove outdated ones."""
@@ -107,7 +123,10 @@ class Checkpointer:
         self._journal.phase(Text("saving"))
         with optimizers.averaged(updates.raw_optimizer):
             self._by_main(lambda: self._write(path))
-        if self._config.optim.ema_decay:
+        every = self._config.optim.ema_every_n_steps
+        if self._config.optim.ema_decay and self._training.clock.step < every:
+            self._journal.warn(Text(NOT_AVERAGED, file=self._names.average(path).name, every=every))
+        elif self._config.optim.ema_decay:
             with updates.average.applied() if updates.average else contextlib.nullcontext():
                 self._by_main(lambda: self._write(self._names.average(path)))
         self._training.world.wait_for_everyone()
@@ -157,6 +176,7 @@ class Checkpointer:
         self._journal.requests.state_saved()
 
 
+NOT_AVERAGED = "{file} is not saved: the average begins with its first update, after step {every} (ema_every_n_steps)"
 NOT_SAVED = (
     "save_state_every_n_minutes: the state after step {step} was not saved, {left} ({why}); the training goes on and "
     "tries again"

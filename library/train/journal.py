@@ -45,6 +45,7 @@ class Journal:
             self.record.note(seed=seed, hardware=world.memory.hardware(world.ranks))
         self.trackers: Trackers | None = None
         self.uploads = Uploads(config, self)
+        self._to_upload: list[Path] = []
         self.process_watch = ProcessWatch(world, self.record)
         self.requests = ControlRequests(self.record, config.save.save_state_every_n_minutes, self.process_watch)
         self.doing = Text("")  # for the message of an error: the current phase, or "step 12"
@@ -73,6 +74,7 @@ class Journal:
         if explained is not None and explained is not error:
             explained.__cause__ = error  # for the traceback in the log
         try:
+            self.upload_saved()
             self.uploads.finish()
             if self.record:
                 self.record.note(**self._world.memory.peaks())
@@ -98,7 +100,7 @@ class Journal:
         for note in notes:
             self.event("warning", text=note)
         if self.record:
-            self.trackers = Trackers(self._config, self.record.folder)
+            self.trackers = Trackers(self._config, self.record.folder, self.warn)
             self.uploads.begin()
         for remark in remarks:
             self.warn(remark)
@@ -198,7 +200,12 @@ class Journal:
         size = sum(f.stat().st_size for f in (path.rglob("*") if path.is_dir() else [path]) if f.is_file())
         self.event("saved", file=str(path), step=step, bytes=size, **checked)
         if not checked.get("backup"):
-            self.uploads.add(path)
+            self._to_upload.append(path)
+
+    def upload_saved(self) -> None:
+        """Upload what was saved since the last call; only then, so that the network delays no save of the same step."""
+        while self._to_upload:
+            self.uploads.add(self._to_upload.pop(0))
 
     def validated(self, when: str, clock: Clock, losses: Mapping[str, float], average: float) -> None:
         """Report a validation at the end of a "step" or an "epoch": `losses` by noise level, and the `average` loss of

@@ -12,7 +12,7 @@ from library.compiler import prewarm, torch_settings
 from library.compiler.log import CompileLog
 from library.config.problems import Text
 from library.config.run_config import RunConfig
-from library.data import encoding, text_encoding
+from library.data import encoding, held_out, text_encoding
 from library.data.batch import Batch
 from library.data.images import ImageSet
 from library.data.loading import Batches
@@ -22,7 +22,7 @@ from library.imports import without_collecting
 from library.memory import attention, placement
 from library.memory.prepare import prepare_denoiser, prepare_encoders
 from library.memory.quantization import fp8_storage
-from library.train import autotune, matmul_formats, resume_state, rng, utilization
+from library.train import autotune, beside, matmul_formats, resume_state, rng, utilization
 from library.train.checkpointer import Checkpointer
 from library.train.clock import Clock
 from library.train.journal import Journal
@@ -37,6 +37,8 @@ from library.train.training import Training
 from library.train.updates import Updates
 from library.train.validation import ValidationRunner
 from library.train.world import World
+
+NO_UTILIZATION = "the utilization of the GPU is not logged ({why})"
 
 
 def run_training(config: RunConfig, remarks: Sequence[Text] = (), notes: Sequence[Text] = (), began: float = 0) -> Path:
@@ -70,6 +72,8 @@ def run_training(config: RunConfig, remarks: Sequence[Text] = (), notes: Sequenc
         batches.cut_text(*text_encoding.lengths(family, components))
         batches.go_to(clock.epoch, clock.in_epoch * config.steps.gradient_accumulation_steps)
         journal.plan(clock, data.summary(images), batches)
+        if said := held_out.by_folder(images):
+            journal.say(str(said))
 
         # The trained weights: the whole model, or adapters inside it.
         read_weights(components, family, config, world, journal)
@@ -159,16 +163,15 @@ def take_steps(training: Training, precompiler: Precompiler, images: ImageSet, s
             break
         training.step_log.push(numbers, losses, updates.rates(), stepper.timer.ended())
 
-        # When due: validate, generate samples, save.
+        # When due: save, and only then validate and generate samples, so that nothing there can lose what was learned.
+        checkpointer.when_due()
         validation.when_due()
         samples.when_due(training)
-        checkpointer.when_due()
 
     if stepper.read_error:
         checkpointer.rescue(stepper.read_error)
-    journal.completed = clock.done
-    file = checkpointer.final()
-    log_utilization(training)
+    file = checkpointer.end()
+    beside.attempt(lambda: log_utilization(training), NO_UTILIZATION, training)
     return file
 
 

@@ -12,6 +12,7 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Problem, Text, listed
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
+from library.data.held_out import IN_STATE
 from library.families.shared.weights import header
 from library.optim import resuming
 from library.optim.names import spec_of
@@ -86,6 +87,8 @@ def collect(training: "Training") -> State | None:
     facts |= {"losses": training.step_log.meter.state(), "batches": training.batches.state_dict()}
     facts |= {"settings": deciding_options(training.config, clock.total), "choices": asdict(training.choices)}
     facts |= {"computed_by": computed_by(world.device), "groups": updates.groups}
+    if (marks := training.batches.images.held_out) is not None:
+        facts |= {IN_STATE: list(marks)}
     return State(tensors, values, facts)
 
 

@@ -1,11 +1,13 @@
 """Sample images during training, from the same prompts and seeds each time, so that they can be compared."""
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from PIL import Image
 
 from library.compiler import cudagraph
@@ -13,15 +15,24 @@ from library.config.problems import ConfigError, Text
 from library.config.run_config import RunConfig
 from library.data import pixels
 from library.families.base import Family, ModelComponents, SampleRequest
+from library.families.shared.decoding import is_out_of_memory
 from library.files import write_atomic
 from library.outputs import prompts
 from library.outputs.prompts import Prompt
+from library.runs.record import sentence
+from library.train import beside
 from library.train.clock import Clock
 from library.train.journal import Journal
 from library.train.stop_requests import WorkCancelled
 from library.train.training import Training
 from library.train.validation import evaluation_mode
 from library.train.world import World
+
+NOT_LISTED = "sample_prompts: the samples of this step are not listed ({why}); the training goes on"
+DECODED = {
+    "tiles": "sample_prompts: memory is too short to decode a sample at once, so samples are decoded in tiles",
+    "CPU": "sample_prompts: the GPU lacks the memory to decode samples, so they are decoded on the CPU, which is slow",
+}
 
 
 # Why: docs/decisions/2026-11-20-previews-run-eagerly.md
@@ -37,6 +48,7 @@ class SampleRunner:
         sample = config.sample
         self.wanted = bool(sample.sample_prompts)  # the user may request samples at any time
         self._prompts: list[Prompt] = []
+        self._decoded_by = ""
         if not self.wanted:
             return
         self._sampler, self._file = family.sampler(components), Path(sample.sample_prompts or "")
@@ -64,10 +76,10 @@ class SampleRunner:
             journal.phase(Text("encoding the sample prompts"))
             for encoder in self._components.encoders.values():
                 encoder.to(world.device)
-            self._sampler.remember(self._requests())
+            self._sampler.remember(self._requests(self._prompts))
 
-    def _requests(self) -> list[SampleRequest]:
-        return [request_of(prompt) for prompt in self._prompts]
+    def _requests(self, found: Sequence[Prompt]) -> list[SampleRequest]:
+        return [request_of(prompt, pixels.decoding(self._config)) for prompt in found]
 
     def _read_as(self, text: str) -> str:
         return self._config.caption_change.of_prompt(text)
@@ -89,75 +101,108 @@ class SampleRunner:
             self._sample_all(training)
 
     def _sample_all(self, training: Training) -> None:
-        world, journal = training.world, training.journal
         training.step_log.settle()
-        self._read_again(world, journal)
-        journal.phase(Text("generating samples"), 0, len(self._prompts))
-        vae: Any = self._components.vae  # which is kept where samples are wanted
-        previous = vae.device
-        vae.to(world.device)
+        changed = self._reread(training.world, training.journal)
         made: dict[int, Path] = {}
-        problem = ""
-        networks = [self._components.denoiser, vae, *self._components.encoders.values()]
+        problems: list[str] = []
         try:
-            with evaluation_mode(networks, training):
-                for number, prompt in enumerate(self._prompts):
-                    # Processes with parts of one model generate each image together.
-                    if training.method.shards or number % world.ranks == world.rank:
-                        try:
-                            self._sample_one(number, prompt, training, made)
-                        except ConfigError as error:  # a full disk or a missing control image
-                            problem = error.said
-                    journal.phase(Text("generating samples"), number + 1, len(self._prompts))
+            self._use(changed, training.journal)
+            training.journal.phase(Text("generating samples"), 0, len(self._prompts))
+            self._generate(training, made, problems)
         except WorkCancelled:
-            journal.say("Not all samples are generated, as the training ends now.")
-        finally:
-            vae.to(previous)
-        self._tell(world.gather((made, problem)), training)
+            training.journal.say("Not all samples are generated, as the training ends now.")
+        except Exception as error:  # none could be tried, or networks could not be moved
+            problems.append(beside.reason(error, training))
+        beside.attempt(lambda: self._note_shortage(training.journal), NOT_LISTED, training)
+        found = training.world.gather((made, list(dict.fromkeys(problems))))
+        beside.attempt(lambda: self._tell(found, training), NOT_LISTED, training)
 
-    def _tell(self, found: Sequence[tuple[dict[int, Path], str]], training: Training) -> None:
+    def _generate(self, training: Training, made: dict[int, Path], problems: list[str]) -> None:
+        """Generate this process' share of the images, with the VAE on the device for all of them."""
+        world, device = training.world, training.world.device
+        vae: Any = self._components.vae  # which is kept where samples are wanted
+        networks = [self._components.denoiser, vae, *self._components.encoders.values()]
+        with self._vae_on(device), evaluation_mode(networks, training):
+            for number, prompt in enumerate(self._prompts):
+                # Processes with parts of one model generate each image together.
+                if training.method.shards or number % world.ranks == world.rank:
+                    try:
+                        self._sample_one(number, prompt, training, made)
+                    except WorkCancelled:
+                        raise
+                    except Exception as error:  # a missing image, a full disk, a lack of memory, a broken VAE, ...
+                        problems.append(beside.reason(error, training))
+                training.journal.phase(Text("generating samples"), number + 1, len(self._prompts))
+
+    @contextlib.contextmanager
+    def _vae_on(self, device: torch.device) -> Iterator[None]:
+        """Within the context, the VAE is on the device where it fits there; else each image finds a place for it."""
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(self._sampler.vae_on(device))
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                beside.free(error)
+            yield
+
+    def _note_shortage(self, journal: Journal) -> None:
+        """Say once how samples are decoded where memory is short."""
+        by = self._sampler.decoded_by
+        if by != self._decoded_by:
+            self._decoded_by = by
+            journal.warn(Text(DECODED[by]))
+
+    def _tell(self, found: Sequence[tuple[dict[int, Path], list[str]]], training: Training) -> None:
         """Report in the first process what the others have generated, and which samples failed."""
         world, journal = training.world, training.journal
         if not world.main:
             return
-        for rank, (made, problem) in enumerate(found):
-            if problem:
-                journal.warn(Text("sample_prompts: a sample is left out ({why}); the training goes on", why=problem))
+        for rank, (made, problems) in enumerate(found):
+            for why in problems:
+                journal.warn(Text("sample_prompts: a sample is left out ({why}); the training goes on", why=why))
+                journal.event("sample_failed", step=training.clock.step, text=why)
             for number, path in made.items():
                 if rank != world.rank and path.is_file():  # another machine may keep its own
                     with Image.open(path) as image:
                         journal.sampled(training.clock.step, number, path, image, self._prompts[number])
 
-    def _read_again(self, world: World, journal: Journal) -> None:
-        """Read the prompt file again if it has changed; the first process reads it for all."""
+    def _reread(self, world: World, journal: Journal) -> list[Prompt] | None:
+        """The prompts of the file, None where they have not changed; the first process reads it for all."""
         stamp, changed = self._stamp(), None
         if world.main and stamp is not None and stamp != self._seen:
             self._seen = stamp
             try:
                 changed = self._read()
-            except ConfigError as error:
-                journal.warn(Text("{why}. Until that is mended, the prompts from before are used.", why=error.said))
+            except Exception as error:
+                why = error.said if isinstance(error, ConfigError) else sentence(error)
+                journal.warn(Text("{why}. Until that is mended, the prompts from before are used.", why=why))
         changed = world.gather(changed)[0]
-        if changed is None or changed == self._prompts:
+        return None if changed == self._prompts else changed
+
+    def _use(self, changed: list[Prompt] | None, journal: Journal) -> None:
+        """Use other prompts from here on, and encode them where the text encoders were freed."""
+        if changed is None:
             return
+        requests = self._requests(changed)
+        if self._config.cache.text and self._sampler.unknown(requests):
+            # The text encoders are loaded to the CPU for these few prompts.
+            journal.phase(Text("encoding the sample prompts"))
+            read = {name: waiting.read() for name, waiting in self._components.read_again.items()}
+            self._components.encoders |= read
+            try:
+                self._sampler.remember(requests)
+            finally:
+                for name in read:
+                    del self._components.encoders[name]
         self._prompts = changed
         journal.say(f"{self._file.name} was changed: {len(changed)} sample prompts from here on")
-        if not (self._config.cache.text and self._sampler.unknown(self._requests())):
-            return
-        # The text encoders were freed; they are loaded to the CPU for these few prompts.
-        journal.phase(Text("encoding the sample prompts"))
-        read = {name: waiting.read() for name, waiting in self._components.read_again.items()}
-        self._components.encoders |= read
-        try:
-            self._sampler.remember(self._requests())
-        finally:
-            for name in read:
-                del self._components.encoders[name]
 
     def _sample_one(self, number: int, prompt: Prompt, training: Training, made: dict[int, Path]) -> None:
-        request = request_of(prompt)
+        how = pixels.decoding(self._config)
+        request = request_of(prompt, how)
         if prompt.controlnet_image:
-            request = replace(request, guide=Image.fromarray(pixels.read(prompt.controlnet_image)))
+            request = replace(request, guide=Image.fromarray(pixels.read(prompt.controlnet_image, how)))
         request = replace(request, prompt=self._read_as(request.prompt), negative=self._read_as(request.negative))
         path = self._path(number, prompt, training.clock)
         image = cudagraph.with_room(self._components.denoiser, lambda: self._sampler(request))
@@ -181,12 +226,12 @@ class SampleRunner:
         return Path(save.output_dir or "") / "sample" / f"{name}{when}_{number:02d}_{moment}{seed}.png"
 
 
-def request_of(prompt: Prompt) -> SampleRequest:
+def request_of(prompt: Prompt, how: pixels.Decoding) -> SampleRequest:
     """The request to a sampler for a prompt whose defaults are filled in; reads its images."""
     filled: dict[str, Any] = {"width": prompt.width, "height": prompt.height, "steps": prompt.sample_steps}
     filled |= {"scale": prompt.scale, "guidance": prompt.guidance_scale, "seed": prompt.seed}
     filled["shift"] = prompt.flow_shift or None  # 0 would end the sampling at its first step
-    filled["controls"] = tuple(Image.fromarray(pixels.read(path)) for path in prompt.control_image_path or ())
+    filled["controls"] = tuple(Image.fromarray(pixels.read(path, how)) for path in prompt.control_image_path or ())
     mask = prompt.control_image_mask_path
-    filled["mask"] = Image.fromarray(pixels.read_mask(mask)) if mask else None
+    filled["mask"] = Image.fromarray(pixels.read_mask(mask, how)) if mask else None
     return SampleRequest(prompt.prompt, prompt.negative_prompt or "", **filled, sampler_name=prompt.sample_sampler)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from library.compiler import cudagraph
-from library.config.problems import ConfigError, Text
+from library.config.problems import Text
 from library.config.sections import AdapterRun, Validation
 from library.data.batch import Batch
 from library.data.images import ImageSet
@@ -17,9 +17,12 @@ from library.data.loading import Batches
 from library.data.threads import ahead, num_workers
 from library.families.base import NoisedBatch
 from library.optim import optimizers
+from library.train import beside
 from library.train.rng import derive_seed
 from library.train.stop_requests import WorkCancelled
 from library.train.training import Training
+
+NOT_REPORTED = "the result of this validation is not logged ({why}); the training goes on"
 
 
 class ValidationRunner:
@@ -48,13 +51,17 @@ class ValidationRunner:
         if due := list(training.clock.every(steps, epochs)):
             training.step_log.settle()
             if losses := self._measure(self._batches):
-                for when in due:
-                    training.journal.validated(when, training.clock, losses, training.step_log.meter.average)
+                beside.attempt(lambda: self._report(due, losses), NOT_REPORTED, training)
+
+    def _report(self, due: list[str], losses: dict[str, float]) -> None:
+        training = self._training
+        for when in due:
+            training.journal.validated(when, training.clock, losses, training.step_log.meter.average)
 
     def _measure(self, batches: Batches) -> dict[str, float]:
         """The mean loss at each noise level, over all processes; empty if one of them was interrupted or failed.
 
-        An image that cannot be read causes a warning and does not end the training.
+        An image that cannot be read, a lack of memory or any other error causes a warning; the training goes on.
         """
         training = self._training
         levels, world, components = training.family.validation_timesteps, training.world, training.components
@@ -68,8 +75,8 @@ class ValidationRunner:
                         sums += torch.stack([*losses, torch.ones_like(losses[0])])
         except WorkCancelled:
             cut += 1
-        except ConfigError as error:
-            problem, cut = str(error), cut + 1
+        except Exception as error:
+            problem, cut = beside.reason(error, training), cut + 1
             if training.method.shards is not None:
                 world.gather(True)  # the others wait to compute together, and end it
         if world.ranks > 1:

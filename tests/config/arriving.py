@@ -38,8 +38,6 @@ def of_aitoolkit(pairs, kind="sd_trainer", job="extension"):
     return {"job": job, "config": {"name": "cat", "process": [process]}}
 
 
-def sets_of(path):
-    """The data sets of a dataset file."""
-    return dataset.load(
-        build(CONFIGS["sdxl_train_network"], {"dataset_config": str(path), "masked_loss": True}, notes=[])
-    )
+def sets_of(path, script="sdxl_train_network", **given):
+    """The data sets of a dataset file, of a training with these settings."""
+    return dataset.load(build(CONFIGS[script], {"dataset_config": str(path), "masked_loss": True, **given}, notes=[]))

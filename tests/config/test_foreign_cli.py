@@ -78,7 +78,7 @@ def test_what_is_no_file_of_settings_is_said_in_a_sentence(tmp_path, capsys, nam
 def test_a_named_script_makes_no_settings_of_a_list_of_images(tmp_path, capsys):
     (tmp_path / "meta.json").write_text('{"cats/1.png": {"caption": "a cat"}}', encoding="utf-8")
     assert main.main(["import", str(tmp_path / "meta.json"), "--script", "sdxl_train_network"]) == 1
-    assert "no setting of any training is in this file" in capsys.readouterr().err
+    assert "of none of the programs whose settings are read" in capsys.readouterr().err
 
 
 def test_a_script_may_be_called_as_in_musubi_tuner(tmp_path, capsys):
@@ -127,3 +127,13 @@ def test_a_flat_toml_of_sd_scripts(tmp_path, capsys):
     assert "at most 1.0" in printed.err
     assert main.main(["import", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["settings"]["dataset_config"] == "data.toml"
+
+
+def test_a_data_set_that_is_converted_is_not_still_to_fill_in(tmp_path, capsys):
+    found = {"model_family": "sdxl", "model_type": "lora", "max_train_steps": 1, "data_backend_config": "data.json"}
+    data = [{"id": "cats", "type": "local", "instance_data_dir": "/cats"}]
+    for name, content in (("config.json", found), ("data.json", data)):
+        (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")
+    assert main.main(["import", str(tmp_path / "config.json")]) == 0
+    said = capsys.readouterr().err
+    assert "train_data_dir" not in said and "dataset_config has to be a file of its own" in said

@@ -91,3 +91,40 @@ def test_the_defaults_of_musubi_tuner_are_set_where_its_file_is_silent():
     assert made.config.noise.discrete_flow_shift == 1.0 and made.config.noise.timestep_sampling == "sigma"
     full = importers.read({"dit": "a.safetensors", "model_version": "original"}, CONFIGS)
     assert full.config.script == "qwen_image_train"
+
+
+def test_timesteps_and_weights_of_musubi_mean_what_they_mean_there():
+    base = tomllib.loads(MUSUBI) | {"weighting_scheme": "cosmap", "min_timestep": 100, "max_timestep": 700,
+                                    "preserve_distribution_shape": True}  # fmt: skip
+    made = importers.read(base, CONFIGS)
+    kept = {outcome.key for outcome in made.of("kept")}
+    assert {"weighting_scheme", "min_timestep", "max_timestep", "preserve_distribution_shape"} <= kept
+    noise = made.config.noise
+    assert noise.timestep_range == (0.1, 0.7) and noise.redraws_timesteps and noise.discrete_flow_shift == 2.2
+    made = importers.read(base | {"timestep_sampling": "sigma"}, CONFIGS)  # its table is counted from the noisiest step
+    assert made.config.noise.timestep_range == (0.3, 0.9) and made.config.noise.discrete_flow_shift == 1.0
+    assert {"min_timestep", "max_timestep", "discrete_flow_shift"} <= {outcome.key for outcome in made.of("changed")}
+    whole = importers.read(base | {"timestep_sampling": "sigma", "min_timestep": 0, "max_timestep": 1000}, CONFIGS)
+    assert whole.config.noise.timestep_range == (0.0, 1.0)
+
+
+def test_weights_that_flux_1_does_not_apply_are_said_to_be_left_out():
+    found = {"dit": "k.safetensors", "text_encoder1": "t5.safetensors", "network_module": "networks.lora_flux",
+             "network_dim": 4, "timestep_sampling": "shift", "weighting_scheme": "cosmap"}  # fmt: skip
+    made = importers.read(found, CONFIGS)
+    (said,) = [str(outcome.text) for outcome in made.of("ignored") if outcome.key == "weighting_scheme"]
+    assert "sigma_scaled" in said and made.config.noise.weighting_scheme != "cosmap"
+
+
+def test_the_range_of_ai_toolkit_is_counted_from_the_noisiest_timestep():
+    def imported(kind):
+        found = {"job": "extension", "config": {"name": "q", "process": [AITOOLKIT["config"]["process"][0] | {"train": {
+            "timestep_type": kind, "min_denoising_steps": 200, "max_denoising_steps": 900}}]}}  # fmt: skip
+        return importers.read(found, CONFIGS)
+
+    made = imported("linear")
+    assert made.config.noise.timestep_range == (0.1, 0.8)
+    made = imported("sigmoid")
+    ignored = {outcome.key for outcome in made.of("ignored")}
+    assert {"train.min_denoising_steps", "train.max_denoising_steps"} <= ignored
+    assert made.config.noise.timestep_range == (0.0, 1.0)

@@ -84,7 +84,7 @@ def test_a_form_can_be_made_of_it(script):
         assert option.help[0].isupper() or not option.help[0].isalpha() or option.help.split()[0].islower()
         assert option.help.endswith(".")
         assert len(option.help) <= (84 if option.default is False else 88), option.name  # two lines of a column
-        assert option.kind in ("", "file", "folder", "secret", "text")
+        assert option.kind in ("", "file", "files", "folder", "code", "secret", "text")
         visible[option.section] = visible.get(option.section, 0) + (not option.advanced)
     # More than that in one group is a wall, not a form.
     assert max(visible.values()) <= 15, visible
@@ -266,7 +266,7 @@ def test_a_config_of_kohya_ss_is_ready_to_train():
     ignored = {note.split(" is ignored")[0].split()[-1] for note in notes if " is ignored" in note}
     assert ignored == {"epoch", "noise_offset_type", "dynamo_backend", "mem_eff_save"}
     idle = {note.split()[0] for note in notes if "has no effect here" in note}
-    assert idle == {"clip_skip", "max_timestep", "sample_sampler"}
+    assert idle == {"clip_skip", "sample_sampler"}
 
 
 @pytest.mark.parametrize(

@@ -232,9 +232,9 @@ def test_toml_is_readable_and_comes_back(tmp_path):
 
 def test_toml_may_be_flat_or_in_tables(tmp_path):
     path = tmp_path / "a.toml"
-    path.write_text('count = 4\n[anything]\nword = "x"\ncount = 5\n', encoding="utf-8-sig")
-    assert read_toml(path) == {"count": 5, "word": "x"}
-    assert flat({"a": {"x": 1}, "b": {"x": 2}}) == {"x": 2}
+    path.write_text('count = 4\n[anything]\nword = "x"\n', encoding="utf-8-sig")
+    assert read_toml(path) == {"count": 4, "word": "x"}
+    assert flat({"a": {"x": 1}, "b": {"y": 2}}) == {"x": 1, "y": 2}
 
 
 @pytest.mark.parametrize(

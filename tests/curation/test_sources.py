@@ -96,10 +96,10 @@ def test_steps_are_those_of_the_training(places, kind):
     assert shared["batches_per_epoch"] == len(Batches(images, made, 0, world=2))
     seen = {(p.path, p.fit, p.repeats) for p in collection.pictures if p.used and p.role != "held"}
     assert seen == {(i.path, i.fit, i.repeats) for i in images.items}
-    # Shares that do not come out even leave an image on both sides, as they do in sd-scripts.
-    learned, held = {(i.path, i.dataset) for i in images.items}, images.validation.items if images.validation else ()
-    only = {i.path for i in held if (i.path, i.dataset) not in learned}
-    assert {p.path for p in collection.pictures if p.role == "held"} == only
+    held = {i.path for i in images.validation.items} if images.validation else set()
+    assert {p.path for p in collection.pictures if p.role == "held"} == held and held.isdisjoint(
+        i.path for i in images.items
+    )
     for left in places.rglob("metadata_cache.json"):  # which the trainer keeps where a dataset file says so
         left.unlink()
 

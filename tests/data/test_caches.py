@@ -8,18 +8,22 @@ import time
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from library import data
 from library.config.problems import ConfigError
 from library.data import caches, encoding
 from library.data.batch import padded
-from library.families.base import TextCache
+from library.data.loading import Batches
+from library.data.ordering import Draw
+from library.families.base import LatentCache, TextCache
 from library.train.loss import with_text_length
 from tests import fork_server
 from tests.data import make
 from tests.training import wait_for
 
 DISK = {"cache_latents_to_disk": True}
+MUSUBI = LatentCache("_zi.safetensors", keyed_by_size=True, architecture="z_image")
 TEXT = {"cache_text_encoder_outputs_to_disk": True, "network_train_unet_only": True}
 
 
@@ -404,3 +408,30 @@ def test_captions_of_any_length_are_kept_without_padding(folder, disk):
     assert with_text_length(batch["own"], 5).tolist()[2] == [1, 1, 0, 0, 0] and with_text_length(
         batch["own"], 2
     ).shape == (3, 2)
+
+
+@pytest.mark.parametrize("cache", [make.SDXL, make.FLUX, MUSUBI], ids=["sdxl", "flux", "musubi"])
+def test_masks_are_small_on_the_disk_and_counted_before_anything_is_written(tmp_path, monkeypatch, cache):
+    path, size = tmp_path / "1_cat" / "a.png", (512, 512)
+    picture = Image.new("RGB", size, (200, 10, 10)).convert("RGBA")
+    picture.putalpha(Image.linear_gradient("L").resize(size))
+    path.parent.mkdir()
+    picture.save(path)
+    values = {"resolution": "512", "max_bucket_reso": 512}
+    asked = []
+    monkeypatch.setattr(encoding, "need_space", lambda file, num_bytes: asked.append(num_bytes))
+    loaded = []
+    for options in ({"alpha_mask": True, **DISK}, {"alpha_mask": True, "cache_latents": True}, {"alpha_mask": True}):
+        config = make.config(tmp_path, **values, **options)
+        images, _ = encoded(config, make.Family(cache))
+        loaded.append(Batches(images, config, 0).make(Draw(1, 0, (0,))).mask)
+    assert all(torch.equal(loaded[0], other) for other in loaded[1:]) and 0 < loaded[0].mean() < 1
+    (file,) = (one for one in path.parent.iterdir() if one.suffix in (".npz", ".safetensors"))
+    latents = 4 * 4 * 64 * 64
+    mask = file.stat().st_size - latents
+    assert mask < (512 * 512 / 8 if file.suffix == ".npz" else 512 * 512 * 1.1)
+    assert asked[0] >= 4 * 16 * 64 * 64 + 512 * 512
+    if file.suffix == ".npz":  # as sd-scripts reads it
+        with np.load(file) as npz:
+            (name,) = (name for name in npz.files if name.startswith("alpha_mask"))
+            assert npz[name].dtype == np.float32 and 0 <= npz[name].min() < npz[name].max() == 1

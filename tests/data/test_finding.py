@@ -8,7 +8,7 @@ import pytest
 
 from library import data, families
 from library.config.problems import ConfigError
-from library.data.images import Image, balance, split
+from library.data.images import Image, balance
 from tests.data import make
 
 
@@ -109,22 +109,6 @@ def test_balance_repeats_one_by_one_and_leaves_out_what_is_too_much():
     assert balance(some_images(3), 0) == [] == balance([], 5)
 
 
-def test_validation_images_are_chosen_by_the_seed():
-    images = some_images(10)
-    kept, held = split(images, 0.25, 7, 0)
-    assert (len(kept), len(held)) == (8, 2) and not {i.path for i in kept} & {i.path for i in held}
-    assert (kept, held) == split(images, 0.25, 7, 0) != split(images, 0.25, 8, 0)
-    assert split(images, 0.0, 7, 0) == (images, [])
-
-
-def test_an_image_on_both_sides_is_learned_as_if_it_were_on_one(tmp_path):
-    """ceil(3 x 0.7) images are kept and round(3 x 0.3) held back, as in sd-scripts: one is both."""
-    make.folder(tmp_path / "train", "4_cat", ((64, 64),) * 3)
-    images = data.scan(make.holding_back(make.config(tmp_path / "train", flip_aug=True), 0.3))
-    assert [(image.repeats, image.subset.flip_aug) for image in images.items] == [(4, True)] * 3
-    assert [(image.repeats, image.subset.flip_aug) for image in images.validation.items] == [(1, False)]
-
-
 def test_held_back_images_are_seen_once_and_never_regularise(tmp_path):
     make.folder(tmp_path / "train", "3_cat")
     make.folder(tmp_path / "reg", "1_animal")
@@ -223,7 +207,7 @@ def test_all_wrong_entries_of_metadata_are_named_in_plain_words(tmp_path):
     assert [problem.split(": ", 1)[1] for problem in found] == said
     (tmp_path / "meta.jsonl").write_text('{"image_path": "a.png"}\n\n{"caption": "x"}')
     (problem,) = data.problems(make.config(tmp_path, in_json=str(tmp_path / "meta.jsonl")), 32)
-    assert "meta.jsonl, line 3: it must be an object with image_path" in problem
+    assert "meta.jsonl, line 3: it must have image_path, or file_name and text" in problem
 
 
 def test_a_folder_given_twice_in_one_dataset_counts_once_and_is_told(tmp_path):

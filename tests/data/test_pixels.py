@@ -37,7 +37,6 @@ def test_exif_does_not_turn_the_image(tmp_path):
     turned[274] = 6
     make.picture(tmp_path / "a.jpg", (80, 48), exif=turned)
     assert pixels.read(tmp_path / "a.jpg").shape == (48, 80, 3)
-    assert pixels.is_turned(str(tmp_path / "a.jpg"), (80, 48))
 
 
 def test_shrinking_is_by_area_and_growing_by_lanczos(tmp_path):
@@ -95,3 +94,30 @@ def test_a_missing_file_and_a_broken_one_are_named(tmp_path):
     (tmp_path / "a.png").write_bytes(b"x")
     with pytest.raises(ConfigError, match=r"a\.png cannot be read"):
         pixels.read(tmp_path / "a.png")
+
+
+@pytest.mark.parametrize("suffix", [".png", ".webp", ".bmp", ".avif"])
+def test_a_file_that_passes_the_check_can_be_read(tmp_path, suffix):
+    """One wrong bit anywhere."""
+    if suffix not in pixels.extensions():
+        pytest.skip("no decoder here")
+    path = make.picture(tmp_path / f"a{suffix}", (96, 96))
+    whole, random, damaged = path.read_bytes(), Random(3), 0
+    assert pixels.check_file(str(path)) == ""
+    for _ in range(60):
+        content = bytearray(whole)
+        content[random.randrange(len(content))] ^= 1 << random.randrange(8)
+        path.write_bytes(content)
+        try:
+            pixels.read(path)
+        except ConfigError:
+            damaged += 1
+            assert pixels.check_file(str(path))
+    assert damaged or suffix == ".bmp"
+
+
+def test_a_png_whose_text_alone_is_damaged_can_be_trained(tmp_path):
+    path = make.picture(tmp_path / "a.png")
+    content = path.read_bytes()
+    path.write_bytes(content[:-12] + b"\0\0\0\4tIMEabcd\0\0\0\0" + content[-12:])
+    assert pixels.read(path).shape and pixels.check_file(str(path)) == ""

@@ -1,5 +1,6 @@
 """SDXL at work: conditions from captions, a training step, previews."""
 
+import inspect
 import json
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from library.families.sdxl import conditions, emphasis
 from library.families.sdxl import sampler as preview
 from library.families.sdxl.options import SdxlLora
 from library.families.shared import clip
+from library.objectives import diffusion
 from library.objectives.base import NoisedBatch
 
 VECTORS = json.loads((Path(__file__).parents[1] / "golden" / "sd_scripts_vectors.json").read_text(encoding="utf-8"))
@@ -310,3 +312,37 @@ def test_v_prediction_is_sampled_as_such(parts, tiny_sdxl):
     velocity = family(tiny_sdxl, v_parameterization=True).sampler(parts)(request)
     assert not np.array_equal(np.asarray(plain), np.asarray(velocity))
     assert preview.scheduler("euler", True).config.prediction_type == "v_prediction"
+
+
+@pytest.mark.parametrize("name", [name for name in preview.SAMPLERS if not name.startswith("k_")])
+def test_previews_of_a_schedule_without_signal_at_its_end_begin_with_pure_noise(name):
+    """An oracle that knows the image is led to it from noise, on the schedule that is trained."""
+    steps = preview.scheduler(name, True, terminal_zero=True)
+    torch.testing.assert_close(steps.alphas_cumprod, diffusion.alphas(terminal_zero=True), atol=1e-6, rtol=1e-4)
+    steps.set_timesteps(6)
+    assert steps.timesteps[0] == diffusion.STEPS - 1
+    image, generator = torch.full((1, 4, 4, 4), 0.7), torch.Generator().manual_seed(0)
+    sample = torch.randn(image.shape, generator=generator) * steps.init_noise_sigma
+    extra = {"generator": generator} if "generator" in inspect.signature(steps.step).parameters else {}
+    for t in steps.timesteps:
+        seen = steps.scale_model_input(sample, t)
+        at = float(t) if steps.init_noise_sigma == 1 else None
+        signal = steps.alphas_cumprod[int(at)] if at is not None else 1 / (1 + steps.sigmas[steps.step_index] ** 2)
+        noise = (seen - signal.sqrt() * image) / (1 - signal).sqrt()
+        velocity = signal.sqrt() * noise - (1 - signal).sqrt() * image
+        sample = steps.step(velocity, t, sample, **extra, return_dict=False)[0]
+    torch.testing.assert_close(sample, image, atol=0.25, rtol=0)  # pndm and dpmsolver are coarse in six steps
+
+
+def test_the_previews_of_a_training_use_its_own_schedule(parts, tiny_sdxl, monkeypatch):
+    request = SampleRequest("a cat", width=64, height=64, steps=2, seed=1)
+    made, real = [], preview.scheduler
+
+    def noted(*given):
+        made.append(given)
+        return real(*given)
+
+    monkeypatch.setattr(preview, "scheduler", noted)
+    images = [np.asarray(family(tiny_sdxl, v_parameterization=True, zero_terminal_snr=on).sampler(parts)(request))
+              for on in (False, True)]  # fmt: skip
+    assert [given[2] for given in made] == [False, True] and not np.array_equal(*images)

@@ -150,7 +150,7 @@ def test_only_a_page_that_is_open_to_nobody_else_asks(words, private, monkeypatc
     monkeypatch.delenv("KOHYA_TOKEN", raising=False)
     given: argparse.Namespace = parser().parse_args(words.split())
     assert is_private(access_of(given), given.root_path) is private
-    monkeypatch.setenv("KOHYA_TOKEN", "a-token-of-some-length")
+    monkeypatch.setenv("KOHYA_TOKEN", "a-token-of-some-length-01")
     assert not is_private(access_of(given), given.root_path)
 
 

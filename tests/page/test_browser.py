@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from library import importers
 from library.check import isolated
 from library.config.building import build
 from library.config.formats import read_toml
@@ -248,6 +249,12 @@ def test_a_config_goes_through_download_and_upload(visit, tmp_path):
     assert other.page.locator("#lora-network_dim").input_value() == "24"
     config = build(config_class("sdxl_train_network"), other.held()["values"])
     assert flat(changed(config)) == read_toml(tmp_path / "cat.toml")
+    recipe = {"ss_base_model_version": "sdxl_base_v1-0", "ss_network_dim": "48", "ss_seed": "7"}
+    header = importers.with_header(json.dumps({"__metadata__": recipe}))
+    (tmp_path / "lora.safetensors").write_bytes(header + bytes(2_000_000))  # larger than any config
+    other.page.locator("input[type=file]").locator("nth=0").set_input_files(tmp_path / "lora.safetensors")
+    other.until("Loaded lora.safetensors")
+    assert other.page.locator("#lora-network_dim").input_value() == "48"
 
 
 def test_training_is_watched_left_and_found_again(visit, tmp_path):

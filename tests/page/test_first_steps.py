@@ -6,7 +6,12 @@ import pytest
 from PIL import Image
 
 from library import families
-from tests.downloads.conftest import header, hub, small  # noqa: F401
+from library.demo import configs
+from library.downloads import finding
+from library.runs import job as jobs
+from library.runs import layout
+from tests.downloads.conftest import header, hub, small, sparse  # noqa: F401
+from tests.downloads.test_downloads import SHAPES
 
 OFFER = families.facts("sdxl").hub_models[0].files[0]
 SDXL = {"model.diffusion_model.input_blocks.0.0.weight": (4, 4), "conditioner.embedders.1.x": (100, 100)}
@@ -30,6 +35,46 @@ def comes_without_moving_anything(seen):
     seen.open()
     seen.state("finished")
     assert seen.page.evaluate(SHIFTS) < 0.01
+
+
+@pytest.mark.browser
+def test_the_demo_fills_in_the_form_and_files_beside_a_model_are_filled_in(visit, served, monkeypatch):
+    """The process that makes the demo is a stand-in, which writes no model."""
+    root, asked = served[1] / "made", []
+    place = root / "flux"
+
+    def start(kind, words):
+        asked.append(words)
+        files = {option: sparse(place / f"{option}.safetensors", shapes) for option, shapes in SHAPES["flux"].items()}
+        files["flux"] = files.pop(finding.BASE)
+        path, script = root / "flux_train_network.toml", "flux_train_network"
+        path.write_text(configs.text(script, files, root / "images", root / "out", "flux"), encoding="utf-8")
+        folder = jobs.new(kind)
+        layout.store(folder / jobs.JOB, {"kind": kind, "state": "finished", "started": 1.0})
+        layout.store(folder / jobs.RESULT, {"configs": {script: str(path)}})
+        return jobs.at(folder)
+
+    monkeypatch.setattr(jobs, "start", start)
+    seen = visit()
+    value = lambda name: seen.held()["values"][name]  # noqa: E731
+    seen.family("FLUX.1")
+    seen.click("Try it with the demo")
+    seen.until("Loaded flux_train_network.toml for FLUX.1")
+    assert asked[0][:3] == ["demo", "--no-train", "--family=flux"]
+    assert value("train_data_dir") == str(root / "images") and value("t5xxl") == str(place / "t5xxl.safetensors")
+    seen.click("Undo")
+    seen.until("as it was before")
+    assert value("t5xxl") == ""
+    seen.family("SDXL")
+    model = place / f"{finding.BASE}.safetensors"
+    seen.fill(pretrained_model_name_or_path=model)  # of the other family, which is chosen
+    seen.until("Filled in what lies beside the model")
+    held = seen.held()
+    assert held["family"] == "flux" and held["values"]["pretrained_model_name_or_path"] == str(model)
+    for option in ("clip_l", "t5xxl", "ae"):
+        assert held["values"][option] == str(place / f"{option}.safetensors")
+    seen.click("Undo")
+    assert value("ae") == ""
 
 
 @pytest.mark.browser

@@ -7,7 +7,7 @@ import numpy
 import pytest
 from safetensors.numpy import save_file
 
-from kohya_gui.form import api, compile_summary, messages, presets, probe
+from kohya_gui.form import api, compile_summary, messages, presets, probe, typed_paths
 from kohya_gui.form.form import SettingsForm
 from kohya_gui.form.tab import FAMILIES, TABS
 from kohya_gui.server.json_api import ApiRequest
@@ -15,7 +15,7 @@ from library import families
 from library.check import isolated
 from library.config.building import build
 from library.config.problems import ConfigError, Problem
-from library.config.schema import values
+from library.config.schema import options, values
 from library.families import config_class
 from library.runs import job, keys, layout, registry
 from library.runs.record import Record
@@ -57,16 +57,49 @@ def test_a_web_address_in_a_path_field_is_told_while_one_types(helper):
 
 
 def test_a_base_model_that_is_none_is_told_while_one_types(helper, tmp_path):
-    def wrong(path):
-        return helper.judge(question(pretrained_model_name_or_path=str(path)))["wrong"].get(
-            "lora-pretrained_model_name_or_path", ""
-        )
+    def wrong(path, typing=""):
+        asked = question(more={"typing": typing}, pretrained_model_name_or_path=str(path))
+        return helper.judge(asked)["wrong"].get("lora-pretrained_model_name_or_path", "")
 
     save_file({"x.lora_down.weight": numpy.zeros(1)}, tmp_path / "cat.safetensors")
     assert "is a LoRA file, not a model" in wrong(tmp_path / "cat.safetensors")
     assert "does not exist" in wrong(tmp_path / "dog.safetensors") and "must end in" in wrong(tmp_path / "dog.png")
-    assert wrong(tmp_path / "do") == "" and wrong("org/model-v1.safe") == ""  # what may yet be typed, and an id
+    assert wrong("org/model-v1.safe") == "" and "does not exist" in wrong(tmp_path / "ca")
+    assert wrong(tmp_path / "ca", api.MODEL) == "" and wrong(tmp_path.parent, api.MODEL) == ""  # to be typed on
+    assert "outside of" in wrong(tmp_path.parent / "x.safetensors", api.MODEL)
     assert os.name == "nt" or "is a path of Windows" in wrong('"C:\\dog.safetensors"')
+
+
+@pytest.mark.parametrize("tab", FORMS)
+def test_every_path_is_judged_while_one_types(helper, tmp_path, tab):
+    """Found from the table of options: one that is missing, in a place where the page may not look, or a file."""
+    (tmp_path / "file").touch()
+    form = FORMS[tab]
+    for family, config in form.configs.items():
+        names = [name for name, option in options(config).items() if option.kind in ("file", "folder")]
+        made = [name for name in names if name in typed_paths.MADE]
+        cases = (("/nowhere/x", names, "outside of"), (tmp_path / "none" / "x", {*names} - {*made}, "does not exist"),
+                 (tmp_path / "file" / "x", made, "is a file; choose a folder"))  # fmt: skip
+        for path, expected, words in cases:
+            found = helper.judge(question(tab, family, **dict.fromkeys(names, str(path))))["wrong"]
+            places = form.places(family)
+            said = {name: str(found.get(places[name][1], "")) for name in expected}
+            said.pop("control_directory", "")  # which rules of the model come before
+            assert all(words in text for text in said.values()), (family, said)
+        here = helper.judge(question(tab, family, **dict.fromkeys(made, str(tmp_path / "new" / "x"))))["wrong"]
+        assert not here
+
+
+def test_the_beginning_of_a_path_is_no_mistake_in_the_field_that_one_is_in(helper, tmp_path):
+    (tmp_path / "images").mkdir()
+    for typing, expected in (("train_data_dir", []), ("", ["lora-train_data_dir"])):
+        asked = question(more={"typing": typing}, train_data_dir=str(tmp_path / "ima"))
+        assert list(helper.judge(asked)["wrong"]) == expected
+
+
+@pytest.mark.parametrize("name", ["../../x", "a/b", "con", "x" * 201, " x"])
+def test_an_output_name_that_no_file_can_have_is_told_while_one_types(helper, name):
+    assert list(helper.judge(question(output_name=name))["wrong"]) == ["lora-output_name"]
 
 
 def test_a_profile_is_chosen_only_while_the_form_compiles_by_it(helper):
@@ -227,9 +260,9 @@ def test_what_a_report_says_is_text_and_its_remedies_are_values_of_fields():
          "fix": {"caption_extension": ".txt"}},
         {**Problem("", "9 GB free").as_json(), "topic": "disk", "verdict": "ok"}], "fit": None}  # fmt: skip
     form = FORMS["lora"]
-    shown = messages.report(report, form.places("sdxl"), lambda fix: form.shown("sdxl", fix))
+    shown = messages.report(report, form.places("sdxl"), lambda one: form.shown("sdxl", one["fix"]))
     assert "&lt;b&gt;" in shown and "<b>x" not in shown and "This has to be fixed first" in shown
     assert 'data-fix="{&quot;caption_extension&quot;: &quot;.txt&quot;}"' in shown and "#lora-train_data_dir" in shown
     assert "find-models" not in shown
-    assert "find-models" in messages.report(report, {}, lambda fix: fix, {"train_data_dir"})
-    assert "probe" not in shown and "probe" in messages.report({**report, "findings": []}, {}, lambda fix: fix)
+    assert "find-models" in messages.report(report, {}, lambda one: one["fix"], {"train_data_dir"})
+    assert "probe" not in shown and "probe" in messages.report({**report, "findings": []}, {}, lambda one: one["fix"])

@@ -1,5 +1,7 @@
 """The dialog for base models: what is on the disk, what is downloaded, and nothing outside of the roots."""
 
+import json
+
 import pytest
 
 from kohya_gui.form.form import SettingsForm
@@ -8,6 +10,7 @@ from kohya_gui.models import models
 from kohya_gui.models.models import ModelsApi
 from kohya_gui.server.json_api import ApiRequest
 from library import families
+from library.config.building import build, missing
 from library.config.problems import ConfigError
 from library.downloads import finding
 from library.runs import job as jobs
@@ -50,6 +53,35 @@ def test_what_is_there_and_what_is_offered(api, tmp_path):
     assert [file["size"] for file in found["offers"][0]["files"]] == [23802932552, 246144152, 9787841024, 335304388]
     assert found["folder"] == str(tmp_path / "root" / "kohya" / "models") and found["free"] > 0
     assert found["labels"]["t5xxl"] == "T5-XXL" and not (tmp_path / "root" / "kohya").exists()
+
+
+def required(family):
+    """The parts that a family cannot do without."""
+    lacking = {problem.option for problem in missing(build(TABS[0].configs[family], {}))}
+    return lacking & families.facts(family).part_options.keys()
+
+
+@pytest.mark.parametrize("family", filter(required, SHAPES))
+def test_the_files_that_lie_beside_a_model_are_proposed_for_empty_fields(api, tmp_path, family):
+    """Of families that need more files than one: in one folder, and sorted as other programs do."""
+    for layout in ("one", "sorted"):
+        place = tmp_path / "root" / family / layout
+        where = lambda option: place / (option if layout == "sorted" else "")  # noqa: E731, B023
+        files = {option: sparse(where(option) / f"{number}.safetensors", shapes)
+                 for number, (option, shapes) in enumerate(SHAPES[family].items())}  # fmt: skip
+        known = files.pop(finding.BASE)
+        lacking = required(family)
+
+        def beside(**given):
+            sent = json.dumps({"family": family, "values": given, "launch": {}})
+            return api.beside(ApiRequest({"tab": "lora", "sent": sent}))["values"]
+
+        base = {finding.BASE: str(known)}  # noqa: B023
+        assert beside(**base) == {option: str(files[option]) for option in lacking}
+        filled = {option: "/mine.safetensors" for option in lacking}
+        assert beside(**base, **filled) == {}  # what was filled in stays
+    named = look(api, family=family, named=str(known))
+    assert str(known) in {one["path"] for one in named["bases"]}  # also in a folder that is none of the usual ones
 
 
 def test_a_download_is_planned_with_the_hubs_own_sizes_and_licences(api, hub):  # noqa: F811

@@ -8,7 +8,7 @@ import pytest
 from kohya_gui.form import messages
 from kohya_gui.panel import charts, html
 from library.config.problems import Problem, Text
-from library.importers.builder import TO_FIX
+from library.importers.result import TO_FIX
 from library.runs import process
 from library.runs.queue import Queue, QueueEntry
 from library.runs.reader import RecordedRun, RunProgress

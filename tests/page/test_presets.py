@@ -7,13 +7,16 @@ import pytest
 
 from kohya_gui.form import presets
 from kohya_gui.form.tab import FAMILIES, TABS
+from library import importers
 from library.config.building import build
 from library.config.formats import read_toml
 from library.config.problems import ConfigError
 from library.config.schema import changed, flat, options
+from library.families import RUNS, config_class
 from library.files import write_atomic
 
 CONFIGS = {tab.kind: tab.configs for tab in TABS}
+EVERY_SCRIPT = {script: config_class(script) for script in RUNS}
 EVERY = presets.every()
 ALL = [preset for preset in EVERY if not preset.is_profile]  # profiles: tests/compile/test_profiles.py
 
@@ -51,7 +54,7 @@ def test_a_preset_replaces_all_but_paths_and_names(preset):
 def load(tmp_path, text, family="sdxl", kind="lora"):
     path = tmp_path / "a.toml"
     path.write_text(text, encoding="utf-8")
-    return presets.load(path, CONFIGS[kind], family, [])
+    return presets.fitting(path, CONFIGS[kind], family).config
 
 
 def test_a_file_finds_its_family_and_else_keeps_the_one_on_screen(tmp_path):
@@ -64,16 +67,34 @@ def test_a_file_that_says_what_it_is_for_is_taken_for_nothing_else(tmp_path):
     whole = build(CONFIGS["finetune"]["sdxl"], {"learning_rate": 1e-5})  # every key of it would fit a LoRA, too
     presets.save(tmp_path / "a.toml", whole, "")
     with pytest.raises(ConfigError, match="a.toml is for SDXL fine-tune"):
-        presets.load(tmp_path / "a.toml", CONFIGS["lora"], "flux", [])
-    assert presets.load(tmp_path / "a.toml", CONFIGS["finetune"], "flux", []) == whole
+        presets.fitting(tmp_path / "a.toml", CONFIGS["lora"], "flux")
+    assert presets.fitting(tmp_path / "a.toml", CONFIGS["finetune"], "flux").config == whole
     (tmp_path / "sdxl_train_network-cat.toml").write_text("seed = 1")
-    assert presets.load(tmp_path / "sdxl_train_network-cat.toml", CONFIGS["lora"], "flux", []).family == "sdxl"
+    assert presets.fitting(tmp_path / "sdxl_train_network-cat.toml", CONFIGS["lora"], "flux").config.family == "sdxl"
 
 
-def test_a_file_with_mistakes_is_refused_with_all_of_them(tmp_path):
-    with pytest.raises(ConfigError, match=r"a\.toml: lerning_rate .*learning_rate\?") as error:
-        load(tmp_path, 'lerning_rate = 1\nmax_train_steps = "many"')
-    assert "max_train_steps" in str(error.value) and str(tmp_path) not in str(error.value)
+def test_a_file_with_mistakes_is_loaded_and_all_of_them_are_named(tmp_path):
+    """As `kohya import` answers: the reader is the same."""
+    path = tmp_path / "a.toml"
+    path.write_text('lerning_rate = 1\nmax_train_steps = "many"\nseed = 7\nfull_bf16 = true', encoding="utf-8")
+    made = presets.fitting(path, CONFIGS["lora"], "flux")
+    config = made.config
+    assert (config.family, config.steps.seed, config.precision.full_bf16) == ("flux", 7, True)
+    said = [str(note) for note in presets.report(made)]
+    assert "lerning_rate is not an option (did you mean learning_rate?)" in said
+    assert any("max_train_steps" in one and "whole number" in one for one in said)
+    assert any(one.startswith("to fix: full_bf16") for one in said)
+    shell = importers.load(path, EVERY_SCRIPT, "flux_train_network")
+    assert shell.config == config and [str(one) for one in shell.problems] == [
+        one.removeprefix("to fix: ") for one in said if one.startswith("to fix: ")
+    ]
+    assert [one.fix for one in shell.unknown()] == [{"learning_rate": 1.0}]
+
+
+def test_what_cannot_be_read_is_refused_without_its_folder(tmp_path):
+    with pytest.raises(ConfigError, match=r"^a\.toml is not valid TOML") as error:
+        load(tmp_path, "seed = = 7")
+    assert str(tmp_path) not in str(error.value)
 
 
 def test_saving_writes_over_nothing_but_the_file_that_was_opened(tmp_path):
@@ -90,12 +111,12 @@ def test_saving_writes_over_nothing_but_the_file_that_was_opened(tmp_path):
 
 
 def test_a_saved_config_is_the_same_when_it_is_loaded(tmp_path):
-    for config_class in (c for configs in CONFIGS.values() for c in configs.values()):
+    for chosen in (c for configs in CONFIGS.values() for c in configs.values()):
         given = {"optimizer_args": ["betas=0.9,0.99", "a b"], "output_dir": "C:\\x\\o", "max_grad_norm": 0}
-        config = build(config_class, given, notes=[])
+        config = build(chosen, given, notes=[])
         path = tmp_path / f"{config.script}.toml"
         presets.save(path, config, "")
-        assert presets.load(path, CONFIGS[config.kind], config.family, []) == config
+        assert presets.fitting(path, CONFIGS[config.kind], config.family).config == config
 
 
 def test_tokens_never_reach_a_file(tmp_path):
@@ -107,34 +128,52 @@ def test_tokens_never_reach_a_file(tmp_path):
 def test_what_is_no_text_is_refused_in_words(tmp_path):
     write_atomic(tmp_path / "a.toml", b"\x80\x81")
     with pytest.raises(ConfigError, match="not a text file"):
-        presets.load(tmp_path / "a.toml", CONFIGS["lora"], "sdxl", [])
+        presets.fitting(tmp_path / "a.toml", CONFIGS["lora"], "sdxl")
 
 
 KOHYA = {"sdxl": True, "LoRA_type": "Standard", "network_dim": "16", "lowvram": True, "wandb_api_key": "canary"}
 
 
 def test_a_file_of_kohya_ss_is_imported_and_replaces_what_was_there(tmp_path):
-    path, notes = tmp_path / "cat.json", []
+    path = tmp_path / "cat.json"
     path.write_text(json.dumps(KOHYA | {"sample_prompts": "a cat"}), encoding="utf-8")
-    config = presets.load(path, CONFIGS["lora"], "flux", notes)
+    made = presets.fitting(path, CONFIGS["lora"], "flux")
+    config = made.config
     assert config.script == "sdxl_train_network" and flat(changed(config))["network_dim"] == 16
-    told = "\n".join(notes)
-    assert "Imported from kohya_ss" in told and "lowvram" in told and 'kohya import "cat.json" -o' in told
+    told = "\n".join(map(str, presets.report(made)))
+    assert "Imported from kohya_ss" in told and "lowvram" in told and made.texts == {"sample_prompts": "a cat\n"}
     assert "canary" not in told
 
 
 def test_what_does_not_go_together_can_be_mended_in_the_form(tmp_path):
-    path, notes = tmp_path / "cat.json", []
+    path = tmp_path / "cat.json"
     path.write_text(json.dumps(KOHYA | {"full_bf16": True, "mixed_precision": "fp16"}), encoding="utf-8")
-    assert presets.load(path, CONFIGS["lora"], "sdxl", notes).precision.full_bf16
-    assert any(note.startswith("to fix: full_bf16") for note in notes)
+    made = presets.fitting(path, CONFIGS["lora"], "sdxl")
+    assert made.config.precision.full_bf16 and [problem.option for problem in made.problems] == ["full_bf16"]
 
 
 def test_a_foreign_file_for_another_tab_or_model_is_refused(tmp_path):
     path = tmp_path / "cat.json"
     path.write_text(json.dumps(KOHYA), encoding="utf-8")
     with pytest.raises(ConfigError, match="SDXL LoRA"):
-        presets.load(path, CONFIGS["finetune"], "sdxl", [])
+        presets.fitting(path, CONFIGS["finetune"], "sdxl")
     path.write_text(json.dumps({"LoRA_type": "Standard"}), encoding="utf-8")
     with pytest.raises(ConfigError, match=r"Stable Diffusion 1\.5"):
-        presets.load(path, CONFIGS["lora"], "sdxl", [])
+        presets.fitting(path, CONFIGS["lora"], "sdxl")
+
+
+def test_files_that_a_config_names_are_read_where_the_page_may_look_alone(tmp_path, monkeypatch):
+    """The shell reads them wherever they lie; a config that a browser sends may not make the page do so."""
+    home, outside = tmp_path / "home", tmp_path / "outside"
+    for folder in (home, outside):
+        folder.mkdir()
+        data = [{"id": "cats", "type": "local", "instance_data_dir": f"/{folder.name}/cats"}]
+        (folder / "data.json").write_text(json.dumps(data), encoding="utf-8")
+    monkeypatch.setattr(presets.paths, "roots", lambda: (home.resolve(),))
+    found = {"model_family": "sdxl", "model_type": "lora", "max_train_steps": 1}
+    for folder, is_read in ((home, True), (outside, False)):
+        path = home / "config.json"
+        path.write_text(json.dumps({**found, "data_backend_config": str(folder / "data.json")}), encoding="utf-8")
+        made = presets.imported(path, CONFIGS["lora"], "sdxl")
+        assert ("/cats" in made.texts.get("dataset_config", "")) == is_read
+        assert "cats" in importers.load(path, EVERY_SCRIPT).texts["dataset_config"]

@@ -321,10 +321,11 @@ def test_a_run_from_a_shell_is_gone_on_with_once_and_where_it_was(tmp_path, monk
         raise SystemExit(3)
     monkeypatch.chdir(tmp_path)
     begun = []
-    monkeypatch.setattr(start, "begin", begun.append)
+    monkeypatch.setattr(start, "begin", lambda job: begun.append(job) or "the-new-run")
     run, answers = reader.run(record.id), actions.RunActions({})
     assert run.state == "failed" and "Resume from step 3" in actions.buttons(run, [run])
-    assert answers.resumed(run) == "It resumes after step 3."
+    said, resumed = answers.resumed(run)
+    assert (str(said), resumed) == ("It resumes after step 3: this is the new run.", "the-new-run")
     (job,) = begun
     assert job.resumes == run.id and job.folder == str(shell) and job.output == str(shell / "out")
     assert f'resume = "{state}"' in job.toml and 'train_data_dir = "images"' in job.toml

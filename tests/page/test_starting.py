@@ -12,7 +12,9 @@ from library.check import isolated
 from library.config import ineffective
 from library.config.building import build
 from library.config.schema import changed, flat
+from library.demo import configs
 from library.runs import gpu_slots, machine
+from tests.page.conftest import FORM
 
 CASES = [(tab, family) for tab in TABS for family in tab.configs]
 NAMES = [f"{tab.id}-{family}" for tab, family in CASES]
@@ -218,8 +220,8 @@ def test_another_family_brings_its_start_and_what_was_typed_stays(visit):
     page.locator(".field:has(#lora-learning_rate) .reset").click()  # back to the start, and not to 2e-6
     assert held(visitor, lora) == {**flux, "train_data_dir": "/images"}
     visitor.family("SDXL")
-    assert held(visitor, lora) == {**sdxl, "train_data_dir": "/images"}
-    visitor.fill(output_name="mine", max_train_steps="7")
+    assert held(visitor, lora) == {**sdxl, **typed}  # as it was left
+    visitor.fill(output_name="mine", max_train_steps="7", learning_rate=sdxl["learning_rate"])
     page.get_by_role("button", name="sd-scripts' defaults").locator("visible=true").click()
     visitor.until("Paths and names are kept")
     assert held(visitor, lora) == {"train_data_dir": "/images", "output_name": "mine"}
@@ -240,3 +242,68 @@ def test_a_loaded_file_is_what_it_says_and_marks_what_it_sets(visit, served):
     assert held(visitor, lora) == {"network_dim": 24, "learning_rate": 0.0005}  # nothing of the start is left
     assert page.locator(".start:visible b").inner_text() == "short.toml"
     assert page.locator(".changed:visible [data-option]").count() == 2
+
+
+VISITS = f"""([mine, others]) => {FORM}.then(({{ held, formOf }}) => {{
+  const form = formOf("lora");
+  const look = (name) => {{ form.querySelector(`[name=family][value=${{name}}]`).click(); return held(form); }};
+  return others.map((other) => [look(other), look(mine)]); }})"""
+
+
+class AnyFile(dict):
+    """The files of a model, wherever they are."""
+
+    def __missing__(self, name):
+        return Path(f"/models/{name}.safetensors")
+
+
+@pytest.mark.browser
+def test_a_look_at_another_family_leaves_a_loaded_config_as_it_was(visit, served):
+    """For each family: its demo's config, and looks at all others. What it sets goes along."""
+    visitor, lora = visit(), TABS[0]
+    page, place = visitor.page, visitor.page.get_by_placeholder("Config file").locator("visible=true")
+    for family, config in lora.configs.items():
+        path = served[1] / f"look-{family}.toml"
+        images = Path("/images")
+        path.write_text(configs.text(config.script, AnyFile(), images, served[1] / "out", family), encoding="utf-8")
+        place.fill(str(path))
+        visitor.click("Load config")
+        visitor.until(f"Loaded {path.name}")
+        loaded, others = visitor.held(), [name for name in lora.configs if name != family]
+        for other, (seen, back) in zip(others, page.evaluate(VISITS, [family, others]), strict=True):
+            assert seen["values"]["train_data_dir"] == str(images) and seen["values"]["network_dim"] == "8", other
+            assert seen["values"]["caption_extension"] == ".txt" and seen["values"]["enable_bucket"] is True, other
+            assert back == loaded, other
+
+
+@pytest.mark.browser
+def test_what_is_typed_for_one_family_is_there_again_when_it_is_chosen_again(visit):
+    visitor = visit()
+    value = lambda name: visitor.held()["values"][name]  # noqa: E731
+    flux = start_preset.starts("lora", TABS[0].configs)["flux"]["values"]
+    visitor.fill(learning_rate="0.0003", train_data_dir="/cats", network_dim=flux["network_dim"])
+    visitor.family("FLUX.1")
+    assert (value("learning_rate"), value("train_data_dir")) == ("0.0003", "/cats")
+    visitor.fill(learning_rate="0.0005", max_train_steps="77")
+    visitor.family("SDXL")
+    assert (value("learning_rate"), value("max_train_steps")) == ("0.0003", "77")
+    assert value("network_dim") == flux["network_dim"]  # which for FLUX.1 is nothing that somebody typed
+    visitor.fill(train_data_dir="/dogs")
+    visitor.open()  # all of it outlives the page
+    visitor.family("FLUX.1")
+    assert (value("learning_rate"), value("train_data_dir"), value("max_train_steps")) == ("0.0005", "/dogs", "77")
+
+
+@pytest.mark.browser
+def test_the_name_that_is_proposed_for_a_result_is_that_of_the_family(visit, served):
+    path = served[1] / "named.toml"
+    path.write_text('output_name = "sdxl-lora"\n', encoding="utf-8")
+    visitor = visit()
+    name = lambda: visitor.held()["values"]["output_name"]  # noqa: E731
+    visitor.page.get_by_placeholder("Config file").locator("visible=true").fill(str(path))
+    visitor.click("Load config")
+    visitor.until("Loaded named.toml")
+    visitor.family("FLUX.1")
+    assert name() == "flux-lora"
+    visitor.family("SDXL")
+    assert name() == "sdxl-lora"

@@ -181,7 +181,7 @@ def test_what_became_of_the_keys_of_other_trainers_is_in_every_catalogue():
     said += [reason for table in tables for reason in table["ignored"].values()]
     said = [text for text in said if re.search(r"[a-z]{2} [a-z]{2}", page_texts.PLACE.sub("", text))]
     assert len(said) > 250 and "becomes one of optimizer_args" in said and not absent(said), "add these"
-    modules = [path for path in modules if path.stem != "builder"]  # whose account for a shell is English
+    modules = [path for path in modules if path.stem != "result"]  # whose account for a shell is English
     filled = (ast.unparse(one) for path in modules for one in page_texts.nodes(path) if isinstance(one, ast.JoinedStr))
     assert not [text for text in filled if re.search(r"[a-z]{2} [a-z]{2}", re.sub(r"{[^}]*}", "", text))], "use a Text"
 

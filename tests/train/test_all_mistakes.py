@@ -268,7 +268,7 @@ def answered(arguments, input, env, **_):
 
 def test_the_page_names_them_all(world, monkeypatch):
     from kohya_gui.form.tab import TABS, TrainingTab
-    from library.config.formats import load_toml
+    from library.config.outside_files import load_toml
     from library.config.schema import flat
 
     tab = TrainingTab(TABS[0], [world[0].parents[1], ROOT])

@@ -2,8 +2,10 @@
 
 import json
 import math
+import re
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image
@@ -23,7 +25,7 @@ from library.families import RUNS, config_class
 from library.measuring import model_stats
 from library.measuring.result import Measured
 from library.runs import layout
-from tests.training import command
+from tests.training import command, config_of
 
 LORA, FLUX, WHOLE_SDXL = (config_class(s) for s in ("sdxl_train_network", "flux_train_network", "sdxl_train"))
 READY = {"mixed_precision": "bf16", "cache_latents": True, "cache_text_encoder_outputs": True, "network_dim": 16,
@@ -85,7 +87,12 @@ def test_captions_with_another_ending_are_a_hint_with_a_remedy(config):
 
 def test_what_the_training_ends_before_is_said(config, tmp_path):
     (tmp_path / "prompts.txt").write_text("a zorb toy")
-    late = {"sample_every_n_steps": 61, "validate_every_n_epochs": 5}
+    late = {
+        "sample_every_n_steps": 61,
+        "validate_every_n_epochs": 5,
+        "save_every_n_steps": 61,
+        "save_every_n_epochs": 5,
+    }
     prompts = {"sample_prompts": str(tmp_path / "prompts.txt")}
     found = {hint.text for hint in told(replace(config, **prompts, **late, validation_split=0.2), "hint")}
     ends = {"steps": "60 steps", "epochs": "4 epochs"}
@@ -93,9 +100,22 @@ def test_what_the_training_ends_before_is_said(config, tmp_path):
     by_epochs = {"compile": True, "compile_backend": "eager", "compile_from_step": "55", "max_train_epochs": 3}
     (hint,) = (h for h in told(replace(config, **by_epochs), "hint") if h.text.startswith("compile_from_step"))
     assert "nothing is compiled, as the training ends with step 54 and compiling begins with step 55" in hint.text
-    alone = {hint.text for hint in told(replace(config, **prompts, save_every_n_steps=61), "hint")}
-    assert not [text for text in alone if "ends after" in text]  # a file is saved at the end in any case
+    alone = {hint.text for hint in told(replace(config, **prompts, save_every_n_steps=60), "hint")}
+    assert not [text for text in alone if "ends after" in str(text)]
+    (bad,) = told(replace(config, ema_decay=0.9, ema_every_n_steps=61))  # its file would be the untrained model
+    assert "60 steps" in str(bad.text) and bad.fix == {"ema_every_n_steps": 1}
+    assert not told(replace(config, ema_decay=0.9, ema_every_n_steps=60))
+    falling = {"lr_scheduler": "warmup_stable_decay", "lr_warmup_steps": 40, "lr_decay_steps": "50%"}
+    (bad,) = told(replace(config, **falling))
+    assert "30 steps" in str(bad.text) and "all 60" in str(bad.text)
     assert any(text.startswith("sample_prompts: samples are generated only when") for text in alone - found)
+
+
+def test_what_is_held_out_for_validation_is_said_by_folder(config):
+    said = [str(one.text) for one in told(replace(config, validation_split=0.25), "ok") if one.topic == "images"]
+    wanted = r"\d+ of \d+ images held out for validation: \d+ of \d+ in .+"
+    assert any(re.fullmatch(wanted, text) for text in said)
+    assert not any("held out" in str(one.text) for one in told(config, "ok"))
 
 
 def test_a_hint_with_a_remedy_is_gone_after_it(config):
@@ -391,3 +411,43 @@ def test_the_pace_of_a_gpu_is_that_of_its_own_clock(tmp_path):
     (tmp_path / layout.PROGRESS).write_text("".join(f"{line(n, [9, 1, 2][n])}\n" for n in range(3)), encoding="utf-8")
     assert probe._pace(tmp_path, {"peak_memory_gb": 3.0}) == pytest.approx(1.52)
     assert probe._pace(tmp_path, {"peak_ram_gb": 3.0}) == 0.2
+
+
+def test_the_check_counts_what_sample_images_take(config, demo, tmp_path):
+    from library.check import preview_memory
+    from library.check.estimate import MemoryEstimate
+
+    prompts = tmp_path / "p.txt"
+    prompts.write_text("a cat --w 512 --h 512\na dog --w 1024 --h 1536\n", encoding="utf-8")
+    asked = replace(config, sample_prompts=str(prompts), sample_every_n_steps=2)
+    (said,) = [one for one in checking.report(asked).findings if one.topic == "samples"]
+    assert said.verdict == "ok" and "1024x1536" in str(said.text)
+    parts = {"model": 4.0, "optimizer": 0.5, "activations": 9.0}
+    (tight,) = preview_memory.sentences(MemoryEstimate(6, parts, memory=6.0), asked)
+    assert tight[0] == "hint" and "in tiles" in str(tight[1]) and "--w" in str(tight[1])
+    (wide,) = preview_memory.sentences(MemoryEstimate(6, parts, memory=24.0), asked)
+    assert wide[0] == "ok" and not [*preview_memory.sentences(MemoryEstimate(6, parts), config)]
+    peaks = {script: preview_memory.peak_of(MemoryEstimate(6, parts), config_of(demo, script), (1024, 1024))
+             for script in ("flux_train_network", "qwen_image_train_network")}  # fmt: skip
+    assert peaks["qwen_image_train_network"] - peaks["flux_train_network"] > 2 * 1.9
+
+
+def test_a_probe_whose_samples_were_left_out_does_not_fit(config, tmp_path, monkeypatch):
+    """The training itself goes on without them, and its process ends well."""
+
+    def process(arguments, **_):
+        run = next(tmp_path.glob("*/out")) / "runs" / "one"
+        run.mkdir(parents=True)
+        (run / layout.RUN).write_text(json.dumps({"state": "finished", "peak_memory_gb": 5.0}), encoding="utf-8")
+        event = {"t": 0, "kind": "sample_failed", "step": 5, "text": "the GPU ran out of memory"}
+        (run / layout.PROGRESS).write_text(json.dumps(event) + "\n", encoding="utf-8")
+        return SimpleNamespace(returncode=0)
+
+    def made(config, size, folder):
+        (folder / "out").mkdir(parents=True)
+        return config
+
+    monkeypatch.setattr(probe.subprocess, "run", process)
+    monkeypatch.setattr(probe, "prepared", made)
+    found = probe.measure_in_own_process(config, (64, 64), tmp_path, {"mixed_precision": "no"})
+    assert found.lacks_memory

@@ -108,7 +108,11 @@ REFUSED = {
     "a name that Windows refuses": (FLUX, {"output_name": "cat "}, ["output_name", "every system"]),
     "a name without room for a step": (FLUX, {"output_name": "x" * 230}, ["output_name", "shorter"]),
     "nothing that learns": (FLUX, {"learning_rate": "0"}, ["learning_rate is 0", "1e-4 is usual"]),
-    "an optimizer that is a function": (FLUX, {"optimizer_type": "os.system"}, ["os.system", "no class of optimizers"]),
+    "an optimizer that is a function": (
+        FLUX,
+        {"optimizer_type": "os.system"},
+        ["os.system: os belongs to Python itself", "AdamW is an optimizer"],
+    ),
     "a data set that is not there": (FLUX, {"dataset_config": "WRONG/none.toml"}, ["dataset_config", "does not exist"]),
     "a misspelt option": (FLUX, {"lerning_rate": 1}, ["lerning_rate", "did you mean learning_rate"]),
     "a misspelt network argument": (FLUX, {"network_args": ["loraplus_lr_ration=4"]}, ["mean loraplus_lr_ratio"]),

@@ -1,3 +1,4 @@
+import itertools
 import math
 from types import SimpleNamespace
 
@@ -6,9 +7,10 @@ import torch
 from torch import nn
 
 from library.config.building import build
+from library.config.ineffective import ineffective_options
 from library.config.problems import ConfigError
 from library.families.flux.options import FluxLora
-from library.optim import classes, optimizers
+from library.optim import classes, lr_schedule, optimizers
 from tests.packages import hide
 
 
@@ -144,6 +146,63 @@ def test_more_warmup_than_steps_trains_on_the_way_up_as_in_sd_scripts(name):
     assert curve(**given) == pytest.approx([0.5 * step / 20 for step in range(10)])
     said = list(optimizers.notes(config(**given, max_train_steps=10)))
     assert any("lr_warmup_steps 20 is not below max_train_steps" in line for line in said)
+
+
+def test_a_decay_that_overlaps_the_warmup_is_refused_and_one_that_never_begins_is_told():
+    given = {"lr_scheduler": "warmup_stable_decay", "lr_warmup_steps": 6}
+    for total, decay in ((10, 5), (20, "75%")):
+        (wrong,) = lr_schedule.too_long(config(**given, lr_decay_steps=decay), total)
+        assert "would jump" in str(wrong) and wrong.options == {"lr_decay_steps", "lr_warmup_steps"}
+        with pytest.raises(ConfigError, match="would jump"):
+            curve(total=total, **given, lr_decay_steps=decay)
+    fits = curve(total=10, **given, lr_decay_steps=4)
+    assert max(abs(after - before) for before, after in itertools.pairwise(fits)) < 0.25
+    told = [one for one in optimizers.notes(config(**given)) if one.option == "lr_decay_steps"]
+    assert len(told) == 1 and told[0].fix == {"lr_decay_steps": 0.1}
+    assert not [*lr_schedule.notes(config(**given, lr_decay_steps=4))]
+    others = {"lr_scheduler_args": ["num_decay_steps=9"], "lr_decay_steps": 9}
+    assert not [*lr_schedule.too_long(config(**given, **others), 10)]
+
+
+WARMUPS = [  # optimizer, its arguments, and those that keep a warm-up of 10 steps
+    ("AdamWScheduleFree", [], ("warmup_steps=10",)),
+    ("schedulefree.AdamWScheduleFree", ["weight_decay=0.1"], ("weight_decay=0.1", "warmup_steps=10")),
+    ("SGDScheduleFree", [], ("warmup_steps=10",)),
+    ("AdamWScheduleFree", ["warmup_steps=5"], ("warmup_steps=5",)),
+    ("RAdamScheduleFree", [], ()),
+    ("ProdigyPlusScheduleFree", [], ()),
+    ("Adafactor", [], ("warmup_init=True",)),
+    ("AdaFactor", ["relative_step=True", "warmup_init=False"], ("relative_step=True", "warmup_init=True")),
+]
+
+
+@pytest.mark.parametrize(("optimizer", "given", "kept"), WARMUPS)
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_the_warmup_of_an_optimizer_without_a_schedule_becomes_an_argument_of_its_own(optimizer, given, kept, schedule):
+    values = {"optimizer_type": optimizer, "optimizer_args": given, "lr_scheduler": schedule, "lr_warmup_steps": 10}
+    if schedule == "constant":  # refused, as for any optimizer
+        with pytest.raises(ConfigError) as refused:
+            config(**values)
+        problems = refused.value.problems
+    else:
+        problems = [*lr_schedule.notes(config(**values))]
+    (said,) = [one for one in problems if one.option == "lr_warmup_steps"]
+    mended = config(**values | dict(said.fix))
+    assert (mended.optim.optimizer_args, mended.optim.lr_warmup_steps) == (kept, 0)
+    assert not [*lr_schedule.notes(mended)] and mended.optim.lr_scheduler == schedule
+    assert "lr_warmup_steps" in ineffective_options(config(**values | {"lr_scheduler": "cosine"}))
+
+
+def test_other_optimizers_keep_their_warmup():
+    for optimizer, given in (("AdamW", []), ("Adafactor", ["relative_step=False"]),
+                             ("ProdigyPlusScheduleFree", ["use_schedulefree=False"])):  # fmt: skip
+        chosen = config(optimizer_type=optimizer, optimizer_args=given, lr_scheduler="cosine", lr_warmup_steps=4)
+        assert not chosen.optim.without_schedule and not [*lr_schedule.notes(chosen)]
+    share = {"optimizer_type": "AdamWScheduleFree", "lr_scheduler": "cosine", "lr_warmup_steps": 0.05}
+    (said,) = lr_schedule.notes(config(**share, max_train_steps=200))
+    assert said.fix == {"lr_warmup_steps": 0, "optimizer_args": ("warmup_steps=10",)}
+    (said,) = lr_schedule.notes(config(**share, max_train_epochs=2))  # how many steps that is, only the images say
+    assert not said.fix and "warmup_steps=N" in str(said)
 
 
 def test_adafactor_finds_its_own_rate_unless_told_not_to():

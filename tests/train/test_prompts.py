@@ -26,15 +26,18 @@ def said(prompt):
     ("line", "expected"),
     [
         ("a --s 5000", {"prompt": "a", "sample_steps": 1000}),
-        ("a --s 0", {"prompt": "a", "sample_steps": 1}),
+        ("a --s 0", {"prompt": "a", "sample_steps": 0}),  # which is refused
         ("a --d -1", {"prompt": "a"}),
         ("a --w 640px --h 64.5 --H 72", {"prompt": "a", "width": 640, "height": 72}),
-        ("a --w many --w  64 --w\t64 --w64 --q 4", {"prompt": "a"}),
+        ("a --w many --w\t64 --w64 --q 4", {"prompt": "a"}),
         ("a --l 7.5.2 --g .5x", {"prompt": "a", "guidance_scale": 0.5}),
         ("a --l -1 --g 1e5", {"prompt": "a", "guidance_scale": 1.0}),
         ("a --fs 3 --ctr 0.5 --rcfg x", {"prompt": "a", "flow_shift": 3.0, "cfg_trunc_ratio": 0.5}),
         ("a -- b", {"prompt": "a"}),
-        ("a  --n  ugly ", {"prompt": "a ", "negative_prompt": " ugly "}),
+        (
+            "a  --n  ugly --w  64 --ss  euler_a ",
+            {"prompt": "a ", "negative_prompt": "ugly", "width": 64, "sample_sampler": "euler_a"},
+        ),  # upstream keeps and needs one blank
         ("a --n --w 64", {"prompt": "a", "width": 64}),
         ("--w 64", {"prompt": "--w 64"}),
         ("a\t--w 64", {"prompt": "a\t--w 64"}),
@@ -55,7 +58,7 @@ def write(tmp_path, name, text):
 
 def test_comments_and_blank_lines_are_skipped(tmp_path):
     path = write(tmp_path, "p.txt", "\ufeff# first\n\n  a cat --w 128\n#no\nb\u2028dog --w 1 \n  # one, too\n")
-    assert [p.prompt for p in prompts.read(path)] == ["a cat", "b\u2028dog", "# one, too"]
+    assert [p.prompt for p in prompts.read(path)] == ["a cat", "b\u2028dog"]
 
 
 def test_a_size_is_cut_to_what_can_be_generated_and_steps_are_kept_in_range(tmp_path):
@@ -67,10 +70,16 @@ def test_a_size_is_cut_to_what_can_be_generated_and_steps_are_kept_in_range(tmp_
 def test_options_without_effect_are_named(tmp_path):
     lines = "a --w 64 --s 5000 --ss k_lms\n# --w b\nb --w many --d -1 --fs 3 --n  x\nc -- d --ss best"
     notes = prompts.notes(write(tmp_path, "p.txt", lines))
-    expected = [("line 3", "--w many"), ("line 3", "--d -1"), ("line 3", "--fs 3"), ("line 4", "-- d")]
+    expected = [
+        ("line 1", "--s 5000"),
+        ("line 3", "--w many"),
+        ("line 3", "--d -1"),
+        ("line 3", "--fs 3"),
+        ("line 4", "-- d"),
+    ]
     expected.append(("line 4", "ddim"))
-    assert len(notes) == 5 and all(a in n and b in n for (a, b), n in zip(expected, notes, strict=True)), notes
-    assert len(prompts.notes(tmp_path / "p.txt", shifts=True)) == 4  # of a family that --fs works for
+    assert len(notes) == 6 and all(a in n and b in n for (a, b), n in zip(expected, notes, strict=True)), notes
+    assert len(prompts.notes(tmp_path / "p.txt", shifts=True)) == 5  # of a family that --fs works for
 
 
 @pytest.mark.parametrize(
@@ -96,6 +105,57 @@ def test_options_without_effect_are_named_in_every_format(tmp_path, name, text):
     for words in told:
         assert any(words in note for note in second), (words, second)
     assert not any("a.png" in note for note in written) and len(second) == 4 + ("many" in text)
+
+
+@pytest.mark.parametrize(
+    ("line", "what", "why"),
+    [
+        ("a --w 1,024", "--w 1,024", "is read as 1;"),
+        ("a --h 1e3", "--h 1e3", "is read as 1;"),
+        ("a --w 640px", "--w 640px", "is read as 640;"),
+        ("a --l 7,5", "--l 7,5", "is read as 7.0;"),
+        ("a --s 5000", "--s 5000", "is read as 1000;"),
+        ("a cat,--w 64", "--w", "part of the text"),
+        ("a cat\t--w 64", "--w", "part of the text"),
+        ("a cat \u2014w 64", "\u2014w", "part of the text"),
+        ("a cat --n ugly,--S 4", "--S", "part of the text"),
+    ],
+)
+def test_what_is_not_read_whole_is_named(tmp_path, line, what, why):
+    for name, text in (("p.txt", line), ("p.json", json.dumps([line]))):
+        (note,) = prompts.notes(write(tmp_path, name, text))
+        assert f": {what} {why}" in str(note) or f": {what} is {why}" in str(note), str(note)
+    for good in ("a well--known red - blue cat", "a --w 640 --l 7.50 --d 042 --n no --text", "a \u2014 b"):
+        told = prompts.notes(write(tmp_path, "p.txt", good))
+        assert not [one for one in told if "read as" in str(one) or "part of" in str(one)], good
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"width": -64}, "width -64"),
+        ({"height": 0}, "height 0"),
+        ({"width": 640.7}, "width should be a number, not 640.7"),
+        ({"sample_steps": True}, "sample_steps should be a number, not True"),
+        ({"sample_steps": 0}, "sample_steps 0"),
+        ({"scale": "NaN"}, "scale nan"),
+        ({"guidance_scale": -1}, "guidance_scale -1"),
+        ({"flow_shift": "inf"}, "flow_shift inf"),
+        ({"seed": "inf"}, "seed should be a number"),
+        ({"negative_prompt": ["a"]}, "negative_prompt should be text"),
+    ],
+)
+def test_numbers_that_cannot_be_meant_are_refused(tmp_path, values, words):
+    path = write(tmp_path, "p.json", json.dumps([{"prompt": "a", **values}]))
+    with pytest.raises(ConfigError) as caught:
+        prompts.read(path)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("line", ["a --w 0", "a --h 0", "a --s 0"])
+def test_sizes_and_steps_of_zero_are_refused_in_lines(tmp_path, line):
+    with pytest.raises(ConfigError, match="line 1"):
+        prompts.read(write(tmp_path, "p.txt", line))
 
 
 def test_toml_shares_what_stands_in_prompt(tmp_path):

@@ -222,6 +222,7 @@ def test_an_earlier_training_of_the_same_name_is_not_overwritten(tmp_path):
     for name in ("m.safetensors", "m-000002.safetensors", "m-step00000010-state"):
         (tmp_path / name).touch()
     said = list(paths.problems(chosen))
+    assert [one.code for one in said] == [paths.THERE]
     assert len(said) == 1 and "m-000002.safetensors and 2 more" in said[0] and "another output_name" in said[0]
     assert not list(paths.problems(config(tmp_path, output_name="m", resume=str(tmp_path))))
     assert not list(paths.problems(config(tmp_path / "elsewhere", output_name="m")))
@@ -230,6 +231,7 @@ def test_an_earlier_training_of_the_same_name_is_not_overwritten(tmp_path):
 def test_places_that_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
     assert "is a file" in next(paths.problems(config(tmp_path / "file" / "below")))
-    assert "plain name" in next(paths.problems(config(tmp_path, output_name="a/b")))
+    with pytest.raises(ConfigError, match="plain name"):
+        config(tmp_path, output_name="a/b")
     assert "not set" in next(paths.problems(build(FluxLora, {}, notes=[])))
     assert not (tmp_path / "elsewhere").exists()

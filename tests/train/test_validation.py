@@ -1,9 +1,12 @@
 """Images that are held back: measured the same way every time, and without a trace in the training."""
 
+import json
+
 import pytest
 import torch
 
 from library import data
+from library.config.building import replace
 from library.config.problems import ConfigError
 from library.data.loading import Batches
 from library.train import validation as module
@@ -162,3 +165,17 @@ def test_an_image_that_cannot_be_read_leaves_out_the_validation_alone(run, monke
     (said,) = {event["text"] for event in outcome.events("warning")}
     assert said == "this validation is left out (3.png is missing); the training goes on"
     assert not outcome.events("validation") and outcome.losses == straight.losses
+
+
+def test_a_state_keeps_what_was_held_out(run, demo, eight, tmp_path):
+    """Also where the resuming run has another seed, which alone would hold out other images."""
+    saved = run(max_train_steps=3, save_state=True, seed=1)
+    state = next(saved.file.parent.glob("*-state"))
+    before = data.scan(config_of(demo, "flux_train_network", train_data_dir=eight, validation_split=0.25, seed=1))
+    assert tuple(json.loads((state / "train_state.json").read_text())["held_out"]) == before.held_out
+    resumed = run(max_train_steps=5, resume=state, seed=3)
+    assert "2 of 8 images held out for validation: 2 of 8 in 1_zorb toy" in (resumed.folder / "log.txt").read_text(
+        "utf-8"
+    )
+    later = config_of(demo, "flux_train_network", train_data_dir=eight, validation_split=0.25, seed=3, resume=state)
+    assert data.scan(later).held_out == before.held_out != data.scan(replace(later, resume=None)).held_out

@@ -18,7 +18,7 @@ class Network:
     """The adapters that are trained."""
 
     network_module: Literal["networks.lora", "lycoris.kohya"] | str | None = opt(
-        None, "The network module, that is the adapter type. Empty: LoRA.", label="Network module"
+        None, "The network module, that is the adapter type. Empty: LoRA.", label="Network module", kind="code"
     )
     usual: ClassVar[str] = "networks.lora"  # what an empty network_module means
     network_dim: int | None = opt(
@@ -59,7 +59,11 @@ class Network:
         min=0.0,
     )
     base_weights: tuple[str, ...] = opt(
-        (), "Adapter files that are merged into the model before training.", label="Base weights", advanced=True
+        (),
+        "Adapter files that are merged into the model before training.",
+        label="Base weights",
+        kind="files",
+        advanced=True,
     )
     base_weights_multiplier: tuple[float, ...] = opt(
         (), "The strength of each of the base weights.", label="Base weights multipliers", advanced=True

@@ -24,7 +24,7 @@ class Compile:
         label="Enable torch.compile",
     )
     compile_backend: Literal["inductor", "cudagraphs", "eager", "aot_eager"] | str = opt(
-        "inductor", "inductor makes training faster; the others are for finding errors.", label="Backend"
+        "inductor", "inductor makes training faster; the others are for finding errors.", label="Backend", kind="code"
     )
     compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = opt(
         "default",
@@ -195,7 +195,7 @@ class Compile:
             return "cuda_graphs"
         if self.compile and self.compile_mode in ("reduce-overhead", "max-autotune"):
             return "compile_mode"
-        if not self.compile or "cudagraphs" not in self._backends:
+        if not self.compile or "cudagraphs" not in self.backends:
             return ""
         return "compile_backend" if self.compile_backend == "cudagraphs" else "compile_blocks"
 
@@ -203,7 +203,7 @@ class Compile:
         """Why `cuda_graphs` records nothing on any GPU, "" where it may."""
         if self.cuda_graphs == "false":
             return "cuda_graphs is false"
-        if self.compile and "cudagraphs" in self._backends:
+        if self.compile and "cudagraphs" in self.backends:
             return "the backend cudagraphs records by itself"
         if self.compile and self.compile_mode == "max-autotune-no-cudagraphs":
             return f"compile_mode is {self.compile_mode}"
@@ -217,7 +217,7 @@ class Compile:
         return "default" if self.compile_mode == "reduce-overhead" else "max-autotune-no-cudagraphs"
 
     @property
-    def _backends(self) -> set[str]:
+    def backends(self) -> set[str]:
         """All backends that are named, for all blocks or for some."""
         try:
             return {self.compile_backend} | {b for _, _, b in self.choices() if b}
@@ -227,7 +227,7 @@ class Compile:
     def _against_recording(self, run: RunConfig) -> Iterator[Problem]:
         other = self._unrecorded_mode
         option, what, fix = "compile_mode", f"= {self.compile_mode}", {"compile_mode": other}
-        if self.compile and "cudagraphs" in self._backends:
+        if self.compile and "cudagraphs" in self.backends:
             option, what, other, fix = "", "the backend cudagraphs", "inductor", {}
         elif self.cuda_graphs == "true" and self.compile and self.compile_mode == "max-autotune-no-cudagraphs":
             yield Problem("cuda_graphs",
@@ -255,7 +255,7 @@ class Compile:
         if self.cuda_graphs != "false":
             return
         fix = {"cuda_graphs": "auto"}
-        if "cudagraphs" in self._backends:
+        if "cudagraphs" in self.backends:
             yield Problem("cuda_graphs",
                 "= false switches off what the backend cudagraphs is for: use auto, or the backend inductor",
                 also="compile compile_backend compile_blocks", fix=fix)  # fmt: skip
@@ -294,7 +294,7 @@ class Compile:
                 "cannot be used with gradient_checkpointing, its offloading or blocks_to_swap, which all keep no "
                 "activations of a block: choose one",
                 "gradient_checkpointing cpu_offload_checkpointing blocks_to_swap")  # fmt: skip
-        for backend in sorted(self._backends - {"inductor", "aot_eager"}):
+        for backend in sorted(self.backends - {"inductor", "aot_eager"}):
             yield _budget(
                 "needs compile_backend = inductor; {backend} keeps everything", "compile_backend", backend=backend
             )
@@ -372,7 +372,7 @@ class Compile:
         if self.compile_from_step or self.compile_compare_steps:
             option = "compile_from_step" if self.compile_from_step else "compile_compare_steps"
             return Text("{option} says when compiling begins", option=option)
-        if self.compile_warmup == "auto" and self._backends != {"inductor"}:
+        if self.compile_warmup == "auto" and self.backends != {"inductor"}:
             return "only inductor keeps what it compiles"
         if self.compile_warmup == "auto" and (run.precision.fp8_compute or run.precision.int8_compute):
             return "products in 8 bits are slow in blocks that are not compiled"

@@ -12,7 +12,6 @@ from library.config.sections.outputs import FullSave
 
 _NOISE = "it is for diffusion models, and this model is trained by flow matching"
 _WEIGHT = "it weighs steps of a diffusion model; for this model see weighting_scheme"
-_TIMESTEPS = "timesteps of this model are sampled by timestep_sampling"
 # Parsed for every family, without a meaning for these.
 FLOW_INEFFECTIVE: Mapping[str, str] = {
     "v_parameterization": "this model always predicts a velocity",
@@ -24,8 +23,6 @@ FLOW_INEFFECTIVE: Mapping[str, str] = {
     "multires_noise_iterations": _NOISE,
     "multires_noise_discount": _NOISE,
     "zero_terminal_snr": _NOISE,
-    "min_timestep": _TIMESTEPS,
-    "max_timestep": _TIMESTEPS,
     "min_snr_gamma": _WEIGHT,
     "debiased_estimation_loss": _WEIGHT,
     "scale_v_pred_loss_like_noise_pred": _WEIGHT,
@@ -56,6 +53,10 @@ _RULES: tuple[Rule, ...] = (
     ("logit_mean logit_std", lambda c: c.noise.weighting_scheme == "logit_normal",
      "weighting_scheme is not logit_normal"),
     ("mode_scale", lambda c: c.noise.weighting_scheme == "mode", "weighting_scheme is not mode"),
+    ("preserve_distribution_shape", lambda c: c.noise.timestep_range != (0.0, 1.0),
+     "neither min_timestep nor max_timestep is set"),
+    ("preserve_distribution_shape", lambda c: c.noise.timestep_sampling != "sigma",
+     "timestep_sampling = sigma draws from the steps of that range"),
 )  # fmt: skip
 
 
@@ -86,7 +87,14 @@ class Flow(Noise):
         1.0, "The standard deviation of logit_normal.", label="Logit standard deviation", min=0.0, advanced=True
     )
     mode_scale: float = opt(1.29, "The scale of mode.", advanced=True)
+    preserve_distribution_shape: bool = opt(
+        False,
+        "Draw timesteps again until they are in the range, instead of scaling them into it.",
+        label="Keep the distribution's shape",
+        advanced=True,
+    )
     always_weighted: ClassVar[bool] = False  # by weighting_scheme, also where no prediction is sigma_scaled
+    weighted_by_step: ClassVar[bool] = False  # by the sigma of the nearest of 1000 timesteps, as in musubi-tuner
     size_shift: ClassVar[str]  # the timestep_sampling that shifts by the number of tokens of an image
     # Two numbers of tokens with the logarithm of their shift; others lie on the line through both. As FLUX has it.
     shift_line: ClassVar[tuple[tuple[int, float], tuple[int, float]]] = ((256, 0.5), (4096, 1.15))
@@ -95,6 +103,16 @@ class Flow(Noise):
     def shift_by_size(self) -> bool:
         """Whether the number of tokens of an image decides how far its timesteps are shifted."""
         return self.timestep_sampling == self.size_shift
+
+    @property
+    def timestep_range(self) -> tuple[float, float]:
+        """The lowest and the highest sigma that is trained."""
+        return (self.min_timestep or 0) / 1000, (1000 if self.max_timestep is None else self.max_timestep) / 1000
+
+    @property
+    def redraws_timesteps(self) -> bool:
+        """Whether timesteps are drawn again until they are in the range."""
+        return self.preserve_distribution_shape and self.timestep_range != (0.0, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

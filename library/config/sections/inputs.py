@@ -194,11 +194,23 @@ class Data:
         label="Resize method",
         advanced=True,
     )
+    exif_rotation: bool = opt(
+        False,
+        "Turn photos as their EXIF orientation says, as viewers do. Usually on.",
+        label="EXIF rotation",
+        advanced=True,
+    )
+    transparent_background: Literal["white", "black", "gray"] | None = opt(
+        None,
+        "The color behind transparent areas. Empty: the colors that the file hides there.",
+        label="Background of transparent images",
+        advanced=True,
+    )
     masked_loss: bool = opt(False, "Train the bright areas of mask images, which the dataset config names.")
     alpha_mask: bool = opt(False, "Do not train the transparent areas of images. For cut-out subjects.")
     in_json: str | None = opt(
         None,
-        "A metadata file (.json or .jsonl) with captions and sizes of the folder's images.",
+        "A metadata file (.json, .jsonl, .csv) with captions and sizes of the folder's images.",
         label="Metadata file",
         kind="file",
         advanced=True,

@@ -57,6 +57,7 @@ ON_HUB = r"[\w.-]+/[\w.-]+/[^:]+(:[^:]*(:(model|dataset|space)?)?)?"  # a folder
 
 LONGEST = 10**9  # steps; at ten a second, three years
 # Options by which weights are stepped within the backward pass, as soon as their gradients are there.
+WARMS_UP = ("adamwschedulefree", "sgdschedulefree")  # schedule-free optimizers with an argument warmup_steps
 EARLY = ("fused_backward_pass", "fused_optimizer_groups", "blockwise_fused_optimizers")
 
 
@@ -65,10 +66,14 @@ class Optim:
     """Learning rates and the optimizer."""
 
     learning_rate: float = opt(
-        2e-6, "1e-4 for LoRA, 1e-5 for a full model, 1 for Prodigy. Lower it if images are distorted.", min=0.0
-    )
+        2e-6, "1e-4 for LoRA, 1e-5 for a full model, 1 for Prodigy. Lower it if images are distorted.", min=0.0,
+        usual=None,  # which is another one for each kind of training
+    )  # fmt: skip
     optimizer_type: OptimizerName | str = opt(
-        "", "AdamW8bit saves memory, Prodigy sets its rate. Or module.Class. Empty: AdamW.", label="Optimizer"
+        "",
+        "AdamW8bit saves memory, Prodigy sets its rate. Or module.Class. Empty: AdamW.",
+        label="Optimizer",
+        kind="code",
     )
     optimizer_args: tuple[str, ...] = opt(
         (), "Arguments of the optimizer, as key=value (weight_decay=0.1 betas=0.9,0.99).", label="Optimizer arguments"
@@ -109,6 +114,7 @@ class Optim:
         "",
         "A scheduler of your own, as module.Class. It replaces the scheduler above.",
         label="Custom scheduler",
+        kind="code",
         advanced=True,
     )
     lr_scheduler_args: tuple[str, ...] = opt(
@@ -150,6 +156,20 @@ class Optim:
         return self.optimizer_type or old
 
     @property
+    def without_schedule(self) -> str:
+        """Why the optimizer follows no schedule: "schedule-free", "relative" (Adafactor with relative_step), or "".
+
+        Its warm-up is an argument of its own, if it has one.
+        """
+        name = self.optimizer.rpartition(".")[2].casefold()
+        given = {key.strip(): text.strip() for key, _, text in (pair.partition("=") for pair in self.optimizer_args)}
+        if name == "adafactor":
+            warms_up = given.get("warmup_init") in ("True", "1")
+            return "relative" if warms_up or given.get("relative_step", "True") not in ("False", "0", "None") else ""
+        averages = given.get("use_schedulefree", "True") not in ("False", "0", "None")
+        return "schedule-free" if "schedulefree" in name and averages else ""
+
+    @property
     def block_lrs(self) -> tuple[float, ...]:
         """The learning rates of parts of the denoiser, in the order of the family's `rate_names`; () for one rate."""
         return ()
@@ -169,7 +189,7 @@ class Optim:
         schedule = self.lr_scheduler_type or self.lr_scheduler
         if self.lr_warmup_steps and (self.lr_scheduler_type or schedule.split(":")[0] in ("constant", "adafactor")):
             other = {"lr_warmup_steps": 0} if self.lr_scheduler_type else {"lr_scheduler": "constant_with_warmup"}
-            yield Problem("lr_warmup_steps",
+            yield own_warmup(run) or Problem("lr_warmup_steps",
                 "does not go with lr_scheduler = {schedule}, which has no warm-up: "
                 "set it to 0, or use constant_with_warmup", also="lr_scheduler lr_scheduler_type",
                 fix=other, schedule=schedule)  # fmt: skip
@@ -181,6 +201,33 @@ class Optim:
                 fix={"optimizer_type": "Adafactor"})  # fmt: skip
         if run.steps.gradient_accumulation_steps > 1:
             yield _no_accumulation("fused_backward_pass")
+
+
+def own_warmup(run: RunConfig) -> Problem | None:
+    """The problem with lr_warmup_steps beside an optimizer that follows no schedule; None beside others.
+
+    Its fix keeps the warm-up where the optimizer has one: as an argument of its own.
+    """
+    optim, kind = run.optim, run.optim.without_schedule
+    if not optim.lr_warmup_steps or not kind:
+        return None
+    steps = optim.lr_warmup_steps
+    if isinstance(steps, float):  # a share of a length that is known where it is no number of epochs
+        steps = 0 if run.steps.max_train_epochs else int(steps * run.steps.max_train_steps)
+    wanted = "warmup_init=True" if kind == "relative" else f"warmup_steps={steps}"
+    has_none = kind != "relative" and optim.optimizer.rpartition(".")[2].casefold() not in WARMS_UP
+    known = any(pair.partition("=")[0].strip() == wanted.partition("=")[0] for pair in optim.optimizer_args)
+    if has_none:
+        return Problem("lr_warmup_steps", "has no effect with {optimizer}, which needs no warm-up: set it to 0",
+            also="optimizer_type", optimizer=optim.optimizer, fix={"lr_warmup_steps": 0})  # fmt: skip
+    template = "has no effect with {optimizer}, which warms up by itself: set optimizer_args = {argument} and this to 0"
+    if kind != "relative" and not steps:
+        return Problem("lr_warmup_steps", template, also="optimizer_type optimizer_args", optimizer=optim.optimizer,
+            argument="warmup_steps=N")  # fmt: skip
+    arguments = [pair for pair in optim.optimizer_args if not pair.replace(" ", "").startswith("warmup_init=")]
+    fix = {"lr_warmup_steps": 0} | ({} if known and kind != "relative" else {"optimizer_args": (*arguments, wanted)})
+    return Problem("lr_warmup_steps", template, also="optimizer_type optimizer_args", optimizer=optim.optimizer,
+        argument=wanted, fix=fix)  # fmt: skip
 
 
 def _no_accumulation(name: str) -> Problem:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import ClassVar, Literal
 
 from library.config.problems import Problem
@@ -12,6 +13,8 @@ from library.config.schema import opt
 from library.config.values import quoted
 
 REPOSITORIES = ("model", "dataset", "space")  # that Hugging Face has
+DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.I)  # what Windows has in every folder
+LONGEST = 200  # bytes of a name: file systems allow 255, and a step, an ending and a mark of being written come behind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +76,24 @@ class Save:
         """A result needs a place."""
         if not self.output_dir:
             yield Problem("output_dir", "is not set: choose a folder for the results")
+
+    def check(self, run: RunConfig) -> Iterator[Problem]:
+        """Files have to get the name, on every system."""
+        name = self.output_name
+        if not name:
+            return
+        if PurePath(name).name != name or name == ".." or re.search(r'[<>:"|?*\\]', name):
+            yield Problem(
+                "output_name", 'must be a plain name without folders or any of <>:"|?*, got {name}', name=quoted(name)
+            )
+        elif name != name.strip(" .") or not name.isprintable() or DEVICES.fullmatch(name):
+            yield Problem("output_name",
+                "must be a name that every system allows, got {name}; letters, numbers, - and _ are safe",
+                name=quoted(name))  # fmt: skip
+        elif len(name.encode()) > LONGEST:
+            yield Problem("output_name",
+                "must be shorter, as {longest} bytes are what fits with a step and an ending behind it",
+                longest=LONGEST)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -67,7 +67,7 @@ def network_of(network: type[N], *modules: str) -> type[N]:
     """The section of adapters that these network modules make; the first is what an empty one means."""
     words, literal = "The network module, that is the adapter type. Empty: LoRA.", cast(Any, Literal)
     choices = literal[*modules, "lycoris.kohya"]
-    module = opt(None, words, label="Network module")
+    module = opt(None, words, label="Network module", kind="code")
     return _extended(network, {"network_module": (choices | str | None, module)}, usual=modules[0])
 
 
@@ -92,8 +92,10 @@ class TransformerFlow(Flow):
         label="Prediction type",
     )
     weighting_scheme: Literal["sigma_sqrt", "logit_normal", "mode", "cosmap", "none", "uniform"] = opt(
-        "none", "How timesteps are weighted, with sigma sampling or sigma_scaled prediction."
+        "none", "How timesteps are weighted: the loss, and with sigma sampling their choice."
     )
+    always_weighted: ClassVar[bool] = True
+    weighted_by_step: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -59,6 +59,7 @@ FACTS = FamilyFacts(
     text_tokens=0,
     graphs={"LLMAdapterTransformerBlock": 1, "Block": 1},
     compile_seconds=15,
+    decoder_memory=3.4,
     hub_models=(hub_model("Anima", "anima-base-v1.0"), hub_model("Anima preview", "anima-preview")),
     part_options={
         "qwen3": holds("model.embed_tokens.weight", 151936, 1024),

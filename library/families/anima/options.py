@@ -86,7 +86,7 @@ class AnimaFlow(sections.TransformerFlow):
     weighting_scheme: Literal["sigma_sqrt", "logit_normal", "mode", "cosmap", "none", "uniform"] = opt(
         "uniform", "How timesteps are weighted: the loss, and with sigma sampling their choice."
     )
-    always_weighted: ClassVar[bool] = True
+    weighted_by_step: ClassVar[bool] = False  # sd-scripts, which trains Anima, weighs by sigma itself
     size_shift: ClassVar[str] = "flux_shift"
 
 

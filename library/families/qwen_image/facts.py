@@ -90,6 +90,7 @@ FACTS = FamilyFacts(
     text_tokens=192,
     graphs={"QwenImageTransformerBlock": 1},
     compile_seconds=15,
+    decoder_memory=3.4,
     has_sd_scripts_defaults=False,
     hub_models=(
         hub_model("Qwen-Image", "qwen_image_bf16"),

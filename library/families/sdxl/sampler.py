@@ -21,6 +21,7 @@ from library.objectives.base import NoisedBatch
 if TYPE_CHECKING:
     from library.families.sdxl.family import SdxlFamily
 
+LEAST_SIGNAL = 2**-24  # as in diffusers' own rescaled schedules
 LONGEST = 3  # chunks of 75 tokens that a prompt may have
 # --sample_sampler -> the scheduler's class in diffusers, and what differs from its defaults.
 SAMPLERS: dict[str, tuple[str, dict]] = {
@@ -39,8 +40,11 @@ SAMPLERS: dict[str, tuple[str, dict]] = {
 SAMPLERS |= {f"k_{name}": SAMPLERS[name] for name in ("lms", "euler", "euler_a", "dpm_2", "dpm_2_a")}
 
 
-def scheduler(name: str | None, v_prediction: bool) -> Any:
-    """A diffusers scheduler on the schedule of the training. Latents are not clipped to [-1, 1]: they exceed it."""
+def scheduler(name: str | None, v_prediction: bool, terminal_zero: bool = False) -> Any:
+    """A diffusers scheduler on the schedule of the training. Latents are not clipped to [-1, 1]: they exceed it.
+
+    `terminal_zero`: on the rescaled schedule of zero_terminal_snr, beginning with its last step, which is pure noise.
+    """
     if (name or "ddim") not in SAMPLERS:
         raise ConfigError(Problem("sample_sampler", ": {name} is not one of {samplers}", name=repr(name),
             samplers=', '.join(SAMPLERS)))  # fmt: skip
@@ -54,8 +58,16 @@ def scheduler(name: str | None, v_prediction: bool) -> Any:
         "prediction_type": "v_prediction" if v_prediction else "epsilon",
         "clip_sample": False,
     }
+    if terminal_zero:
+        options |= {"trained_betas": rescaled_betas(), "timestep_spacing": "trailing"}
     known = inspect.signature(cls.__init__).parameters
     return cls(**{name: value for name, value in (options | changes).items() if name in known})
+
+
+def rescaled_betas() -> list[float]:
+    """The betas of the schedule that ends without signal; its last step keeps as little as sigmas can be made of."""
+    alpha_bar = diffusion.alphas(terminal_zero=True).double().clamp(min=LEAST_SIGNAL)
+    return (1 - alpha_bar / torch.cat((torch.ones(1), alpha_bar[:-1]))).tolist()
 
 
 def _lms() -> type:
@@ -96,7 +108,8 @@ class SdxlSampler(Sampler):
         height, width = self.size(request)
         text = self.text(request, device)
         sizes = torch.tensor([[height, width, 0, 0, height, width]], dtype=torch.float32, device=device)
-        steps = scheduler(request.sampler_name, self.family.config.model.v_parameterization)
+        config = self.family.config
+        steps = scheduler(request.sampler_name, config.model.v_parameterization, config.noise.zero_terminal_snr)
         steps.set_timesteps(request.steps, device=device)
         channels = denoiser.config.in_channels
         latents = torch.randn((1, channels, height // 8, width // 8), generator=generator).to(device)

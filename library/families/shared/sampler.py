@@ -12,7 +12,9 @@ from PIL import Image
 from torch import Tensor
 
 from library.families.base import ModelComponents, SampleRequest
+from library.families.shared import decoding
 
+KEPT = 64  # encoded prompts of earlier requests that are kept; those that are remembered together are kept whole
 TOKEN = 16  # pixels of a side of one token of a transformer
 
 
@@ -26,6 +28,7 @@ class Sampler(ABC):
     def __init__(self, family: Any, components: ModelComponents):
         self.family, self.components = family, components
         self._known: dict[Hashable, dict[str, Tensor]] = {}
+        self.decoded_by = ""  # "tiles" or "CPU" once there was not enough memory to decode an image at once
 
     @abstractmethod
     def latents(self, request: SampleRequest) -> Tensor:
@@ -58,10 +61,18 @@ class Sampler(ABC):
 
     @torch.no_grad()
     def remember(self, requests: Iterable[SampleRequest]) -> None:
-        """Encode and cache the prompts of these requests, before the text encoders are unloaded."""
+        """Encode and cache the prompts of these requests, before the text encoders are unloaded.
+
+        Of prompts that were cached before, the oldest are dropped beyond KEPT.
+        """
+        requests = list(requests)
         for request in self.unknown(requests):
             encoded = self.encode_request(request)
             self._known[self.text_key(request)] = {name: tensor.cpu() for name, tensor in encoded.items()}
+        wanted = {self.text_key(request) for request in requests}
+        others = [key for key in self._known if key not in wanted]
+        for key in others[: max(len(self._known) - max(KEPT, len(wanted)), 0)]:
+            del self._known[key]
 
     def unknown(self, requests: Iterable[SampleRequest]) -> list[SampleRequest]:
         """One request for each text that is not cached yet."""
@@ -88,22 +99,48 @@ class Sampler(ABC):
         return {name: tensor[0 if self.is_guided(request) else 1 :].to(device) for name, tensor in known.items()}
 
     def decoded(self, latents: Tensor) -> Tensor:
-        """Latents -> pixels [3, H, W] in [0, 1]."""
+        """Latents -> pixels [3, H, W] in [0, 1]; without the memory for that in tiles, then in tiles on the CPU.
+
+        Raises the error of the last way that was tried.
+        """
+        ways = [("", latents.device), ("tiles", latents.device), ("CPU", torch.device("cpu"))]
+        ways = [way for way in ways if way[0] != "tiles" or not decoding.fits_in_a_tile(latents)]
+        for number, (way, device) in enumerate(ways, start=1):
+            try:
+                pixels = self._decoded(latents.to(device), tiled=bool(way))
+            except Exception as error:
+                if not decoding.is_out_of_memory(error) or number == len(ways):
+                    raise
+            else:
+                self.decoded_by = way or self.decoded_by
+                return (pixels[0].float() / 2 + 0.5).clamp(0, 1)
+            if torch.cuda.is_available():  # outside of the handler, where the error keeps what it met
+                torch.cuda.empty_cache()
+        raise AssertionError("the last way returns or raises")
+
+    def _decoded(self, latents: Tensor, tiled: bool) -> Tensor:
+        """The decoder's pixels [1, 3, H, W] in -1..1."""
         with self.vae_on(latents.device) as vae, torch.autocast(latents.device.type, enabled=False):
             dtype = next(vae.parameters()).dtype
-            pixels = vae.decode(self.decoder_input(latents).to(dtype), return_dict=False)[0]
-        return (pixels[0].float() / 2 + 0.5).clamp(0, 1)
+
+            def decode(part: Tensor) -> Tensor:
+                return vae.decode(part.to(dtype), return_dict=False)[0]
+
+            given = self.decoder_input(latents)
+            return decoding.in_tiles(decode, given) if tiled else decode(given)
 
     @contextlib.contextmanager
     def vae_on(self, device: torch.device) -> Iterator[Any]:
-        """Within the context, the VAE is on this device."""
+        """Within the context, the VAE is on this device; inside another such context for the device it stays there."""
         vae: Any = self.components.vae  # an AutoencoderKL
         if vae is None:
             raise TypeError("sample images need a VAE")
         home = next(vae.parameters()).device
-        vae.to(device)
-        yield vae
-        vae.to(home)
+        try:
+            vae.to(device)
+            yield vae
+        finally:
+            vae.to(home)
 
 
 class FlowSampler(Sampler):

@@ -19,11 +19,16 @@ class TransformerFamily(ABC):
     patch_size = 2
     text_adapter_targets: tuple[str, ...] = ()
     sample_multiple = 16
-    validation_timesteps = (0.2, 0.4, 0.6, 0.8)
 
     def __init__(self, config: Any):
         self.config = config
         self.grid: int = type(config).grid
+
+    @property
+    def validation_timesteps(self) -> list[float]:
+        """Four sigmas between min_timestep and max_timestep: 0.2, 0.4, 0.6, 0.8."""
+        low, high = self.config.noise.timestep_range
+        return [low + (high - low) * share for share in (0.2, 0.4, 0.6, 0.8)]
 
     def export(self, components: ModelComponents) -> dict[str, Tensor]:
         """The denoiser under the keys of a single file (without prefix); no other network is saved."""

@@ -1,0 +1,52 @@
+"""Try a form with the demo: a tiny model and images of its own, and the config that trains on them."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from kohya_gui.form.form import SettingsForm
+from kohya_gui.server import paths
+from kohya_gui.server.json_api import ApiRequest, Handler
+from library.config.json_types import JsonObject
+from library.config.problems import ConfigError
+from library.runs import job as jobs
+
+KIND = "demo"
+FOLDER = ("kohya", "demo")  # below the first root
+
+
+class DemoApi:
+    """Handlers of requests from the page's scripts."""
+
+    def __init__(self, forms: Mapping[str, SettingsForm], roots: Sequence[Path]) -> None:
+        self.forms, self.roots = forms, roots
+
+    @property
+    def handlers(self) -> dict[str, Handler]:
+        """Handlers by the name of the request."""
+        return {"demo": self.begin, "demo_state": self.state}
+
+    def begin(self, sent: ApiRequest) -> JsonObject:
+        """Make the demo's model and images for a tab and a family, in a process of its own."""
+        script = self._script(sent)
+        folder = paths.inside(str(self.roots[0].joinpath(*FOLDER)), self.roots, "folder")
+        if busy := next((job for job in jobs.every(KIND) if job.active), None):
+            raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=busy.id)
+        family = sent.text("family")
+        job = jobs.start(KIND, ["demo", "--no-train", f"--family={family}", f"--out={folder}"])
+        return {"id": job.id, "script": script}
+
+    def state(self, sent: ApiRequest) -> JsonObject:
+        """How far it is, and, once it is made, where the config is."""
+        job, script = jobs.find(sent.text("id")), self._script(sent)
+        if job.active:
+            return {"state": "running"}
+        if job.state != "finished":
+            raise ConfigError("The demo could not be made: {why}", why=job.error or job.log.strip() or job.state)
+        path = paths.readable(job.result.get("configs", {}).get(script), self.roots)
+        return {"state": "finished", "path": str(path)}
+
+    def _script(self, sent: ApiRequest) -> str:
+        form, family = self.forms.get(sent.text("tab")), sent.text("family")
+        if form is None or family not in form.configs:
+            raise ConfigError("There is no such choice: load the page again.")
+        return str(form.configs[family].script)

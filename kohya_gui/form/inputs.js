@@ -1,0 +1,52 @@
+// The fields of a form: which there are, and which of them are for a family.
+import { all, isField } from "../server/elements.js";
+
+/** @typedef {import("../server/elements.js").Field & { form: HTMLFormElement }} Field a field of one option or launch setting */
+
+/**
+ * @param {ParentNode} where
+ * @returns {Field[]}
+ */
+export const fields = (where) => /** @type {Field[]} */ (all(where, "[data-option], [data-launch]").filter(isField));
+
+/** @param {HTMLFormElement} where */
+export const families = (where) => all(where, "[name=family]", HTMLInputElement);
+
+/**
+ * The chosen family. It is asked for with every field: the choices stand on top of the form, so this finds them first.
+ * @param {HTMLFormElement} where
+ */
+export const family = (where) => /** @type {HTMLInputElement | null} */ (where.querySelector("[name=family]:checked"))?.value ?? "";
+
+/** @param {Field} field */
+export const familiesOf = (field) => (field.dataset.families ?? "").split(" ");
+
+/**
+ * @param {Field} field
+ * @param {string} name of a family
+ */
+export const isFor = (field, name) => familiesOf(field).includes(name);
+
+/**
+ * The field of an option, of the chosen family.
+ * @param {HTMLFormElement} where
+ * @param {string} name
+ */
+export const fieldOf = (where, name) => fieldsOf(where, [name])[0];
+
+/**
+ * The fields of some options, of the chosen family. Found by their names: a form has hundreds of others.
+ * @param {HTMLFormElement} where
+ * @param {string[]} names
+ */
+export const fieldsOf = (where, names) => {
+  const found = all(where, names.map((name) => `[data-option="${name}"]`).join()), chosen = family(where);
+  return /** @type {Field[]} */ (found.filter(isField)).filter((field) => isFor(field, chosen));
+};
+
+/**
+ * Whether two texts are one value: 1600.0 is 1600, and 0.0001 is 1e-4.
+ * @param {string} a
+ * @param {string} b
+ */
+export const same = (a, b) => a === b || (a.trim() !== "" && b !== "" && Number(a) === Number(b));

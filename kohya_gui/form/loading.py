@@ -1,0 +1,95 @@
+"""A config file that is loaded into a form: its values, what has to be fixed in it, and its sample prompts."""
+
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from kohya_gui.form import messages, presets, start_preset
+from kohya_gui.form.form import SettingsForm
+from library import importers
+from library.config.building import working_fix
+from library.config.json_types import JsonObject
+from library.config.problems import Problem, Text
+from library.config.schema import changed, flat, options
+from library.importers import Imported
+from library.outputs import prompt_rows
+from library.runs import keys
+
+PROMPTS = "sample_prompts"
+
+
+def loaded(form: SettingsForm, path: Path, family: str) -> JsonObject:
+    """A config file -> what to fill into the form, and a message with all that is wrong in the file.
+
+    Its mistakes are no reason to refuse it: each button that mends one changes what was loaded. Raises ConfigError for
+    what cannot be read, and for another kind of training than the form is for.
+    """
+    made = presets.fitting(path, form.configs, family)
+    config, found = made.config, problems(made)
+    said = Text(
+        "Loaded {name} for {family} ({changes}).",
+        name=path.name,
+        family=form.families[config.family],
+        changes=differing(len(flat(changed(config)))),
+    )
+    places = form.places(config.family)
+    shown = messages.loaded(said, found, places, lambda one: fix(form, made, one), _notes(made, found, path.name))
+    source = importers.parse(path)
+    base = {key: value for key, value in presets.base(path).items() if key not in keys.ENVIRONMENT}
+    filled = json.loads(form.fill(config, start_preset.loaded(path.name), flat(source)))
+    more = {"base": base, "launch": form.shown_launch(importers.launch(base)), "prompts": _prompts(made)}
+    return {"message": shown, "fill": json.dumps({**filled, **more})}
+
+
+def problems(made: Imported) -> list[Problem]:
+    """What has to be fixed in a config that was loaded: rules that it breaks, keys that are no options, and values that
+    could not be read."""
+    return [*made.problems, *made.unknown(), *(Problem(one.key, ": {text}", text=one.text) for one in _unread(made))]
+
+
+def fix(form: SettingsForm, made: Imported, problem: Problem) -> Mapping[str, bool | str]:
+    """What would mend a problem of a loaded config, as fields hold it; a key that is no option becomes the one that was
+    probably meant."""
+    known = options(type(made.config))
+    wanted = working_fix(problem, made.config) if problem.option in known or not problem.option else problem.fix
+    return form.shown(made.config.family, wanted)
+
+
+def _unread(made: Imported) -> list[importers.KeyOutcome]:
+    """The options whose values could not be read, and are at their defaults."""
+    known = options(type(made.config))
+    return [one for one in made.of("ignored") if one.key in known and known[one.key].kind != "secret"]
+
+
+def _notes(made: Imported, found: list[Problem], name: str) -> list[str]:
+    """What became of the other keys."""
+    said = {problem.option for problem in found}
+    rest = tuple(one for one in made.outcomes if one.kind not in ("unknown", "ignored") or one.key not in said)
+    notes = presets.report(replace(made, outcomes=rest, problems=()))
+    if others := [option for option in made.texts if option != PROMPTS]:
+        template = (
+            '{options}: converted, but loading writes no file. Run `kohya import "{name}" -o run.toml` in the '
+            "folder of {name}, then load run.toml."
+        )
+        notes.append(Text(template, options=", ".join(others), name=name))
+    return notes
+
+
+def _prompts(made: Imported) -> list[dict[str, str]]:
+    """The sample prompts that a file of another trainer holds, as rows of the prompt form, which writes their file."""
+    if PROMPTS not in made.texts:
+        return []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "prompts.txt"
+        path.write_text(made.texts[PROMPTS], encoding="utf-8")
+        return prompt_rows.rows(path)
+
+
+def differing(count: int) -> Text:
+    """How many settings a file holds, in words."""
+    template = (
+        "{count} setting differs from the defaults" if count == 1 else "{count} settings differ from the defaults"
+    )
+    return Text(template, count=count)

@@ -1,0 +1,72 @@
+"""Files and folders that a form names, judged while one types."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from kohya_gui.server import paths
+from library.config.problems import ConfigError, Problem
+from library.config.values import Option
+
+MODEL = "pretrained_model_name_or_path"  # which is judged by what is in it
+# What a training makes where it is not there; everything else is read.
+MADE = ("output_dir", "logging_dir", "compile_cache_dir", "tokenizer_cache_dir", "console_log_file")
+IN_PLACE = "data:"  # the beginning of an image that is written out instead of named
+
+
+def wrong(
+    known: Mapping[str, Option], given: Mapping[str, object], roots: Sequence[Path], typing: str
+) -> dict[str, Problem]:
+    """What is wrong with the paths among a form's values, by option. `typing` is the option in whose field somebody
+    is: the beginning of a path that is there is no mistake yet."""
+    found: dict[str, Problem] = {}
+    for name, option in known.items():
+        text = str(given.get(name) or "").strip()
+        if not text or option.kind not in ("file", "folder") or name == MODEL:
+            continue
+        if problem := _problem(option, text, roots, name == typing):
+            found[name] = problem
+    return found
+
+
+def _problem(option: Option, text: str, roots: Sequence[Path], is_typed: bool) -> Problem | None:
+    if problem := paths.elsewhere(text, option.name):
+        return problem
+    if text.startswith(IN_PLACE) or (paths.HUB_ID.fullmatch(text) and not os.path.exists(text)):
+        return None
+    try:
+        path = paths.inside(text, roots, option.name)
+    except ConfigError as error:
+        return None if is_typed and leads_to(text, roots) else error.problems[0]
+    if option.name in MADE:
+        return _unwritable(option, path)
+    if not path.exists():
+        return None if is_typed and is_begun(path) else Problem(option.name, ": {path} does not exist", path=path)
+    if option.kind == "folder" and not path.is_dir():
+        return Problem(option.name, ": {path} is not a folder", path=path)
+    return None
+
+
+def leads_to(text: str, roots: Sequence[Path]) -> bool:
+    """Whether a text is the beginning of a folder that the page may use."""
+    path = os.path.expanduser(text)
+    return any(str(root).startswith(path) for root in roots)
+
+
+def is_begun(path: Path) -> bool:
+    """Whether there is something whose name begins like that of a path."""
+    try:
+        return any(name.startswith(path.name) for name in os.listdir(path.parent))
+    except OSError:
+        return False
+
+
+def _unwritable(option: Option, path: Path) -> Problem | None:
+    """Why a training cannot make a folder or file there; None where it can."""
+    nearest = next((one for one in (path, *path.parents) if one.exists()), path)
+    is_file = option.kind == "file" and nearest == path
+    if not nearest.is_dir() and not is_file:
+        return Problem(option.name, ": {nearest} is a file; choose a folder", nearest=nearest)
+    if not os.access(nearest, os.W_OK):
+        return Problem(option.name, ": {folder} cannot be written to; choose another folder", folder=nearest)
+    return None

@@ -1,0 +1,41 @@
+"""Code of packages that are not listed: from the page it runs only after a confirmation on this computer."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from kohya_gui.server import allowed_folders
+from library.config import code_names
+from library.config.problems import Problem, Text
+from library.config.run_config import RunConfig
+
+ALLOWED = allowed_folders.CODE
+
+
+def problems(config: RunConfig, roots: Sequence[Path]) -> list[Problem]:
+    """A problem for each option that names code which was not allowed, with the question whether it may run."""
+    asks = isinstance(roots, allowed_folders.Roots) and roots.asks
+    known = allowed_folders.remembered_code() if asks else ()
+    wanted = {option: name for option, name in code_names.unlisted(config).items() if name not in known}
+    # Of a package that is not installed the check says so, and nothing is started.
+    absent = {option for option, name in wanted.items() if option != code_names.BACKEND and code_names.is_absent(name)}
+    return [_problem(option, name, asks) for option, name in wanted.items() if option not in absent]
+
+
+def _problem(option: str, name: str, asks: bool) -> Problem:
+    if why := refusal(option, name):
+        return Problem(option, ": {why}", why=why)
+    if not asks:
+        template = ": {name} is code that this program does not list; it runs only in a training started in a shell"
+        return Problem(option, template, name=name)
+    template = ": {name} is code that this program does not list, and can do all that you can. Allow it to run?"
+    return Problem(option, template, name=name, folder=f"{ALLOWED}{name}", code="allow")
+
+
+def refusal(option: str, name: str) -> Text | str:
+    """Why code cannot be what an option expects, "" where it can; nothing of it is run."""
+    if option == code_names.BACKEND:
+        return ""
+    if option in code_names.MODULES:
+        return code_names.why_not_network(name)
+    module, _, own = name.rpartition(".")
+    return code_names.why_not_class(module, own)

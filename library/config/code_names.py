@@ -1,0 +1,137 @@
+"""Options that name code, and what can be said of a name without running any of it.
+
+Importing a module runs it, so a name is looked up in the files of its package: of packages that are not listed here
+nothing is imported before a training starts, and from the page only after a confirmation on this computer.
+"""
+
+import ast
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+
+from library.config.outside_files import read_text
+from library.config.problems import ConfigError, Text
+from library.config.run_config import RunConfig
+from library.config.schema import options, values
+from library.config.values import did_you_mean
+
+# Modules whose classes are offered; what is in a package counts, too.
+LISTED = ("torch.optim", "transformers.optimization", "diffusers.optimization", "bitsandbytes.optim", "dadaptation",
+          "lion_pytorch", "prodigyopt", "prodigyplus", "pytorch_optimizer", "schedulefree", "lycoris.kohya", "networks",
+          "library.optim.sorted_groups")  # fmt: skip
+MODULES = ("network_module",)  # options that name a module and not a class
+BACKEND = "compile_backend"  # which an installed package may bring
+CREATE = "create_network"  # what a network module has
+LARGEST = 3_000_000  # bytes of a source file
+
+
+def code_options(config: type[RunConfig]) -> tuple[str, ...]:
+    """The options of a config class that name code."""
+    return tuple(name for name, option in options(config).items() if option.kind == "code")
+
+
+def is_listed(module: str) -> bool:
+    """Whether a module belongs to a package that is listed."""
+    return any(module == one or module.startswith(f"{one}.") for one in LISTED)
+
+
+def may_look(module: str) -> bool:
+    """Whether a check may import a module: it is listed, or runs already."""
+    return is_listed(module) or module in sys.modules
+
+
+def is_absent(name: str) -> bool:
+    """Whether the package of a name is not there at all."""
+    return _spec(name.partition(".")[0]) is None
+
+
+def unlisted(config: RunConfig) -> Mapping[str, str]:
+    """The names of code that is not listed, by the option that names it."""
+    given, known = values(config), options(type(config))
+    found: dict[str, str] = {}
+    for option in code_options(type(config)):
+        names = sorted(config.compile.backends) if option == BACKEND else [str(given[option] or "")]
+        for name in names:
+            # Of a class its module counts; one without a module is PyTorch's.
+            module = name if option in (*MODULES, BACKEND) else name.rpartition(".")[0]
+            if module and name not in known[option].choices and not is_listed(module):
+                found[option] = name
+    return found
+
+
+def why_not_class(module: str, name: str) -> Text | str:
+    """Why a name cannot be a class of a module, "" where it can be one, from the module's file alone."""
+    if why := why_not_module(module):
+        return why
+    found = _names(module)
+    if found and name in found.functions:
+        return Text("{module}.{name} is a function and no class", module=module, name=name)
+    if found is None or found.is_open or name.lower() in {one.lower() for one in found.classes | found.others}:
+        return ""
+    return Text("{module} has no {name}{hint}", module=module, name=name, hint=did_you_mean(name, found.classes))
+
+
+def why_not_network(module: str) -> Text | str:
+    """Why a module cannot make a network, "" where it can, from its file alone."""
+    if why := why_not_module(module):
+        return why
+    found = _names(module)
+    if found is None or CREATE in found.functions | found.others or found.is_open:
+        return ""
+    return Text("{module} has no create_network", module=module)
+
+
+def why_not_module(module: str) -> Text | str:
+    """Why no code of an option can be in a module: it belongs to Python itself, or does not exist."""
+    root = module.partition(".")[0]
+    if root in sys.stdlib_module_names or root in sys.builtin_module_names:
+        return Text("{module} belongs to Python itself and holds nothing that trains", module=module)
+    if not all(part.isidentifier() for part in module.split(".")) or module.endswith("__main__"):
+        return Text("{module} is not the name of a module", module=module)
+    return Text("there is no module {module}", module=module) if _spec(module) is None else ""
+
+
+class _Names:
+    """What a module defines, from its source."""
+
+    def __init__(self, body: list[ast.stmt]) -> None:
+        self.classes = {one.name for one in body if isinstance(one, ast.ClassDef)}
+        self.functions = {one.name for one in body if isinstance(one, ast.FunctionDef)}
+        imported = [alias for one in body if isinstance(one, ast.Import | ast.ImportFrom) for alias in one.names]
+        self.others = {(alias.asname or alias.name).partition(".")[0] for alias in imported}
+        made = [target for one in body if isinstance(one, ast.Assign) for target in one.targets]
+        self.others |= {target.id for target in made if isinstance(target, ast.Name)}
+        # Names may also come of other statements, which nobody can know without running them.
+        plain = ast.ClassDef | ast.FunctionDef | ast.Import | ast.ImportFrom | ast.Expr | ast.Assign | ast.AnnAssign
+        self.is_open = any(not isinstance(one, plain) for one in body) or "__getattr__" in self.functions
+        self.is_open = self.is_open or any(alias.name == "*" for alias in imported)
+
+
+@lru_cache(maxsize=64)
+def _names(module: str) -> _Names | None:
+    """None for a module that is no readable source."""
+    spec = _spec(module)
+    if spec is None or not spec.origin or Path(spec.origin).suffix != ".py":
+        return None
+    try:
+        return _Names(ast.parse(read_text(spec.origin, LARGEST)).body)
+    except (ConfigError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _spec(module: str) -> importlib.machinery.ModuleSpec | None:
+    """Where a module is, found without importing the packages that it is in."""
+    root, *inner = module.split(".")
+    try:
+        spec = importlib.util.find_spec(root)
+        for at, _ in enumerate(inner, 1):
+            if spec is None or spec.submodule_search_locations is None:
+                return None
+            name = ".".join([root, *inner[:at]])
+            spec = importlib.machinery.PathFinder.find_spec(name, list(spec.submodule_search_locations))
+    except (ImportError, ValueError, AttributeError, OSError):
+        return None
+    return spec

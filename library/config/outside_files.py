@@ -1,0 +1,255 @@
+"""The one door for files from outside: configs, data sets, prompts, captions, lists of images, headers of weights.
+
+Anybody can have written them, so each is taken as hostile: only ordinary files are opened, never a pipe or a device,
+and a file has limits of size, depth and length of names and numbers, which keep the time of any parser within seconds.
+Whatever is beyond them is a ConfigError that names the file.
+"""
+
+import codecs
+import contextlib
+import json
+import os
+import re
+import stat
+import time
+import tomllib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import yaml
+
+from library.config.json_types import JsonObject
+from library.config.problems import ConfigError, Problem, Text
+
+# The most bytes of a file by what it is; a real one has a hundredth of it.
+SETTINGS = 1_000_000  # of a config, a data set, prompts
+CAPTION = 100_000  # of the caption of one image
+LIST = 512_000_000  # of an image list: 300 bytes for each image
+YAML = 100_000  # the parser of YAML is slow
+DEEPEST = 50  # tables within tables
+LONGEST_NAME = 5000  # characters of a key; lists of images have paths as keys
+LONGEST_NUMBER = 40  # digits
+PATIENCE = 10.0  # seconds for a file of YAML
+
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+# What is no code in TOML: texts and comments.
+_QUOTED = re.compile(
+    r'"""(?:[^\\]|\\.)*?(?:"""|\Z)|'  # one that is not closed goes on to the end: nothing is looked at twice
+    r"\'\'\'.*?(?:\'\'\'|\Z)|"
+    r'"(?:[^"\\\n]|\\.)*"?|'
+    r"'[^'\n]*'?|"
+    r"#[^\n]*",
+    re.S,
+)
+_NUMBER = 1 << 128
+_AS_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+
+
+# ---- files as bytes and as text
+
+
+def check_regular(path: str | Path) -> os.stat_result:
+    """The facts of an ordinary file. Raises ConfigError for an absent one, a folder, a pipe and a device."""
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigError("{path} does not exist", path=path) from None
+    except (OSError, ValueError) as e:
+        raise ConfigError("{path} cannot be read: {why}", path=path, why=getattr(e, "strerror", "") or e) from None
+    if stat.S_ISDIR(found.st_mode):
+        raise ConfigError("{path} is a folder; name a file", path=path)
+    if not stat.S_ISREG(found.st_mode):
+        raise ConfigError("{path} is a pipe or a device; name an ordinary file", path=path)
+    return found
+
+
+@contextlib.contextmanager
+def opened(path: str | Path) -> Iterator[BinaryIO]:
+    """An ordinary file, open for reading. Raises ConfigError as `check_regular` does, or when it cannot be read."""
+    check_regular(path)
+    try:
+        with open(path, "rb", opener=_without_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # it was exchanged in between
+                raise ConfigError("{path} is a pipe or a device; name an ordinary file", path=path)
+            yield file
+    except OSError as e:
+        raise ConfigError("{path} cannot be read: {why}", path=path, why=e.strerror or e) from None
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def read_bytes(path: str | Path, most: int = SETTINGS) -> bytes:
+    """The content of an ordinary file. Raises ConfigError for any other, and for one of more than `most` bytes."""
+    with opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        data = file.read(most + 1) or b"" if size <= most else b""
+    if max(size, len(data)) > most:
+        raise ConfigError("{path} has {size} bytes, and at most {most} are read: is this the right file?",
+            path=path, size=f"{max(size, len(data)):,}", most=f"{most:,}")  # fmt: skip
+    return data
+
+
+def read_text(path: str | Path, most: int = SETTINGS) -> str:
+    """The text of a file, its line ends as "\\n". Raises ConfigError as `read_bytes` does, or when it is not text."""
+    try:
+        text = decoded(read_bytes(path, most))
+    except UnicodeError:
+        raise ConfigError("{path} is not a text file in UTF-8: save it with that encoding", path=path) from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def decoded(data: bytes) -> str:
+    """The text that the bytes of a file are: UTF-8, or the UTF-16 that Windows' editor marks. Raises UnicodeError."""
+    return data.decode("utf-16" if data.startswith(UTF_16) else "utf-8-sig")
+
+
+# ---- files as tables
+
+
+def load_toml(path: str | Path) -> JsonObject:
+    """A TOML file as it is. Raises ConfigError when it is absent, not text, not TOML, or beyond a limit."""
+    return parse_toml(read_text(path), path)
+
+
+def load_json(path: str | Path, most: int = SETTINGS) -> Any:
+    """A JSON file as it is. Raises ConfigError when it is absent, not JSON, beyond a limit, or has a key twice."""
+    return parse_json(read_text(path, most), path)
+
+
+def load_yaml(path: str | Path) -> Any:
+    """A YAML file as it is. Raises ConfigError as `load_json` does, and for an alias, which can stand for gigabytes."""
+    return parse_yaml(read_text(path, YAML), path)
+
+
+def parse_toml(text: str, path: str | Path) -> JsonObject:
+    """The tables of a text in TOML; `path` names it in messages. Raises ConfigError."""
+    _refuse_long_keys(text, path)
+    try:
+        found = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as e:
+        if Path(path).suffix.lower() in (".json", ".yaml", ".yml"):
+            advice = "{path} is not a TOML file; convert it: kohya import {path} -o run.toml"
+            raise ConfigError(advice, path=path) from None
+        is_escape = "escape" in str(e) or "hex value" in str(e)  # what the \U of C:\Users is called
+        hint = Text("; in double quotes write \\\\ for \\, or use single quotes") if is_escape else ""
+        raise ConfigError("{path} is not valid TOML: {why}{hint}", path=path, why=e, hint=hint) from None
+    except RecursionError:
+        raise _too_deep(path) from None
+    except ValueError as e:  # a number that Python does not read, or a date that is none
+        raise ConfigError("{path} is not valid TOML: {why}{hint}", path=path, why=e, hint="") from None
+    return checked(found, path)
+
+
+def parse_json(text: str | bytes, path: str | Path) -> Any:
+    """What a text in JSON holds; `path` names it in messages. Raises ConfigError."""
+    try:
+        found = json.loads(text, object_pairs_hook=lambda pairs: once(pairs, path))
+    except ConfigError:
+        raise
+    except RecursionError:
+        raise _too_deep(path) from None
+    except ValueError as e:
+        raise ConfigError("{path} is not valid JSON: {why}", path=path, why=e) from None
+    return checked(found, path)
+
+
+def parse_yaml(text: str, path: str | Path) -> Any:
+    """What a text in YAML holds; `path` names it in messages. Raises ConfigError."""
+    try:
+        found = _LimitedLoader(text, path).get_single_data()
+    except ConfigError:
+        raise
+    except RecursionError:
+        raise _too_deep(path) from None
+    except (yaml.YAMLError, ValueError, OverflowError) as e:
+        raise ConfigError("{path} is not valid YAML: {error}", path=path, error=" ".join(str(e).split())) from None
+    return checked(found, path)
+
+
+class _LimitedLoader(yaml.SafeLoader):
+    """A loader that rejects duplicate keys, aliases, and what is deeper or takes longer than any file of settings."""
+
+    def __init__(self, text: str, path: str | Path) -> None:
+        super().__init__(text)
+        self.path, self.level, self.until = path, 0, time.monotonic() + PATIENCE
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            template = "{path} has the alias *{name}; write out what it stands for"
+            raise ConfigError(template, path=self.path, name=self.peek_event().anchor)
+        if self.level > DEEPEST:
+            raise _too_deep(self.path)
+        if time.monotonic() > self.until:
+            raise ConfigError("{path} takes too long to read: it is no file of settings", path=self.path)
+        self.level += 1
+        node = super().compose_node(parent, index)
+        self.level -= 1
+        if isinstance(node, yaml.ScalarNode) and node.tag in _AS_NUMBERS and len(node.value) > LONGEST_NUMBER:
+            raise _too_long(self.path, len(node.value))  # before it is computed
+        return node
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        once(((key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode)), self.path)
+        return node
+
+
+def once(pairs: Iterable[tuple[Any, Any]], path: str | Path) -> dict[Any, Any]:
+    """A table in which each key was written once, as TOML has it. Raises ConfigError naming one that was not."""
+    found: dict[Any, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ConfigError("{path} has {key} twice in one table; delete one of them", path=path, key=key)
+        found[key] = value
+    return found
+
+
+@contextlib.contextmanager
+def named_by(option: str) -> Iterator[None]:
+    """Turn what is wrong with a file into problems of the option that names it."""
+    try:
+        yield
+    except ConfigError as e:
+        raise ConfigError(*(Problem(option, ": {why}", why=problem) for problem in e.problems)) from e
+
+
+# ---- limits
+
+
+def checked(found: Any, path: str | Path) -> Any:
+    """The same values. Raises ConfigError where they are too deep, or a key or a number too long to mean anything."""
+    level, depth = [found], 0
+    while level:
+        if (depth := depth + 1) > DEEPEST:
+            raise _too_deep(path)
+        inner: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                if any(isinstance(key, str) and len(key) > LONGEST_NAME for key in value):
+                    raise ConfigError("{path} has a name of more than {most} characters", path=path, most=LONGEST_NAME)
+                inner += value.values()
+            elif isinstance(value, list):
+                inner += value
+            elif isinstance(value, int) and not -_NUMBER < value < _NUMBER:
+                raise _too_long(path, int(value.bit_length() * 0.30103) + 1)
+        level = inner
+    return found
+
+
+def _refuse_long_keys(text: str, path: str | Path) -> None:
+    """Raise ConfigError for a key of very many parts, a.b.c.d: the parser takes the square of their number."""
+    bare = _QUOTED.sub("'", text)
+    if any(part.count(".") > DEEPEST for part in re.split(r"[,=\[\]{}\n]", bare)):
+        raise _too_deep(path)
+
+
+def _too_deep(path: str | Path) -> ConfigError:
+    return ConfigError("{path} has tables within tables more than {most} levels deep", path=path, most=DEEPEST)
+
+
+def _too_long(path: str | Path, digits: int) -> ConfigError:
+    template = "{path} has a number of {digits} digits; write one that has at most {most}"
+    return ConfigError(template, path=path, digits=digits, most=LONGEST_NUMBER)

@@ -1,0 +1,95 @@
+"""The EXIF orientation of image files, of any format that Pillow reads it from, and images turned upright by it."""
+
+import os
+from functools import lru_cache
+from pathlib import Path
+from typing import BinaryIO
+
+from PIL import Image
+
+UPRIGHT = 1
+TAG = 0x0112
+SIDEWAYS = (5, 6, 7, 8)  # whose width and height change places
+Turn = Image.Transpose
+TURNS = {
+    2: Turn.FLIP_LEFT_RIGHT, 3: Turn.ROTATE_180, 4: Turn.FLIP_TOP_BOTTOM, 5: Turn.TRANSPOSE, 6: Turn.ROTATE_270,
+    7: Turn.TRANSVERSE, 8: Turn.ROTATE_90,
+}  # fmt: skip
+BACK = {**TURNS, 6: Turn.ROTATE_90, 8: Turn.ROTATE_270}
+# Texts of a PNG in which other programs keep EXIF and XMP.
+PNG_TEXTS = (b"Raw profile type exif", b"Raw profile type APP1", b"Raw profile type xmp", b"XML:com.adobe.xmp")
+
+
+def orientation_of(image: Image.Image) -> int:
+    """The orientation of an opened image, from 1 (upright) to 8. Pillow decodes a PNG for this."""
+    try:
+        found = image.getexif().get(TAG)
+    except Exception:  # damaged EXIF raises nearly anything
+        return UPRIGHT
+    return found if found in TURNS else UPRIGHT
+
+
+def orientation(path: str | Path) -> int:
+    """The orientation of an image file, without decoding it; 1 for one that cannot be read."""
+    try:
+        about = os.stat(path)
+    except OSError:
+        return UPRIGHT
+    return _of_file(os.fspath(path), about.st_mtime_ns, about.st_size)
+
+
+@lru_cache(maxsize=1 << 18)
+def _of_file(path: str, modified: int, num_bytes: int) -> int:
+    """Time and length are part of the key of the cache."""
+    del modified
+    if num_bytes == 0 or path.lower().endswith(".bmp"):
+        return UPRIGHT
+    try:
+        if path.lower().endswith(".png"):
+            with open(path, "rb") as f:
+                if not _has_exif(f):
+                    return UPRIGHT
+        with Image.open(path) as image:
+            return orientation_of(image)
+    except Exception:
+        return UPRIGHT
+
+
+def _has_exif(png: BinaryIO) -> bool:
+    """Whether a chunk of a PNG may hold an orientation; most have none, and need not be decoded to know it."""
+    png.seek(8)
+    while len(head := png.read(8)) == 8:
+        length, kind = int.from_bytes(head[:4]), head[4:]
+        if kind == b"eXIf":
+            return True
+        if kind in (b"tEXt", b"zTXt", b"iTXt"):
+            start = png.read(min(length, 32))
+            if start.startswith(PNG_TEXTS):
+                return True
+            length -= len(start)
+        png.seek(length + 4, os.SEEK_CUR)
+    return False
+
+
+def swapped(size: tuple[int, int], turn: int) -> tuple[int, int]:
+    """The (width, height) of an image of this orientation when it is upright, or that of an upright one as stored."""
+    return (size[1], size[0]) if turn in SIDEWAYS else size
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """An image turned upright, or as it is where it has no orientation."""
+    image.load()
+    turn = orientation_of(image)
+    return image.transpose(TURNS[turn]) if turn in TURNS else image
+
+
+def turned_back(image: Image.Image, turn: int) -> Image.Image:
+    """An upright image as it would be stored with this orientation."""
+    return image.transpose(BACK[turn]) if turn in BACK else image
+
+
+def tag(turn: int) -> Image.Exif:
+    """EXIF with this orientation and nothing else, to save an image with."""
+    made = Image.Exif()
+    made[TAG] = turn
+    return made

@@ -1,0 +1,68 @@
+"""Stamps of the image files that a cache was made of, by which it is told later whether they have changed."""
+
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from library.data.images import ControlImage
+
+
+def image_stamp(image: str) -> list[Any]:
+    """Length, modification time and hash of a file: the first two are quick to compare, the third survives copying."""
+    about = os.stat(image)
+    return [about.st_size, about.st_mtime_ns, _hash(image)]
+
+
+def control_stamps(controls: "Iterable[ControlImage]") -> list[Any]:
+    """Stamps of control and reference images, to detect changes later."""
+    return [_control_stamp(control) for control in controls]
+
+
+def same_image(image: str, stamp: Any) -> bool:
+    """Whether an image is the one that the stamp was made of."""
+    if not os.path.exists(image):  # a data set may consist of cached latents only
+        return True
+    if not isinstance(stamp, list) or len(stamp) != 3:
+        return False
+    about = os.stat(image)
+    if about.st_size != stamp[0]:
+        return False
+    return about.st_mtime_ns == stamp[1] or _hash(image) == stamp[2]
+
+
+def _hash(file: str) -> str:
+    with open(file, "rb") as f:
+        return hashlib.file_digest(f, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def _control_stamp(control: "ControlImage") -> list[Any]:
+    mask: Any = None if control.drawn is None else f"drawn {control.drawn}"
+    if control.mask and control.mask != control.path:
+        mask = image_stamp(control.mask)
+    return [image_stamp(control.path), mask, list(control.fit.resized), *reading(control)]
+
+
+def reading(control: "ControlImage") -> list[Any]:
+    """What tells how a control image and its mask are read; [] where they are read as they are stored."""
+    own, of_masks = control.how.marks(control.path), replace(control.how, ground="")
+    mask = of_masks.marks(control.mask) if control.mask else []
+    return [own, mask] if own or mask else []
+
+
+def same_controls(controls: "Sequence[ControlImage]", stamps: Any) -> bool:
+    """Whether the control and reference images are unchanged."""
+    if not isinstance(stamps, list) or len(stamps) != len(controls):
+        return False
+    for control, stamp in zip(controls, stamps, strict=True):
+        how = reading(control)
+        if not isinstance(stamp, list) or stamp[2:] != [list(control.fit.resized), *how]:
+            return False
+        own = control.mask and control.mask != control.path
+        drawn = None if control.drawn is None else f"drawn {control.drawn}"
+        same_mask = same_image(control.mask, stamp[1]) if own else stamp[1] == drawn
+        if not same_mask or not same_image(control.path, stamp[0]):
+            return False
+    return True

@@ -1,0 +1,243 @@
+"""Import the metadata of a LoRA file: how it was trained, as sd-scripts, its relatives and this trainer write it."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from library.config.json_types import JsonMapping, JsonObject
+from library.config.outside_files import opened, parse_json
+from library.config.problems import ConfigError, Problem, Text
+from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
+from library.importers.shared import ONLY, equal, load_tables, nearest, optimizer, optimizer_args, rest, said_of, set_by
+
+TRAINER = "LoRA metadata"
+TABLES = load_tables("adapter_file")
+METADATA = "__metadata__"
+LARGEST = 100_000_000  # bytes of a header; that of a LoRA has a few hundred thousand
+ENCODERS = ("lora_te", "text_encoder", "te1", "te2")
+OLD_MODULES = ("networks.dylora", "networks.loha", "networks.lokr", "networks.oft", "networks.oft_flux")
+NAMES = ("ss_sd_model_name", "ss_vae_name")
+OF_IMAGES = (
+    *("resolution", "enable_bucket", "min_bucket_reso", "max_bucket_reso", "bucket_no_upscale", "shuffle_caption"),
+    *("keep_tokens", "color_aug", "flip_aug", "random_crop", "caption_dropout_rate", "face_crop_aug_range"),
+)
+
+
+def load(path: Path) -> JsonObject:
+    """The header of a .safetensors file. Raises ConfigError for another file, and where it has no metadata."""
+    with opened(path) as file:
+        size = int.from_bytes(file.read(8), "little")
+        text = file.read(size) if 2 <= size <= LARGEST else b""
+    if len(text) < max(size, 2):
+        raise ConfigError("{path} is not a safetensors file", path=path)
+    header = parse_json(text, path)
+    found = header.get(METADATA) if isinstance(header, dict) else None
+    if not isinstance(found, dict) or not any(key.startswith("ss_") for key in found):
+        raise ConfigError(
+            "{path} does not say how it was trained: it has no metadata of a training (ss_...)", path=path
+        )
+    return header
+
+
+def with_header(text: str) -> bytes:
+    """The beginning of a .safetensors file with this header, of which a browser sends no more."""
+    header = text.encode()
+    return len(header).to_bytes(8, "little") + header
+
+
+def fits(found: JsonMapping) -> bool:
+    """Whether this is the header of a .safetensors file."""
+    return isinstance(found.get(METADATA), Mapping)
+
+
+def read(found: JsonMapping, script: str = "") -> ImportBuilder:
+    """Every key of the metadata -> our values and its outcome. Raises ConfigError for unsupported models."""
+    facts = {key: value for key, value in found[METADATA].items()}
+    version = _version(facts)
+    family = script.partition("_train")[0] or _family(facts, version)
+    builder = ImportBuilder({key: _value(value) for key, value in facts.items()}, script or f"{family}_train_network",
+                            TRAINER)  # fmt: skip
+    for part in (_model, _network, _optimizer, _length, _images, _modelspec):
+        part(builder)
+    _kind(builder, version)
+    if builder.adapters and not any(name.startswith(ENCODERS) for name in found):
+        set_by(builder, "network_train_unet_only", "the file has no adapters of text encoders: network_train_unet_only",
+               {"network_train_unet_only": True})  # fmt: skip
+    for key in builder.left():
+        option = key.removeprefix("ss_")
+        if key in TABLES["ignored"] or not key.startswith("ss_"):
+            continue
+        if is_empty(builder.source[key]):
+            builder.empty(key)
+        else:
+            builder.rename(key, TABLES["renamed"].get(option, option))
+    rest(builder, TABLES["ignored"])
+    return builder
+
+
+def _value(text: Any) -> Any:
+    """The value that a text of the metadata stands for; numbers stay texts, which options read."""
+    return {"None": None, "True": True, "False": False, "null": None}.get(text, text) if isinstance(text, str) else text
+
+
+def _version(facts: JsonMapping) -> str:
+    """ss_base_model_version, or what modelspec.architecture says of it; "" where neither is there."""
+    if version := str(facts.get("ss_base_model_version") or "").casefold():
+        return version
+    said = str(facts.get("modelspec.architecture") or "").casefold()
+    return next((version for start, version in TABLES["architectures"].items() if said.startswith(start)), "")
+
+
+def _family(facts: JsonMapping, version: str) -> str:
+    family = next((family for start, family in TABLES["versions"].items() if version.startswith(start)), "")
+    if not family:
+        others = TABLES["other_versions"].items()
+        model = next((title for start, title in others if version.startswith(start)), version or "(none)")
+        raise ConfigError("this file of {trainer} is for {model}, which is not trained here: use {trainer}; {advice}",
+            trainer=TRAINER, model=model, advice=ONLY)  # fmt: skip
+    return family
+
+
+def _kind(builder: ImportBuilder, version: str) -> None:
+    """Which of the models with the same files it is."""
+    values: JsonObject = {}
+    if builder.family == "flux" and (kind := version.removeprefix("flux_")) in ("kontext", "fill", "chroma"):
+        values["model_type"] = kind
+    elif builder.family == "flux_2":
+        name = version.removeprefix("flux_2_").replace("_", "-")
+        values["model_version"] = name if name == "dev" else name.replace("klein-", "klein-base-")
+    elif builder.family == "qwen_image" and "edit" in version:
+        values["model_version"] = _edit(str(builder.get("modelspec.architecture") or ""))
+    chosen = ", ".join([builder.script, *(f"{option} = {value}" for option, value in values.items())])
+    set_by(builder, "ss_base_model_version", Text("chooses the script: {script}", script=chosen), values)
+    builder.explain("is part of ss_base_model_version", "modelspec.architecture")
+    if builder.values.get("model_type") == "chroma":
+        builder.values |= {"apply_t5_attn_mask": True, "guidance_scale": 0.0}
+        builder.keys |= dict.fromkeys(("apply_t5_attn_mask", "guidance_scale"), "ss_base_model_version")
+
+
+def _edit(architecture: str) -> str:
+    """The version of Qwen-Image-Edit by its architecture's name."""
+    number = re.search(r"2509|2511", architecture)
+    return f"edit-{number[0]}" if number else "edit"
+
+
+def _model(builder: ImportBuilder) -> None:
+    for key, option in zip(NAMES, ("pretrained_model_name_or_path", "vae"), strict=True):
+        name = str(builder.get(key) or "")
+        if name.count("/") == 1 and not name.endswith((".safetensors", ".ckpt")):  # an id of the Hugging Face Hub
+            builder.rename(key, option)
+        elif name:
+            builder.ignore(key, Text("it was {name}, without its folder: choose it in {option}", name=name,
+                           option=option))  # fmt: skip
+
+
+def _network(builder: ImportBuilder) -> None:
+    module = str(builder.get("ss_network_module") or "")
+    arguments = _table(builder.get("ss_network_args"))
+    given = optimizer_args({key: value for key, value in arguments.items() if key != "dropout"})
+    values: JsonObject = {"network_args": given} if given else {}
+    builder.change("ss_network_args", said_of(values), values)
+    if module in OLD_MODULES:
+        other = "lycoris.kohya, network_args = algo=..."
+        builder.problems.append(Problem("network_module", "{module} is not offered; write {other}", module=module,
+                                        other=other))  # fmt: skip
+    if module:
+        builder.rename("ss_network_module", "network_module")
+    rates = builder.get("ss_text_encoder_lr")
+    if isinstance(rates, str):
+        numbers = [number for part in re.split(r"[\s,\[\]()]+", rates) if (number := to_number(part)) is not None]
+        builder.rename("ss_text_encoder_lr", "text_encoder_lr", numbers) if numbers else None
+
+
+def _table(text: Any) -> JsonObject:
+    """A table that is written as JSON; an empty one for anything else."""
+    try:
+        found = json.loads(text) if isinstance(text, str) else text
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _optimizer(builder: ImportBuilder) -> None:
+    """The class of the optimizer, and its arguments in parentheses."""
+    said = str(builder.get("ss_optimizer") or "")
+    if not said:
+        return
+    path, _, inside = said.partition("(")
+    name, why = optimizer(path.rpartition(".")[2])
+    settings = re.findall(r"(\w+)=(\([^)]*\)|\[[^\]]*\]|[^,()]+)", inside)
+    arguments = [f"{key}={value.strip('()[] ').replace(' ', '')}" for key, value in settings]
+    values: JsonObject = {"optimizer_type": name} | ({"optimizer_args": arguments} if arguments else {})
+    builder.change("ss_optimizer", why or equal(path, said_of(values)), values)
+    schedule = str(builder.get("ss_lr_scheduler") or "")
+    if "." in schedule:
+        builder.rename("ss_lr_scheduler", "lr_scheduler_type")
+
+
+def _length(builder: ImportBuilder) -> None:
+    if not builder.number("ss_max_train_steps") and (epochs := builder.number("ss_num_epochs")):
+        builder.rename("ss_num_epochs", "max_train_epochs", int(epochs))
+    elif "ss_num_epochs" in builder.source:
+        builder.ignore("ss_num_epochs", "max_train_steps is set, and wins")
+
+
+def _images(builder: ImportBuilder) -> None:
+    """How images were read; their folders are named without the path to them."""
+    listed = builder.get("ss_datasets")
+    try:
+        sets = json.loads(listed) if isinstance(listed, str) else []
+    except (ValueError, RecursionError):
+        sets = []
+    sets = [one for one in sets if isinstance(one, Mapping)] if isinstance(sets, list) else []
+    if sets:
+        first = sets[0]
+        subsets = [one for one in first.get("subsets") or () if isinstance(one, Mapping)]
+        about = {**(subsets[0] if subsets else {}), **first}
+        values: JsonObject = {name: about[name] for name in OF_IMAGES if not is_empty(about.get(name))}
+        if isinstance(size := values.get("resolution"), list):
+            values["resolution"] = ",".join(map(str, size))
+        if count := to_number(about.get("batch_size_per_device")):
+            values["train_batch_size"] = int(count)
+        builder.change("ss_datasets", said_of(values), values)
+        if len(sets) > 1:
+            builder.notes.append(Text("only the first of {count} data sets is read", count=len(sets)))
+    if size := builder.get("ss_resolution"):
+        sides = re.findall(r"\d+", str(size))
+        builder.rename("ss_resolution", "resolution", ",".join(sides)) if sides else None
+    for key in ("ss_dataset_dirs", "ss_reg_dataset_dirs"):
+        if folders := _table(builder.get(key)):
+            template = "its folders were {names}: choose them in {option}"
+            option = "train_data_dir" if key == "ss_dataset_dirs" else "reg_data_dir"
+            builder.ignore(key, Text(template, names=", ".join(folders), option=option))
+        elif key in builder.source:
+            builder.change(key, "it names no folder")
+
+
+def _modelspec(builder: ImportBuilder) -> None:
+    for name, option in TABLES["modelspec"].items():
+        if builder.get(f"modelspec.{name}") is not None:
+            builder.rename(f"modelspec.{name}", option)
+    kind = str(builder.get("modelspec.prediction_type") or "")
+    values = {"v_parameterization": True} if kind == "v" else {}
+    builder.explain(said_of(values) or nearest_prediction(kind), "modelspec.prediction_type")
+    if values:
+        builder.change("modelspec.prediction_type", said_of(values), values)
+    if found := re.fullmatch(r"(\d+),(\d+)", str(builder.get("modelspec.timestep_range") or "")):
+        values = {"min_timestep": int(found[1]), "max_timestep": int(found[2])}
+        builder.change("modelspec.timestep_range", said_of(values), values)
+    for key, option in (("modelspec.encoder_layer", "clip_skip"), ("modelspec.resolution", "resolution")):
+        if key in builder.source:
+            builder.explain(Text("is {option} here", option=option), key)
+            builder.values.setdefault(option, str(builder.source[key]).replace("x", ","))
+            builder.keys.setdefault(option, key)
+    if "modelspec.is_negative_embedding" in builder.source:
+        on = is_on(builder.get("modelspec.is_negative_embedding"))
+        builder.rename("modelspec.is_negative_embedding", "metadata_is_negative_embedding", on)
+
+
+def nearest_prediction(kind: str) -> Text:
+    """A message: what a kind of prediction is here."""
+    return equal(kind, "v_parameterization = false") if kind == "epsilon" else nearest(kind, "epsilon")

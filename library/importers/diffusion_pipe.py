@@ -1,0 +1,185 @@
+"""Import diffusion-pipe's TOML files, with the file of data sets that they name."""
+
+from collections.abc import Mapping
+
+from library.config.json_types import JsonMapping, JsonObject
+from library.config.problems import ConfigError, Text
+from library.importers import diffusion_pipe_data, diffusion_pipe_learning
+from library.importers.builder import ImportBuilder, is_on
+from library.importers.shared import (
+    BLOCKS,
+    ONLY,
+    PART_OPTIONS,
+    chooses_chroma,
+    chooses_edit,
+    chooses_version,
+    dotted,
+    load_tables,
+    nearest,
+    own_name,
+    precision,
+    rest,
+    said_of,
+    set_by,
+    tables,
+    take,
+)
+
+TRAINER = "diffusion-pipe"
+TABLES = load_tables("diffusion_pipe")
+DECISIVE = {"pipeline_stages", "micro_batch_size_per_gpu", "activation_checkpointing"}
+# The files of a model, in order of precedence, and the option that its VAE and text encoder are.
+TRANSFORMERS = ("model.transformer_path", "model.diffusion_model", "model.checkpoint_path", "model.diffusers_path")
+VAES, ENCODERS = ("model.vae_path", "model.vae"), ("model.text_encoder_path", "model.llm_path", "model.text_encoders")
+
+
+def fits(found: JsonMapping) -> bool:
+    """Whether this is a file of diffusion-pipe."""
+    model = found.get("model")
+    return isinstance(model, Mapping) and "type" in model and not DECISIVE.isdisjoint(found)
+
+
+def read(found: JsonMapping, script: str = "") -> ImportBuilder:
+    """Every key -> our values and its outcome. Raises ConfigError for unsupported models."""
+    data = found.get("dataset")
+    flat = dotted({**found, "dataset": "" if isinstance(data, Mapping) else data})
+    builder = ImportBuilder(flat, script or _script(found), TRAINER)
+    take(builder, TABLES["renamed"])
+    for part in (_model, _precision, _memory, _caches):
+        part(builder)
+    _text_adapter(builder)
+    for part in diffusion_pipe_learning.PARTS:
+        part(builder)
+    diffusion_pipe_data.read(builder, data)
+    rest(builder, TABLES["ignored"])
+    if flat.get("model.type") == "chroma" and builder.family == "flux":
+        chooses_chroma(builder, "model.type")
+    return builder
+
+
+def _script(found: JsonMapping) -> str:
+    kind = str(found["model"]["type"])
+    family = TABLES["families"].get(kind)
+    if family is None:
+        model = TABLES["other_models"].get(kind, kind)
+        raise ConfigError("this file of {trainer} is for {model}, which is not trained here: use {trainer}; {advice}",
+            trainer=TRAINER, model=model, advice=ONLY)  # fmt: skip
+    return f"{family}_train_network" if isinstance(found.get("adapter"), Mapping) else f"{family}_train"
+
+
+def _model(builder: ImportBuilder) -> None:
+    """The files of the model, and which of the models with the same files it is."""
+    given = [key for key in TRANSFORMERS if builder.get(key)]
+    words = " ".join(own_name(builder.get(key)) for key in given)
+    kind = {"model_type": "kontext"} if "kontext" in words and builder.family == "flux" else {}
+    chosen = ", ".join([builder.script, *(f"{option} = {value}" for option, value in kind.items())])
+    builder.change("model.type", Text("chooses the script: {script}", script=chosen), kind)
+    chooses_version(builder, "model.type", words)
+    chooses_edit(builder, "model.type", words)
+    if given:
+        builder.rename(given[0], "pretrained_model_name_or_path")
+    _parts(builder)
+    beside = [option for option in PART_OPTIONS.get(builder.family, ()) if option not in builder.values]
+    beside = [option for option in beside if builder.source.get("model.type") != "chroma" or option != "clip_l"]
+    for key in given[1:]:
+        if key == "model.diffusers_path" and beside:
+            said = Text("the networks beside the transformer: {names}", names=", ".join(beside))
+            builder.change(key, said, dict.fromkeys(beside, builder.get(key)))
+        else:
+            builder.ignore(key, Text("another key says {option}", option="pretrained_model_name_or_path"))
+
+
+def _parts(builder: ImportBuilder) -> None:
+    """VAE and text encoder in files of their own, and adapters that are merged before the training."""
+    options = PART_OPTIONS.get(builder.family, ())
+    for key in VAES:
+        if builder.get(key):
+            builder.rename(key, "ae" if "ae" in options else "vae")
+    encoder = next((option for option in options if option in ("text_encoder", "qwen3")), "")
+    for key in ENCODERS if encoder else ():
+        value = builder.get(key)
+        named = [one.get("path") or one.get("paths") for one in tables(value)]
+        path = named[0] if named else value
+        if isinstance(path, str) and path:
+            builder.rename(key, encoder, path)
+    merged = builder.get("model.merge_adapters")
+    if isinstance(merged, list) and merged:
+        builder.rename("model.merge_adapters", "base_weights", [str(path) for path in merged])
+    if fused := tables(builder.get("adapter.fuse_adapters")):
+        weights = [one.get("weight", 1.0) for one in fused]
+        values: JsonObject = {"base_weights": [str(one.get("path")) for one in fused]}
+        builder.change("adapter.fuse_adapters", said_of(values), values | {"base_weights_multiplier": weights})
+
+
+def _precision(builder: ImportBuilder) -> None:
+    half = precision(builder.get("model.dtype") or "bfloat16")
+    values: JsonObject = {"mixed_precision": half}
+    if not builder.adapters and half != "no":
+        values[f"full_{half}"] = True
+    set_by(builder, "model.dtype", said_of(values), values)
+    if builder.get("save_dtype"):
+        builder.rename("save_dtype", "save_precision", precision(builder.get("save_dtype"), "float"))
+    for key in ("model.transformer_dtype", "model.diffusion_model_dtype"):
+        kind = str(builder.get(key) or "")
+        if not kind or not builder.adapters:
+            builder.ignore(key, "weights that learn have at least 16 bits")
+        elif kind.startswith("float8"):
+            builder.change(key, said_of({"fp8_base_unet": True}), {"fp8_base_unet": True})
+        elif kind == "nf4":
+            builder.change(key, nearest(kind, "fp8_base_unet"), {"fp8_base_unet": True})
+        else:
+            builder.ignore(key, "frozen weights are kept in mixed_precision")
+
+
+def _text_adapter(builder: ImportBuilder) -> None:
+    """Anima's adapter between text encoder and model, which gets adapters unless its rate is 0."""
+    key = "model.llm_adapter_lr"
+    if builder.family != "anima" or not builder.adapters:
+        return
+    builder.values.pop("llm_adapter_lr", None)
+    if builder.number(key) == 0:
+        builder.change(key, "adapters leave the text adapter out, unless network_args say train_llm_adapter=True")
+    else:
+        arguments = ["train_llm_adapter=True"]
+        set_by(builder, key, "network_args train_llm_adapter=True", {"network_args": arguments})
+
+
+def _memory(builder: ImportBuilder) -> None:
+    if (count := builder.number("blocks_to_swap")) and builder.family in BLOCKS:
+        most = BLOCKS[builder.family][1]
+        builder.change("blocks_to_swap", f"blocks_to_swap = {min(int(count), most)}",
+            {"blocks_to_swap": min(int(count), most)})  # fmt: skip
+    key = "activation_checkpointing"
+    if str(builder.get(key)) == "unsloth":
+        values = {"gradient_checkpointing": True, "cpu_offload_checkpointing": True}
+        builder.change(key, said_of(values), values)
+    elif key in builder.source:
+        builder.rename(key, "gradient_checkpointing", is_on(builder.get(key)))
+    if is_on(builder.get("monitoring.enable_wandb")):
+        builder.change("monitoring.enable_wandb", "log_with = wandb", {"log_with": "wandb"})
+    else:
+        builder.explain("wandb is off", "monitoring.wandb_tracker_name", "monitoring.wandb_run_name")
+        for option in ("log_tracker_name", "wandb_run_name"):
+            builder.values.pop(option, None)
+    if "model.cache_text_embeddings" in builder.source and builder.family == "sdxl":
+        builder.ignore("model.cache_text_embeddings", "the text encoders learn")
+
+
+def _caches(builder: ImportBuilder) -> None:
+    """What it does in every training: latents are cached on disk, and outputs of text encoders, but for SDXL's, which
+    learn."""
+    values: JsonObject = {"cache_latents": True, "cache_latents_to_disk": True}
+    set_by(builder, "cache_latents", said_of(values), values)
+    if builder.family == "sdxl":
+        if not builder.adapters:
+            set_by(builder, "train_text_encoder", said_of({"train_text_encoder": True}), {"train_text_encoder": True})
+        return
+    if builder.adapters:
+        set_by(builder, "network_train_unet_only", "no text encoder learns: network_train_unet_only",
+            {"network_train_unet_only": True})  # fmt: skip
+    key = "model.cache_text_embeddings"
+    if key not in builder.source or is_on(builder.source[key]):
+        cached = {"cache_text_encoder_outputs": True, "cache_text_encoder_outputs_to_disk": True}
+        set_by(builder, key, said_of(cached), cached)
+    else:
+        builder.change(key, said_of({"cache_text_encoder_outputs": False}))

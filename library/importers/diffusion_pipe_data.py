@@ -1,0 +1,139 @@
+"""Import diffusion-pipe's file of data sets."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from library.config.json_types import JsonMapping, JsonObject, JsonValue
+from library.config.problems import ConfigError, Text
+from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on, to_number
+from library.importers.shared import PREPARED, dataset_toml, load_tables, tables
+
+TABLES = load_tables("diffusion_pipe")["datasets"]
+STEP = 32  # of buckets
+
+
+def is_dataset(found: JsonMapping) -> bool:
+    """Whether this is a file of data sets of diffusion-pipe."""
+    return "model" not in found and any("path" in table for table in tables(found.get("directory")))
+
+
+def dataset(found: JsonMapping) -> tuple[str, list[str]]:
+    """A file of data sets -> the text of ours, and a sentence for each key that was left out."""
+    return _written(found, {})
+
+
+def read(builder: ImportBuilder, data: Any) -> None:
+    """The file of data sets, if it could be read, and the size of batches."""
+    sizes = _batches(builder)
+    key = "dataset"
+    if isinstance(data, Mapping) and is_dataset(data):
+        text, notes = _written(data, sizes)
+        builder.texts["dataset_config"] = text
+        builder.notes += notes
+        count = text.count("[[datasets]]")
+        template = "{count} datasets, one for each folder and resolution: {place}"
+        builder.change(key, Text(template, count=count, place=PREPARED), _settings(data))
+    elif builder.get(key):
+        builder.ignore(key, "this file was not found; name the images with train_data_dir or dataset_config")
+
+
+def _settings(data: JsonMapping) -> JsonObject:
+    """Keys of data sets that are options of the whole training here."""
+    masked = any(not is_empty(one.get("mask_path")) for one in tables(data.get("directory")))
+    return {"masked_loss": True} if masked else {}
+
+
+def _batches(builder: ImportBuilder) -> dict[int, int]:
+    """The size of batches by resolution; 0 stands for all."""
+    keys = ("image_micro_batch_size_per_gpu", "micro_batch_size_per_gpu")
+    used = next((key for key in keys if builder.get(key)), "")
+    value = builder.get(used) if used else None
+    sizes: dict[int, int] = {}
+    if isinstance(value, list):
+        for pair in value:
+            if isinstance(pair, list) and len(pair) == 2:
+                sizes[int(to_number(pair[0]) or 0)] = int(to_number(pair[1]) or 1)
+        builder.change(used, Text("{count} sizes of batches by resolution: {place}", count=len(sizes), place=PREPARED))
+    elif used:
+        sizes[0] = max(1, int(to_number(value) or 1))
+        builder.rename(used, "train_batch_size", sizes[0])
+    for key in keys:
+        if key in builder.left():
+            builder.ignore(key, Text("another key says {option}", option="train_batch_size"))
+    return sizes
+
+
+def _written(found: JsonMapping, batches: Mapping[int, int]) -> tuple[str, list[str]]:
+    sets: list[tuple[JsonObject, list[JsonObject]]] = []
+    notes: list[str] = []
+    for table in tables(found.get("directory")):
+        whole = {**{key: value for key, value in found.items() if key != "directory"}, **table}
+        if is_empty(whole.get("path")):
+            continue
+        _note(whole, notes)
+        for size in _sizes(whole.get("resolutions")):
+            own: JsonObject = {"resolution": size, **_buckets(whole, size)}
+            if (count := batches.get(size[0], batches.get(0, 1))) > 1:
+                own["batch_size"] = count
+            sets.append((own, [_subset(whole)]))
+    if not sets:
+        raise ConfigError("no data set in this file has a folder of images (path)")
+    return dataset_toml({"caption_extension": ".txt"}, sets), notes
+
+
+def _sizes(value: JsonValue) -> list[list[int]]:
+    """Resolutions as widths and heights; each may be one side."""
+    found = []
+    for one in value if isinstance(value, list) and value else [512]:
+        sides = [int(side) for side in map(to_number, one if isinstance(one, list) else [one]) if side and side > 0]
+        found += [[sides[0], sides[1] if len(sides) > 1 else sides[0]]] if sides else []
+    return found or [[512, 512]]
+
+
+def _buckets(table: JsonMapping, size: list[int]) -> JsonObject:
+    """Buckets between the narrowest and the widest shape, of the same area."""
+    if not is_on(table.get("enable_ar_bucket")):
+        return {"enable_bucket": False}
+    least, most = (to_number(table.get(key)) for key in ("min_ar", "max_ar"))
+    side = math.sqrt(size[0] * size[1])
+    widest = max(most or 2.0, 1 / (least or 0.5), 1.0)
+    shortest = max(STEP, int(side / math.sqrt(widest) // STEP * STEP))
+    longest = int(-(-side * math.sqrt(widest) // 64) * 64)
+    return {"enable_bucket": True, "min_bucket_reso": min(256, shortest), "max_bucket_reso": longest}
+
+
+def _subset(table: JsonMapping) -> JsonObject:
+    shuffles = is_on(table.get("shuffle_tags")) or bool(to_number(table.get("cache_shuffle_num")))
+    separator = str(table.get("cache_shuffle_delimiter") or ",").strip() or ","
+    subset: JsonObject = {
+        "image_dir": table["path"],
+        "num_repeats": max(1, round(to_number(table.get("num_repeats")) or 1)),
+        "conditioning_data_dir": table.get("mask_path"),
+        "control_directory": table.get("control_path"),
+        "caption_prefix": table.get("caption_prefix"),
+        "shuffle_caption": shuffles,
+        "caption_separator": separator if shuffles and separator != "," else None,
+    }
+    return {key: value for key, value in subset.items() if not is_empty(value) and value is not False}
+
+
+def _note(table: JsonMapping, notes: list[str]) -> None:
+    """A sentence for each key of a folder that has no equivalent."""
+    place = Text("datasets of {folder}", folder=table["path"])
+    repeats = to_number(table.get("num_repeats"))
+    if repeats is not None and repeats != round(repeats):
+        notes.append(Text("{place}: num_repeats = {repeats} is rounded", place=place, repeats=f"{repeats:g}"))
+    reasons = {key: NOT_HERE for key in table if key not in TABLES["known"]}
+    if "ar_buckets" in table or "size_buckets" in table:
+        reasons |= dict.fromkeys(
+            ("ar_buckets", "size_buckets"),
+            "buckets of all shapes are made here, by min_bucket_reso and max_bucket_reso",
+        )
+    if any(to_number(count) not in (None, 1) for count in table.get("frame_buckets") or ()):
+        reasons["frame_buckets"] = "videos are not trained; images are"
+    for key, reason in reasons.items():
+        if not is_empty(table.get(key)) and table.get(key) is not False:
+            line = Text("{place}: {key} is ignored: {reason}", place=place, key=key, reason=reason)
+            if str(line) not in map(str, notes):
+                notes.append(line)

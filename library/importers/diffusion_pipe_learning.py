@@ -1,0 +1,174 @@
+"""Import diffusion-pipe's adapters, optimizer, schedule, length and timesteps."""
+
+from library.config.json_types import JsonObject
+from library.config.problems import Text
+from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
+from library.importers.shared import (
+    SIZE_SHIFTS,
+    equal,
+    load_tables,
+    nearest,
+    optimizer,
+    optimizer_args,
+    plain,
+    said_of,
+    set_by,
+)
+
+TRAINER = "diffusion-pipe"
+TABLES = load_tables("diffusion_pipe")
+FULL_RANK = 100_000  # a rank that stands for whole matrices
+
+
+def _network(builder: ImportBuilder) -> None:
+    if not builder.adapters:
+        return
+    kind, rank = str(builder.get("adapter.type") or "lora"), builder.number("adapter.rank") or 16
+    if kind == "lokr":
+        values: JsonObject = {"network_module": "lycoris.kohya"}
+        arguments = ["algo=lokr", f"factor={int(builder.number('adapter.decompose_factor') or -1)}"]
+        if rank >= FULL_RANK:
+            arguments.append("full_matrix=True")
+            rank = 1
+            builder.change("adapter.rank", "is network_args full_matrix=True here", {"network_dim": 1})
+        if dropout := builder.number("adapter.rank_dropout"):
+            arguments.append(f"rank_dropout={dropout:g}")
+        quantized = "fp8_base_unet" in builder.values
+        values["network_args"] = [*arguments, *(["bypass_mode=True"] if quantized else [])]
+        builder.change("adapter.type", equal(kind, f"lycoris.kohya {' '.join(values['network_args'])}"), values)
+        builder.explain("becomes one of network_args", "adapter.decompose_factor", "adapter.rank_dropout")
+    else:
+        builder.change("adapter.type", "LoRA" if kind == "lora" else nearest(kind, "LoRA"))
+    said = Text("{trainer} has alpha = rank", trainer=TRAINER)
+    set_by(builder, "adapter.alpha", said, {"network_alpha": rank})
+
+
+def _optimizer(builder: ImportBuilder) -> None:
+    wanted = str(builder.get("optimizer.type") or "adamw")
+    near = TABLES["optimizers"].get(plain(wanted), "")
+    name, why = (near, nearest(wanted, near)) if near else optimizer(wanted)
+    if not near and not why and name == wanted and "." not in name:
+        name = f"pytorch_optimizer.{name}"  # where it looks up all others
+    builder.change("optimizer.type", why or equal(wanted, name), {"optimizer_type": name})
+    given = {key.partition(".")[2]: value for key, value in builder.source.items() if key.startswith("optimizer.")}
+    if (rate := to_number(given.get("lr"))) is not None:
+        builder.rename("optimizer.lr", "learning_rate", rate)
+    if is_on(given.get("gradient_release")):
+        builder.ignore("optimizer.gradient_release", "fused_backward_pass is for Adafactor on whole models, without "
+                       "accumulation")  # fmt: skip
+    if "beta2_half_life" in given:
+        builder.ignore("optimizer.beta2_half_life", "set the second of betas in optimizer_args")
+    own = {key: value for key, value in given.items() if key not in ("type", "lr", "gradient_release",
+           "beta2_half_life", "stabilize", "cpu_offload", "quant_min_size")}  # fmt: skip
+    if why and wanted.casefold() in ("automagic", "genericoptim"):
+        own = {key: value for key, value in own.items() if key in ("weight_decay", "betas", "eps")}
+    if arguments := optimizer_args(own):
+        builder.values["optimizer_args"], builder.keys["optimizer_args"] = arguments, "optimizer.type"
+    builder.explain("becomes one of optimizer_args", *(f"optimizer.{key}" for key in own))
+    for key in given.keys() - own.keys():
+        if f"optimizer.{key}" in builder.left():
+            builder.ignore(f"optimizer.{key}", Text("it is for {name}, which is not offered here", name=wanted))
+
+
+def _rates(builder: ImportBuilder) -> None:
+    """SDXL's parts with rates of their own."""
+    if builder.family != "sdxl":
+        return
+    base = builder.number("optimizer.lr")
+    own = builder.number("model.unet_lr")
+    first, second = (builder.number(f"model.text_encoder_{number}_lr") for number in (1, 2))
+    if own is not None:
+        builder.rename("model.unet_lr", "unet_lr" if builder.adapters else "learning_rate", own)
+    if first is None and second is None:
+        return
+    rates = [base if rate is None else rate for rate in (first, second)]
+    keys = [f"model.text_encoder_{number}_lr" for number in (1, 2)]
+    if builder.adapters:
+        for key in keys:
+            builder.explain(f"text_encoder_lr = {rates}", key)
+        builder.values["text_encoder_lr"], builder.keys["text_encoder_lr"] = rates, keys[first is None]
+    else:
+        for number, (key, rate) in enumerate(zip(keys, rates, strict=True), 1):
+            set_by(builder, key, f"learning_rate_te{number} = {rate:g}", {f"learning_rate_te{number}": rate})
+
+
+def _schedule(builder: ImportBuilder) -> None:
+    name, warmup = str(builder.get("lr_scheduler") or "constant"), int(builder.number("warmup_steps") or 0)
+    fixed = builder.number("force_constant_lr")
+    if fixed is not None:
+        builder.change("force_constant_lr", f"learning_rate = {fixed:g}, lr_scheduler = constant",
+            {"learning_rate": fixed})  # fmt: skip
+        name, warmup = "constant", 0
+    values: JsonObject = {"lr_scheduler": "constant_with_warmup" if name == "constant" and warmup else name}
+    rate = builder.number("optimizer.lr")
+    if name == "cosine" and rate and rate > 1e-6:
+        values = {"lr_scheduler": "cosine_with_min_lr", "lr_scheduler_min_lr_ratio": float(f"{1e-6 / rate:.4g}")}
+    set_by(builder, "lr_scheduler", said_of(values), values)
+    if warmup:
+        builder.rename("warmup_steps", "lr_warmup_steps", warmup)
+    builder.empty("warmup_steps")
+
+
+def _length(builder: ImportBuilder) -> None:
+    """Epochs, or steps where the file ends the training by them; examples are counted in steps."""
+    epochs, steps = builder.number("epochs"), builder.number("max_steps")
+    if steps:
+        builder.rename("max_steps", "max_train_steps", int(steps))
+        builder.ignore("epochs", "max_steps ends the training; where so many epochs end before, set max_train_epochs")
+    elif epochs:
+        builder.rename("epochs", "max_train_epochs", int(epochs))
+    batch = _batch(builder) * int(builder.number("gradient_accumulation_steps") or 1)
+    if examples := builder.number("save_every_n_examples"):
+        every = max(1, int(examples) // batch)
+        builder.change("save_every_n_examples", f"save_every_n_steps = {every}", {"save_every_n_steps": every})
+    if builder.number("checkpoint_every_n_epochs"):
+        builder.ignore("checkpoint_every_n_epochs", "save_state saves a state with each file")
+    if share := builder.number("uncond_fraction"):
+        if builder.values.get("cache_text_encoder_outputs") and builder.family != "anima":
+            said = "captions are encoded once, before the training (cache_text_encoder_outputs)"
+            builder.ignore("uncond_fraction", said)
+        else:
+            builder.rename("uncond_fraction", "caption_dropout_rate", share)
+    if c := builder.number("pseudo_huber_c"):
+        values = {"loss_type": "huber", "huber_schedule": "constant", "huber_c": c}
+        builder.change("pseudo_huber_c", said_of(values), values)
+
+
+def _batch(builder: ImportBuilder) -> int:
+    """Images per step and GPU: one number, or the first of those by resolution."""
+    value = builder.get("image_micro_batch_size_per_gpu") or builder.get("micro_batch_size_per_gpu") or 1
+    while isinstance(value, list):
+        value = value[-1] if value and not isinstance(value[-1], list) else (value or [1])[0]
+    return max(1, int(to_number(value) or 1))
+
+
+def _timesteps(builder: ImportBuilder) -> None:
+    keys = ("model.timestep_sample_method", "model.sigmoid_scale", "model.shift", "model.flux_shift")
+    if builder.family == "sdxl":
+        for key in keys:
+            builder.ignore(key, "SDXL is trained with all timesteps alike here")
+        return
+    method, shift = str(builder.get(keys[0]) or "logit_normal"), builder.number(keys[2])
+    by_size = not shift and is_on(builder.get(keys[3]))
+    values: JsonObject = {"model_prediction_type": "raw"}
+    is_same = method in ("logit_normal", "uniform") and not (method == "uniform" and by_size)
+    if method == "uniform" and not by_size:
+        values["timestep_sampling"] = "sigma" if shift else "uniform"
+        values |= {"weighting_scheme": "none"} if shift else {}
+    else:
+        values["timestep_sampling"] = SIZE_SHIFTS[builder.family] if by_size else "shift" if shift else "sigmoid"
+        values["sigmoid_scale"] = builder.number(keys[1]) or 1.0
+    if shift:
+        values["discrete_flow_shift"] = shift
+    if builder.family == "flux" and not is_on(builder.get("model.bypass_guidance_embedding")):
+        scale = builder.number("model.guidance")
+        values["guidance_scale"] = 1.0 if scale is None else scale
+    said = said_of(values)
+    set_by(builder, keys[0], said if is_same else nearest(method, said), values)
+    builder.explain("is part of how timesteps are drawn", *keys[1:], "model.guidance")
+    for key in keys[1:]:
+        if is_empty(builder.source.get(key)) or builder.source.get(key) is False:
+            builder.empty(key)
+
+
+PARTS = (_network, _optimizer, _rates, _schedule, _length, _timesteps)

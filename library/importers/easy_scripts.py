@@ -1,0 +1,157 @@
+"""Import files of LoRA_Easy_Training_Scripts: options of sd-scripts in tables of its page, and a list of subsets."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from library.config.dataset import SubsetConfig
+from library.config.json_types import JsonMapping, JsonObject, JsonValue
+from library.config.problems import ConfigError, Text
+from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on
+from library.importers.shared import (
+    ONLY,
+    PREPARED,
+    dataset_toml,
+    equal,
+    load_tables,
+    nearest,
+    optimizer,
+    optimizer_args,
+    said_of,
+    set_by,
+    tables,
+)
+
+TRAINER = "LoRA_Easy_Training_Scripts"
+TABLES = load_tables("easy_scripts")
+PARTS = {"args", "dataset_args"}
+SUBSET = {field.name for field in dataclasses.fields(SubsetConfig)}
+REPLACED = "${replace}"  # in names and folders, for easy_name
+
+
+def fits(found: JsonMapping) -> bool:
+    """Whether this is a file of LoRA_Easy_Training_Scripts."""
+    return any(key.endswith("_args") and isinstance(value, Mapping) and not PARTS.isdisjoint(value)
+               for key, value in found.items())  # fmt: skip
+
+
+def read(found: JsonMapping, script: str = "") -> ImportBuilder:
+    """Every key, under its own name -> our values and its outcome. Raises ConfigError for unsupported models."""
+    flat, general = _leaves(found, "args"), _leaves(found, "dataset_args")
+    mode = found.get("train_mode")
+    mode = str(mode.get("train_mode") if isinstance(mode, Mapping) else mode or "lora").casefold()
+    script = script or _script(found, flat, is_word=mode not in ("lora", "none"))
+    source = {**general, **flat, **{key: found[key] for key in ("subsets", "train_mode") if key in found}}
+    builder = ImportBuilder(source, script, TRAINER, keeps_ineffective=True)
+    builder.explain(Text("chooses the script: {script}", script=script), "sdxl", "v2", "train_mode")
+    _names(builder)
+    _network(builder)
+    _optimizer(builder)
+    _images(builder, general, tables(found.get("subsets")))
+    for key in builder.left():
+        value = source[key]
+        if key in TABLES["ignored"]:
+            builder.ignore(key, TABLES["ignored"][key])
+        elif is_empty(value):
+            builder.empty(key)
+        else:
+            builder.keep(key, _replaced(builder, value))
+    return builder
+
+
+def _leaves(found: JsonMapping, part: str) -> JsonObject:
+    """The options of all tables; those that were typed into its page are tables with their value."""
+    leaves: JsonObject = {}
+    for table in found.values():
+        inner = table.get(part) if isinstance(table, Mapping) else None
+        for key, value in inner.items() if isinstance(inner, Mapping) else ():
+            leaves[key] = value["value"] if isinstance(value, Mapping) and "is_dataset" in value else value
+    return leaves
+
+
+def _script(found: JsonMapping, flat: JsonMapping, is_word: bool) -> str:
+    if is_on(flat.get("sdxl")):
+        return "sdxl_train_textual_inversion" if is_word else "sdxl_train_network"
+    if isinstance(found.get("flux_args"), Mapping) and found["flux_args"].get("args") and not is_word:
+        return "flux_train_network"
+    model = "Stable Diffusion 2" if is_on(flat.get("v2")) else "Stable Diffusion 1.5"
+    raise ConfigError("this file of {trainer} is for {model}, which is not trained here: use {trainer}; {advice}",
+        trainer=TRAINER, model=model, advice=ONLY)  # fmt: skip
+
+
+def _replaced(builder: ImportBuilder, value: JsonValue) -> JsonValue:
+    """A value with the name that stands for a placeholder of names and folders."""
+    name = str(builder.get("easy_name") or "")
+    return value.replace(REPLACED, name) if isinstance(value, str) else value
+
+
+def _names(builder: ImportBuilder) -> None:
+    for key, value in builder.source.items():
+        if isinstance(value, str) and REPLACED in value:
+            changed = _replaced(builder, value)
+            builder.change(key, f"{key} = {changed}", {key: changed})
+
+
+def _network(builder: ImportBuilder) -> None:
+    """The arguments of the adapter, which say of which kind it is."""
+    if not builder.adapters:
+        return
+    given = builder.get("network_args")
+    pairs = {TABLES["arguments"].get(key, key): value for key, value in given.items()} if isinstance(given, Mapping) \
+        else {}  # fmt: skip
+    arguments = optimizer_args({key: value for key, value in pairs.items() if value is not False})
+    if not isinstance(given, Mapping):
+        arguments = [str(one) for one in given] if isinstance(given, list) else []
+    usual = "networks.lora_flux" if builder.family == "flux" else "networks.lora"
+    if "block_size" in pairs:
+        arguments, module = ["algo=dylora", *arguments], "lycoris.kohya"
+    else:
+        module = "lycoris.kohya" if any(one.startswith("algo=") for one in arguments) else usual
+    if is_on(builder.get("fa")):
+        module = "networks.lora_fa"
+        builder.explain(f"network_module = {module}", "fa")
+    builder.explain(f"network_module = {module}", "lora_fa")
+    values: JsonObject = {"network_module": module} | ({"network_args": arguments} if arguments else {})
+    shown = {name: " ".join(value) if isinstance(value, list) else value for name, value in values.items()}
+    set_by(builder, "network_args", said_of(shown), values)
+
+
+def _optimizer(builder: ImportBuilder) -> None:
+    wanted = str(builder.get("optimizer_type") or "")
+    if "." in wanted or wanted:
+        name, why = optimizer(wanted.rpartition(".")[2])
+        builder.change("optimizer_type", why or equal(wanted, name), {"optimizer_type": name})
+    for key in ("optimizer_args", "lr_scheduler_args"):
+        if isinstance(given := builder.get(key), Mapping):
+            arguments = optimizer_args(given)
+            builder.change(key, f"{key} = {' '.join(arguments)}", {key: arguments})
+    schedule = str(builder.get("lr_scheduler_type") or "")
+    if near := TABLES["schedules"].get(schedule.rpartition(".")[2]):
+        builder.change("lr_scheduler_type", nearest(schedule, f"lr_scheduler = {near}"), {"lr_scheduler": near})
+        builder.ignore("lr_scheduler", "lr_scheduler_type names another")
+        builder.ignore("lr_scheduler_args", Text("it is for {name}, which is not offered here", name=schedule))
+        builder.values.pop("lr_scheduler_args", None)
+    if (share := builder.number("warmup_ratio")) is not None:
+        builder.rename("warmup_ratio", "lr_warmup_steps", min(share, 0.9999))
+
+
+def _images(builder: ImportBuilder, general: JsonMapping, subsets: list[JsonMapping]) -> None:
+    """Options of the images, and the folders, which become a dataset file."""
+    listed = [one for one in subsets if not is_empty(one.get("image_dir"))]
+    if not listed:
+        if (count := builder.number("batch_size")) is not None:
+            builder.rename("batch_size", "train_batch_size", int(count))
+        builder.empty("subsets")
+        return
+    sets = []
+    for one in listed:
+        sets.append({key: _replaced(builder, value) for key, value in one.items()
+                     if key in SUBSET and not is_empty(value) and value is not False})  # fmt: skip
+        for key in sorted(one.keys() - SUBSET - {"name"}):
+            if not is_empty(one[key]) and one[key] is not False:
+                place = Text("datasets of {folder}", folder=one["image_dir"])
+                line = Text("{place}: {key} is ignored: {reason}", place=place, key=key, reason=NOT_HERE)
+                builder.notes.append(line)
+    own = {key: value for key, value in general.items() if not is_empty(value)}
+    builder.texts["dataset_config"] = dataset_toml({}, [(own, sets)])
+    builder.change("subsets", Text("{count} folders: {place}", count=len(sets), place=PREPARED))
+    builder.explain(PREPARED, *own)

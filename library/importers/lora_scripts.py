@@ -1,0 +1,150 @@
+"""Import files of lora-scripts (SD-Trainer): options of sd-scripts, with fields of its page between them."""
+
+import contextlib
+from collections.abc import Mapping
+
+from library.config import schema
+from library.config.json_types import JsonMapping, JsonObject
+from library.config.outside_files import parse_toml
+from library.config.problems import ConfigError, Text
+from library.importers.builder import ImportBuilder, is_empty, is_on
+from library.importers.shared import ONLY, equal, load_tables, said_of, set_by
+
+TRAINER = "lora-scripts"
+TABLES = load_tables("lora_scripts")
+FLAGS = {"sample_width": "--w", "sample_height": "--h", "sample_cfg": "--l", "sample_steps": "--s",
+         "sample_seed": "--d", "negative_prompts": "--n"}  # fmt: skip
+DEFAULTS = {"sample_width": 512, "sample_height": 512, "sample_cfg": 7, "sample_steps": 24, "sample_seed": 2333}
+BLOCKS = ("down_lr_weight", "mid_lr_weight", "up_lr_weight", "block_lr_zero_threshold")
+PRODIGY = {"prodigy_d0": "d0", "prodigy_d_coef": "d_coef"}
+
+
+def fits(found: JsonMapping) -> bool:
+    """Whether this is a file of lora-scripts, or one of its presets."""
+    about = found.get("metadata")
+    return "model_train_type" in found or (isinstance(about, Mapping) and "train_type" in about and "data" in found)
+
+
+def read(found: JsonMapping, script: str = "") -> ImportBuilder:
+    """Every key -> our values and its outcome. Raises ConfigError for unsupported models."""
+    flat = {**schema.flat(found), **_typed(found.get("ui_custom_params"))}
+    builder = ImportBuilder(flat, script or _script(flat), TRAINER, keeps_ineffective=True)
+    key = "model_train_type" if "model_train_type" in flat else "train_type"
+    builder.change(key, Text("chooses the script: {script}", script=builder.script))
+    for part in (_network, _optimizer, _prompts, _weights):
+        part(builder)
+    if "ui_custom_params" in flat:
+        builder.explain("its lines are options like the others", "ui_custom_params")
+    for name in builder.left():
+        value = flat[name]
+        if name in TABLES["ignored"]:
+            builder.ignore(name, TABLES["ignored"][name])
+        elif is_empty(value):
+            builder.empty(name)
+        else:
+            builder.keep(name)
+    return builder
+
+
+def _typed(text: object) -> JsonObject:
+    """Options that were typed as TOML into its page; none where they cannot be read."""
+    with contextlib.suppress(ConfigError):
+        return schema.flat(parse_toml(text, "ui_custom_params")) if isinstance(text, str) else {}
+    return {}
+
+
+def _script(flat: JsonMapping) -> str:
+    kind = str(flat.get("model_train_type") or flat.get("train_type") or "")
+    if script := TABLES["scripts"].get(kind):
+        return script
+    model = TABLES["other_models"].get(kind, kind or "(none)")
+    model = "Stable Diffusion 2" if kind.startswith("sd-") and is_on(flat.get("v2")) else model
+    raise ConfigError("this file of {trainer} is for {model}, which is not trained here: use {trainer}; {advice}",
+        trainer=TRAINER, model=model, advice=ONLY)  # fmt: skip
+
+
+def _network(builder: ImportBuilder) -> None:
+    """The module, and the fields that are its arguments."""
+    if not builder.adapters:
+        return
+    module, arguments = str(builder.get("network_module") or ""), list[str]()
+    algorithm = TABLES["algorithms"].get(module) or (builder.get("lycoris_algo") if "lycoris" in module else "")
+    if algorithm:
+        arguments.append(f"algo={algorithm}")
+        builder.change("network_module", equal(module, f"lycoris.kohya, algo={algorithm}"),
+                       {"network_module": "lycoris.kohya"})  # fmt: skip
+    builder.explain("becomes one of network_args", "lycoris_algo")
+    builder.explain("it is 0", "dropout") if "dropout" not in builder.outcomes else None
+    blocks = is_on(builder.get("enable_block_weights"))
+    if builder.number("dropout"):
+        builder.rename("dropout", "network_dropout")
+    for key, name in TABLES["arguments"].items():
+        value = builder.get(key)
+        if value is None or (key in BLOCKS and not blocks) or value is False:
+            builder.explain("enable_block_weights is off", key) if key in BLOCKS else builder.empty(key)
+            continue
+        arguments.append(f"{name}={value}".replace(" ", ""))
+        builder.change(key, "becomes one of network_args")
+    builder.explain("becomes one of network_args", "enable_block_weights")
+    own = builder.get("network_args_custom")
+    given = [*_lines(own), *_lines(builder.get("network_args"))]
+    names = {one.partition("=")[0].strip() for one in given}
+    arguments = [*(one for one in arguments if one.partition("=")[0] not in names), *given]
+    builder.explain("becomes one of network_args", "network_args_custom", "network_args")
+    if arguments:
+        set_by(builder, "network_args", said_of({"network_args": " ".join(arguments)}), {"network_args": arguments})
+
+
+def _lines(value: object) -> list[str]:
+    """Entries of a list, or lines of a text."""
+    found = value if isinstance(value, list) else str(value or "").splitlines()
+    return [str(one).strip() for one in found if str(one).strip()]
+
+
+def _optimizer(builder: ImportBuilder) -> None:
+    arguments = [*_lines(builder.get("optimizer_args")), *_lines(builder.get("optimizer_args_custom"))]
+    names = {one.partition("=")[0].strip() for one in arguments}
+    if str(builder.get("optimizer_type") or "").casefold().startswith("prodigy"):
+        for key, name in PRODIGY.items():
+            if builder.get(key) is not None and name not in names:
+                arguments.append(f"{name}={builder.get(key)}")
+            builder.explain("becomes one of optimizer_args", key)
+    else:
+        builder.explain("it is for Prodigy", *PRODIGY)
+    builder.explain("becomes one of optimizer_args", "optimizer_args_custom", "optimizer_args")
+    if arguments:
+        key = "optimizer_args_custom" if "optimizer_args_custom" in builder.source else "optimizer_args"
+        builder.change(key, "becomes one of optimizer_args", {"optimizer_args": arguments})
+    if (cycles := builder.get("lr_restart_cycles")) is not None:
+        builder.rename("lr_restart_cycles", "lr_scheduler_num_cycles", cycles)
+
+
+def _prompts(builder: ImportBuilder) -> None:
+    """A file of prompts, or the one prompt of its page."""
+    given, file = builder.get("positive_prompts"), str(builder.get("prompt_file") or "").strip()
+    off = "enable_preview" in builder.source and not is_on(builder.get("enable_preview"))
+    keys = ("positive_prompts", "randomly_choice_prompt", "prompt_file", *FLAGS)
+    if off:
+        builder.explain("enable_preview is off", "enable_preview", *keys, "sample_every_n_epochs", "sample_sampler")
+        return
+    if file:
+        builder.rename("prompt_file", "sample_prompts", file)
+    elif given:
+        flags = {flag: builder.get(key) if builder.get(key) is not None else DEFAULTS.get(key)
+                 for key, flag in FLAGS.items()}  # fmt: skip
+        shown = " ".join(f"{flag} {value}" for flag, value in flags.items() if not is_empty(value))
+        builder.texts["sample_prompts"] = f"{' '.join(str(given).split())} {shown}\n"
+        builder.explain(Text("{count} prompts in a file of their own", count=1), "positive_prompts")
+    builder.explain("prompts of previews have these settings", "enable_preview",
+                    *(key for key in keys if key not in builder.outcomes))  # fmt: skip
+
+
+def _weights(builder: ImportBuilder) -> None:
+    if not is_on(builder.get("enable_base_weight")):
+        builder.explain("enable_base_weight is off", "enable_base_weight", "base_weights", "base_weights_multiplier")
+        return
+    files, shares = _lines(builder.get("base_weights")), _lines(builder.get("base_weights_multiplier"))
+    builder.explain(Text("is {option} here", option="base_weights"), "enable_base_weight")
+    builder.keep("base_weights", files)
+    if shares:
+        builder.keep("base_weights_multiplier", shares)

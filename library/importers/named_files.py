@@ -1,0 +1,70 @@
+"""Files that a file of settings names, in its trainer's own format: data sets, prompts, settings of adapters."""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from library.config.json_types import JsonMapping, JsonObject
+from library.config.outside_files import load_json, load_toml
+from library.config.problems import ConfigError
+from library.importers import diffusion_pipe, diffusion_pipe_data, musubi, onetrainer, simpletuner, simpletuner_data
+
+MayRead = Callable[[Path], bool]
+
+
+def everything(path: Path) -> bool:
+    """That any file may be read which a file of settings names: whoever runs a command may read it anyway."""
+    return True
+
+
+def with_named_files(found: JsonObject, path: Path, may_read: MayRead = everything) -> JsonObject:
+    """Include the files of data sets and prompts that the file names, where they are in its trainer's own format.
+
+    `may_read` says which of them may be looked at.
+    """
+    origin = Origin(path, may_read)
+    if simpletuner.fits(found):
+        return _of_simpletuner(found, origin)
+    if diffusion_pipe.fits(found):
+        data = _beside(found, "dataset", origin, ".toml")
+        return {**found, "dataset": data} if data and diffusion_pipe_data.is_dataset(data) else found
+    if onetrainer.fits(found):
+        wanted = [("concept_file_name", "concepts"), ("sample_definition_file_name", "samples")]
+        lists = {target: _beside(found, key, origin, ".json") for key, target in wanted if not found.get(target)}
+        return {**found, **{target: data for target, data in lists.items() if isinstance(data, list)}}
+    if musubi.fits(found):
+        data = _beside(found, "dataset_config", origin, ".toml")
+        return {**found, "dataset_config": data} if data and musubi.is_dataset(data) else found
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a file of settings is, and which others may be read."""
+
+    path: Path
+    may_read: MayRead
+
+
+def _of_simpletuner(found: JsonObject, origin: Origin) -> JsonObject:
+    """Its lists of data sets and prompts, and its settings of LyCORIS."""
+    read = dict(found)
+    for key in ("data_backend_config", "user_prompt_library", "lycoris_config"):
+        name = key if key in found else f"--{key}"
+        data = _beside(found, name, origin, ".json")
+        is_list = key == "data_backend_config"
+        if simpletuner_data.is_datasets(data) if is_list else isinstance(data, dict):
+            read[name] = data
+    return read
+
+
+def _beside(found: JsonMapping, key: str, origin: Origin, suffix: str) -> Any:
+    """The content of the file that a key names, relative to here, its folder, or the one above; None if missing."""
+    name, here = str(found.get(key) or ""), origin.path.parent
+    for file in (Path(name), here / name, here.parent / name) if name else ():
+        if file.suffix.lower() == suffix and origin.may_read(file) and file.is_file():
+            with contextlib.suppress(ConfigError):
+                return load_json(file) if suffix == ".json" else load_toml(file)
+    return None

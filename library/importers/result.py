@@ -1,0 +1,144 @@
+"""What an import comes to: the config, the outcome of each key, and the report on all of them."""
+
+import textwrap
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from library.config.json_types import JsonMapping, JsonObject
+from library.config.problems import Problem, Text
+from library.config.run_config import RunConfig
+from library.config.schema import changed, flat, options
+
+Kind = Literal["kept", "renamed", "changed", "ineffective", "ignored", "unknown", "empty", "default"]
+TO_FIX = "to fix: {problem}"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyOutcome:
+    """The outcome of one key, and a sentence about it unless it was kept or empty."""
+
+    key: str
+    kind: Kind
+    text: str = ""
+    fix: JsonMapping = field(default_factory=dict)  # the option that an unknown key was probably meant for, by name
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A file of another trainer as a config, and the report on its keys."""
+
+    trainer: str  # with the tab that wrote it, as in "kohya_ss (LoRA)"
+    config: RunConfig
+    outcomes: tuple[KeyOutcome, ...]
+    notes: tuple[str, ...]
+    problems: tuple[Problem, ...]  # what has to be fixed before a training, such as rules across options
+    texts: Mapping[str, str]  # option -> content of a file that it names
+    guess: str = ""  # why the script is only a guess; "" where the file states it
+
+    def with_files(self, paths: Mapping[str, str]) -> "Imported":
+        """A copy whose options name the files that were written, by option."""
+        config = self.config
+        for name, path in paths.items():
+            part = options(type(config))[name].section
+            config = replace(config, **{part: replace(getattr(config, part), **{name: path})})
+        return replace(self, config=config)
+
+    def of(self, kind: Kind) -> list[KeyOutcome]:
+        """The outcomes of one kind."""
+        return [outcome for outcome in self.outcomes if outcome.kind == kind]
+
+    def lines(self) -> list[str]:
+        """The messages of the page: what to fix, what was guessed, changed or left out, and notes."""
+        to_fix = [Text(TO_FIX, problem=problem) for problem in self.problems]
+        changed = [Text("{key}: {text}", key=outcome.key, text=outcome.text) for outcome in self.of("changed")]
+        renamed = [
+            Text("{key} is now {option}", key=outcome.key, option=outcome.text) for outcome in self.of("renamed")
+        ]
+        every = ", ".join(self._defaults())
+        template = "not in the file, so {trainer} has: {values}"
+        defaults = [Text(template, trainer=self.program, values=every)] if every else []
+        grouped = _grouped(self.of("ignored"))
+        ignored = [Text("ignored: {names}: {reason}", names=names, reason=reason) for reason, names in grouped]
+        guessed = [self.guess] if self.guess else []
+        said = [*to_fix, *guessed, *self.unknown(), *changed, *renamed, *defaults]
+        return [*said, *self._idle(), *ignored, *self.notes]
+
+    def unknown(self) -> list[Problem]:
+        """A problem for each key that is no option here; its fix is the option that was probably meant."""
+        template = "is not an option{hint}"
+        return [Problem(one.key, template, hint=one.text, fix=one.fix) for one in self.of("unknown")]
+
+    def _idle(self) -> list[Text]:
+        """A text for each reason why options have no effect."""
+        grouped = _grouped(self.of("ineffective"))
+        return [Text("without effect: {names}: {reason}", names=names, reason=reason) for reason, names in grouped]
+
+    @property
+    def program(self) -> str:
+        """The trainer without the tab."""
+        return self.trainer.partition(" (")[0]
+
+    def _defaults(self) -> list[str]:
+        return [f"{outcome.key} ({outcome.text})" for outcome in self.of("default")]
+
+    def account(self) -> JsonObject:
+        """The whole report as JSON."""
+        outcomes = [{"key": one.key, "became": one.kind, "text": one.text, **_meant(one)} for one in self.outcomes]
+        settings = {name: _plain(value) for name, value in flat(changed(self.config)).items()}
+        remarks = {"notes": list(self.notes), "problems": list(self.problems), "files": dict(self.texts)}
+        head = {"trainer": self.trainer, "script": self.config.script, "guessed": self.guess}
+        return {**head, "settings": settings, "keys": outcomes, **remarks}
+
+    def report(self) -> str:
+        """The whole report as text."""
+        blocks = [f"{self.trainer} -> {self.config.script} ({self.config.title})"]
+        if self.guess:
+            blocks.append(_block("guessed", 1, [self.guess]))
+        if kept := self.of("kept"):
+            blocks.append(_block("kept", len(kept), [", ".join(f.key for f in kept)]))
+        if renamed := self.of("renamed"):
+            blocks.append(_block("renamed", len(renamed), [f"{f.key} -> {f.text}" for f in renamed]))
+        if changed := self.of("changed"):
+            blocks.append(_block("changed", len(changed), [f"{f.key}: {f.text}" for f in changed]))
+        if self.of("default"):
+            blocks.append(_block(f"defaults of {self.program}", len(self.of("default")), self._defaults()))
+        if idle := self.of("ineffective"):
+            grouped = [f"{names}: {reason}" for reason, names in _grouped(idle)]
+            blocks.append(_block("kept, but without effect", len(idle), grouped))
+        if unknown := self.unknown():
+            blocks.append(_block("unknown", len(unknown), unknown))
+        if ignored := self.of("ignored"):
+            grouped = [f"{names}: {reason}" for reason, names in _grouped(ignored)]
+            blocks.append(_block("ignored", len(ignored), grouped))
+        if empty := self.of("empty"):
+            blocks.append(f"empty or off: {len(empty)} keys")
+        for title, remarks in (("notes", self.notes), ("to fix", self.problems)):
+            if remarks:
+                blocks.append(_block(title, len(remarks), remarks))
+        return "\n".join(blocks)
+
+
+def _grouped(outcomes: Iterable[KeyOutcome]) -> list[tuple[str, str]]:
+    groups: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        groups.setdefault(outcome.text, []).append(outcome.key)
+    return [(reason, ", ".join(keys)) for reason, keys in groups.items()]
+
+
+def _meant(outcome: KeyOutcome) -> JsonObject:
+    """The fix of an unknown key for the JSON report; nothing where there is none."""
+    return {"fix": {name: _plain(value) for name, value in outcome.fix.items()}} if outcome.fix else {}
+
+
+def _plain(value: Any) -> Any:
+    """A value of an option as JSON."""
+    if isinstance(value, tuple):
+        return list(value)
+    return str(value) if isinstance(value, Path) else value
+
+
+def _block(title: str, count: int, lines: Iterable[str]) -> str:
+    wrapper = textwrap.TextWrapper(110, initial_indent="  ", subsequent_indent="    ")
+    return "\n".join([f"{title} ({count}):", *map(wrapper.fill, lines)])

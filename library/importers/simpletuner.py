@@ -1,0 +1,245 @@
+"""Import SimpleTuner's config.json, with the files of data sets, prompts and LyCORIS settings that it names."""
+
+import re
+
+from library.config.json_types import JsonMapping, JsonObject
+from library.config.problems import ConfigError, Text
+from library.importers import simpletuner_data, simpletuner_learning
+from library.importers.builder import ImportBuilder, is_empty, is_on
+from library.importers.shared import (
+    BLOCKS,
+    ENCODED_ONCE,
+    ONLY,
+    PART_OPTIONS,
+    chooses_chroma,
+    chooses_edit,
+    chooses_version,
+    equal,
+    load_tables,
+    nearest,
+    own_name,
+    precision,
+    rest,
+    said_of,
+    set_by,
+    take,
+    to_download,
+)
+
+TRAINER = "SimpleTuner"
+TABLES = load_tables("simpletuner")
+ADAPTERS_ALONE = ("lora_rank", "lora_alpha", "lora_dropout", "lora_type", "init_lora", "lycoris_config")
+OTHER_METHODS = {
+    "controlnet": "ControlNet",
+    "slider_lora_target": "a slider",
+    "refiner_training": "SDXL's refiner",
+    "distillation_method": "a distilled model",
+}
+
+
+def fits(found: JsonMapping) -> bool:
+    """Whether this is a file of SimpleTuner."""
+    keys = {key.removeprefix("--") for key in found}
+    telling = {"data_backend_config", "model_flavour", "lora_rank", "base_model_precision"}
+    return "model_family" in keys and not telling.isdisjoint(keys)
+
+
+def read(found: JsonMapping, script: str = "") -> ImportBuilder:
+    """Every key -> our values and its outcome. Raises ConfigError for unsupported models and methods."""
+    given, names = _today(found)
+    _refuse(given)
+    script = script or _script(given)
+    defaults = {key: value for key, value in TABLES["defaults"].items() if is_empty(given.get(key))}
+    if not script.endswith("_network"):
+        defaults.pop("lora_rank")
+    absent = frozenset(defaults.keys() - given.keys())
+    builder = ImportBuilder({**given, **defaults}, script, TRAINER, absent=absent, names=names)
+    take(builder, TABLES["renamed"])
+    take(builder, {key: option for key, option in TABLES["numbers"].items() if builder.number(key)})
+    for part in (_model, _precision, _output, *simpletuner_learning.PARTS, *simpletuner_data.PARTS, _text):
+        part(builder)
+    if not builder.adapters:
+        for key in ADAPTERS_ALONE:
+            if key in builder.source:
+                builder.ignore(key, "the whole model is trained")
+                builder.values.pop(TABLES["renamed"].get(key, TABLES["numbers"].get(key, "")), None)
+    rest(builder, TABLES["ignored"])
+    if given.get("model_family") == "chroma" and builder.family == "flux":
+        chooses_chroma(builder, "model_family")
+    return builder
+
+
+def _today(found: JsonMapping) -> tuple[JsonObject, dict[str, str]]:
+    """The keys without -- and under their current names, and {current name: name in the file} of those."""
+    given: JsonObject = {}
+    names: dict[str, str] = {}
+    for key, value in found.items():
+        plain = key.removeprefix("--")
+        new = TABLES["old"].get(plain, plain)
+        new = plain if new in given else new
+        given[new] = value
+        if new != key:
+            names[new] = key
+    return given, names
+
+
+def _refuse(given: JsonMapping) -> None:
+    """Raise ConfigError, naming the method, if it trains neither a LoRA nor a whole model."""
+    what = next((what for key, what in OTHER_METHODS.items() if not is_empty(given.get(key)) and
+                 (is_on(given[key]) or key == "distillation_method")), "")  # fmt: skip
+    kind = str(given.get("model_type") or "full").casefold()
+    if "refiner" in str(given.get("model_flavour")):
+        what = what or OTHER_METHODS["refiner_training"]
+    if kind not in ("lora", "full"):
+        what = what or kind
+    if what:
+        raise ConfigError("this file of {trainer} trains {what}, which is not trained here: train it there; {advice}",
+            trainer=TRAINER, what=what, advice=ONLY)  # fmt: skip
+
+
+def _script(given: JsonMapping) -> str:
+    kind = str(given.get("model_family") or "").casefold()
+    family = TABLES["families"].get(kind)
+    if family is None:
+        model = TABLES["other_models"].get(kind, kind or "(none)")
+        raise ConfigError("this file of {trainer} is for {model}, which is not trained here: use {trainer}; {advice}",
+            trainer=TRAINER, model=model, advice=ONLY)  # fmt: skip
+    return f"{family}_train_network" if str(given.get("model_type")).casefold() == "lora" else f"{family}_train"
+
+
+def _model(builder: ImportBuilder) -> None:
+    """The files of the model, and which of the models with the same files it is."""
+    kind, flavour = str(builder.get("model_family")), str(builder.get("model_flavour") or "")
+    known = TABLES["models"].get(kind, {})
+    key = "pretrained_model_name_or_path"
+    base = builder.get(key) or known.get(flavour) or next(iter(known.values()), None)
+    words = f"{flavour} {own_name(base)}".casefold()
+    relative = next((one for one in ("kontext", "krea") if one in words and builder.family == "flux"), "")
+    values = {"model_type": relative} if relative else {}
+    chosen = ", ".join([builder.script, *(f"{option} = {value}" for option, value in values.items())])
+    builder.change("model_family", Text("chooses the script: {script}", script=chosen), values)
+    builder.change("model_type", Text("chooses the script: {script}", script=builder.script))
+    chooses_version(builder, "model_family", re.sub(r"^klein", "klein-base", words))
+    chooses_edit(builder, "model_family", own_name(known.get(flavour) or base))
+    if base:
+        builder.assume(key, base)
+        builder.keep(key, base)
+    _assistant(builder, flavour)
+    _parts(builder, base)
+
+
+def _assistant(builder: ImportBuilder, flavour: str) -> None:
+    """The adapter that SimpleTuner merges into a distilled model before the training, unless it is told not to."""
+    key = "assistant_lora_path"
+    usual = TABLES["assistants"].get(f"{builder.get('model_family')} {flavour or 'turbo'}")
+    path = builder.get(key) or usual
+    if not path or is_on(builder.get("disable_assistant_lora")) or not builder.adapters:
+        builder.explain("no adapter is merged before the training", key, "disable_assistant_lora")
+    elif str(path).endswith(".safetensors") and builder.get(key):
+        builder.rename(key, "base_weights", [str(path)])
+    else:
+        builder.assume(key, path)
+        to_download(builder, key, str(path))
+    builder.empty("disable_assistant_lora", "assistant_lora_strength", "assistant_lora_inference_strength")
+
+
+def _parts(builder: ImportBuilder, base: object) -> None:
+    """Networks that are not those of the base model."""
+    own = {
+        "pretrained_vae_model_name_or_path": "ae" if builder.family == "flux" else "vae",
+        "pretrained_t5_model_name_or_path": "t5xxl",
+        "qwen_text_encoder_model_name_or_path": "text_encoder",
+    }
+    take(builder, own)
+    key = next((f"pretrained_{part}_model_name_or_path" for part in ("transformer", "unet")
+                if builder.get(f"pretrained_{part}_model_name_or_path")), "")  # fmt: skip
+    if key and base:
+        options = [option for option in PART_OPTIONS.get(builder.family, ()) if option not in builder.values]
+        beside = dict.fromkeys(options, base) if builder.family != "sdxl" else {}
+        said = f"pretrained_model_name_or_path = {builder.get(key)}"
+        builder.change(key, said, {"pretrained_model_name_or_path": builder.get(key)})
+        said = Text("the networks beside the transformer: {names}", names=", ".join(beside))
+        builder.change("pretrained_model_name_or_path", said, beside)
+
+
+def _precision(builder: ImportBuilder) -> None:
+    half = precision(builder.get("mixed_precision") or "bf16")
+    values: JsonObject = {"mixed_precision": half}
+    if not builder.adapters and half != "no":
+        values[f"full_{half}"] = True
+    builder.change("mixed_precision", said_of(values), values)
+    kind = str(builder.get("base_model_precision") or "no_change").casefold()
+    key = "base_model_precision"
+    if kind in ("no_change", "bf16"):
+        builder.empty(key)
+    elif not builder.adapters:
+        builder.ignore(key, "weights that learn have at least 16 bits")
+    else:
+        option = "fp8_base_unet" if "fp8" in kind or "float8" in kind else "int8_base"
+        same = "8" in kind.partition("-")[0]
+        builder.change(key, equal(kind, option) if same else nearest(kind, option), {option: True})
+    if (count := builder.number("musubi_blocks_to_swap")) and builder.family in BLOCKS:
+        builder.values["blocks_to_swap"] = min(int(count), BLOCKS[builder.family][1])
+    backend = str(builder.get("dynamo_backend") or "no").casefold()
+    if backend not in ("no", "none"):
+        values = {"compile": True, "compile_backend": backend}
+        builder.change("dynamo_backend", said_of(values), values)
+    builder.empty("dynamo_backend")
+
+
+def _output(builder: ImportBuilder) -> None:
+    every = builder.number("checkpoint_step_interval")
+    epochs = builder.number("checkpoint_epoch_interval")
+    if epochs:
+        builder.rename("checkpoint_epoch_interval", "save_every_n_epochs", int(epochs))
+        builder.ignore("checkpoint_step_interval", Text("another key says {option}", option="save_every_n_epochs"))
+    elif every:
+        values = {"save_every_n_steps": int(every), "save_state": True}
+        builder.change("checkpoint_step_interval", said_of(values), values)
+    if keep := builder.number("checkpoints_total_limit"):
+        step = int(epochs or every or 0)
+        name = "save_last_n_epochs" if epochs else "save_last_n_steps"
+        values = {name: int(keep) * step, f"{name}_state": int(keep) * step}
+        builder.change("checkpoints_total_limit", said_of(values), values)
+    if not is_on(builder.get("push_to_hub")) and "hub_model_id" in builder.source:
+        builder.ignore("hub_model_id", "push_to_hub is off")
+        builder.values.pop("huggingface_repo_id", None)
+    builder.explain("huggingface_repo_id says so", "push_to_hub", "push_checkpoints_to_hub")
+    report = str(builder.get("report_to") or "none").casefold()
+    if report in ("wandb", "tensorboard", "all"):
+        builder.rename("report_to", "log_with", report)
+        if "logging_dir" not in builder.values and report != "wandb":
+            set_by(builder, "logging_dir", said_of({"logging_dir": "logs"}), {"logging_dir": "logs"})
+        take(builder, {"tracker_project_name": "log_tracker_name"})
+        if report == "wandb":
+            take(builder, {"tracker_run_name": "wandb_run_name"})
+    builder.explain("nothing is logged", "report_to", "tracker_project_name") if report == "none" else None
+
+
+def _text(builder: ImportBuilder) -> None:
+    """Caches of captions, which exclude what changes them, and the length of captions."""
+    values = {"cache_latents": True, "cache_latents_to_disk": True}
+    values |= {"cache_text_encoder_outputs": True, "cache_text_encoder_outputs_to_disk": True}
+    set_by(builder, "cache_latents", said_of(values), values)
+    share = builder.number("caption_dropout_probability")
+    if share and builder.family != "anima":
+        builder.ignore("caption_dropout_probability", ENCODED_ONCE)
+    elif share:
+        builder.rename("caption_dropout_probability", "caption_dropout_rate", share)
+    builder.empty("caption_dropout_probability")
+    if "max_token_length" in builder.values:
+        length = {"flux": "t5xxl_max_token_length", "sdxl": "max_token_length"}.get(builder.family, "")
+        builder.values.pop("max_token_length")
+        if length and builder.family != "sdxl":
+            builder.rename("tokenizer_max_length", length)
+        else:
+            builder.ignore("tokenizer_max_length", "the length of captions follows from the model")
+    if is_on(builder.get("flux_attention_masked_training")) and builder.family == "flux":
+        builder.rename("flux_attention_masked_training", "apply_t5_attn_mask", True)
+    if builder.adapters:
+        set_by(builder, "network_train_unet_only", "no text encoder learns: network_train_unet_only",
+            {"network_train_unet_only": True})  # fmt: skip
+    elif builder.family == "sdxl":
+        set_by(builder, "train_text_encoder", said_of({"train_text_encoder": False}), {"train_text_encoder": False})
+    if is_on(builder.get("train_text_encoder")):
+        builder.ignore("train_text_encoder", ENCODED_ONCE)

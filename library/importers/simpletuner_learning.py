@@ -1,0 +1,202 @@
+"""Import SimpleTuner's adapters, optimizer, schedule, length, loss and timesteps."""
+
+import re
+from collections.abc import Mapping
+
+from library.config.json_types import JsonObject
+from library.config.problems import Text
+from library.importers.builder import ImportBuilder, is_on, to_number
+from library.importers.shared import (
+    SIZE_SHIFTS,
+    equal,
+    load_tables,
+    nearest,
+    optimizer,
+    optimizer_args,
+    plain,
+    said_of,
+    set_by,
+)
+
+TABLES = load_tables("simpletuner")
+FULL_RANK = 10_000  # a rank of LoKr that stands for whole matrices
+PACKAGES = re.compile(r"^(optimi|bnb|ao|torch|deepspeed)-")
+BETAS = (("optimizer_beta1", "adam_beta1"), ("optimizer_beta2", "adam_beta2"))
+DIFFUSION_ALONE = ("snr_gamma", "noise_offset", "offset_noise", "input_perturbation", "use_soft_min_snr")
+
+
+def _network(builder: ImportBuilder) -> None:
+    if not builder.adapters:
+        return
+    kind = str(builder.get("lora_type") or "standard").casefold()
+    rank, settings = builder.number("lora_rank") or 16, builder.get("lycoris_config")
+    alpha = builder.number("lora_alpha")
+    if kind == "lycoris" and isinstance(settings, Mapping):
+        _lycoris(builder, settings)
+        for key in ("lora_rank", "lora_alpha", "lora_dropout"):
+            if key in builder.source:
+                builder.ignore(key, "lycoris_config says it")
+        return
+    bypass = ["bypass_mode=True"] if {"fp8_base_unet", "int8_base"} & builder.values.keys() else []
+    if kind == "lycoris":
+        builder.change("lora_type", equal(kind, "lycoris.kohya"), {"network_module": "lycoris.kohya",
+                       "network_args": ["algo=lokr", *bypass]})  # fmt: skip
+        builder.ignore("lycoris_config", "this file was not found; say what it says in network_args")
+    elif is_on(builder.get("use_dora")):
+        values = {"network_module": "lycoris.kohya", "network_args": ["algo=lora", "dora_wd=True", *bypass]}
+        builder.change("use_dora", equal("DoRA", f"lycoris.kohya {' '.join(values['network_args'])}"), values)
+    builder.explain("LoRA", "lora_type") if kind == "standard" else None
+    set_by(builder, "lora_alpha", f"network_alpha = {alpha or rank:g}", {"network_alpha": alpha or rank})
+    if "lycoris_config" in builder.left():
+        builder.ignore("lycoris_config", "lora_type is not lycoris")
+
+
+def _lycoris(builder: ImportBuilder, settings: Mapping[str, object]) -> None:
+    """The settings of a LyCORIS file."""
+    algorithm = str(settings.get("algo") or "lokr")
+    rank, alpha = (to_number(settings.get(key)) for key in ("linear_dim", "linear_alpha"))
+    arguments = [f"algo={algorithm}"]
+    if algorithm == "lokr" and (rank or 0) >= FULL_RANK:
+        arguments.append("full_matrix=True")
+        rank, alpha = 1, 1
+    left = {"algo", "linear_dim", "linear_alpha", "multiplier", "apply_preset", "full_matrix"}
+    arguments += optimizer_args({key: value for key, value in settings.items() if key not in left})
+    quantized = {"fp8_base_unet", "int8_base"} & builder.values.keys()
+    if quantized and not any(one.startswith("bypass_mode") for one in arguments):
+        arguments.append("bypass_mode=True")
+    values: JsonObject = {"network_module": "lycoris.kohya", "network_args": arguments}
+    values |= {"network_dim": int(rank)} if rank else {}
+    values |= {"network_alpha": alpha} if alpha is not None else {}
+    builder.change("lora_type", equal("lycoris", f"lycoris.kohya {' '.join(arguments)}"), {})
+    builder.change("lycoris_config", said_of(values), values)
+    if settings.get("apply_preset"):
+        builder.notes.append(Text("chosen layers are said by network_args ({names})", names="preset"))
+
+
+def _optimizer(builder: ImportBuilder) -> None:
+    wanted = str(builder.get("optimizer"))
+    bare = PACKAGES.sub("", wanted.casefold())
+    near = TABLES["optimizers"].get(plain(bare), "")
+    name, why = (near, nearest(wanted, near)) if near else optimizer(bare)
+    name = "bitsandbytes.optim.AdEMAMix8bit" if plain(bare).startswith("ademamix8") else name
+    builder.change("optimizer", why or equal(wanted, name), {"optimizer_type": name})
+    settings: JsonObject = {}
+    betas = [next((n for key in pair if (n := builder.number(key)) is not None), None) for pair in BETAS]
+    if any(beta is not None for beta in betas):
+        settings["betas"] = [usual if beta is None else beta for beta, usual in zip(betas, (0.9, 0.999), strict=True)]
+    adam = "adam" in name.casefold()
+    for key, argument in (("adam_weight_decay", "weight_decay"), ("adam_epsilon", "eps")):
+        if adam and builder.number(key) is not None:
+            settings[argument] = builder.number(key)
+            builder.explain("becomes one of optimizer_args", key)
+    own = builder.get("optimizer_config")
+    pairs = own.items() if isinstance(own, Mapping) else _pairs(own)
+    settings |= dict(pairs)
+    if arguments := optimizer_args(settings):
+        builder.values["optimizer_args"], builder.keys["optimizer_args"] = arguments, "optimizer"
+    builder.explain("becomes one of optimizer_args", "optimizer_config", *(key for pair in BETAS for key in pair))
+    method = str(builder.get("grad_clip_method") or "value").casefold()
+    if method == "norm" and (limit := builder.number("max_grad_norm")) is not None:
+        builder.keep("max_grad_norm", limit)
+    elif "max_grad_norm" in builder.source:
+        said = "it cuts each value of the gradients; here max_grad_norm limits their norm, which is 1 unless it is set"
+        builder.ignore("max_grad_norm", said)
+    builder.explain("is part of max_grad_norm", "grad_clip_method")
+
+
+def _pairs(text: object) -> list[tuple[str, str]]:
+    """Settings that are written as "a=1,b=2"."""
+    found = (one.partition("=") for one in str(text or "").split(","))
+    return [(name.strip(), value.strip()) for name, sign, value in found if sign]
+
+
+def _schedule(builder: ImportBuilder) -> None:
+    name = str(builder.get("lr_scheduler"))
+    known = ("constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial")
+    warmup = builder.number("lr_warmup_steps")
+    ours = name if name in known else "constant"
+    ours = "constant_with_warmup" if ours == "constant" and warmup else ours
+    free = "schedulefree" in plain(builder.get("optimizer"))
+    ours = "constant" if free or (ours == "constant_with_warmup" and not warmup) else ours
+    builder.change("lr_scheduler", f"lr_scheduler = {ours}" if name in known else nearest(name, ours),
+        {"lr_scheduler": ours})  # fmt: skip
+    for key, option, schedule in (("lr_power", "lr_scheduler_power", "polynomial"),
+                                  ("lr_num_cycles", "lr_scheduler_num_cycles", "cosine_with_restarts")):  # fmt: skip
+        if ours == schedule and builder.number(key):
+            builder.rename(key, option)
+        elif key in builder.source:
+            builder.ignore(key, Text("lr_scheduler is not {name}", name=schedule))
+    if "lr_end" in builder.source:
+        builder.ignore("lr_end", "only cosine_with_min_lr ends above 0 here")
+
+
+def _length(builder: ImportBuilder) -> None:
+    steps, epochs = builder.number("max_train_steps"), builder.number("num_train_epochs")
+    if steps and steps > 0:
+        builder.keep("max_train_steps", int(steps))
+        builder.ignore("num_train_epochs", "max_train_steps is set, and wins")
+    else:
+        builder.assume("num_train_epochs", 1)
+        builder.rename("num_train_epochs", "max_train_epochs", int(epochs or 1))
+        builder.empty("max_train_steps")
+    if is_on(builder.get("use_ema")):
+        values: JsonObject = {"ema_decay": builder.number("ema_decay") or 0.995}
+        values["ema_device"] = "cpu" if "cpu" in str(builder.get("ema_device") or "cpu") else "gpu"
+        values["ema_every_n_steps"] = int(builder.number("ema_update_interval") or 1)
+        builder.change("use_ema", said_of(values), values)
+        builder.explain("is a setting of that average", "ema_decay", "ema_device", "ema_update_interval")
+    else:
+        for key in ("ema_decay", "ema_device", "ema_update_interval", "ema_validation", "ema_warmup_steps"):
+            builder.explain("use_ema is off", key)
+
+
+def _loss(builder: ImportBuilder) -> None:
+    kind = str(builder.get("loss_type") or "l2").casefold()
+    ours = {"smoothl1": "smooth_l1", "smooth_l1": "smooth_l1", "huber": "huber"}.get(kind, "l2")
+    if "loss_type" in builder.source:
+        builder.rename("loss_type", "loss_type", ours)
+    if builder.family != "sdxl":
+        for key in DIFFUSION_ALONE:
+            if key in builder.source:
+                builder.ignore(key, "it is for diffusion models, and this model is trained by flow matching")
+                builder.values.pop(TABLES["numbers"].get(key, ""), None)
+        return
+    if is_on(builder.get("offset_noise")):
+        builder.change("offset_noise", "is noise_offset", {"noise_offset": builder.number("noise_offset") or 0.1})
+        builder.explain("is noise_offset", "noise_offset")
+    elif "noise_offset" in builder.source:
+        builder.ignore("noise_offset", "offset_noise is off")
+
+
+def _timesteps(builder: ImportBuilder) -> None:
+    keys = ("flow_schedule_shift", "flow_sigmoid_scale", "flow_schedule_auto_shift", "flow_use_uniform_schedule",
+            "flow_use_beta_schedule", "flow_beta_schedule_alpha", "flow_beta_schedule_beta")  # fmt: skip
+    if builder.family == "sdxl":
+        for key in keys:
+            if builder.given(key):
+                builder.ignore(key, "SDXL is trained with all timesteps alike here")
+            builder.empty(key)
+        return
+    shift = builder.number(keys[0])
+    by_size, uniform = is_on(builder.get(keys[2])), is_on(builder.get(keys[3]))
+    beta = is_on(builder.get(keys[4])) or is_on(builder.get("flux_fast_schedule"))
+    values: JsonObject = {"model_prediction_type": "raw"}
+    shifted = shift not in (None, 0, 1) and not by_size
+    if uniform and not by_size:
+        values["timestep_sampling"] = "sigma" if shifted else "uniform"
+        values |= {"weighting_scheme": "none"} if shifted else {}
+    else:
+        values["timestep_sampling"] = SIZE_SHIFTS[builder.family] if by_size else "shift" if shifted else "sigmoid"
+        values["sigmoid_scale"] = builder.number(keys[1]) or 1.0
+    values |= {"discrete_flow_shift": shift} if shifted else {}
+    if builder.family == "flux" and builder.get("model_family") != "chroma":
+        mode = str(builder.get("flux_guidance_mode") or "constant")
+        scale = builder.number("flux_guidance_value")
+        values["guidance_scale"] = 1.0 if scale is None or mode != "constant" else scale
+        builder.explain("is guidance_scale", "flux_guidance_mode", "flux_guidance_value")
+    said = said_of(values)
+    builder.change(keys[0], nearest("beta", said) if beta else said, values)
+    builder.explain("is part of how timesteps are drawn", *keys[1:])
+
+
+PARTS = (_network, _optimizer, _schedule, _length, _loss, _timesteps)

@@ -1,0 +1,135 @@
+"""What other programs do that has no equal here is said, and what cannot be left out is among what has to be fixed."""
+
+import pytest
+
+from library import importers
+from library.config.problems import ConfigError
+from library.config.schema import values
+from tests.config.arriving import CONFIGS, SDXL_LORA, differing, of_aitoolkit, sets_of
+
+ADAPTER = "ostris/zimage_turbo_training_adapter/zimage_turbo_training_adapter_v2.safetensors"
+TURBO = {"network.type": "lora", "model.arch": "zimage:turbo", "model.name_or_path": "Tongyi-MAI/Z-Image-Turbo"}
+SIMPLE = {"model_family": "z_image", "model_type": "lora", "data_backend_config": "x", "model_flavour": "turbo"}
+KOHYA = {"LoRA_type": "Standard", "sdxl": True, "max_train_steps": 10}
+
+
+def outcome(made, key):
+    return next(one for one in made.outcomes if one.key == key)
+
+
+@pytest.mark.parametrize("found", [of_aitoolkit({**TURBO, "model.assistant_lora_path": ADAPTER}), SIMPLE])
+def test_an_adapter_that_a_training_needs_merged_has_to_be_fixed(found):
+    made = importers.read(found, CONFIGS)
+    assert [one.option for one in made.problems] == ["base_weights"] and "ostris" in str(made.problems[0])
+    assert not importers.read({**SIMPLE, "disable_assistant_lora": True}, CONFIGS).problems
+
+
+@pytest.mark.parametrize(
+    ("balancing", "epochs", "repeats", "here"),
+    [
+        ((1, 3), 100, (1, 3), 100),
+        ((0.5, 2.5), 100, (1, 5), 50),
+        ((0.2, 1), 100, (1, 5), 20),
+        ((0.333, 1), 99, (1, 3), 33),
+    ],
+)
+def test_repeats_of_concepts_keep_their_ratio(tmp_path, balancing, epochs, repeats, here):
+    concepts = [{"path": f"/{at}", "balancing": value} for at, value in enumerate(balancing)]
+    made = importers.read({**SDXL_LORA, "concepts": concepts, "epochs": epochs}, CONFIGS)
+    (tmp_path / "data.toml").write_text(made.texts["dataset_config"], encoding="utf-8")
+    (data,) = sets_of(tmp_path / "data.toml")
+    assert tuple(one.num_repeats for one in data.subsets) == repeats and not made.problems
+    assert made.config.steps.max_train_epochs == here
+    assert (here == epochs) == (not any("multiplied" in str(note) for note in made.notes))
+
+
+@pytest.mark.parametrize(
+    ("balancing", "epochs"), [((0.0022, 1), 100), ((0.5, 2), 7), ((1, -2), 100), ((0.31415, 1), 100)]
+)
+def test_repeats_whose_ratio_cannot_be_kept_have_to_be_fixed(balancing, epochs):
+    concepts = [{"path": f"/{at}", "balancing": value} for at, value in enumerate(balancing)]
+    made = importers.read({**SDXL_LORA, "concepts": concepts, "epochs": epochs}, CONFIGS)
+    (problem,) = made.problems
+    assert problem.option == "dataset_config" and f"/1: {balancing[1]}" in str(problem)
+
+
+def test_masks_of_onetrainer_are_used_as_they_lie():
+    made = importers.read({**SDXL_LORA, "masked_training": True}, CONFIGS)
+    assert values(made.config)["masked_loss"] and "masklabel" in str(outcome(made, "masked_training").text)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"network_module": "networks.lora_krea2", "text_encoder": "q", "dit": "d"}, "is for Krea 2"),
+        ({"network_module": "networks.lora_ideogram4", "text_encoder": "q", "fp8_vl": True}, "is for Ideogram 4"),
+        ({"network_module": "networks.lora_wan", "text_encoder": "q"}, "is for Wan"),
+    ],
+)
+def test_the_module_of_musubi_tuner_decides_which_model_a_file_is_for(keys, words):
+    with pytest.raises(ConfigError, match=words):
+        importers.read({**keys, "learning_rate": 1}, CONFIGS)
+
+
+def test_strengths_without_base_weights_are_left_out():
+    """As pages write them always; in files of any program."""
+    for found in ({**KOHYA, "base_weights_multiplier": 1}, {"network_dim": 8, "base_weights_multiplier": 1}):
+        made = importers.read(found, CONFIGS)
+        assert not made.problems and "base_weights" in str(outcome(made, "base_weights_multiplier").text)
+        assert not made.config.network.base_weights_multiplier
+    both = {**KOHYA, "base_weights": "/a.safetensors", "base_weights_multiplier": 0.5}
+    assert importers.read(both, CONFIGS).config.network.base_weights_multiplier == (0.5,)
+
+
+def test_keys_of_other_tabs_tell_a_file_of_kohya_ss():
+    lllite = {"cond_emb_dim": 32, "lllite_mlp_dim": 64, "conditioning_data_dir": "/c", "optimizer": "AdamW8bit"}
+    assert importers.of_others(lllite)
+    with pytest.raises(ConfigError, match="LLLite of Anima"):
+        importers.read(lllite, CONFIGS)
+    flags = {"cond_emb_dim": 32, "conditioning_data_dir": "/c", "optimizer_type": "AdamW8bit"}  # of sd-scripts itself
+    assert importers.read(flags, CONFIGS).config.script == "sdxl_train_control_net_lllite"
+
+
+@pytest.mark.parametrize(
+    ("switch", "key"),
+    [
+        ("diff_output_preservation", "diff_output_preservation_class"),
+        ("blank_prompt_preservation", "blank_prompt_preservation_multiplier"),
+        ("do_differential_guidance", "differential_guidance_scale"),
+    ],
+)
+def test_a_loss_of_ai_toolkit_that_is_not_here_has_to_be_decided(switch, key):
+    found = {**TURBO, f"train.{switch}": True, f"train.{key}": 2}
+    made = importers.read(of_aitoolkit(found), CONFIGS)
+    assert [f"train.{switch}" in str(one) for one in made.problems] == [True]
+    assert str(outcome(made, f"train.{key}").text) == f"train.{switch} is not offered here"
+    off = importers.read(of_aitoolkit({**found, f"train.{switch}": False}), CONFIGS)
+    assert not off.problems
+
+
+def test_what_acts_once_the_data_sets_are_written_is_not_called_idle():
+    """The weight of regularisation images, which are in the file of data sets that is written beside the config."""
+    data = [{"folder_path": "/cats"}, {"folder_path": "/reg", "is_reg": True}]
+    made = importers.read(of_aitoolkit({**TURBO, "train.reg_weight": 0.5, "datasets": data}), CONFIGS)
+    assert outcome(made, "train.reg_weight").kind == "renamed" and made.config.data.prior_loss_weight == 0.5
+    alone = importers.read(of_aitoolkit({**TURBO, "train.reg_weight": 0.5}), CONFIGS)
+    assert outcome(alone, "train.reg_weight").kind == "ineffective"
+
+
+def test_where_the_average_is_saved_is_said():
+    found = of_aitoolkit({**TURBO, "train.ema_config.use_ema": True, "train.ema_config.ema_decay": 0.99})
+    made = importers.read(found, CONFIGS)
+    said = str(outcome(made, "train.ema_config.use_ema").text)
+    assert made.config.optim.ema_decay == 0.99 and "-ema, not in its place" in said
+
+
+@pytest.mark.parametrize(
+    ("keys", "scale", "is_same"),
+    [({}, 0.5, True), ({"logit_std": 2.0}, 1.0, True), ({"logit_mean": 1.0, "logit_std": 3.0}, 1.5, False)],
+)
+def test_logsnr_of_musubi_tuner_is_a_sigmoid(keys, scale, is_same):
+    found = {"network_module": "networks.lora_qwen_image", "dit": "d", "timestep_sampling": "logsnr", **keys}
+    made = importers.read(found, CONFIGS)
+    expected = {"timestep_sampling": "sigmoid", "sigmoid_scale": scale, "logit_mean": 0, "logit_std": 1}
+    assert differing(values(made.config), expected) == {}
+    assert ("nearest" not in str(outcome(made, "timestep_sampling").text)) == is_same

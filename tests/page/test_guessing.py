@@ -1,0 +1,130 @@
+"""Whoever does not know the secret gets slower with each guess, holds no connection open, and finds no wider root."""
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from kohya_gui.server import guessing, paths, serving
+from kohya_gui.server.auth import AuthGate, new_token
+from kohya_gui.server.routes import is_open
+from tests.page.test_access import ask, page, waited
+from tests.source import ROOT
+
+__all__ = ["waited"]  # a fixture
+
+
+def test_each_wrong_guess_makes_the_next_one_slower_whatever_it_is(waited):
+    guarded = AuthGate(page, "0.0.0.0", "the-token")
+    for given in ({"query": "token=x"}, {"authorization": "Bearer x"}, {"cookie": f"{guarded.cookie}=x"},
+                  {"query": "token=y"}):  # fmt: skip
+        assert ask(guarded, **given)[0] == 401
+    assert waited == [0.5, 1.0, 2.0, 4.0]
+    assert ask(guarded)[0] == 401 and len(waited) == 4  # who shows nothing guesses nothing
+    for _ in range(20):
+        ask(guarded, query="token=z")
+    assert max(waited) == waited[-1] == guessing.LONGEST
+    assert ask(guarded, authorization="Bearer the-token")[0] == 200
+    ask(guarded, query="token=z")
+    assert waited[-1] == 0.5  # who knows it begins again
+
+
+def test_too_many_guesses_at_once_are_refused():
+    guarded = AuthGate(page, "0.0.0.0", login="anna:long password")
+    guarded.guesses.wrong("")
+    guarded.guesses._waiting[""] = guessing.WAITING
+    assert ask(guarded, authorization="Basic eA==")[0] == 429
+
+
+@pytest.mark.parametrize(("token", "enough"), [
+    ("abcdefgh", False), ("a" * 100, False), ("0123456789" * 3, False), ("correct-horse-battery", False),
+    ("f3b1c2d4e5a697887766554433221100", True), ("kXb3-9Qz_7LmP0sVtR2wYa", True),
+])  # fmt: skip
+def test_a_token_has_128_bits(token, enough):
+    assert (guessing.bits(token) >= guessing.BITS) is enough
+    assert guessing.bits(new_token()) >= guessing.BITS
+
+
+def test_half_sent_headers_are_not_waited_for(monkeypatch):
+    monkeypatch.setattr(serving, "HEADERS", 0.2)
+
+    async def app(scope, receive, send):
+        await page(scope, receive, send)
+
+    async def tried():
+        config = uvicorn.Config(app, http=serving.PatientProtocol, lifespan="off", log_level="error")
+        server = uvicorn.Server(config)
+        config.load()
+        server.lifespan = config.lifespan_class(config)
+        bound = serving.bind("127.0.0.1", 0)
+        await server.startup(sockets=[bound])
+        try:
+            port = bound.getsockname()[1]
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n")
+            assert await reader.read() == b""  # closed
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            for _ in range(2):  # whole ones are answered, one after the other
+                writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+                assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+                while await reader.readline() != b"\r\n":
+                    pass
+                await reader.read(1000)
+            assert await reader.read() == b""
+        finally:
+            await server.shutdown(sockets=[bound])
+
+    asyncio.run(tried())
+
+
+def test_gradios_own_upload_does_not_exist():
+    for method in ("GET", "POST"):
+        assert not is_open(method, "/gradio_api/upload") and not is_open(method, "/gradio_api/upload_progress")
+
+
+def test_a_folder_that_holds_the_home_is_no_root(tmp_path, monkeypatch):
+    home = tmp_path / "people" / "anna"
+    home.mkdir(parents=True)
+    monkeypatch.setattr(Path, "home", lambda: home)
+    for here, counts in (("/", False), (tmp_path / "people", False), (tmp_path, False), (tmp_path / "other", True)):
+        Path(here).mkdir(exist_ok=True)
+        monkeypatch.chdir(here)
+        assert (Path(here).resolve() in paths.roots()) is counts
+    monkeypatch.chdir(home)
+    assert home.resolve() in paths.roots()
+
+
+def test_the_page_ends_though_an_answer_is_still_worked_on(tmp_path):
+    """In a process of its own, as it is one that ends."""
+    script = """
+import asyncio, threading, uvicorn
+from starlette.concurrency import run_in_threadpool
+from kohya_gui.server import serving
+
+begun = threading.Event()
+serving.PATIENCE = 0.2
+
+async def app(scope, receive, send):
+    await run_in_threadpool(lambda: (begun.set(), threading.Event().wait()))  # for ever
+
+bound = serving.bind("127.0.0.1", 0)
+config = uvicorn.Config(app, lifespan="off", log_level="error", timeout_graceful_shutdown=1)
+server = serving.QuietServer(config)
+server.is_process = True
+
+def visit():
+    import socket
+    with socket.create_connection(bound.getsockname()) as one:
+        one.sendall(b"GET / HTTP/1.1\\r\\nHost: a\\r\\n\\r\\n")
+        begun.wait()
+        server.should_exit = True
+        one.recv(1)
+
+threading.Thread(target=visit, daemon=True).start()
+server.run(sockets=[bound])
+"""
+    done = subprocess.run([sys.executable, "-c", script], timeout=100, check=False, capture_output=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,155 @@
+"""Configs that are loaded in the browser: those with mistakes, with prompts, and while something else is asked."""
+
+import json
+import re
+import threading
+
+import pytest
+
+from library.check import isolated
+from library.config.ineffective import remarks
+from library.runs import reader
+from tests.page.test_browser import filled
+
+pytestmark = pytest.mark.browser
+
+
+def test_an_answer_about_another_form_is_dropped_or_asked_for_anew(visit, served, tmp_path, monkeypatch):
+    done, dims = threading.Event(), []
+
+    def slow(reading, launch):
+        assert done.wait(60)
+        dims.append(reading.config.network.network_dim)
+        return {"findings": isolated.known(reading), "fit": None}
+
+    monkeypatch.setattr(isolated, "check", slow)
+    (served[1] / "late.toml").write_text("network_dim = 24\n", encoding="utf-8")
+    visitor = filled(visit(), tmp_path / "out", network_dim="8")
+    busy = lambda: visitor.page.wait_for_selector(".training:visible .doing:has-text('Checking')")  # noqa: E731
+    idle = lambda: visitor.page.wait_for_selector(".bar:not([data-busy])")  # noqa: E731
+
+    def begin(button):
+        done.clear()
+        visitor.click(button)
+        busy()
+
+    begin("Check")
+    visitor.page.get_by_placeholder("Config file").locator("visible=true").fill(str(served[1] / "late.toml"))
+    visitor.click("Load config")
+    visitor.until("Loaded late.toml")
+    done.set()
+    idle()
+    assert "Loaded late.toml" in visitor.said() and visitor.page.locator(".message .undo").is_visible()
+    visitor.page.locator(".message .undo").click()
+    visitor.until("as it was before")
+    begin("Check")
+    visitor.fill(network_dim="9")
+    done.set()
+    visitor.until("Nothing has to be fixed")
+    assert dims == [8, 8, 9]  # a check of what was changed meanwhile is made anew
+    begin("Train")
+    visitor.fill(train_batch_size="0")
+    done.set()
+    visitor.until("Started cat-")  # with the form as it was when the button was pressed, which is said
+    begin("Train")  # which cannot start, as the other one is running
+    visitor.fill(train_batch_size="-1")
+    done.set()
+    visitor.until("so nothing has started")
+    assert len(reader.runs()) == 1
+
+
+def test_a_config_with_mistakes_is_loaded_and_its_fixes_mend_what_was_loaded(visit, served, tmp_path):
+    path = served[1] / "wrong.toml"
+    path.write_text(
+        f'output_dir = "{(tmp_path / "out").as_posix()}"\nnetwork_dims = 24\nfull_bf16 = true\nmixed_precision = "no"\n'
+        'max_train_steps = "many"\nseed = 7\nlr_restart_cycles = 3\n',
+        encoding="utf-8",
+    )
+    visitor = filled(visit(), "/elsewhere", network_dim="8", train_batch_size="3")
+    visitor.page.get_by_placeholder("Config file").locator("visible=true").fill(str(path))
+    visitor.click("Load config")
+    visitor.until("Loaded wrong.toml for SDXL").until("4 things have to be fixed first")
+    held = visitor.held()["values"]
+    assert (held["seed"], held["full_bf16"], held["train_batch_size"]) == ("7", True, "1")
+    assert "max_train_steps" in visitor.said() and "'many'" in visitor.said()
+    visitor.page.get_by_role("button", name="Fix network_dim = 24").click()
+    visitor.until("3 things have to be fixed first")
+    assert visitor.held()["values"]["network_dim"] == "24"
+    visitor.page.get_by_role("button", name=re.compile("^Fix mixed_precision")).click()
+    visitor.until("2 things have to be fixed first")
+    visitor.click("Check")
+    visitor.until("full_bf16" if visitor.held()["values"]["mixed_precision"] == "no" else "train_data_dir")
+    visitor.page.get_by_placeholder("Config file").locator("visible=true").fill(str(path))
+    path.write_text("seed = = 7", encoding="utf-8")
+    visitor.click("Load config")
+    visitor.until("wrong.toml is not valid TOML")  # which is refused, and nothing changes
+    assert visitor.held()["values"]["network_dim"] == "24"
+
+
+def test_prompts_of_a_kohya_ss_json_come_into_the_prompt_form(visit, served):
+    out = served[1] / "foxes"
+    found = {"LoRA_type": "Standard", "sdxl": True, "network_dim": 24, "output_dir": str(out),
+             "output_name": "fox", "sample_prompts": "a red fox --w 640 --h 512\nthe sea --d 3"}  # fmt: skip
+    (served[1] / "fox.json").write_text(json.dumps(found), encoding="utf-8")
+    visitor = visit()
+    visitor.page.get_by_placeholder("Config file").locator("visible=true").fill(str(served[1] / "fox.json"))
+    visitor.click("Load config")
+    visitor.until("Loaded fox.json for SDXL")
+    assert "kohya import" not in visitor.page.locator(".message").inner_html()
+    file = out / "fox-prompts.txt"
+    visitor.page.wait_for_function(
+        "path => document.querySelector('#lora-sample_prompts').value === path", arg=str(file)
+    )
+    assert file.read_text(encoding="utf-8").splitlines() == ["a red fox --w 640 --h 512", "the sea --d 3"]
+    visitor.click("Sample images")
+    rows = visitor.page.locator(".prompts:visible ol > li textarea[data-prompt=prompt]")
+    assert [row.input_value() for row in rows.all()] == ["a red fox", "the sea"]
+
+
+def test_fixes_are_those_that_one_would_press(visit, monkeypatch):
+    """A rate below zero becomes that of the preset, and what has no effect is left out."""
+
+    def idle(reading, launch):
+        found = [isolated.finding(one, "settings", "hint", one.fix) for one in remarks(reading.config, [])]
+        return {"findings": found, "fit": None}
+
+    monkeypatch.setattr(isolated, "check", idle)
+    visitor = filled(visit(), "/results", train_batch_size="1", learning_rate="0.0001")
+    page = visitor.page
+    begun = visitor.held()["values"]
+    visitor.fill(learning_rate="-1", train_batch_size="-2")
+    visitor.click("Print command")
+    visitor.until("2 things have to be fixed first")
+    page.get_by_role("button", name=f"Fix learning_rate = {begun['learning_rate']}").click()
+    visitor.until("This has to be fixed first")
+    page.get_by_role("button", name="Fix train_batch_size = 1").click()
+    visitor.until("Everything here is fixed")
+    assert visitor.held()["values"] == begun
+    visitor.put(keep_tokens="3")
+    visitor.click("Check")
+    page.locator(".message .jump", has_text="Keep tokens").wait_for()
+    page.get_by_role("button", name="Leave it out").click()
+    assert visitor.held()["values"] == begun
+
+
+def test_wrong_paths_and_names_are_told_while_one_types_and_old_counts_go(visit, served):
+    from tests.curation.conftest import picture
+
+    images = served[1] / "told" / "10_zorb"
+    images.mkdir(parents=True)
+    picture(1).save(images / "1.png")
+    visitor = visit()
+    page, invalid = visitor.page, "[data-option][aria-invalid]:visible"
+    visitor.fill(train_data_dir=images.parent)
+    page.locator(".datasets:visible .sum:not(:empty)").wait_for()
+    wrong = {"pretrained_model_name_or_path": "/nowhere/base.safetensors", "train_data_dir": "/nowhere",
+             "output_dir": "/nowhere/out", "output_name": "../../x"}  # fmt: skip
+    visitor.fill(**wrong)
+    for name in wrong:
+        page.locator(f"#lora-{name}[aria-invalid]").wait_for()
+    assert "outside of" in page.locator("#lora-output_dir-help").inner_text()
+    page.locator(".datasets:visible .sum:empty").wait_for(state="attached")
+    right = {"output_name": "cat", "output_dir": served[1] / "new" / "out", "train_data_dir": images.parent,
+             "pretrained_model_name_or_path": "org/model"}  # fmt: skip
+    visitor.fill(**right)
+    page.wait_for_function("selector => !document.querySelector(selector)", arg=invalid.replace(":visible", ""))

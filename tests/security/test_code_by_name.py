@@ -1,0 +1,165 @@
+"""Options that name code: only classes of the expected kind are called, and a check imports nothing unlisted."""
+
+import json
+import os
+import sys
+
+import pytest
+
+from kohya_gui.server import allowed_code, allowed_folders, paths
+from kohya_gui.server.allowed_folders import AllowedFolders, Roots
+from kohya_gui.server.json_api import ApiRequest, refused
+from library import families, packages
+from library.check import preflight
+from library.config import code_names
+from library.config.building import build
+from library.config.problems import ConfigError
+from library.config.schema import options
+from library.families import config_class
+from library.methods import lycoris
+from library.optim import lr_schedule, optimizers
+
+SCRIPTS = [script for known in families.every() for script in known.scripts]
+SDXL = config_class("sdxl_train_network")
+NO_CLASSES = ("pydoc.pipepager", "threading.Thread", "subprocess.Popen", "os.getpid", "builtins.eval", "torch.hub.load",
+              "torch.nn.Linear", "transformers.optimization.get_scheduler", "torch.optim",
+              "torch.optim.swa_utils.AveragedModel", "runpy.run_path", "library.__main__.x", "..x")  # fmt: skip
+SOURCE = """
+from pathlib import Path
+Path({mark!r}).write_text("it ran")
+from torch.optim import SGD
+from torch.optim.lr_scheduler import ConstantLR
+
+class Own(SGD):
+    pass
+
+class Schedule(ConstantLR):
+    pass
+
+class Other:
+    def __init__(self, *args, **kwargs):
+        raise SystemExit("it was called")
+
+def function(*args, **kwargs):
+    raise SystemExit("it was called")
+"""
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package that nobody lists, which leaves a mark when it is imported."""
+    folder, mark = tmp_path / "site" / "own_package", tmp_path / "mark"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(f"from pathlib import Path\nPath({str(mark)!r}).write_text('it ran')\n")
+    (folder / "classes.py").write_text(SOURCE.format(mark=str(mark)))
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    yield mark
+    for name in [name for name in sys.modules if name.split(".")[0] == "own_package"]:
+        del sys.modules[name]
+
+
+def config(**given):
+    return build(SDXL, given, notes=[])
+
+
+def optimizer_problems(option, name):
+    return [str(one) for one in optimizers.problems(config(**{option: name})) if one.option == option]
+
+
+@pytest.mark.parametrize("option", ["optimizer_type", "lr_scheduler_type"])
+@pytest.mark.parametrize("name", NO_CLASSES)
+def test_what_is_no_class_of_the_kind_is_refused_by_the_check(option, name):
+    (problem,) = optimizer_problems(option, name)
+    assert option in problem and ("AdamW" in problem or "LinearLR" in problem or "not installed" in problem)
+
+
+def test_a_shell_command_of_a_config_is_not_run(tmp_path):
+    made = config(
+        lr_scheduler_type="pydoc.pipepager",
+        lr_scheduler_args=[f"cmd='touch {tmp_path / 'pwned'}'"],
+        optimizer_type="SGD",
+    )
+    import torch
+
+    with pytest.raises(ConfigError, match="lr_scheduler_type pydoc.pipepager"):
+        lr_schedule.schedule(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1), made, 10)
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_a_check_imports_nothing_that_is_not_listed_and_a_training_only_what_fits(package):
+    for option, name in (("optimizer_type", "Own"), ("lr_scheduler_type", "Schedule"), ("optimizer_type", "Other")):
+        assert not optimizer_problems(option, f"own_package.classes.{name}")
+    assert any("is a function" in one for one in optimizer_problems("optimizer_type", "own_package.classes.function"))
+    assert any("did you mean Own" in one for one in optimizer_problems("optimizer_type", "own_package.classes.Owm"))
+    assert [*lycoris.problems(config(network_module="own_package.nothing"))]
+    assert not package.exists() and "own_package" not in sys.modules
+    preflight.load_named_code(config(optimizer_type="own_package.classes.Own",
+                                     lr_scheduler_type="own_package.classes.Schedule"))  # fmt: skip
+    assert package.exists()
+    with pytest.raises(ConfigError, match="Other is no subclass of Optimizer"):
+        preflight.load_named_code(config(optimizer_type="own_package.classes.Other"))
+    with pytest.raises(ConfigError, match="has no create_network"):
+        preflight.load_named_code(config(network_module="own_package.classes"))
+
+
+def test_only_listed_packages_are_advised_to_be_installed():
+    for name in ("nope", "torchh", "pytorch_optimiser"):
+        assert "pip install" not in packages.absent(name)
+    assert "did you mean pytorch_optimizer" in packages.absent("pytorch_optimiser")
+    for name in packages.PACKAGES:
+        assert "pip install" in packages.absent(name)
+
+
+def test_the_check_says_that_unlisted_code_will_run(package):
+    found = preflight.code_notes(config(optimizer_type="own_package.classes.Own"))
+    assert [one.option for one in found] == ["optimizer_type"] and not package.exists()
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_from_the_page_unlisted_code_is_asked_for_once(script, package, tmp_path, monkeypatch):
+    monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
+    kind, root = config_class(script), tmp_path
+    asking, silent = Roots([root], asks=True), Roots([root])
+    for option in code_names.code_options(kind):
+        name = "other" if option == code_names.BACKEND else "own_package.classes"
+        if option not in (code_names.BACKEND, *code_names.MODULES):
+            name += ".Own"
+        monkeypatch.setattr(code_names, "why_not_network", lambda module: "")
+        made = build(kind, {option: name}, notes=[])
+        with pytest.raises(ConfigError, match="only in a training started in a shell"):
+            paths.allow(made, silent)
+        with pytest.raises(ConfigError) as said:
+            paths.allow(made, asking)
+        (wanted,) = refused(said.value)["allow"].values()
+        assert wanted == f"code:{name}"
+        AllowedFolders(asking).allow(ApiRequest({"folder": wanted}))
+        paths.allow(made, asking)
+        with pytest.raises(ConfigError, match="in a shell"):  # a page that is open to others does not count it
+            paths.allow(made, silent)
+        allowed_folders.place().unlink()
+    assert not package.exists()
+
+
+def test_what_is_allowed_keeps_folders_and_is_a_name_only(tmp_path, monkeypatch):
+    monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
+    asks = AllowedFolders(Roots([tmp_path], asks=True))
+    for wrong in ("code:", "code:os.system('x')", "code:a b", "code:" + "x" * 300, "code:../x"):
+        with pytest.raises(ConfigError, match="not the name of code"):
+            asks.allow(ApiRequest({"folder": wrong}))
+    (tmp_path / "more").mkdir()
+    asks.allow(ApiRequest({"folder": "code:a.B"}))
+    asks.allow(ApiRequest({"folder": str(tmp_path.resolve() / "more")}))
+    stored = json.loads(allowed_folders.place().read_text())
+    assert stored == {"folders": [str(tmp_path.resolve() / "more")], "code": ["a.B"]}
+    allowed_folders.place().write_text(json.dumps({"code": [1, "x y", "c.D"]}))
+    os.utime(allowed_folders.place())
+    assert allowed_folders.remembered_code() == ("c.D",)
+    assert allowed_code.problems(config(optimizer_type="os.system"), Roots([tmp_path], asks=True))[0].code == ""
+
+
+def test_every_kind_of_code_is_known_by_its_kind():
+    for script in SCRIPTS:
+        known = options(config_class(script))
+        named = {name for name in ("optimizer_type", "lr_scheduler_type", "network_module", "compile_backend")
+                 if name in known}  # fmt: skip
+        assert set(code_names.code_options(config_class(script))) == named

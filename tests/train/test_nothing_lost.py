@@ -1,0 +1,286 @@
+"""What is not training loses nothing: whatever fails beside it is a warning, and the result is the one that it would
+have been."""
+
+import errno
+import sys
+
+import huggingface_hub
+import pytest
+import torch
+
+from library.config.problems import ConfigError
+from library.families.shared import decoding
+from library.families.shared.sampler import Sampler
+from library.outputs import verify
+from library.outputs.trackers import Trackers
+from library.train import validation
+from library.train.journal import Journal
+from tests.training import cached, config_of, pictures, train
+
+STEPS = 3
+FAULTS = {
+    "memory of the GPU": lambda: torch.OutOfMemoryError("CUDA out of memory"),
+    "memory of the computer": lambda: MemoryError(),
+    "disk": lambda: OSError(errno.ENOSPC, "No space left on device"),
+    "network": lambda: ConnectionError("the wire is cut"),
+    "a bad prompt": lambda: ConfigError("a prompt that cannot be used"),
+    "a broken VAE": lambda: RuntimeError("Given groups=1, weight of size [4, 4]"),
+    "anything": lambda: AssertionError(),
+}
+PLACES = [
+    (Sampler, "latents"),  # denoising a sample
+    (Sampler, "decoded"),  # its VAE
+    (validation.ValidationRunner, "_loss"),
+    (Journal, "sampled"),
+    (Journal, "validated"),
+    (verify, "differences"),  # reading a saved file back
+]
+
+
+@pytest.fixture(scope="module")
+def eight(tmp_path_factory):
+    return cached(pictures(tmp_path_factory.mktemp("eight"), ((64, 64),) * 8, repeats=1))
+
+
+@pytest.fixture
+def run(demo, eight, tmp_path, monkeypatch):
+    """A training that does something beside every step, and once before the first."""
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda token=None: Hub())
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("zorb --w 64 --h 64 --s 1 --d 1\nred zorb --w 64 --h 64 --s 1 --d 2\n", encoding="utf-8")
+
+    def start(name, script="flux_train_network", **values):
+        beside = {"sample_prompts": prompts, "sample_every_n_steps": 1, "sample_at_first": True,
+                  "validation_split": 0.25, "validate_every_n_steps": 1, "save_every_n_steps": 1,
+                  "huggingface_repo_id": "me/cats", "huggingface_token": "hf_x", "max_train_steps": STEPS}  # fmt: skip
+        where = {"output_dir": tmp_path / name, "output_name": "m", "train_data_dir": eight}
+        return train(config_of(demo, script, **where, **beside | values))
+
+    return start
+
+
+class Hub:
+    """A repository that takes everything."""
+
+    fault = None
+
+    def create_repo(self, *_, **__):
+        """It is there."""
+
+    def upload_file(self, *_, **__):
+        if Hub.fault:
+            raise Hub.fault()
+
+
+@pytest.fixture(scope="module")
+def kept():
+    """What a training learned that nothing has disturbed; filled by the first test that trains one."""
+    return {}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_fails_beside_the_training_at_its_first_middle_and_last_step_is_a_warning(run, kept, fault, monkeypatch):
+    if not kept:
+        kept |= run("undisturbed").tensors()
+    monkeypatch.setattr(Hub, "fault", FAULTS[fault])
+    failed = set()
+    for place, name in PLACES:
+        owners = [place, *place.__subclasses__()] if isinstance(place, type) else [place]
+        owners += [below for one in owners if isinstance(one, type) for below in one.__subclasses__()]
+        for owner in {one for one in owners if name in vars(one)}:
+
+            def fails(*given, place=(place, name)):
+                failed.add(place)
+                raise FAULTS[fault]()
+
+            monkeypatch.setattr(owner, name, fails)
+    disturbed = run("disturbed")
+    monkeypatch.undo()
+    assert disturbed.facts["state"] == "finished" and disturbed.facts["error"] is None
+    assert disturbed.losses and len(disturbed.losses) == STEPS
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in disturbed.tensors().items())
+    said = [str(event["text"]) for event in disturbed.events("warning")]
+    assert (Sampler, "latents") in failed and (validation.ValidationRunner, "_loss") in failed
+    assert sum("a sample is left out" in text for text in said) == STEPS + 1
+    assert sum("validation is left out" in text for text in said) == STEPS
+    assert sum("could not be uploaded" in text for text in said) == STEPS + 1
+
+
+def test_a_vae_that_does_not_fit_on_the_gpu_decodes_where_it_is(run, monkeypatch):
+    """Moving it for all samples fails once; each sample then finds its own place."""
+    real, calls = Sampler.vae_on, []
+
+    def vae_on(self, device):
+        calls.append(device)
+        if len(calls) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(self, device)
+
+    monkeypatch.setattr(Sampler, "vae_on", vae_on)
+    made = run("moved", max_train_steps=1, sample_at_first=False)
+    assert len(made.events("sample")) == 2 and not made.events("sample_failed") and len(calls) == 3
+
+
+@pytest.mark.parametrize("name", ["decoded", "sampled", "validated"])
+def test_each_place_beside_the_training_fails_alone(run, kept, name, monkeypatch):
+    """With the places before it in order, at every step."""
+    if not kept:
+        kept |= run("undisturbed").tensors()
+    owner = Sampler if name == "decoded" else Journal
+
+    def fails(*_):
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(owner, name, fails)
+    disturbed = run("disturbed")
+    assert disturbed.facts["state"] == "finished"
+    assert all(torch.equal(tensor, kept[key]) for key, tensor in disturbed.tensors().items())
+    said = [str(event["text"]) for event in disturbed.events("warning")]
+    assert sum("broken" in text and "goes on" in text for text in said) == STEPS + (name != "validated")
+
+
+def test_files_are_saved_before_anything_else_is_done_at_a_step(run, monkeypatch):
+    order = []
+    for event, method in (("validated", "validated"), ("sampled", "sampled"), ("saved", "saved")):
+        real = getattr(Journal, method)
+
+        def noted(self, *given, event=event, real=real, **more):
+            order.append(event)
+            real(self, *given, **more)
+
+        monkeypatch.setattr(Journal, method, noted)
+    run("order", sample_at_first=False, max_train_steps=2, save_every_n_steps=2)
+    every = ["validated", "sampled", "sampled"]
+    assert order == [*every, "saved", "saved", *every]  # the file of step 2 and the final one before its samples
+
+
+def test_all_of_a_step_is_saved_before_the_first_of_it_is_uploaded(run, tmp_path, monkeypatch):
+    there, out = [], tmp_path / "uploaded"
+
+    def upload(_self, path_or_fileobj, path_in_repo, **_):
+        there.append((path_in_repo, sorted(path.name for path in out.glob("m*"))))
+
+    monkeypatch.setattr(Hub, "upload_file", upload)
+    run("uploaded", save_state=True, save_every_n_steps=1, max_train_steps=2, sample_every_n_steps=None)
+    first, second, final = there
+    assert first[0] == "m-step00000001.safetensors" and "m-step00000001-state" in first[1]
+    assert (second[0], final[0]) == ("m-step00000002.safetensors", "m.safetensors")
+    assert {"m.safetensors", "m-state", "m-step00000002-state"} <= {*second[1]}
+
+
+# ---- decoding with little memory
+
+
+class Vae(torch.nn.Module):
+    """Eight times as large, in one number for each channel; `room` is the largest side that fits."""
+
+    def __init__(self, room, at_all=True):
+        super().__init__()
+        self.room, self.seen = room, []
+        self.weight = torch.nn.Parameter(torch.ones(()), requires_grad=False)
+
+    def decode(self, latents, return_dict):
+        self.seen.append(tuple(latents.shape[-2:]))
+        if max(latents.shape[-2:]) > self.room:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return (latents[:, :3].repeat_interleave(8, -2).repeat_interleave(8, -1),)
+
+
+def sampler_of(vae):
+    class Plain(Sampler):
+        def latents(self, request):
+            raise NotImplementedError
+
+        def decoder_input(self, latents):
+            return latents
+
+        def is_guided(self, request):
+            return False
+
+        def encode_request(self, request):
+            self.encoded = [*getattr(self, "encoded", []), request.prompt]
+            return {"x": torch.zeros(2, 1)}
+
+    from types import SimpleNamespace
+
+    return Plain(SimpleNamespace(sample_multiple=16), SimpleNamespace(vae=vae))
+
+
+def test_a_sample_that_does_not_fit_is_decoded_in_tiles_that_fade_into_each_other():
+    latents = torch.linspace(-1, 1, 4 * 100 * 150).view(1, 4, 100, 150)
+    whole, tiled = sampler_of(Vae(1000)), sampler_of(Vae(decoding.TILE))
+    assert torch.allclose(whole.decoded(latents), tiled.decoded(latents), atol=1e-5)
+    assert (whole.decoded_by, tiled.decoded_by) == ("", "tiles")
+    assert len(tiled.components.vae.seen) == 1 + 2 * 3
+
+
+def test_without_room_for_a_tile_the_cpu_decodes_and_the_last_error_is_raised():
+    vae = Vae(10)
+    tries = sampler_of(vae)
+    with pytest.raises(torch.OutOfMemoryError):
+        tries.decoded(torch.zeros(1, 4, 100, 100))
+    assert len(vae.seen) == 3  # at once, a tile, and a tile on the CPU
+    broken = Vae(1000)
+    broken.decode = lambda *_, **__: (_ for _ in ()).throw(RuntimeError("broken"))
+    with pytest.raises(RuntimeError, match="broken"):
+        sampler_of(broken).decoded(torch.zeros(1, 4, 8, 8))
+
+
+def test_the_vae_goes_back_after_an_error():
+    class Moved(Vae):
+        where = []
+
+        def to(self, device):
+            self.where.append(str(device))
+            return self
+
+    tries = sampler_of(Moved(1000))
+    with pytest.raises(ValueError), tries.vae_on("somewhere"):
+        raise ValueError
+    assert Moved.where == ["somewhere", "cpu"]
+
+
+def test_the_cache_of_prompts_has_a_limit_and_keeps_what_is_asked_for_together():
+    from library.families.base import SampleRequest
+    from library.families.shared.sampler import KEPT
+
+    one = sampler_of(None)
+    for number in range(KEPT + 20):
+        one.remember([SampleRequest(f"prompt {number}")])
+    assert len(one._known) == KEPT and not one.unknown([SampleRequest(f"prompt {KEPT + 19}")])
+    assert one.unknown([SampleRequest("prompt 0")])
+    many = [SampleRequest(f"other {number}") for number in range(KEPT + 5)]
+    one.remember(many)
+    assert not one.unknown(many) and len(one._known) == KEPT + 5
+
+
+# ---- trackers
+
+
+@pytest.mark.parametrize("at", ["first", "middle", "last", "picture", "end"])
+def test_a_tracker_that_fails_ends_with_one_warning(at, tmp_path, monkeypatch):
+    from types import SimpleNamespace
+
+    lines, said = [], []
+
+    def log(numbers, step):
+        place = {1: "first", 2: "middle", 3: "last"}.get(step)
+        if at == place or (at == "picture" and "sample_0" in numbers):
+            raise ConnectionError("the wire is cut")
+        lines.append(step)
+
+    def finish():
+        if at == "end":
+            raise ConnectionError("the wire is cut")
+
+    client = SimpleNamespace(init=lambda **_: SimpleNamespace(log=log, finish=finish), Image=lambda picture: picture)
+    monkeypatch.setitem(sys.modules, "wandb", client)
+    log_options = SimpleNamespace(log_with="wandb", logging_dir=None, wandb_api_key=None, wandb_run_name=None,
+                                  log_tracker_config=None, log_tracker_name=None, log_config=False)  # fmt: skip
+    trackers = Trackers(SimpleNamespace(log=log_options, adapters=True), tmp_path, said.append)
+    for step in (1, 2, 3):
+        trackers.log({"step": step, "epoch": 1, "loss": 1.0, "avr_loss": 1.0, "lr": {}})
+        trackers.image("sample_0", None, 10)
+        trackers.validated("step", step, 1.0, 0.0)
+    trackers.close()
+    assert len(said) == 1 and "Weights & Biases" in str(said[0]) and "the wire is cut" in str(said[0])
