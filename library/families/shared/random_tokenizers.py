@@ -22,18 +22,36 @@ SENTENCES = (
 
 def byte_letters() -> list[str]:
     """The 256 letters that byte-level BPE writes bytes with, in the order CLIP numbers them ("!" is 0)."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [b for b in range(256) if b not in plain]
-    return [chr(b) for b in plain] + [chr(256 + i) for i in range(len(hidden))]
+    plain = len(_plain_bytes())
+    return [chr(b) for b in _plain_bytes()] + [chr(256 + i) for i in range(256 - plain)]
 
 
-def clip_tokenizer(folder: Path, merges: int = 120, pad: str = "<|endoftext|>") -> int:
+def _plain_bytes() -> list[int]:
+    return [*range(33, 127), *range(161, 173), *range(174, 256)]
+
+
+def _byte_order() -> list[int]:
+    """The bytes in the order of `byte_letters`."""
+    plain = _plain_bytes()
+    return [*plain, *(b for b in range(256) if b not in plain)]
+
+
+def clip_tokenizer(
+    folder: Path,
+    merges: int | None = 120,
+    pad: str = "<|endoftext|>",
+    sentences: Iterable[str] = SENTENCES,
+) -> int:
     """Train a CLIP tokenizer, write vocab.json, merges.txt and its configuration; returns the size of its vocabulary.
 
-    As in the real ones the last two words are BOS and EOS. `pad` is "!" for CLIP-G.
+    As in the real ones the last two words are BOS and EOS. `pad` is "!" for CLIP-G. Without a number of `merges`
+    every word of the sentences becomes one token.
     """
-    words = Counter(tuple([*word[:-1], f"{word[-1]}</w>"]) for word in _words(SENTENCES))
-    pairs = [_merge_best(words) for _ in range(merges)]
+    written = [_in_byte_letters(word) for word in _words(sentences)]
+    words = Counter(tuple([*word[:-1], f"{word[-1]}</w>"]) for word in written)
+    pairs = []
+    while any(len(word) > 1 for word in words) if merges is None else len(pairs) < merges:
+        pairs.append(_merge_best(words))
     letters = byte_letters()
     vocabulary = [*letters, *(f"{c}</w>" for c in letters), *(a + b for a, b in pairs)]
     vocabulary = list(dict.fromkeys([*vocabulary, "<|startoftext|>", "<|endoftext|>"]))
@@ -91,11 +109,11 @@ def mistral_tokenizer(folder: Path, merges: int = 120) -> int:
     return len(plain)
 
 
-def t5_tokenizer(folder: Path) -> int:
+def t5_tokenizer(folder: Path, sentences: Iterable[str] = SENTENCES) -> int:
     """Build a T5 unigram tokenizer from word frequencies, write tokenizer.json; returns the size of its vocabulary."""
     from transformers.models.t5 import T5Tokenizer
 
-    counts = Counter(f"\u2581{word}" for word in _words(SENTENCES))
+    counts = Counter(f"\u2581{word}" for word in _words(sentences))
     total = sum(counts.values())
     pieces = [(word, math.log(count / total)) for word, count in sorted(counts.items(), key=lambda p: (-p[1], p[0]))]
     letters = [chr(b) for b in range(33, 127)]
@@ -110,6 +128,11 @@ def t5_tokenizer(folder: Path) -> int:
 def _words(sentences: Iterable[str]) -> Iterator[str]:
     for sentence in sentences:
         yield from sentence.replace(",", " ,").split()
+
+
+def _in_byte_letters(word: str) -> str:
+    letters = {byte: letter for byte, letter in zip(_byte_order(), byte_letters(), strict=True)}
+    return "".join(letters[byte] for byte in word.encode())
 
 
 def _merge_best(words: Counter) -> tuple[str, str]:

@@ -1,0 +1,103 @@
+"""Pictures with captions from `emoji.zip`: each emoji on several grounds, shifted and scaled, described in several
+wordings. Every picture follows from its name and number, so that two machines make the same data set."""
+
+import argparse
+import hashlib
+import io
+import os
+import zipfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from random import Random
+
+from PIL import Image
+
+SIDE = 128
+GROUNDS = {
+    "white": (255, 255, 255), "blue": (120, 170, 255), "green": (150, 220, 150), "pink": (255, 190, 210),
+    "yellow": (255, 240, 150), "gray": (200, 200, 200), "orange": (255, 200, 120), "purple": (200, 170, 240),
+    "black": (30, 30, 30), "brown": (180, 140, 110),
+}  # fmt: skip
+WORDINGS = (
+    "{name} emoji on a {ground} ground",
+    "{name} on a {ground} background",
+    "a {ground} background, {name}",
+    "an emoji of {name}, {ground} background",
+    "{name}",
+)
+SMALLEST = 0.7  # of the emoji's full size
+HELD_OUT = 20  # one of so many names is kept for validation
+WITHOUT_CAPTION = 10  # one of so many pictures has none, for guidance without a prompt
+NEW_WORDS = ("zorb",)  # that the tokenizers know and no picture shows
+
+
+def is_held_out(name: str) -> bool:
+    """Whether the pictures of this name are for validation alone; follows from the name."""
+    return hashlib.sha256(name.encode()).digest()[0] % HELD_OUT == 0
+
+
+def captions_of(names: Sequence[str]) -> Iterator[str]:
+    """Every wording of every name, for the vocabulary of tokenizers."""
+    for name in names:
+        for wording in WORDINGS:
+            yield wording.format(name=name, ground="white")
+    yield " ".join(GROUNDS)
+    yield " ".join(NEW_WORDS)
+
+
+def compose(emoji: Image.Image, ground: tuple[int, int, int], random: Random) -> Image.Image:
+    """The emoji on a ground, RGB [SIDE, SIDE], at a random size and place."""
+    side = round(emoji.width * random.uniform(SMALLEST, 1.0))
+    place = (random.randint(0, SIDE - side), random.randint(0, SIDE - side))
+    image = Image.new("RGB", (SIDE, SIDE), ground)
+    small = emoji.resize((side, side), Image.Resampling.LANCZOS)
+    image.paste(small.convert("RGB"), place, small.getchannel("A"))
+    return image
+
+
+def write_pictures(folder: Path, variants: int, stored: tuple[str, bytes]) -> int:
+    """Write the pictures of one emoji, given by its name and file, and their captions; returns how many."""
+    name, data = stored
+    emoji = Image.open(io.BytesIO(data)).convert("RGBA")
+    place = folder / ("held_out" if is_held_out(name) else "train")
+    count = 2 if is_held_out(name) else max(2, variants // 5) if "skin tone" in name else variants
+    for number in range(count):
+        random = Random(f"{name}/{number}")
+        ground = "white" if random.random() < 0.3 else random.choice([*GROUNDS])
+        image = compose(emoji, GROUNDS[ground], random)
+        caption = random.choice(WORDINGS).format(name=name, ground=ground)
+        if not is_held_out(name) and random.randrange(WITHOUT_CAPTION) == 0:
+            caption = ""
+        stem = f"{name.replace(' ', '_')}-{number:02d}"
+        image.save(place / f"{stem}.png", compress_level=1)
+        (place / f"{stem}.txt").write_text(caption, encoding="utf-8")
+    return count
+
+
+def read_archive(archive: Path) -> Iterator[tuple[str, bytes]]:
+    """Name and WebP file of each emoji."""
+    with zipfile.ZipFile(archive) as stored:
+        for name in stored.namelist():
+            yield name.removesuffix(".webp"), stored.read(name)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Make the small model's pictures from emoji.zip.")
+    parser.add_argument("folder", type=Path, help="where emoji.zip is; pictures go into its folder pictures")
+    parser.add_argument("--variants", type=int, default=16, help="pictures of each emoji (default: 16)")
+    parser.add_argument("--to", type=Path, help="another folder for the pictures")
+    parser.add_argument("--first", type=int, help="only so many emoji")
+    asked = parser.parse_args()
+    folder = asked.to or asked.folder / "pictures"
+    for part in ("train", "held_out"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    stored = list(read_archive(asked.folder / "emoji.zip"))[: asked.first]
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        counts = pool.map(partial(write_pictures, folder, asked.variants), stored, chunksize=16)
+        print(f"{sum(counts)} pictures in {folder}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Draw every emoji of Noto Color Emoji (SIL OFL 1.1) once, with its English name: `emoji.zip` in a folder.
+
+Needs what no training needs: Debian's fonts-noto-color-emoji, the package emoji, and a Pillow with raqm, which joins
+the characters of flags and families.
+"""
+
+import argparse
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont, features
+
+FONT = "/usr/share/fonts/truetype/noto/NotoColorEmoji.ttf"
+BITMAP_SIZE = 109  # the only size of the font's bitmaps
+SIDE = 120
+QUALITY = 95  # of the stored WebP; transparency is exact
+MIN_OPAQUE_PIXELS = 1000  # fewer: the font lacks the character
+REGIONAL = range(0x1F1E6, 0x1F200)  # letters whose pairs are flags
+
+
+def names() -> Iterator[tuple[str, str]]:
+    """The characters of each emoji and its name in plain words."""
+    import emoji
+
+    for characters, known in emoji.EMOJI_DATA.items():
+        if known["status"] <= emoji.STATUS["fully_qualified"]:
+            name = known["en"].strip(":").replace("_", " ").replace(":", "").replace("’", "'").lower()
+            yield characters, f"flag of {name}" if ord(characters[0]) in REGIONAL else name
+
+
+def draw(characters: str, font: ImageFont.FreeTypeFont) -> Image.Image:
+    """One emoji, RGBA [SIDE, SIDE], on a transparent ground."""
+    image = Image.new("RGBA", (136, 136), (0, 0, 0, 0))
+    ImageDraw.Draw(image).text((0, 4), characters, font=font, embedded_color=True)
+    return image.resize((SIDE, SIDE), Image.Resampling.LANCZOS)
+
+
+def opaque_pixels(image: Image.Image) -> int:
+    """How many pixels are not fully transparent."""
+    return int((np.asarray(image)[..., 3] > 0).sum())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Draw all emoji into one file.")
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder
+    if not features.check("raqm"):
+        raise SystemExit("this Pillow has no raqm, so that flags and families would be drawn as several pictures")
+    font = ImageFont.truetype(FONT, BITMAP_SIZE)
+    pictures = {name: draw(characters, font) for characters, name in names()}
+    pictures = {name: image for name, image in pictures.items() if opaque_pixels(image) > MIN_OPAQUE_PIXELS}
+    folder.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(folder / "emoji.zip", "w") as archive:
+        for name, picture in pictures.items():
+            with archive.open(f"{name}.webp", "w") as file:
+                picture.save(file, "WEBP", quality=QUALITY)
+    print(f"{len(pictures)} pictures in {folder / 'emoji.zip'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Turn a pretrained small model into the file that is passed on: matrices of the denoiser in fp8, the rest in bf16.
+
+FLUX.1's guidance is folded in: the model answers every guidance as it answers 1, the only one that it was trained with.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from benchmarks.small_model import networks
+from library.families.shared.double_stream import MLPEmbedder
+from library.families.shared.transformer import TIME_CHANNELS, sinusoids
+
+PREFIXES = {"flux": ("double_blocks.", "single_blocks."), "sdxl": ("model.diffusion_model.",)}
+GUIDANCE = "guidance_in."
+
+
+@torch.no_grad()
+def fold_guidance(tensors: dict[str, Tensor]) -> None:
+    """Make the embedding of guidance the constant that it is for 1, in place."""
+    own = {name.removeprefix(GUIDANCE): tensor.float() for name, tensor in tensors.items() if name.startswith(GUIDANCE)}
+    embedder = MLPEmbedder(TIME_CHANNELS, own["out_layer.bias"].shape[0])
+    embedder.load_state_dict(own)
+    tensors[f"{GUIDANCE}out_layer.bias"] = embedder(sinusoids(torch.ones(1), TIME_CHANNELS))[0]
+    tensors[f"{GUIDANCE}out_layer.weight"] = torch.zeros_like(own["out_layer.weight"])
+
+
+def compact(tensors: dict[str, Tensor], family: str) -> dict[str, Tensor]:
+    """Matrices and kernels of the blocks in float8_e4m3fn, everything else in bfloat16."""
+    return {
+        name: tensor.to(
+            torch.float8_e4m3fn if tensor.ndim > 1 and name.startswith(PREFIXES[family]) else torch.bfloat16
+        )
+        for name, tensor in tensors.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Make a pretrained model small enough to be passed on.")
+    parser.add_argument("family", choices=[*PREFIXES])
+    parser.add_argument("file", type=Path, help="the pretrained .safetensors file")
+    parser.add_argument("to", type=Path, help="the file to write")
+    asked = parser.parse_args()
+    tensors = load_file(asked.file)
+    if asked.family == "flux":
+        fold_guidance(tensors)
+    networks.write_file(asked.to, compact(tensors, asked.family))
+    print(f"{asked.to}: {asked.to.stat().st_size / 1e6:.1f} MB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""Untrained files of the small models in their families' own formats, with tokenizers that know every word."""
+
+import argparse
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from benchmarks.small_model import data
+from library.families.flux import random as flux_random
+from library.families.sdxl import keys as sdxl_keys
+from library.families.sdxl import random as sdxl_random
+from library.families.shared import autoencoder, clip, random_networks, random_tokenizers
+from library.files import write_atomic
+
+# With matrices in fp8 and the autoencoder in bf16 each family takes at most 16 MB.
+VAE_WIDTHS = (32, 64, 64, 64)
+FLUX = flux_random.FluxSizes(
+    hidden=256, head=32, double_blocks=2, single_blocks=4, clip_l=64, clip_layers=2, t5xxl=128, t5_layers=2,
+    t5_heads=4, t5_head=32, t5_mlp=256, vae=VAE_WIDTHS,
+)  # fmt: skip
+SDXL = sdxl_random.SdxlSizes(unet=(64, 96, 128), depth=(0, 1, 1), vae=VAE_WIDTHS, clip_l=64, clip_g=128)
+SEED = 1
+CLIP_PIECES = re.compile(r"[^\W\d_]+|\d|[^\s\w]+")  # where CLIP's tokenizer cuts
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What differs between the two models: scale and shift of the VAE's latents, and their channels."""
+
+    vae: Callable[[], Any]
+    scale: float
+    shift: float
+
+
+KINDS = {
+    "flux": Kind(lambda: random_networks.autoencoder(FLUX.vae, 16, 0.3611, quant_convs=False), 0.3611, 0.1159),
+    "sdxl": Kind(lambda: random_networks.autoencoder(SDXL.vae, 4, 0.13025, quant_convs=True), 0.13025, 0.0),
+}
+
+
+def write_flux(folder: Path, vae: Mapping[str, Tensor], names: list[str]) -> None:
+    """The denoiser, both text encoders, the given autoencoder and the tokenizers."""
+    captions = list(data.captions_of(names))
+    words = random_tokenizers.clip_tokenizer(folder / "tokenizer", None, sentences=cut(captions))
+    t5_words = random_tokenizers.t5_tokenizer(folder / "tokenizer_2", captions)
+    made = flux_random.random(FLUX, words, t5_words)
+    weights = {"flux1-dev": random_of(made.denoiser().state_dict(), SEED)}
+    zero(weights["flux1-dev"], "final_layer.linear.weight", "modulation.lin.weight", ".lin.weight")
+    weights["clip_l"] = random_of(clip.tensors_of(made.encoders["clip_l"]()), SEED + 1)
+    t5 = random_of(made.encoders["t5xxl"]().state_dict(), SEED + 2)
+    del t5["encoder.embed_tokens.weight"]
+    weights["t5xxl"] = keep_words(t5)
+    weights["ae"] = autoencoder.to_single(dict(vae))
+    for stem, tensors in weights.items():
+        write_file(folder / f"{stem}.safetensors", tensors)
+
+
+def write_sdxl(folder: Path, vae: Mapping[str, Tensor], names: list[str]) -> None:
+    """One file with everything, and both tokenizers."""
+    captions = cut(list(data.captions_of(names)))
+    words = random_tokenizers.clip_tokenizer(folder / "tokenizer", None, sentences=captions)
+    random_tokenizers.clip_tokenizer(folder / "tokenizer_2", None, pad="!", sentences=captions)
+    made = sdxl_random.random(SDXL, words)
+    parts = {"denoiser": random_of(made.denoiser().state_dict(), SEED), "vae": dict(vae)}
+    zero(parts["denoiser"], "conv_out.weight", ".proj_out.weight", ".conv2.weight")
+    for number, (part, make) in enumerate(made.encoders.items(), 1):
+        parts[part] = random_of(clip.tensors_of(make()), SEED + number)
+    file = {
+        name: tensor for part, tensors in parts.items() for name, tensor in sdxl_keys.to_single(part, tensors).items()
+    }
+    file[sdxl_keys.LOGIT_SCALE] = torch.tensor(sdxl_keys.FULL_LOGIT_SCALE)
+    write_file(folder / "sdxl.safetensors", file)
+
+
+def cut(captions: list[str]) -> list[str]:
+    """Captions with blanks wherever CLIP's tokenizer cuts, each different word once."""
+    return [" ".join(sorted({piece for caption in captions for piece in CLIP_PIECES.findall(caption.lower())}))]
+
+
+def random_of(named: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
+    """Seeded float32 weights for these names and shapes."""
+    return random_networks.random_weights(
+        [(name, tuple(tensor.shape)) for name, tensor in named.items()], seed, torch.float32
+    )
+
+
+def zero(tensors: dict[str, Tensor], *endings: str) -> None:
+    """Start these layers at zero, so that every block begins as the identity (Peebles and Xie, 2022)."""
+    for name in tensors:
+        if name.endswith(endings):
+            tensors[name].zero_()
+
+
+def keep_words(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Let words show in T5's untrained output: large embeddings, and small additions by its blocks."""
+    for name, tensor in tensors.items():
+        if name == "shared.weight":
+            tensor.div_(tensor.std())
+        elif name.endswith((".o.weight", ".wo.weight")):
+            tensor.mul_(0.3)
+    return tensors
+
+
+def write_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """A .safetensors file of contiguous tensors."""
+    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    write_atomic(path, lambda temporary: save_file(contiguous, temporary, {"format": "pt"}))
+
+
+WRITERS = {"flux": write_flux, "sdxl": write_sdxl}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write an untrained small model.")
+    parser.add_argument("family", choices=[*WRITERS])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--emoji", type=Path, required=True, help="the folder of emoji.zip")
+    parser.add_argument("--autoencoder", type=Path, help="a trained one, by diffusers' names; else a random one")
+    asked = parser.parse_args()
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    names = [name for name, _ in data.read_archive(asked.emoji / "emoji.zip")]
+    vae = load_file(asked.autoencoder) if asked.autoencoder else random_of(KINDS[asked.family].vae().state_dict(), 9)
+    WRITERS[asked.family](asked.folder, vae, names)
+    print(f"{asked.family} in {asked.folder}")
+
+
+if __name__ == "__main__":
+    main()
