@@ -31,7 +31,7 @@ PLAIN = {
 }  # fmt: skip
 PLAIN_IN_DATASETS = {
     "class_tokens", "caption_extension", "caption_separator", "keep_tokens_separator", "secondary_separator",
-    "caption_prefix", "caption_suffix", "image_suffix", "control_suffix",  # the last two are compared with names of a folder
+    "caption_prefix", "caption_suffix", "image_suffix", "control_suffix",  # the suffixes of listed names
 }  # fmt: skip
 
 
