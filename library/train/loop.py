@@ -68,12 +68,9 @@ def run_training(config: RunConfig, remarks: Sequence[Text] = (), notes: Sequenc
         samples.encode_prompts(world, journal)
         encoding.encode(images, family, components, config, world, journal.phase)
         batches = Batches(images, config, seed, world.rank, world.ranks)
-        clock = Clock.of(config, len(batches))
         batches.cut_text(*text_encoding.lengths(family, components))
-        batches.go_to(clock.epoch, clock.in_epoch * config.steps.gradient_accumulation_steps)
-        journal.plan(clock, data.summary(images), batches)
-        if said := held_out.by_folder(images):
-            journal.say(str(said))
+        clock = start_clock(config, batches)
+        describe_data(images, batches, clock, journal)
 
         # The trained weights: the whole model, or adapters inside it.
         read_weights(components, family, config, world, journal)
@@ -123,6 +120,20 @@ def read_networks(components: ModelComponents, config: RunConfig, previews: bool
         components.read_vae()
     if previews or not config.cache.text or methods.reads_encoders(config):
         components.read_encoders()
+
+
+def start_clock(config: RunConfig, batches: Batches) -> Clock:
+    """The clock of the training; `batches` are moved to where it starts."""
+    clock = Clock.of(config, len(batches))
+    batches.go_to(clock.epoch, clock.in_epoch * config.steps.gradient_accumulation_steps)
+    return clock
+
+
+def describe_data(images: ImageSet, batches: Batches, clock: Clock, journal: Journal) -> None:
+    """Record and log how many images, batches and steps there are, and what is held out for validation."""
+    journal.plan(clock, data.summary(images), batches)
+    if said := held_out.by_folder(images):
+        journal.say(str(said))
 
 
 def read_weights(
