@@ -45,7 +45,7 @@ def loss_of(vae: Any, pixels: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def scale_latents(vae: Any, pixels: Tensor, kind: networks.Kind) -> None:
+def scale_latents(vae: Any, pixels: Tensor, kind: networks.LatentScale) -> None:
     """Give the latents the mean and deviation that the family's scale and shift turn into 0 and 1."""
     latents = torch.cat([vae.encode(part).latent_dist.mean.float() for part in pixels.split(64)])
     mean, deviation = latents.mean((0, 2, 3)), latents.std((0, 2, 3))
@@ -61,7 +61,7 @@ def scale_latents(vae: Any, pixels: Tensor, kind: networks.Kind) -> None:
     after.weight /= factor[None, :, None, None]
 
 
-def train(vae: Any, pictures: Tensor, kind: networks.Kind, seconds: float, batch: int) -> None:
+def train(vae: Any, pictures: Tensor, kind: networks.LatentScale, seconds: float, batch: int) -> None:
     """Train in place; AdamW with a warm-up and a linear fall of the rate."""
     device = pictures.device
     optimizer = torch.optim.AdamW(vae.parameters(), RATE, weight_decay=0.0, fused=device.type == "cuda")
@@ -97,7 +97,7 @@ def to_float(pictures: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def report(vae: Any, pictures: Tensor, kind: networks.Kind, sheet: Path) -> None:
+def report(vae: Any, pictures: Tensor, kind: networks.LatentScale, sheet: Path) -> None:
     """Print what the latents and reconstructions of held-out pictures are like, and draw some of both."""
     pixels = to_float(pictures[:256])
     latents = vae.encode(pixels).latent_dist.mean

@@ -30,7 +30,7 @@ CLIP_PIECES = re.compile(r"[^\W\d_]+|\d|[^\s\w]+")  # where CLIP's tokenizer cut
 
 
 @dataclass(frozen=True)
-class Kind:
+class LatentScale:
     """What differs between the two models: scale and shift of the VAE's latents, and their channels."""
 
     vae: Callable[[], Any]
@@ -39,8 +39,8 @@ class Kind:
 
 
 KINDS = {
-    "flux": Kind(lambda: random_networks.autoencoder(FLUX.vae, 16, 0.3611, quant_convs=False), 0.3611, 0.1159),
-    "sdxl": Kind(lambda: random_networks.autoencoder(SDXL.vae, 4, 0.13025, quant_convs=True), 0.13025, 0.0),
+    "flux": LatentScale(lambda: random_networks.autoencoder(FLUX.vae, 16, 0.3611, quant_convs=False), 0.3611, 0.1159),
+    "sdxl": LatentScale(lambda: random_networks.autoencoder(SDXL.vae, 4, 0.13025, quant_convs=True), 0.13025, 0.0),
 }
 
 
