@@ -319,6 +319,13 @@ def _about_options(config: RunConfig, found: Survey) -> Iterator[Problem]:
         yield Problem("enable_wildcard",
             "draws one variant of each caption for the whole training: captions are encoded once",
             also="cache_text_encoder_outputs cache_text_encoder_outputs_to_disk")  # fmt: skip
+    if (
+        config.cache.text
+        and not config.drops_cached_captions
+        and not config.captions.caption_dropout_every_n_epochs
+        and any(subset.caption_dropout_every_n_epochs for subset in subsets)
+    ):
+        yield Problem("caption_dropout_every_n_epochs", "has no effect with cache_text_encoder_outputs")
     yield from _about_masks(config, found)
     if config.data.transparent_background and not any(i.how.ground and has_transparency(i.path) for i in images):
         yield Problem(
