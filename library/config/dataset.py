@@ -103,8 +103,8 @@ class DatasetConfig:
     bucket_reso_steps: int = opt(64, "sides of buckets are multiples of this", min=1, ceiling=LARGEST)
     bucket_no_upscale: bool = opt(False, "never enlarge an image")
     network_multiplier: float = opt(1.0, "kept for old files; not used")
-    validation_split: float = opt(0.0, "share of the images that is held back", min=0.0, max=1.0)
-    validation_seed: int | None = opt(None, "chooses the images that are held back")
+    validation_split: float = opt(0.0, "share of the images that is held out", min=0.0, max=1.0)
+    validation_seed: int | None = opt(None, "chooses the images that are held out")
     resize_interpolation: Interpolation | None = opt(None, "how images are resized")
 
     subsets: tuple[SubsetConfig, ...] = ()

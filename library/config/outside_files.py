@@ -150,7 +150,7 @@ def parse_toml(text: str, path: str | Path) -> JsonObject:
     return checked(found, path)
 
 
-def parse_json(text: str | bytes, path: str | Path) -> Any:
+def parse_json(text: str | bytes, path: str | Path | Text) -> Any:
     """What a text in JSON holds; `path` names it in messages. Raises ConfigError."""
     try:
         found = json.loads(text, object_pairs_hook=lambda pairs: once(pairs, path))
@@ -204,7 +204,7 @@ class _LimitedLoader(yaml.SafeLoader):
         return node
 
 
-def once(pairs: Iterable[tuple[Any, Any]], path: str | Path) -> dict[Any, Any]:
+def once(pairs: Iterable[tuple[Any, Any]], path: str | Path | Text) -> dict[Any, Any]:
     """A table in which each key was written once, as TOML has it. Raises ConfigError naming one that was not."""
     found: dict[Any, Any] = {}
     for key, value in pairs:
@@ -226,7 +226,7 @@ def named_by(option: str) -> Iterator[None]:
 # ---- limits
 
 
-def checked(found: Any, path: str | Path) -> Any:
+def checked(found: Any, path: str | Path | Text) -> Any:
     """The same values. Raises ConfigError where they are too deep, or a key or a number too long to mean anything."""
     level, depth = [found], 0
     while level:
@@ -253,10 +253,10 @@ def _refuse_long_keys(text: str, path: str | Path) -> None:
         raise _too_deep(path)
 
 
-def _too_deep(path: str | Path) -> ConfigError:
+def _too_deep(path: str | Path | Text) -> ConfigError:
     return ConfigError("{path} has tables within tables more than {most} levels deep", path=path, most=DEEPEST)
 
 
-def _too_long(path: str | Path, digits: int) -> ConfigError:
+def _too_long(path: str | Path | Text, digits: int) -> ConfigError:
     template = "{path} has a number of {digits} digits; write one that has at most {most}"
     return ConfigError(template, path=path, digits=digits, most=LONGEST_NUMBER)

@@ -97,10 +97,11 @@ class Wanted:
 
 
 def latents_file(image: str, size: Size, suffix: str, how: Decoding = AS_STORED) -> str:
-    """`photo.png` of 640x480 -> `photo_0640x0480_sdxl.npz`; where its EXIF orientation turns it `photo_upright_...`, as
-    latents of the image as it is stored may be there as well, also at the same size."""
-    stem = os.path.splitext(image)[0] + UPRIGHT * how.turns(image)
-    return f"{stem}_{size[0]:04d}x{size[1]:04d}{suffix}"
+    """`photo.png` of 640x480 -> `photo_0640x0480_sdxl.npz`; where its EXIF orientation turns it
+    `photo_0640x0480_upright_sdxl.npz`, as latents of the image as it is stored may be there as well, also at the same
+    size."""
+    turned = UPRIGHT * how.turns(image)
+    return f"{os.path.splitext(image)[0]}_{size[0]:04d}x{size[1]:04d}{turned}{suffix}"
 
 
 def old_latents_file(image: str) -> str:

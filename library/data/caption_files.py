@@ -59,16 +59,17 @@ def about_odd_files(here: Listing, files: Collection[str], extension: str) -> It
             topic="captions")  # fmt: skip
 
 
-def about_missing(subset: SubsetConfig, here: Listing, files: list[str]) -> Missing:
-    """What to say of the images of a folder whose caption file, in the order of its images, is ""."""
-    bare = [name for name, file in zip(here.images, files, strict=True) if not file]
+def about_missing(subset: SubsetConfig, here: Listing, images: list[str], files: list[str]) -> Missing:
+    """What to say of these images of a folder whose caption file, in the order of the images, is ""."""
+    bare = [name for name, file in zip(images, files, strict=True) if not file]
     if not bare:
         return Missing(None, [])
     fallback = Text("trained without a caption")
     if subset.class_tokens:
         fallback = Text("trained with '{words}'", words=subset.class_tokens)
     ending = subset.caption_extension
-    endings = Counter(os.path.splitext(name)[1] for name in here.names if os.path.splitext(name)[0] in here.stems)
+    stems = {os.path.splitext(name)[0] for name in images}
+    endings = Counter(os.path.splitext(name)[1] for name in here.names if os.path.splitext(name)[0] in stems)
     other = next((e for e in (*USUAL, ".TXT") if e != ending and endings[e]), None)
     if other and len(bare) == len(files):
         template = (

@@ -57,8 +57,14 @@ def encoded_once(caption: str, options: SubsetConfig, name: str) -> str:
 def with_affixes(caption: str, options: SubsetConfig) -> str:
     """Put the trigger phrase in the place of [trigger], and join the caption with its prefix and suffix.
 
-    A prefix that is the trigger phrase is left out where the caption has [trigger].
+    A prefix that is the trigger phrase is left out where the caption has [trigger]. With wildcards, which draw one
+    line, every line gets prefix and suffix; else only the first line is read.
     """
+    lines = caption.split("\n") if options.enable_wildcard else caption.split("\n", 1)[:1]
+    return "\n".join(_line_with_affixes(line, options) for line in lines)
+
+
+def _line_with_affixes(caption: str, options: SubsetConfig) -> str:
     prefix = options.caption_prefix or ""
     if TRIGGER in caption and (word := options.trigger_phrase):
         caption = caption.replace(TRIGGER, word)

@@ -2,6 +2,7 @@
 
 import io
 import os
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -109,12 +110,22 @@ def survey(config: RunConfig, report: Report | None = None, keep: bool = True) -
         validation.items += (replace(image, repeats=1, subset=as_it_is[id(image.subset)]) for image in held)
     result.problems += [*without_pictures(result), *_learned_as_regular(config, every)]
     if not train.items and not result.problems:
-        result.problems.append(about_images("there are no images to train on"))
+        result.problems.append(_why_none(config, validation))
     result.images = train
     result.warnings += without_images(result)
     train.validation = validation if validation.items else None
     train.warnings, train.unused = (*result.other_captions, *result.warnings), tuple(result.unused)
     return result
+
+
+def _why_none(config: RunConfig, validation: ImageSet) -> Problem:
+    """Why there is nothing to train on though folders hold images."""
+    if not validation.items:
+        return about_images("there are no images to train on")
+    return Problem("validation_split",
+        "holds out every image ({count}), so none is left to train on; write a share below 1, such as 0.1",
+        count=counted(len(validation.items), "image"), topic="images",
+        fix={} if config.data.dataset_config else {"validation_split": 0.1})  # fmt: skip
 
 
 def _learned_as_regular(config: RunConfig, every: tuple[DatasetConfig, ...]) -> Iterator[Problem]:
@@ -224,7 +235,7 @@ def _find(result: Survey, subset: SubsetConfig) -> list[FoundImage]:
     if not folder.is_dir():
         result.problems.append(about_images("image folder {folder} does not exist", folder=folder))
     elif not here.images:
-        result.problems.append(_why_empty(result, folder, here))
+        result.problems.append(folders.why_empty(folder, here, result.files))
     result.warnings += folders.about_labels(here, result.takes_masks)
     deeper = [name for name in here.folders if result.files(folder / name).images]
     if deeper and here.images:
@@ -234,14 +245,19 @@ def _find(result: Survey, subset: SubsetConfig) -> list[FoundImage]:
     if here.undecodable:
         template = "{folder}: {files} are in formats that are not read here, and not used; convert them to PNG or WebP"
         result.warnings.append(about_images(template, folder=folder, files=some(here.undecodable)))
-    files = [caption_file(here, name, subset.caption_extension) for name in here.images]
-    missing = about_missing(subset, here, files)
+    names = [name for name in here.images if _is_trained(subset, name)]
+    if here.images and not names:
+        result.problems.append(about_images(
+            "image folder {folder}: none of {count} is one to train on with image_suffix = '{suffix}' and "
+            "control_suffix = '{other}'; correct these, or rename the images", folder=folder,
+            count=counted(len(here.images), "image"), suffix=subset.image_suffix or "",
+            other=subset.control_suffix or ""))  # fmt: skip
+    files = [caption_file(here, name, subset.caption_extension) for name in names]
+    missing = about_missing(subset, here, names, files)
     result.other_captions += [missing.whole_folder] if missing.whole_folder else []
     result.warnings += missing.others
     return [
-        FoundImage(here.path(name), here.known_size(name), None, file)
-        for name, file in zip(here.images, files, strict=True)
-        if _is_trained(subset, name)
+        FoundImage(here.path(name), here.known_size(name), None, file) for name, file in zip(names, files, strict=True)
     ]
 
 
@@ -254,19 +270,6 @@ def _is_trained(subset: SubsetConfig, name: str) -> bool:
     numbered = NUMBERED.fullmatch(stem)
     named = (stem, numbered[1]) if numbered else (stem,)
     return not (subset.control_suffix and beside and any(one.endswith(subset.control_suffix) for one in named))
-
-
-def _why_empty(result: Survey, folder: Path, here: Listing) -> Problem:
-    if here.unreadable:
-        return about_images("{path} cannot be read: {why}", path=folder, why=here.unreadable)
-    if here.undecodable:
-        template = "image folder {folder}: {files} are in formats that are not read here; convert them to PNG or WebP"
-        return about_images(template, folder=folder, files=some(here.undecodable))
-    deeper = [name for name in here.folders if result.files(folder / name).images]
-    if deeper:
-        template = "image folder {folder} holds no images, but its folder {inner} does; name that one"
-        return about_images(template, folder=folder, inner=folder / deeper[0])
-    return about_images("image folder {folder} holds no images (png, jpg, webp, bmp)", folder=folder)
 
 
 def _from_metadata(result: Survey, subset: SubsetConfig) -> list[FoundImage]:
@@ -282,7 +285,7 @@ def _from_metadata(result: Survey, subset: SubsetConfig) -> list[FoundImage]:
         if (written := here.find(name)) and written != name:
             name, entry = written, entry._replace(path=here.path(written))
         size = entry.size or here.known_size(name)
-        if name not in here.images and os.path.splitext(name)[0] not in here.sizes:
+        if name not in here.images and (os.path.splitext(name)[0], False) not in here.sizes:
             absent.append(entry.path)
             continue
         words = captions.with_tags(entry.caption, entry.tags, subset)
@@ -291,6 +294,10 @@ def _from_metadata(result: Survey, subset: SubsetConfig) -> list[FoundImage]:
     if absent:
         result.problems.append(about_images("{metadata_file} lists images that are not there: {absent}",
             metadata_file=subset.metadata_file, absent=some(absent)))  # fmt: skip
+    elif twice := sorted(path for path, times in Counter(one.path for one in found).items() if times > 1):
+        result.warnings.append(about_images("{metadata_file} lists {count} more than once, and each is trained as "
+            "often: {names}", metadata_file=subset.metadata_file, count=counted(len(twice), "image"),
+            names=some(twice)))  # fmt: skip
     elif not found:
         result.problems.append(about_images("{metadata_file} lists no images", metadata_file=subset.metadata_file))
     return sorted(found, key=lambda one: one.path)
@@ -308,7 +315,8 @@ def _read_sizes(result: Survey, subset: SubsetConfig, found: list[FoundImage]) -
             template = "{caption_file} cannot be read ({why})"
             if isinstance(words, UnicodeError):
                 template = "{caption_file} is not text in UTF-8: save it with that encoding"
-            said = [about_images(template, caption_file=one.caption_file, why=words)]
+            why = words.strerror or words if isinstance(words, OSError) else words
+            said = [about_images(template, caption_file=one.caption_file, why=why)]
             named = words.problems if isinstance(words, ConfigError) else said
             bad_words += [problem.replaced(topic="images") for problem in named]
         elif min(size) < 1:
@@ -325,7 +333,12 @@ def _read_sizes(result: Survey, subset: SubsetConfig, found: list[FoundImage]) -
         )
     if remembers and result.keep and good and not broken:
         about = {
-            one.path: (words, result.how.size(one.path, size), result.unread.get(one.caption_file, 0))
+            one.path: metadata.Remembered(
+                result.how.size(one.path, size),
+                words,
+                os.path.basename(one.caption_file),
+                result.unread.get(one.caption_file, 0),
+            )
             for one, size, words in good
         }
         metadata.write_cache(Path(subset.image_dir or ""), about)
@@ -345,7 +358,7 @@ def _facts(
         size = result.how.size(one.path, size)
     if one.caption is not None:
         return size, one.caption
-    if (words := known.caption(one.path, one.caption_file)) is not None:
+    if (words := known.caption(one.path, one.caption_file, subset.enable_wildcard)) is not None:
         _count_unread(result, subset, one.caption_file, words, known.unread(one.path))
         return size, words
     if not one.caption_file:

@@ -4,7 +4,7 @@ import os
 import re
 import stat
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,9 +14,9 @@ from library.data.pixels import ALWAYS, PLUGINS, extensions
 
 # Formats that sd-scripts does not read either: a warning names these files.
 OTHER_FORMATS = {".gif", ".tif", ".tiff", ".heic", ".heif", ".jfif"}
-CACHED_SIZE = re.compile(r"(.+)_(\d{2,})x(\d{2,})_\w+\.(?:npz|safetensors)")
-LABELS = MASK_LABEL, CONDITION_LABEL = ("-masklabel", "-condlabel")  # of equal length
 UPRIGHT = "_upright"  # in names of caches of images that are turned by their EXIF orientation
+CACHED_SIZE = re.compile(rf"(.+)_(\d{{2,}})x(\d{{2,}})({UPRIGHT})?_\w+\.(?:npz|safetensors)")
+LABELS = MASK_LABEL, CONDITION_LABEL = ("-masklabel", "-condlabel")  # of equal length
 SHOWN = 20  # messages of one kind; the rest is counted
 USUAL_REPEATS = 10  # of a folder whose name has none, as in guides for sd-scripts
 MOST_REPEATS = 100_000  # as in a data set file
@@ -35,7 +35,7 @@ class File(NamedTuple):
 @dataclass(slots=True)
 class Listing:
     """The files of one folder: images by name and without extensions, all names, sub-folders, and image sizes from the
-    names of caches."""
+    names of caches: by the image's stem, and whether its EXIF orientation turned it."""
 
     folder: str
     images: dict[str, File] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Listing:
     names: set[str] = field(default_factory=set)
     folders: list[str] = field(default_factory=list)
     undecodable: list[str] = field(default_factory=list)
-    sizes: dict[str, tuple[tuple[int, int], int]] = field(default_factory=dict)
+    sizes: dict[tuple[str, bool], tuple[tuple[int, int], int]] = field(default_factory=dict)
     unreadable: str = ""  # why the folder could not be listed
     alike: dict[str, str] = field(default_factory=dict)  # names by their plain form, once one is looked for
     labels: dict[str, File] = field(default_factory=dict)  # OneTrainer's masks and conditioning images beside images
@@ -67,8 +67,7 @@ class Listing:
     def known_size(self, name: str, turned: bool = False) -> tuple[int, int] | None:
         """(width, height) of an image whose latents were cached after its last change; `turned`: by its EXIF
         orientation."""
-        stem = os.path.splitext(name)[0] + UPRIGHT * turned
-        found = self.sizes.get(stem) if self.sizes else None
+        found = self.sizes.get((os.path.splitext(name)[0], turned)) if self.sizes else None
         if found is None or (name in self.images and found[1] < self.images[name].changed):
             return None
         return found[0]
@@ -145,9 +144,10 @@ def _file(entry: os.DirEntry[str]) -> File:
 
 
 def _remember(found: Listing, cached: re.Match, modified: int) -> None:
-    stem, width, height = cached.groups()
-    if stem not in found.sizes or found.sizes[stem][1] < modified:
-        found.sizes[stem] = ((int(width), int(height)), modified)
+    stem, width, height, turned = cached.groups()
+    key = stem, bool(turned)
+    if key not in found.sizes or found.sizes[key][1] < modified:
+        found.sizes[key] = ((int(width), int(height)), modified)
 
 
 def concept(folder: Path) -> Concept | None:
@@ -305,6 +305,20 @@ def warnings_of_parent(option: str, parent: Path, repeats: int = 1) -> Iterator[
             yield about_images(
                 "{folder} is read as {repeats} repeats of '{words}'; rename it if not meant so",
                 folder=found.folder, repeats=found.repeats, words=found.words)  # fmt: skip
+
+
+def why_empty(folder: Path, here: Listing, list_folder: Callable[[Path], Listing]) -> Problem:
+    """Why a folder of images holds none."""
+    if here.unreadable:
+        return about_images("{path} cannot be read: {why}", path=folder, why=here.unreadable)
+    if here.undecodable:
+        template = "image folder {folder}: {files} are in formats that are not read here; convert them to PNG or WebP"
+        return about_images(template, folder=folder, files=some(here.undecodable))
+    deeper = [name for name in here.folders if list_folder(folder / name).images]
+    if deeper:
+        template = "image folder {folder} holds no images, but its folder {inner} does; name that one"
+        return about_images(template, folder=folder, inner=folder / deeper[0])
+    return about_images("image folder {folder} holds no images (png, jpg, webp, bmp)", folder=folder)
 
 
 def some(names: Sequence[Any], most: int = 5) -> str:

@@ -42,6 +42,7 @@ class Split:
     regular: "list[list[Image]]" = field(default_factory=list)
     copies: "list[Image]" = field(default_factory=list)
     marks: tuple[str, ...] | None = ()
+    fresh: int = 0  # images that a new training would hold out
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +84,13 @@ def apart(
     if began is not None and began.marks is None:
         return _as_earlier_versions(datasets, learned, regular, seed)
     marks = _marks([image for images in (*learned, *regular) for image in images])
-    if began is not None and began.marks and (kept := began.marks & set(marks.values())):
-        chosen = set(kept)
-    else:
-        seeds = [seed if dataset.validation_seed is None else dataset.validation_seed for dataset in datasets]
-        chosen = _chosen([[marks[image.path] for image in images] for images in learned], shares, seeds)
-    made = Split(marks=tuple(sorted(chosen)))
+    before = began.marks or frozenset() if began is not None else frozenset()
+    seeds = [seed if dataset.validation_seed is None else dataset.validation_seed for dataset in datasets]
+    contents = [[marks[image.path] for image in images] for images in learned]
+    fresh = _chosen(contents, shares, seeds)
+    chosen = before if before & set(marks.values()) else fresh
+    made = Split(marks=tuple(sorted(chosen | before)))  # also of images that are gone, and may come back
+    made.fresh = sum(one in fresh for share, own in zip(shares, contents, strict=True) if share for one in own)
     for share, images, beside in zip(shares, learned, regular, strict=True):
         held = [image for image in images if marks[image.path] in chosen]
         made.learned.append([image for image in images if marks[image.path] not in chosen])
@@ -211,7 +213,7 @@ def by_folder(images: "ImageSet") -> Text | None:
 
 
 def warnings(split: Split, began: Earlier | None) -> Iterator[Problem]:
-    """Images that are in neither part or in both, and a state that began without validation."""
+    """Images that are in neither part or in both, and what the split of a resumed state changes."""
     if split.copies:
         paths = sorted({image.path for image in split.copies})
         yield about_images(
@@ -223,10 +225,25 @@ def warnings(split: Split, began: Earlier | None) -> Iterator[Problem]:
             ": the training of this state began with {count} that are trained on and validated, and goes on with them, "
             "as the losses would not be comparable otherwise; a new training holds them out: {names}",
             count=counted(len(both), "image"), names=some(both), topic="images")  # fmt: skip
-    if held and began is not None and began.marks == frozenset():
+    if held and began is not None and began.marks is not None:
+        yield from _of_state(split, began.marks, held)
+
+
+def _of_state(split: Split, before: frozenset[str], held: set[str]) -> Iterator[Problem]:
+    """What differs from a new training, where one is resumed that held out images with the marks `before`."""
+    there = sum(map(len, split.held_out))
+    if not before:
         yield Problem("validation_split",
             ": the training of this state began without validation, so what is held out from now on has been trained "
             "on", topic="images")  # fmt: skip
+    elif not any(mark(path) in before for path in held):
+        yield Problem("validation_split",
+            ": the images that the training of this state held out are gone, so those held out from now on have been "
+            "trained on; put the old ones back to go on validating with them", topic="images")  # fmt: skip
+    elif there != split.fresh:
+        yield Problem("validation_split",
+            ": a resumed training keeps the images that its state held out, {there} instead of {fresh}, since it has "
+            "been trained on the others", there=there, fresh=split.fresh, topic="images")  # fmt: skip
 
 
 def _folders(images: "Iterable[Image]") -> Mapping[str, set[str]]:

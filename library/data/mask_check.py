@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+
 from library.config.problems import ConfigError, Problem, Report, Text, counted
 from library.config.run_config import RunConfig
 from library.data import pixels
@@ -15,6 +17,8 @@ from library.data.images import Image
 from library.data.threads import spread
 
 MOST = 500  # masks that are decoded; of more, this many at equal distances
+LABELS = 16  # values below are numbers of classes, or the noise of a black JPEG
+ALIKE = 8  # how far values of one color are apart where a JPEG or an editor has touched them
 HALF = 128  # what is at least as bright is painted by an inpainting model
 
 
@@ -61,6 +65,11 @@ OF_FILES = (
     BLACK,
     Mistake(lambda mask: mask.brightest == 1,
         "masks with values of 0 and 1, of which 1 is nearly black: {paths}; multiply the values by 255"),
+    Mistake(lambda mask: 1 < mask.brightest < LABELS,
+        "all masks are nearly black, with values below 16 of 255, so next to nothing would be learned: {paths}; paint "
+        "what should be learned white",
+        "masks that are nearly black, with values below 16 of 255, so next to nothing of their images is learned: "
+        "{paths}; paint what should be learned white, or take the images out"),
     Mistake(lambda mask: mask.largest == 0 < mask.brightest,
         "masks in colors without red, the only channel that is read: {paths}; save them in grey"),
     Mistake(lambda mask: mask.is_hidden,
@@ -101,7 +110,8 @@ def judged(config: RunConfig, found: Survey, report: Report | None = None) -> Ma
         whole = bool(of_files) and all(content.share == 1 for _, content in of_files)
         if whole and not (stops or use.inpaints):
             notes.append(Problem("masked_loss", "changes nothing: all masks are white everywhere"))
-    text = _summary(len(masks), len(images), known, use.inpaints) if known and not stops else None
+    is_opaque = all(mask.is_alpha and content.share == 1 for mask, content in known)  # without masks
+    text = None if stops or is_opaque else _summary(len(masks), len(images), known, use.inpaints)
     return Masks(text, stops, notes)
 
 
@@ -151,10 +161,10 @@ def _read(path: str, is_alpha: bool, modified: int, num_bytes: int) -> Content:
     colors = pixels.read(path, alpha=True)
     red, alpha = colors[:, :, 0], colors[:, :, 3]
     counts = alpha if is_alpha else red
-    is_flat = not is_alpha and all(int(colors[:, :, at].min()) == int(colors[:, :, at].max()) for at in range(3))
+    is_flat = not is_alpha and all(int(np.ptp(colors[:, :, at])) < ALIKE for at in range(3))
     is_colored = not is_alpha and bool((colors[:, :, 1:3] != red[:, :, None]).any())
     brightest = int(counts.max() if is_alpha else colors[:, :, :3].max())
-    is_hidden = is_flat and int(alpha.min()) < int(alpha.max())
+    is_hidden = is_flat and int(np.ptp(alpha)) >= ALIKE
     share, painted = float(counts.mean()) / 255, float((counts >= HALF).mean())
     return Content(share, painted, int(counts.max()), brightest, is_colored, is_hidden)
 

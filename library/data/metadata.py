@@ -88,12 +88,19 @@ class RememberedFacts:
         """Width and height of an image whose last change was at this time (in ns), if they are cached."""
         return _size(self._about.get(path, {}).get("resolution")) if changed <= self._modified else None
 
-    def caption(self, path: str, file: str) -> str | None:
-        """The caption of an image from this file, if it is cached and the file has not changed."""
-        if path not in self._about or (file and os.stat(file).st_mtime_ns > self._modified):
+    def caption(self, path: str, file: str, whole: bool) -> str | None:
+        """The caption of an image from this file, if it is cached and the file has not changed.
+
+        `whole`: all lines of the file are wanted, as for wildcards, and not the first alone.
+        """
+        about = self._about.get(path, {})
+        words = about.get("caption")
+        if not file or not isinstance(words, str) or about.get("caption_file") != os.path.basename(file):
             return None
-        words = self._about[path].get("caption")
-        return words if file and isinstance(words, str) else None
+        if self.unread(path) if whole else "\n" in words:  # written for the other of the two
+            return None
+        found = os.stat(file)
+        return words if max(found.st_mtime_ns, found.st_ctime_ns) <= self._modified else None
 
     def unread(self, path: str) -> int:
         """The number of unused lines of the caption file."""
@@ -101,11 +108,22 @@ class RememberedFacts:
         return lines if isinstance(lines, int) else 0
 
 
-def write_cache(folder: Path, known: Mapping[str, tuple[str, tuple[int, int], int]]) -> None:
-    """Write captions, sizes and numbers of unused lines of a folder's images by path; an equal file is kept."""
+class Remembered(NamedTuple):
+    """What metadata_cache.json says of an image: size as stored, caption, the name of its file and its unused lines."""
+
+    size: tuple[int, int]
+    caption: str
+    file: str
+    unread: int
+
+
+def write_cache(folder: Path, known: Mapping[str, Remembered]) -> None:
+    """Write what is to be remembered of a folder's images, by path; an equal file is kept."""
     content: dict[str, JsonObject] = {}
-    for path, (caption, size, unread) in known.items():
-        content[path] = {"caption": caption, "resolution": list(size)} | ({"unread_lines": unread} if unread else {})
+    for path, one in known.items():
+        content[path] = {"caption": one.caption, "resolution": list(one.size)}
+        content[path] |= {"caption_file": one.file} if one.file else {}
+        content[path] |= {"unread_lines": one.unread} if one.unread else {}
     if content != read_cache(folder):
         write_atomic(folder / CACHE_NAME, json_text(content, indent=2))
 
@@ -116,8 +134,7 @@ def _rows(text: str, source: Path, problems: list[Problem]) -> list[Row]:
     if suffix in TABLES:
         listed = _of_table(text, source, problems)
     elif suffix == ".jsonl":
-        lines = enumerate(text.split("\n"), 1)
-        listed = [(number, parse_json(line, source)) for number, line in lines if line.strip()]
+        listed = _of_lines(text, source, problems)
     else:
         content = parse_json(text, source)
         if isinstance(content, dict):
@@ -143,19 +160,33 @@ def _rows(text: str, source: Path, problems: list[Problem]) -> list[Row]:
     return rows
 
 
+def _of_lines(text: str, source: Path, problems: list[Problem]) -> list[tuple[int, Any]]:
+    """What the lines of a JSONL file hold, with their numbers. Lines that are no JSON are appended to `problems`."""
+    found = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            try:
+                found.append((number, parse_json(line, Text("{path}, line {number},", path=source, number=number))))
+            except ConfigError as e:
+                problems += e.problems
+    return found
+
+
 def _of_table(text: str, source: Path, problems: list[Problem]) -> list[tuple[int, JsonObject]]:
     """The rows of a table below its header, with the numbers of their lines."""
     header = text.partition("\n")[0]
     comma = ";" if ";" in header and "," not in header else ","
-    reader = csv.DictReader(
-        io.StringIO(text), delimiter="\t" if source.suffix.lower() == ".tsv" else comma, strict=True
-    )
+    comma = "\t" if source.suffix.lower() == ".tsv" else comma
+    reader = csv.DictReader(io.StringIO(text), delimiter=comma, strict=True, skipinitialspace=True)
     found: list[tuple[int, JsonObject]] = []
     try:
-        columns = reader.fieldnames or []
+        columns = reader.fieldnames = [name.strip() for name in reader.fieldnames or []]
         if {*PATHS}.isdisjoint(columns):
             raise ConfigError("metadata file {source}: its first line must name the columns, such as file_name,text",
                 source=source)  # fmt: skip
+        if twice := sorted({name for name in columns if name and columns.count(name) > 1}):
+            raise ConfigError("metadata file {source}: its first line names {columns} twice; rename one of them",
+                source=source, columns=", ".join(twice))  # fmt: skip
         for row in reader:
             if None in row:
                 problems.append(Problem("",
@@ -195,8 +226,11 @@ def _entry(row: Row, folder: str | Path | None, source: Path, separator: str) ->
     if not isinstance(words, str | int | float):
         raise ConfigError("metadata file {source}, {where}: its caption must be text, got {value}",
             source=source, where=row.where, value=quoted(words))  # fmt: skip
-    tags = about.get("tags")
-    listed = joined([str(tag) for tag in tags], separator) if isinstance(tags, list) else str(tags or "")
+    tags = about.get("tags") or ""
+    if not all(isinstance(tag, str | int | float) for tag in (tags if isinstance(tags, list) else [tags])):
+        raise ConfigError("metadata file {source}, {where}: its tags must be text or a list of texts, got {value}",
+            source=source, where=row.where, value=quoted(tags))  # fmt: skip
+    listed = joined([str(tag) for tag in tags], separator) if isinstance(tags, list) else str(tags)
     return MetadataEntry(path, str(words), listed, _size(about.get("image_size")), tuple(controls))
 
 

@@ -1,6 +1,7 @@
 """All problems of the data at once, before anything heavy is loaded. No torch."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -278,14 +279,24 @@ def _in_vain(config: RunConfig, found: Survey) -> Iterator[Problem]:
     for name in ("class_tokens", "cache_info") if config.data.dataset_config else ():
         if any(getattr(subset, name) for subset in listed):
             yield Problem(name, "has no effect beside metadata_file, which has captions and sizes")
-    if images.items and not images.validation and any(dataset.validation_split for dataset in images.datasets):
-        yield Problem("validation_split", "is so small that it holds no image back: nothing is validated")
-    elif images.validation:
-        held = {image.dataset for image in images.validation.items}
-        for position, dataset in enumerate(images.datasets):
-            if dataset.validation_split and position not in held:
-                template = "is so small that data set {number} holds no image back"
-                yield Problem("validation_split", template, number=position + 1)
+    yield from _held_nothing(images)
+
+
+def _held_nothing(images: ImageSet) -> Iterator[Problem]:
+    """Data sets that hold no image out although they have a share for it."""
+    held = {image.dataset for image in images.validation.items} if images.validation else set()
+    count = Counter(image.dataset for image in images.items if not image.is_reg)
+    for position, dataset in enumerate(images.datasets):
+        share = dataset.validation_split
+        if not share or position in held or not count[position]:
+            continue
+        so = Text("nothing is validated")
+        if len(images.datasets) > 1:
+            so = Text("data set {number} holds none out", number=position + 1)
+        few = "= {share} of {count} is less than one image; {so}"
+        one = "= {share} of {count} holds none out, since one is kept for training and copies stay together; {so}"
+        template = few if round(share * count[position]) < 1 else one
+        yield Problem("validation_split", template, share=share, count=counted(count[position], "image"), so=so)
 
 
 def _about_masks(config: RunConfig, found: Survey) -> Iterator[Problem]:
@@ -308,6 +319,13 @@ def _about_options(config: RunConfig, found: Survey) -> Iterator[Problem]:
         yield Problem("enable_wildcard",
             "draws one variant of each caption for the whole training: captions are encoded once",
             also="cache_text_encoder_outputs cache_text_encoder_outputs_to_disk")  # fmt: skip
+    if (
+        config.cache.text
+        and not config.drops_cached_captions
+        and not config.captions.caption_dropout_every_n_epochs
+        and any(subset.caption_dropout_every_n_epochs for subset in subsets)
+    ):
+        yield Problem("caption_dropout_every_n_epochs", "has no effect with cache_text_encoder_outputs")
     yield from _about_masks(config, found)
     if config.data.transparent_background and not any(i.how.ground and has_transparency(i.path) for i in images):
         yield Problem(

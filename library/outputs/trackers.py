@@ -46,7 +46,7 @@ class Trackers:
         self._to_wandb(numbers, line["step"])
 
     def validated(self, when: str, number: int, loss: float, divergence: float) -> None:
-        """Write the loss on held back images, at the end of a "step" or an "epoch" of this number."""
+        """Write the loss on images held out, at the end of a "step" or an "epoch" of this number."""
         numbers = {f"loss/validation/{when}_average": loss, f"loss/validation/{when}_divergence": divergence}
         self._log(numbers, number)
         step = self._last["step"] if self._last else None

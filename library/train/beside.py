@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from library.config.problems import ConfigError, Text
+from library.config.run_config import RunConfig
 from library.runs.record import sentence
 from library.train import errors
 from library.train.stop_requests import WorkCancelled
@@ -27,7 +28,13 @@ def reason(error: Exception, training: Training) -> str:
     waited_for = training.method.shards is not None and training.world.ranks > 1 and not between_passes
     if waited_for or isinstance(error, WorkCancelled) or isinstance(explained, errors.ProcessGone):
         raise error
+    return described(error, training.config, training.journal.doing)
+
+
+def described(error: Exception, config: RunConfig, doing: Text) -> str:
+    """An error as a sentence for a warning; frees the memory that the error holds."""
     log.debug("work beside the training failed", exc_info=error)
+    explained = errors.explain_error(error, config, doing, {})
     said = explained.said if isinstance(explained, ConfigError) else sentence(error)
     free(error)
     return said

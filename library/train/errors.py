@@ -15,6 +15,8 @@ from library.data.not_finite import NotFiniteError
 from library.families.shared import file_identity
 from library.measuring.candidates import advised, saving_memory
 
+# What only steps need less memory with, and samples do not.
+OF_STEPS = {"gradient_checkpointing", "train_batch_size", "cpu_offload_checkpointing"}
 MOST_SKIPPED = 100  # steps that a gradient scaler may leave out in a row; it halves the scale each time
 NOT_FINITE = {"loss NaN": "the loss of step {step} is NaN", "loss infinite": "the loss of step {step} is infinite",
               "gradient NaN": "the gradient of step {step} is NaN",
@@ -33,9 +35,10 @@ def explain_error(error: BaseException, config: RunConfig, doing: Text, newest: 
     `doing` is the phase or step in which it was raised, `newest` what was saved last.
     """
     if isinstance(error, torch.OutOfMemoryError):
-        ways = either([*_smaller(config, doing), Text("lower resolution")])
+        if not (ways := [*_smaller(config, doing)]):
+            return ConfigError("the GPU ran out of memory ({doing}){then}", doing=doing, then=_go_on(newest))
         return ConfigError(
-            "the GPU ran out of memory ({doing}): {ways}{then}", doing=doing, ways=ways, then=_go_on(newest)
+            "the GPU ran out of memory ({doing}): {ways}{then}", doing=doing, ways=either(ways), then=_go_on(newest)
         )
     if lacks_memory(error):
         ways = Text("use fewer data loader workers, cache to disk instead of in memory, or close other programs")
@@ -140,13 +143,19 @@ def _smaller(config: RunConfig, doing: str) -> Iterator[str]:
     if doing.startswith("caching latents"):
         if config.cache.vae_batch_size > 1:
             yield Text("lower {name}", name="vae_batch_size")
+        yield Text("lower resolution")
         return
     if doing.startswith("caching captions"):
         yield Text("lower text_encoder_batch_size or train_batch_size")
         return
+    if doing.startswith("encoding the sample prompts"):
+        return
     if doing.startswith("generating"):
         yield Text("ask for smaller sample images (--w and --h in the prompt file)")
+        yield from (advised(changes, config) for changes in saving_memory(config) if not OF_STEPS & changes.keys())
+        return
     yield from (advised(changes, config) for changes in saving_memory(config))
+    yield Text("lower resolution")
 
 
 def _go_on(newest: Newest) -> str:

@@ -29,6 +29,7 @@ from library.train.validation import evaluation_mode
 from library.train.world import World
 
 NOT_LISTED = "sample_prompts: the samples of this step are not listed ({why}); the training goes on"
+NOT_ENCODED = "sample_prompts: the prompts could not be encoded ({why}); that is tried again when samples are due"
 DECODED = {
     "tiles": "sample_prompts: memory is too short to decode a sample at once, so samples are decoded in tiles",
     "CPU": "sample_prompts: the GPU lacks the memory to decode samples, so they are decoded on the CPU, which is slow",
@@ -49,6 +50,7 @@ class SampleRunner:
         self.wanted = bool(sample.sample_prompts)  # the user may request samples at any time
         self._prompts: list[Prompt] = []
         self._decoded_by = ""
+        self._all_encoded = False  # whether the prompts are encoded, where the text encoders are freed
         if not self.wanted:
             return
         self._sampler, self._file = family.sampler(components), Path(sample.sample_prompts or "")
@@ -71,15 +73,44 @@ class SampleRunner:
 
     def encode_prompts(self, world: World, journal: Journal) -> None:
         """Encode the prompts while the text encoders are loaded: with cached text they are freed before the first
-        step."""
-        if self.wanted and self._config.cache.text:
-            journal.phase(Text("encoding the sample prompts"))
-            for encoder in self._components.encoders.values():
+        step. What fails is a warning, and tried again when samples are due."""
+        if not (self.wanted and self._config.cache.text):
+            return
+        journal.phase(Text("encoding the sample prompts"))
+        encoders = self._components.encoders.values()
+        try:
+            for encoder in encoders:
                 encoder.to(world.device)
-            self._sampler.remember(self._requests(self._prompts))
+            self._remember()
+        except WorkCancelled:
+            raise
+        except Exception as error:
+            why = beside.described(error, self._config, journal.doing)
+            for encoder in encoders:
+                encoder.to("cpu")
+            journal.warn(Text(NOT_ENCODED, why=why))
 
-    def _requests(self, found: Sequence[Prompt]) -> list[SampleRequest]:
-        return [request_of(prompt, pixels.decoding(self._config)) for prompt in found]
+    def _remember(self) -> None:
+        """Encode the prompts that are not encoded yet, with the text encoders as they are, or read to the CPU again."""
+        self._all_encoded, requests = False, self._requests()
+        if self._sampler.unknown(requests):
+            absent = self._components.read_again.keys() - self._components.encoders.keys()
+            read = {name: self._components.read_again[name].read() for name in sorted(absent)}
+            self._components.encoders |= read
+            try:
+                self._sampler.remember(requests)
+            finally:
+                for name in read:
+                    del self._components.encoders[name]
+        self._all_encoded = len(requests) == len(self._prompts)
+
+    def _requests(self) -> list[SampleRequest]:
+        """A request for each prompt whose images can be read; the samples of the others say why theirs cannot."""
+        made = []
+        for prompt in self._prompts:
+            with contextlib.suppress(ConfigError):
+                made.append(request_of(prompt, pixels.decoding(self._config)))
+        return made
 
     def _read_as(self, text: str) -> str:
         return self._config.caption_change.of_prompt(text)
@@ -181,22 +212,13 @@ class SampleRunner:
         return None if changed == self._prompts else changed
 
     def _use(self, changed: list[Prompt] | None, journal: Journal) -> None:
-        """Use other prompts from here on, and encode them where the text encoders were freed."""
-        if changed is None:
-            return
-        requests = self._requests(changed)
-        if self._config.cache.text and self._sampler.unknown(requests):
-            # The text encoders are loaded to the CPU for these few prompts.
+        """Use other prompts from here on, and encode what is not encoded yet where the text encoders were freed."""
+        if changed is not None:
+            self._prompts, self._all_encoded = changed, False
+            journal.say(f"{self._file.name} was changed: {len(changed)} sample prompts from here on")
+        if self._config.cache.text and not self._all_encoded:
             journal.phase(Text("encoding the sample prompts"))
-            read = {name: waiting.read() for name, waiting in self._components.read_again.items()}
-            self._components.encoders |= read
-            try:
-                self._sampler.remember(requests)
-            finally:
-                for name in read:
-                    del self._components.encoders[name]
-        self._prompts = changed
-        journal.say(f"{self._file.name} was changed: {len(changed)} sample prompts from here on")
+            self._remember()
 
     def _sample_one(self, number: int, prompt: Prompt, training: Training, made: dict[int, Path]) -> None:
         how = pixels.decoding(self._config)

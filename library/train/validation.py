@@ -1,4 +1,4 @@
-"""The loss on images that are held back for validation, which shows overfitting."""
+"""The loss on images that are held out for validation, which shows overfitting."""
 
 import contextlib
 from collections.abc import Iterable, Iterator

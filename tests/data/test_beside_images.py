@@ -33,9 +33,14 @@ def labels():
     return Image.fromarray(np.asarray(half()) // 255)
 
 
-def hidden():
+def classes():
+    """Numbers of four classes."""
+    return Image.fromarray(np.repeat(np.arange(4, dtype=np.uint8), 16 * 64).reshape(64, 64))
+
+
+def hidden(noise=0):
     mask = Image.new("RGBA", SIZE, (255, 255, 255, 0))
-    mask.paste((255, 255, 255, 255), (0, 0, 32, 64))
+    mask.paste((255 - noise, 255, 255, 255), (0, 0, 32, 64))
     return mask
 
 
@@ -93,6 +98,9 @@ MISTAKES = [
     ([half(), grey(0)], "", "black masks, whose images have no effect"),
     ([half(), labels()], "values of 0 and 1", ""),
     ([half(), hidden()], "shape is in their transparency", ""),
+    ([half(), hidden(noise=3)], "shape is in their transparency", ""),
+    ([classes(), grey(2)], "all masks are nearly black", ""),
+    ([half(), grey(2)], "", "masks that are nearly black"),
     ([half(), green()], "without red", ""),
     ([half(), yellow()], "", "only red counts"),
     ([grey(255), grey(255)], "", "changes nothing"),
@@ -140,6 +148,12 @@ def test_transparency_that_hides_whole_images(tmp_path):
     assert str(found.masks) == "masks: 3 of 3 images; 33 % of their area counts"
     (tmp_path / "1_cat" / "1.png").unlink()
     assert "all images are fully transparent" in said(make.config(tmp_path, alpha_mask=True))[0][0]
+
+
+def test_opaque_images_have_no_mask(tmp_path):
+    make.folder(tmp_path, "1_cat")
+    _, notes, found = said(make.config(tmp_path, alpha_mask=True))
+    assert any("alpha_mask has no effect" in note for note in notes) and found.masks is None
 
 
 def test_an_inpainting_model_needs_something_to_paint(tmp_path, use):
@@ -223,9 +237,16 @@ def test_pairs_in_one_folder_are_told_apart_by_suffixes(tmp_path, use):
         (tmp_path / "x" / f"{number}_T.txt").write_text("a cat")
     config = dataset(tmp_path, "image_suffix = '_T'\ncontrol_suffix = '_R'")
     stops, notes, found = said(config)
-    assert not stops and not [note for note in notes if "no training image" in note]
+    assert not stops and not [note for note in notes if "no training image" in note or "without a" in note]
     shown = {Path(i.path).name: [Path(one.path).name for one in i.controls] for i in found.images.items}
     assert shown == {f"{n}_T.png": [f"{n}_R.png", f"{n}_R_1.png"] for n in range(2)}
+
+
+def test_suffixes_that_leave_no_image_are_named(tmp_path, use):
+    use(least=1, most=1)
+    make.folder(tmp_path, "x", (SIZE,) * 2)
+    stops, notes, _ = said(dataset(tmp_path, "image_suffix = '_T'\ncontrol_suffix = '_R'"))
+    assert len(stops) == 1 and "image_suffix = '_T'" in stops[0] and not any("without a" in note for note in notes)
 
 
 def test_pairs_whose_images_have_no_suffix(tmp_path, use):

@@ -142,3 +142,11 @@ def test_reading_files():
 )
 def test_captions_and_tags_of_metadata(caption, words, wild, expected):
     assert with_tags(caption, words, SubsetConfig(enable_wildcard=wild)) == expected
+
+
+@pytest.mark.parametrize("wildcard", [True, False])
+def test_whichever_line_is_trained_has_prefix_and_suffix(wildcard):
+    options = SubsetConfig(enable_wildcard=wildcard, caption_prefix="zorb", caption_suffix="photo")
+    trained = {process("a cat\na dog", options, Random(seed)) for seed in range(20)}
+    trained |= {encoded_once("a cat\na dog", options, f"{number}.png") for number in range(20)}
+    assert trained == {"zorb a cat photo", *(["zorb a dog photo"] * wildcard)}

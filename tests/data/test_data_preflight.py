@@ -378,10 +378,38 @@ def test_keys_of_folders_beside_a_metadata_file_are_named(tmp_path):
     assert told == ["class_tokens has no effect beside metadata_file, which has captions and sizes"]
 
 
+def test_dropout_by_epochs_in_a_dataset_file_is_named_where_captions_are_encoded_once(tmp_path):
+    folder, file = make.folder(tmp_path, "x"), tmp_path / "images.toml"
+    file.write_text(f"[[datasets]]\n[[datasets.subsets]]\nimage_dir = '{folder}'\ncaption_dropout_every_n_epochs = 2\n")
+    for script, works in (("flux_train_network", False), ("anima_train_network", True)):
+        values = {"cache_text_encoder_outputs": True, "network_train_unet_only": True, "dataset_config": str(file)}
+        told = [str(one) for one in data.warnings(make.config(None, script, **values), 16)]
+        assert ("caption_dropout_every_n_epochs has no effect with cache_text_encoder_outputs" in told) is not works
+
+
 def test_a_share_for_validation_that_is_less_than_one_image(tmp_path):
     make.folder(tmp_path, "10_cat")
-    small = "validation_split is so small that it holds no image back: nothing is validated"
-    assert [small in data.warnings(make.config(tmp_path, validation_split=s), 32) for s in (0.01, 0.5)] == [True, False]
+
+    def told(share):
+        return [str(one) for one in data.warnings(make.config(tmp_path, validation_split=share), 32)]
+
+    assert "validation_split = 0.01 of 4 images is less than one image; nothing is validated" in told(0.01)
+    assert not any("validation_split" in text for text in told(0.5))
+
+
+def test_one_image_and_copies_of_one_are_not_held_out(tmp_path):
+    folder = make.folder(tmp_path, "10_cat", ((64, 64),))
+    (said,) = (w for w in data.warnings(make.config(tmp_path, validation_split=0.99), 32) if "validation_split" in w)
+    assert str(said).startswith("validation_split = 0.99 of 1 image holds none out")
+    (folder / "copy.png").write_bytes((folder / "00.png").read_bytes())
+    (said,) = (w for w in data.warnings(make.config(tmp_path, validation_split=0.5), 32) if "validation_split" in w)
+    assert "copies stay together" in str(said)
+
+
+def test_a_share_of_everything_leaves_nothing_to_train_on(tmp_path):
+    make.folder(tmp_path, "10_cat")
+    (said,) = data.problems(make.config(tmp_path, validation_split=1.0), 32)
+    assert str(said).startswith("validation_split holds out every image (4 images)") and said.fix["validation_split"]
 
 
 def test_the_trigger_is_looked_for_in_what_is_trained(tmp_path):

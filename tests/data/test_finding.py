@@ -8,6 +8,7 @@ import unicodedata
 import pytest
 
 from library import data, families
+from library.config.building import replace
 from library.config.problems import ConfigError
 from library.curation import scanning
 from library.data.images import Image, balance
@@ -170,7 +171,8 @@ def test_cache_info_remembers_what_has_not_changed(tmp_path):
     first = data.scan(config)
     memory = folder / "metadata_cache.json"
     known = json.loads(memory.read_text())
-    assert known[first.items[0].path] == {"caption": first.items[0].caption, "resolution": [64, 64]}
+    caption = {"caption": first.items[0].caption, "caption_file": "00.txt"}
+    assert known[first.items[0].path] == {**caption, "resolution": [64, 64]}
     for about in known.values():
         about["caption"] = "remembered"
     memory.write_text(json.dumps(known))
@@ -180,6 +182,27 @@ def test_cache_info_remembers_what_has_not_changed(tmp_path):
     assert [image.caption for image in data.scan(config).items] == ["remembered", "changed", "cat"]
     memory.write_text(json.dumps(dict.fromkeys(known, "edited by hand")))
     assert [image.size for image in data.scan(config).items] == [(64, 64)] * 3
+
+
+def test_cache_info_remembers_no_caption_of_another_file_or_of_other_lines(tmp_path):
+    folder = make.folder(tmp_path, "1_cat", ((64, 64),))
+    (folder / "00.txt").write_text("one\ntwo")
+    (folder / "00.caption").write_text("of the other file")
+    os.utime(folder / "00.caption", (1e9, 1e9))
+    config = make.config(tmp_path, cache_info=True)
+
+    def caption(**values):
+        return data.scan(replace(config, **values)).items[0].caption
+
+    for _ in range(2):
+        assert caption() == "one"
+        assert caption(enable_wildcard=True) == "one\ntwo"
+        assert caption(caption_extension=".caption") == "of the other file"
+    assert caption() == "one"
+    (tmp_path / "old.txt").write_text("an older file in its place")
+    os.utime(tmp_path / "old.txt", (1e9, 1e9))
+    os.replace(tmp_path / "old.txt", folder / "00.txt")
+    assert caption() == "an older file in its place"
 
 
 def test_a_dataset_file_has_resolutions_and_subsets_of_its_own(tmp_path):

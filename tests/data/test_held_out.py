@@ -1,6 +1,7 @@
 """Images for validation: held out of all data sets with their copies, exactly as many as asked for, and for good."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -159,6 +160,33 @@ def test_a_resumed_training_goes_on_with_the_split_it_began_with(ten, tmp_path):
     later = replace(ten, resume=state(tmp_path, held_out=began.held_out), seed=9)
     assert names(data.scan(later)) == names(began) != names(data.scan(replace(later, resume=None)))
     assert len(data.scan(later).items) == 54 + 40
+
+
+def told(config):
+    return [str(warning) for warning in data.warnings(config, 32) if warning.startswith("validation_split")]
+
+
+def test_a_resume_says_that_another_share_changes_nothing(ten, tmp_path):
+    began = data.scan(ten)
+    later = replace(ten, resume=state(tmp_path, held_out=began.held_out))
+    assert told(later) == []
+    more = make.holding_back(later, 0.5)
+    assert names(data.scan(more)) == names(began) and "6 instead of 30" in told(more)[0]
+
+
+def test_held_out_images_that_are_gone_are_never_trained_on_later(ten, tmp_path):
+    began = data.scan(ten)
+    first, *others = [image.path for image in began.validation.items]
+    shutil.move(first, tmp_path / "kept.png")
+    later = replace(ten, resume=state(tmp_path, held_out=began.held_out))
+    middle = data.scan(later)
+    assert names(middle) == others and "5 instead of 6" in told(later)[0]
+    shutil.move(tmp_path / "kept.png", first)
+    last = replace(ten, resume=state(tmp_path, held_out=middle.held_out))
+    assert names(data.scan(last)) == [first, *others] and not told(last)
+    for path in (first, *others):
+        os.remove(path)
+    assert "are gone" in told(later)[0] and data.scan(later).validation
 
 
 def test_validation_that_begins_with_a_resume_says_that_its_images_are_known(ten, tmp_path):

@@ -1,5 +1,6 @@
 """Photos that a camera turned: their EXIF orientation, and everywhere that it is applied, or not."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -142,6 +143,22 @@ def test_caches_of_one_way_are_not_taken_for_the_other(photos, cache):
     for upright, before in ((False, stored), (True, seen)):  # both are there, and stay valid
         again, count = encoded(upright)
         assert count == 0 and all(np.array_equal(again[path], before[path]) for path in before)
+
+
+def test_caches_of_a_turned_image_are_not_those_of_one_that_is_named_like_them(tmp_path):
+    """Many keep a turned copy beside the photo."""
+    turned(tmp_path / "1_cat" / "photo.jpg", 3, seed=1)
+    make.picture(tmp_path / "1_cat" / "photo_upright.jpg", SIZE, seed=2)
+    config = of(tmp_path, exif_rotation=True, cache_latents_to_disk=True)
+    for _ in range(2):
+        family, images, run = make.Family(make.SDXL), data.scan(config), make.Run()
+        encoding.encode(images, family, make.parts(), config, run, run.phase)
+        first, second = (images.latents.load(image)["latents"] for image in images.items)
+        assert not np.allclose(first, second)
+    assert len(family.seen) == 0
+    make.picture(tmp_path / "1_cat" / "photo_upright.jpg", SIZE[::-1], seed=2)
+    os.utime(tmp_path / "1_cat" / "photo_upright.jpg", (1e9, 1e9))
+    assert [image.size for image in data.scan(config).items] == [SIZE, SIZE[::-1]]
 
 
 def test_sizes_that_are_remembered_are_those_as_stored(photos):

@@ -106,6 +106,39 @@ def test_what_fails_beside_the_training_at_its_first_middle_and_last_step_is_a_w
     assert sum("could not be uploaded" in text for text in said) == STEPS + 1
 
 
+def test_prompts_that_cannot_be_encoded_at_first_are_encoded_when_they_are_needed(run, monkeypatch):
+    real, calls = Sampler.encode_request, []
+
+    def encode_request(self, request):
+        calls.append(request.prompt)
+        if len(calls) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(self, request)
+
+    monkeypatch.setattr(Sampler, "encode_request", encode_request)
+    made = run("encoded", max_train_steps=1)
+    (said,) = (str(event["text"]) for event in made.events("warning"))
+    assert "could not be encoded" in said and "gradient_checkpointing" not in said
+    assert len(made.events("sample")) == 4 and not made.events("sample_failed")
+    assert calls == ["zorb", "zorb", "red zorb"]  # once for both times that samples are made
+
+
+def test_advice_for_samples_names_nothing_that_only_steps_need(run, monkeypatch):
+    def fails(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    for owner in (
+        Sampler,
+        *Sampler.__subclasses__(),
+        *(b for a in Sampler.__subclasses__() for b in a.__subclasses__()),
+    ):
+        if "latents" in vars(owner):
+            monkeypatch.setattr(owner, "latents", fails)
+    made = run("small", max_train_steps=1, sample_at_first=False)
+    (said,) = (str(event["text"]) for event in made.events("warning"))
+    assert "ask for smaller sample images" in said and "train_batch_size" not in said and "lower resolution" not in said
+
+
 def test_a_vae_that_does_not_fit_on_the_gpu_decodes_where_it_is(run, monkeypatch):
     """Moving it for all samples fails once; each sample then finds its own place."""
     real, calls = Sampler.vae_on, []
