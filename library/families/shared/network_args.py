@@ -263,7 +263,7 @@ def regexes(text: str) -> tuple[str, ...]:
         if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
             raise ValueError(text)
         return tuple(re.compile(one).pattern for one in found)
-    except (ValueError, SyntaxError, re.error):
+    except (ValueError, SyntaxError, RecursionError, MemoryError, re.error):
         raise ConfigError("must be a list of regexes like ['.*attn.*'], got {text}", text=quoted(text)) from None
 
 
