@@ -91,7 +91,7 @@ def test_the_model_is_told_by_its_version(tmp_path, version, script, expected):
         ({"ss_base_model_version": "sd_v1"}, r"Stable Diffusion 1\.5"),
         ({"ss_base_model_version": "wan2.1"}, "Wan"),
         ({"ss_network_dim": "8", "modelspec.architecture": "stable-diffusion-3-medium/lora"}, "SD3"),
-        ({"ss_network_dim": "8"}, "none"),
+        ({"ss_network_dim": "8"}, "names no model in ss_base_model_version"),
         ({"format": "pt"}, "does not say how it was trained"),
         ({"ss_base_model_version": "sdxl_base_v1-0", "ss_network_module": "networks.new"}, "networks.new"),
     ],
