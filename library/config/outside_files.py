@@ -33,7 +33,8 @@ LONGEST_NUMBER = 40  # digits
 PATIENCE = 10.0  # seconds for a file of YAML
 
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-# Half of a character, as JSON can write it. U+DC80 to U+DCFF alone stand for bytes of file names that are not UTF-8.
+# Half of a character, as JSON can write it. In keys, U+DC80 to U+DCFF are bytes of file names that are not UTF-8.
+_LONE = re.compile(r"[\ud800-\udfff]")
 _HALF = re.compile(r"[\ud800-\udc7f\udd00-\udfff]")
 # What is no code in TOML: texts and comments.
 _QUOTED = re.compile(
@@ -247,12 +248,13 @@ def checked(found: Any, path: str | Path) -> Any:
         inner: list[Any] = []
         for value in level:
             if isinstance(value, str):
-                _refuse_half(value, path)
+                _refuse_half(value, path, _LONE)
             elif isinstance(value, dict):
                 if any(isinstance(key, str) and len(key) > LONGEST_NAME for key in value):
                     raise ConfigError("{path} has a name of more than {most} characters", path=path, most=LONGEST_NAME)
                 inner += value.values()
-                inner += (key for key in value if isinstance(key, str))
+                for key in value:
+                    _refuse_half(key, path, _HALF) if isinstance(key, str) else None
             elif isinstance(value, list):
                 inner += value
             elif isinstance(value, int) and not -_NUMBER < value < _NUMBER:
@@ -261,9 +263,9 @@ def checked(found: Any, path: str | Path) -> Any:
     return found
 
 
-def _refuse_half(text: str, path: str | Path) -> None:
+def _refuse_half(text: str, path: str | Path, half: re.Pattern[str]) -> None:
     """Raise ConfigError for a text that no file can hold and no text encoder reads."""
-    if not text.isascii() and (found := _HALF.search(text)):
+    if not text.isascii() and (found := half.search(text)):
         template = "{path} holds half of a character ({half}) after {text}; delete it or write it whole"
         before = text[max(0, found.start() - 20) : found.start()]
         raise ConfigError(template, path=path, half=f"\\u{ord(found[0]):04x}", text=repr(before))

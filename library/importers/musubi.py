@@ -141,7 +141,7 @@ def _defaults(builder: ImportBuilder, module: str) -> None:
 def _arguments(builder: ImportBuilder) -> list[str]:
     """network_args as a list, which the file may have as one string."""
     given = builder.get("network_args") or ()
-    return [str(one) for one in given] if isinstance(given, list) else str(given).split()
+    return [str(one) for one in given] if isinstance(given, list | tuple) else str(given).split()
 
 
 def family_of(found: JsonMapping, script: str) -> str:

@@ -119,15 +119,17 @@ def test_captions_have_a_limit_too(tmp_path):
         outside_files.read_bytes(tmp_path / "a.txt", outside_files.CAPTION)
 
 
-@pytest.mark.parametrize("text", ['{"a": "x\\ud800"}', '{"\\udfff": 1}', '[["a\\ud83d b"]]'])
+@pytest.mark.parametrize("text", ['{"a": "x\\ud800"}', '{"\\udfff": 1}', '[["a\\ud83d b"]]', '["\\udc80"]'])
 def test_half_of_a_character_is_a_sentence(text):
     with pytest.raises(ConfigError, match=r"x\.json holds half of a character \(\\u"):
         outside_files.parse_json(text, "x.json")
 
 
 def test_whole_characters_and_names_that_are_not_utf_8_stay():
-    for text in ("\U0001f600", "é", "\udc80"):  # the last is a byte of a file's name
+    for text in ("\U0001f600", "é"):
         assert outside_files.parse_json(json.dumps([text]), "x.json") == [text]
+    named = {"\udc80.png": {"caption": "x"}}  # a byte of a file's name
+    assert outside_files.parse_json(json.dumps(named), "x.json") == named
 
 
 def test_yaml_has_the_values_of_json_and_dates():
