@@ -88,6 +88,7 @@ MAY_IMPORT = {
     "kohya_gui": (
         *BOTTOM,
         *LAB,
+        "library.data.metadata",
         "library.optim.names",
         "library.outputs.prompts",
         "library.outputs.prompt_rows",

@@ -1,7 +1,6 @@
 """The API of the form while it is filled in: mistakes, options without effect, presets, comparisons, probes, keys."""
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import groupby
@@ -20,7 +19,7 @@ from kohya_gui.form import (
 )
 from kohya_gui.form.adapter_size import SizeProcess
 from kohya_gui.form.form import SettingsForm, Submission
-from kohya_gui.server import allowed_folders, paths
+from kohya_gui.server import allowed_folders, named_paths, paths
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.building import draft, missing
 from library.config.ineffective import ineffective_options
@@ -88,14 +87,15 @@ class FormApi:
     def _chosen(self, form: SettingsForm, given: Submission, config: RunConfig, model: JsonObject) -> str:
         """The base model as it was sent, where the tab trains it and its other files are there; else nothing."""
         text, parts = str(given.values.get(MODEL) or ""), {part.option.name for part in form.parts}
-        is_model = bool(model.get("family")) or self._is_id(text)
+        is_model = bool(model.get("family")) or self._is_id(form, MODEL, text)
         if not is_model or any(problem.option in parts for problem in missing(config)):
             return ""
-        files = [str(given.values[name]) for name in parts if given.values.get(name)]
-        return text if all(self._is_id(file) or self._is_there(file) for file in files) else ""
+        files = {name: str(given.values[name]) for name in parts if given.values.get(name)}
+        there = (self._is_id(form, name, file) or self._is_there(file) for name, file in files.items())
+        return text if all(there) else ""
 
-    def _is_id(self, text: str) -> bool:
-        return bool(paths.HUB_ID.fullmatch(text)) and not os.path.exists(text)
+    def _is_id(self, form: SettingsForm, name: str, text: str) -> bool:
+        return any(f.option.name == name and named_paths.is_hub_id(f.option, text) for f in form.fields)
 
     def _is_there(self, text: str) -> bool:
         try:
@@ -106,7 +106,7 @@ class FormApi:
     def _model(self, form: SettingsForm, given: Submission, is_typed: bool) -> tuple[JsonObject, Problem | None]:
         """What the base model's file is, as far as it lies where the page may look; or why it is none."""
         text = str(given.values.get(MODEL) or "").strip()
-        if not text or self._is_id(text):
+        if not text or self._is_id(form, MODEL, text):
             return {}, None
         try:
             path = paths.inside(text, self.roots, MODEL)

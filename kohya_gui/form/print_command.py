@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kohya_gui.form import api, messages, presets
-from kohya_gui.server import paths
+from kohya_gui.server import named_paths, paths
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.building import build
 from library.config.command import command, printable
@@ -17,7 +17,7 @@ from library.config.outside_files import load_toml, parse_toml
 from library.config.problems import ConfigError, Text
 from library.config.run_config import RunConfig
 from library.config.schema import flat, options, values
-from library.config.values import expand_home, strip_pasted
+from library.config.values import Option, expand_home, strip_pasted
 from library.families import config_class
 from library.runs import keys
 
@@ -96,7 +96,7 @@ def _open(config: RunConfig) -> JsonObject:
 def surroundings(config: RunConfig) -> list[Text]:
     """What a shell must have that Train brings along: the folder that paths start from, and tokens."""
     known = options(type(config))
-    found = [name for name, value in values(config).items() if _is_relative(known[name].kind, value)]
+    found = [name for name, value in values(config).items() if _is_relative(known[name], value)]
     template = "Run it in {folder}: the path of {options} is relative to it."
     if len(found) > 1:
         template = "Run it in {folder}: the paths of {options} are relative to it."
@@ -110,9 +110,9 @@ def surroundings(config: RunConfig) -> list[Text]:
     return notes + [Text("Set {name} in that shell: tokens are in no config.", name=name) for name in lacking]
 
 
-def _is_relative(kind: str | None, value: Any) -> bool:
+def _is_relative(option: Option, value: Any) -> bool:
     """Whether a path starts from the current folder; an id of Hugging Face does not."""
     text = str(value or "")
-    if kind not in ("file", "folder") or not text or os.path.isabs(expand_home(text)):
+    if option.kind not in ("file", "folder") or not text or os.path.isabs(expand_home(text)):
         return False
-    return not paths.HUB_ID.fullmatch(text) or os.path.exists(text)
+    return not named_paths.is_hub_id(option, text)

@@ -4,13 +4,11 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kohya_gui.server import paths
+from kohya_gui.server import named_paths, paths
 from library.config.problems import ConfigError, Problem
 from library.config.values import Option
 
 MODEL = "pretrained_model_name_or_path"  # which is judged by what is in it
-# What a training makes where it is not there; everything else is read.
-MADE = ("output_dir", "logging_dir", "compile_cache_dir", "tokenizer_cache_dir", "console_log_file")
 IN_PLACE = "data:"  # the beginning of an image that is written out instead of named
 
 
@@ -32,13 +30,13 @@ def wrong(
 def _problem(option: Option, text: str, roots: Sequence[Path], is_typed: bool) -> Problem | None:
     if problem := paths.elsewhere(text, option.name):
         return problem
-    if text.startswith(IN_PLACE) or (paths.HUB_ID.fullmatch(text) and not os.path.exists(text)):
+    if text.startswith(IN_PLACE) or named_paths.is_hub_id(option, text):
         return None
     try:
         path = paths.inside(text, roots, option.name)
     except ConfigError as error:
         return None if is_typed and leads_to(text, roots) else error.problems[0]
-    if option.name in MADE:
+    if option.name in named_paths.MADE:
         return _unwritable(option, path)
     if not path.exists():
         return None if is_typed and is_begun(path) else Problem(option.name, ": {path} does not exist", path=path)

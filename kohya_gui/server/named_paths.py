@@ -8,19 +8,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from library.config import dataset
-from library.config.outside_files import LIST, parse_json, read_text
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.config.schema import options, section_options, values
 from library.config.sections import AdapterRun
+from library.config.values import Option
+from library.data import metadata
 from library.families import network_args
 from library.outputs import prompts
 
 PATHS = ("file", "files", "folder")
 ARGUMENTS = "_args"  # what the names of options of arguments, as key=value, end in
+HUB_ID = re.compile(r"(?![.-])[\w.-]+(?<![.-])/(?![.-])[\w.-]+(?<![.-])")
+MADE = ("output_dir", "logging_dir", "compile_cache_dir", "tokenizer_cache_dir", "console_log_file")  # by a training
 # A text that can only be meant as a path; a backslash is one of Windows alone, elsewhere it is of a pattern.
 LIKE_A_PATH = re.compile(r"~|/|\.{1,2}/|.*/\.\.(?:/|$)" + (r"|[A-Za-z]:|.*\\" if os.name == "nt" else ""))
-MOST = 10_000  # paths within one file that are looked at; of images their folders
+MOST = 100_000  # folders of the images of one list; each is judged
 
 
 class NamedPath(NamedTuple):
@@ -32,13 +35,23 @@ class NamedPath(NamedTuple):
 
 
 def every(config: RunConfig, may: Callable[[NamedPath], bool]) -> None:
-    """Show each path to `may`; the file that it is gets opened only if it answers true."""
+    """Show each path to `may`; the file that it is gets opened only if it answers true.
+
+    Raises ConfigError for a list of images in more folders than can be judged.
+    """
     for one in direct(config):
         if may(one) and (within := WITHIN.get(one.option)):
             for inner in dict.fromkeys(within(config, Path(one.path))):
                 if may(inner) and inner.folder is not None:
-                    for image in _listed(Path(inner.path), inner.folder):
-                        may(NamedPath(one.option, image))
+                    for folder in _listed(one.option, Path(inner.path), inner.folder):
+                        may(NamedPath(one.option, folder))
+
+
+def is_hub_id(option: Option, text: str) -> bool:
+    """Whether a value is an id on the Hugging Face Hub. Only parts of the model can be one, as they are only read; in
+    any other option, and where there is such a folder, the same text is a path."""
+    may_be = option.section == "model" and option.kind in PATHS and option.name not in MADE
+    return may_be and bool(HUB_ID.fullmatch(text)) and not os.path.exists(text)
 
 
 def direct(config: RunConfig) -> Iterator[NamedPath]:
@@ -88,7 +101,8 @@ def _tables(path: Path) -> Any:
 
 
 def _in_list(config: RunConfig, path: Path) -> Iterator[NamedPath]:
-    yield from (NamedPath("in_json", one) for one in _listed(path, str(config.data.train_data_dir or "")))
+    for folder in _listed("in_json", path, str(config.data.train_data_dir or "")):
+        yield NamedPath("in_json", folder)
 
 
 def _in_prompts(config: RunConfig, path: Path) -> Iterator[NamedPath]:
@@ -99,36 +113,27 @@ def _in_prompts(config: RunConfig, path: Path) -> Iterator[NamedPath]:
     yield from (NamedPath("sample_prompts", image) for image in found)
 
 
-def _listed(path: Path, folder: str) -> tuple[str, ...]:
+def _listed(option: str, path: Path, folder: str) -> tuple[str, ...]:
     """The folders of the images that a list names, and of their reference images."""
     try:
         about = os.stat(path)
     except OSError:
         return ()
-    return _folders(path, folder, about.st_mtime_ns, about.st_size)
+    found = _folders(path, folder, about.st_mtime_ns, about.st_size)
+    if len(found) > MOST:
+        template = ": {path} names images in {count} folders, and at most {most} can be checked; use fewer folders"
+        raise ConfigError(Problem(option, template, path=path, count=f"{len(found):,}", most=f"{MOST:,}"))
+    return found
 
 
 @lru_cache(maxsize=8)
 def _folders(path: Path, folder: str, modified: int, size: int) -> tuple[str, ...]:
-    found: dict[str, None] = {}
     try:
-        text = read_text(path, LIST)
-        lined = path.suffix.lower() == ".jsonl"
-        rows = [parse_json(line, path) for line in text.splitlines() if line.strip()] if lined else None
-        tables = parse_json(text, path) if rows is None else {}
-    except ConfigError:
+        entries = metadata.read(path, folder)  # as the training reads it: any format, any name of a column
+    except ConfigError:  # the training says why, and reads none of it either
         return ()
-    pairs = [(row.get("image_path"), row) for row in rows if isinstance(row, dict)] if rows else [*_items(tables)]
-    for key, about in pairs:
-        names = [key, *(value for name, value in _items(about) if str(name).startswith("control_path"))]
-        for name in names:
-            if isinstance(name, str):
-                found[os.path.dirname(os.path.join(folder, name)) or "."] = None
-    return tuple(found)[:MOST]
-
-
-def _items(table: Any) -> Iterable[tuple[Any, Any]]:
-    return table.items() if isinstance(table, dict) else ()
+    images = (image for entry in entries for image in (entry.path, *entry.controls))
+    return tuple(dict.fromkeys(os.path.dirname(image) or "." for image in images))
 
 
 WITHIN: dict[str, Callable[[RunConfig, Path], Iterator[NamedPath]]] = {

@@ -14,7 +14,7 @@ from library.config import dataset
 from library.config.building import Reading, draft
 from library.config.problems import ConfigError, Problem, either
 from library.config.run_config import RunConfig
-from library.config.schema import values
+from library.config.schema import options, values
 from library.config.values import strip_pasted
 from library.files import RESERVED
 
@@ -22,7 +22,6 @@ LONGEST = 2000
 WEIGHTS = (".safetensors",)  # of which the header alone is read
 LARGEST = 1_000_000  # bytes of a config; a real one has a few thousand
 CONFIGS = (".toml",)
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 WEB = re.compile(r"([a-z][a-z0-9+.-]+):/+([^/].*)", re.I | re.S)  # https://x, and https:/x as a path has it
 HUB_PAGE = re.compile(r"https?:/+(?:www\.)?(?:huggingface\.co|hf\.co)/(?!datasets/|spaces/)([\w.-]+/[\w.-]+)", re.I)
 MODEL = "pretrained_model_name_or_path"  # which may be an id of the hub
@@ -147,9 +146,10 @@ def allowed(reading: Reading[Any], roots: Sequence[Path]) -> Reading[Any]:
 def _outside(config: RunConfig, allowed: Sequence[Path]) -> list[Problem]:
     """The problems of options that name files, folders and code which may not be used, or files that name such."""
     problems: list[Problem] = []
+    known = options(type(config))
 
     def may(one: named_paths.NamedPath) -> bool:
-        if HUB_ID.fullmatch(one.path) and not os.path.exists(one.path):
+        if named_paths.is_hub_id(known[one.option], one.path):
             return False
         try:
             inside(one.path, allowed, one.option)
@@ -161,7 +161,10 @@ def _outside(config: RunConfig, allowed: Sequence[Path]) -> list[Problem]:
             return True
         return False
 
-    named_paths.every(config, may)
+    try:
+        named_paths.every(config, may)
+    except ConfigError as error:
+        problems += error.problems
     return [*problems, *allowed_code.problems(config, allowed)]
 
 

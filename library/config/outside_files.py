@@ -33,6 +33,9 @@ LONGEST_NUMBER = 40  # digits
 PATIENCE = 10.0  # seconds for a file of YAML
 
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+# Half of a character, as JSON can write it. In keys, U+DC80 to U+DCFF are bytes of file names that are not UTF-8.
+_LONE = re.compile(r"[\ud800-\udfff]")
+_HALF = re.compile(r"[\ud800-\udc7f\udd00-\udfff]")
 # What is no code in TOML: texts and comments.
 _QUOTED = re.compile(
     r'"""(?:[^\\]|\\.)*?(?:"""|\Z)|'  # one that is not closed goes on to the end: nothing is looked at twice
@@ -173,7 +176,16 @@ def parse_yaml(text: str, path: str | Path) -> Any:
         raise _too_deep(path) from None
     except (yaml.YAMLError, ValueError, OverflowError) as e:
         raise ConfigError("{path} is not valid YAML: {error}", path=path, error=" ".join(str(e).split())) from None
-    return checked(found, path)
+    return checked(_as_json(found), path)
+
+
+def _as_json(value: Any) -> Any:
+    """What YAML has besides JSON, which nobody expects: keys that are no text, sets, bytes; dates are as in TOML."""
+    if isinstance(value, dict):
+        return {key if isinstance(key, str) else str(key): _as_json(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [_as_json(inner) for inner in value]
+    return str(value) if isinstance(value, bytes) else value
 
 
 class _LimitedLoader(yaml.SafeLoader):
@@ -227,23 +239,36 @@ def named_by(option: str) -> Iterator[None]:
 
 
 def checked(found: Any, path: str | Path | Text) -> Any:
-    """The same values. Raises ConfigError where they are too deep, or a key or a number too long to mean anything."""
+    """The same values. Raises ConfigError where they are too deep, a key or a number is too long to mean anything, or
+    a text holds half of a character."""
     level, depth = [found], 0
     while level:
         if (depth := depth + 1) > DEEPEST:
             raise _too_deep(path)
         inner: list[Any] = []
         for value in level:
-            if isinstance(value, dict):
+            if isinstance(value, str):
+                _refuse_half(value, path, _LONE)
+            elif isinstance(value, dict):
                 if any(isinstance(key, str) and len(key) > LONGEST_NAME for key in value):
                     raise ConfigError("{path} has a name of more than {most} characters", path=path, most=LONGEST_NAME)
                 inner += value.values()
+                for key in value:
+                    _refuse_half(key, path, _HALF) if isinstance(key, str) else None
             elif isinstance(value, list):
                 inner += value
             elif isinstance(value, int) and not -_NUMBER < value < _NUMBER:
                 raise _too_long(path, int(value.bit_length() * 0.30103) + 1)
         level = inner
     return found
+
+
+def _refuse_half(text: str, path: str | Path, half: re.Pattern[str]) -> None:
+    """Raise ConfigError for a text that no file can hold and no text encoder reads."""
+    if not text.isascii() and (found := half.search(text)):
+        template = "{path} holds half of a character ({half}) after {text}; delete it or write it whole"
+        before = text[max(0, found.start() - 20) : found.start()]
+        raise ConfigError(template, path=path, half=f"\\u{ord(found[0]):04x}", text=repr(before))
 
 
 def _refuse_long_keys(text: str, path: str | Path) -> None:

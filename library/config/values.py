@@ -29,6 +29,8 @@ KINDS = {
 }
 TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 # What an East Asian keyboard writes for ASCII, and the minus sign of typeset pages.
+CODE = re.compile(r"[^\W\d][\w-]*(?:\.[^\W\d][\w-]*)*")  # the name of a class, a module or a backend
+LONGEST_CODE = 200  # characters of it
 LARGEST = 10**12  # no number of a training means anything beyond; in half precision it would be infinite
 LIMITS = "limits"  # the code of the problem of a number beyond its limits
 WIDE = {0x3000: " ", 0x2212: "-", **{code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}}
@@ -149,6 +151,9 @@ class Option:
             return None
         if self.choices:
             value = self._chosen(value)
+        if self.kind == "code" and not (CODE.fullmatch(value := value.strip()) and len(value) <= LONGEST_CODE):
+            raise ConfigError("must be a name, or several joined by dots as in module.Class, got {value}",
+                value=quoted(value))  # fmt: skip
         low, high = self.hints.get("min"), self.hints.get("max")
         if (low is not None and value < low) or (high is not None and value > high):
             shape = (

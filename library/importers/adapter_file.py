@@ -9,7 +9,17 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import opened, parse_json
 from library.config.problems import ConfigError, Problem, Text
 from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
-from library.importers.shared import ONLY, equal, load_tables, nearest, optimizer, optimizer_args, rest, said_of, set_by
+from library.importers.shared import (
+    ONLY,
+    equal,
+    load_tables,
+    nearest,
+    optimizer,
+    optimizer_args,
+    rest,
+    said_of,
+    set_by,
+)
 
 TRAINER = "LoRA metadata"
 TABLES = load_tables("adapter_file")
@@ -92,10 +102,13 @@ def _version(facts: JsonMapping) -> str:
 def _family(facts: JsonMapping, version: str) -> str:
     family = next((family for start, family in TABLES["versions"].items() if version.startswith(start)), "")
     if not family:
+        if not version:
+            template = "this LoRA does not say which model it was trained on ({key}); name the training with --script"
+            raise ConfigError(template, key="ss_base_model_version")
         others = TABLES["other_versions"].items()
-        model = next((title for start, title in others if version.startswith(start)), version or "(none)")
-        raise ConfigError("this file of {trainer} is for {model}, which is not trained here: use {trainer}; {advice}",
-            trainer=TRAINER, model=model, advice=ONLY)  # fmt: skip
+        model = next((title for start, title in others if version.startswith(start)), version)
+        raise ConfigError("this LoRA was trained on {model}, which is not trained here; {advice}", model=model,
+            advice=ONLY)  # fmt: skip
     return family
 
 

@@ -18,6 +18,7 @@ from library.importers.shared import (
 )
 
 TABLES = load_tables("aitoolkit")["datasets"]
+VIDEOS = "videos are not trained; images are"
 DEFAULTS = {"width": 512, "height": 512, "seed": 0, "sample_steps": 20, "guidance_scale": 7}
 # Options within a prompt: "a cat --w 512 --ctrl_img cat.png".
 IN_PROMPTS = {"w": "width", "h": "height", "d": "seed", "s": "sample_steps", "n": "neg", "l": "guidance_scale"}
@@ -64,7 +65,7 @@ def _written(found: list[JsonMapping], whole: WholeTraining) -> tuple[str, list[
             sets.append(({"resolution": size, **own}, [subset]))
         left = sorted(table.keys() - set(TABLES["known"]))
         left += ["mask_min_value"] if "mask_min_value" in table and not is_empty(table.get("mask_path")) else []
-        reasons = dict.fromkeys(left, NOT_HERE)
+        reasons = dict.fromkeys(left, NOT_HERE) | ({"num_frames": VIDEOS} if "num_frames" in table else {})
         not_had = (key for option, key in TABLES["subset"].items() if option in whole.without)
         reasons |= {key: ENCODED_ONCE for key in not_had if key in table}
         for key, reason in reasons.items():

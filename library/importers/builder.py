@@ -8,7 +8,7 @@ from typing import Any
 from library.config.building import build, draft, understood
 from library.config.ineffective import ineffective_options
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import ConfigError, Problem, Text, together
 from library.config.run_config import RunConfig
 from library.config.schema import options
 from library.config.sections.run import INEFFECTIVE_EVERYWHERE
@@ -134,7 +134,7 @@ def settle(builder: ImportBuilder, configs: Configs) -> Imported:
     said = _without_effect(builder, result.with_files(dict.fromkeys(texts, "beside the config")).config)
     notes = [note for note in notes if not (isinstance(note, Problem) and note.code and note.option in said)]
     outcomes = _outcomes(builder, config, read)
-    problems = [*_mostly_unknown(builder.trainer, outcomes), *problems]
+    problems = [*_mostly_unknown(builder.trainer, outcomes), *_other_module(config, read, configs), *problems]
     return replace(result, outcomes=outcomes, notes=tuple(notes), problems=tuple(problems))
 
 
@@ -175,6 +175,22 @@ def _without_effect(builder: ImportBuilder, made: RunConfig) -> set[str]:
 
 def _value(config: RunConfig, name: str) -> Any:
     return getattr(getattr(config, options(type(config))[name].section), name)
+
+
+def _other_module(config: type[RunConfig], read: JsonMapping, configs: Configs) -> Iterator[Problem]:
+    """The problem of a network module that only other families have: the file contradicts itself."""
+    module, own = read.get("network_module"), _modules(config)
+    others = [other.title.removesuffix(" LoRA") for other in configs.values() if module in _modules(other)]
+    if module and own and module not in own and others:
+        yield Problem("network_module", "{module} is for {others}; for {title} write {own} or leave it empty",
+            module=module, others=together([*dict.fromkeys(others)]), title=config.title, own=own[0],
+            fix={"network_module": None})  # fmt: skip
+
+
+def _modules(config: type[RunConfig]) -> tuple[str, ...]:
+    """The network modules of a kind of training."""
+    option = options(config).get("network_module")
+    return option.choices if option else ()
 
 
 def _mostly_unknown(trainer: str, outcomes: tuple[KeyOutcome, ...]) -> Iterator[Problem]:

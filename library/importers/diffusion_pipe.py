@@ -8,6 +8,7 @@ from library.importers import diffusion_pipe_data, diffusion_pipe_learning
 from library.importers.builder import ImportBuilder, is_on
 from library.importers.shared import (
     BLOCKS,
+    NO_MODEL,
     ONLY,
     PART_OPTIONS,
     chooses_chroma,
@@ -58,7 +59,9 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
 
 
 def _script(found: JsonMapping) -> str:
-    kind = str(found["model"]["type"])
+    kind = str(found["model"]["type"] or "").strip()
+    if not kind:
+        raise ConfigError(NO_MODEL, trainer=TRAINER, key="model.type")
     family = TABLES["families"].get(kind)
     if family is None:
         model = TABLES["other_models"].get(kind, kind)

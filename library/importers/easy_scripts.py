@@ -64,7 +64,7 @@ def _leaves(found: JsonMapping, part: str) -> JsonObject:
     for table in found.values():
         inner = table.get(part) if isinstance(table, Mapping) else None
         for key, value in inner.items() if isinstance(inner, Mapping) else ():
-            leaves[key] = value["value"] if isinstance(value, Mapping) and "is_dataset" in value else value
+            leaves[key] = value.get("value") if isinstance(value, Mapping) and "is_dataset" in value else value
     return leaves
 
 

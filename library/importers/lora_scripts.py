@@ -8,7 +8,7 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import parse_toml
 from library.config.problems import ConfigError, Text
 from library.importers.builder import ImportBuilder, is_empty, is_on
-from library.importers.shared import ONLY, equal, load_tables, said_of, set_by
+from library.importers.shared import NO_MODEL, ONLY, equal, load_tables, said_of, set_by
 
 TRAINER = "lora-scripts"
 TABLES = load_tables("lora_scripts")
@@ -57,7 +57,9 @@ def _script(flat: JsonMapping) -> str:
     kind = str(flat.get("model_train_type") or flat.get("train_type") or "")
     if script := TABLES["scripts"].get(kind):
         return script
-    model = TABLES["other_models"].get(kind, kind or "(none)")
+    if not kind:
+        raise ConfigError(NO_MODEL, trainer=TRAINER, key="model_train_type")
+    model = TABLES["other_models"].get(kind, kind)
     model = "Stable Diffusion 2" if kind.startswith("sd-") and is_on(flat.get("v2")) else model
     raise ConfigError("this file of {trainer} is for {model}, which is not trained here: use {trainer}; {advice}",
         trainer=TRAINER, model=model, advice=ONLY)  # fmt: skip

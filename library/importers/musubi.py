@@ -14,6 +14,7 @@ TRAINER = "musubi-tuner"
 TABLES = load_tables("musubi")
 OURS = {"pretrained_model_name_or_path", "train_data_dir", "resolution", "train_batch_size", "cache_latents",
         "cache_latents_to_disk"}  # options that it does not have  # fmt: skip
+FLUX_1 = "networks.lora_flux"  # the module decides, whatever other keys say
 STEP = 16  # sides of images are multiples of this many pixels
 MODULATION = ".*(img_mod|txt_mod|modulation).*"  # layers of FLUX.1
 
@@ -41,8 +42,8 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
     module = str(found.get("network_module") or "")
     other = next((model for key, model in TABLES["other_keys"].items() if not is_empty(found.get(key))), "")
     family = family_of(found, script)
-    known = module in ("", "networks.lora_flux", *TABLES["lycoris"]) or module.startswith("lycoris")
-    other = TABLES["modules"].get(module) or ("" if known else module) or other  # the module decides
+    known = module in ("", *TABLES["lycoris"]) or module.startswith("lycoris")
+    other = "" if module == FLUX_1 else TABLES["modules"].get(module) or ("" if known else module) or other
     other = "" if script or family != "flux" else other
     if other:
         raise ConfigError("this file of {trainer} is for {other}, which is not trained here: use {trainer}; {advice}",
@@ -140,7 +141,7 @@ def _defaults(builder: ImportBuilder, module: str) -> None:
 def _arguments(builder: ImportBuilder) -> list[str]:
     """network_args as a list, which the file may have as one string."""
     given = builder.get("network_args") or ()
-    return given.split() if isinstance(given, str) else [str(one) for one in given]
+    return [str(one) for one in given] if isinstance(given, list | tuple) else str(given).split()
 
 
 def family_of(found: JsonMapping, script: str) -> str:
@@ -154,7 +155,8 @@ def family_of(found: JsonMapping, script: str) -> str:
         return "flux_2"
     if all(not is_empty(found.get(key)) for key in TABLES["zimage_keys"]):
         return "zimage"
-    if not module and not is_empty(found.get(either := "text_encoder")):
+    told = bool(module) and module not in TABLES["lycoris"] and not module.startswith("lycoris")
+    if not told and not is_empty(found.get(either := "text_encoder")):
         raise ConfigError("this file of {trainer} is for {other} and does not say for which: say it with --script",
             trainer=TRAINER, other=TABLES["other_keys"][either])  # fmt: skip
     return "flux"

@@ -16,6 +16,7 @@ from library.importers.result import KeyOutcome
 
 FULL = {"fp32", "float32", "float_32", "float", "no"}
 ONLY = "this trainer trains LoRA and whole models of SDXL, FLUX.1, FLUX.2, Qwen-Image, Z-Image and Anima"
+NO_MODEL = "this file of {trainer} names no model in {key}; name the training with --script"
 # Blocks that a share refers to (double blocks of FLUX, and pairs of single ones), and how many can be swapped.
 BLOCKS = {"flux": (38, 35), "flux_2": (20, 19), "qwen_image": (60, 59), "zimage": (30, 29), "anima": (28, 26)}
 # The timestep_sampling that shifts by the size of an image, by family.

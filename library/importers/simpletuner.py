@@ -9,6 +9,7 @@ from library.importers.builder import ImportBuilder, is_empty, is_on
 from library.importers.shared import (
     BLOCKS,
     ENCODED_ONCE,
+    NO_MODEL,
     ONLY,
     PART_OPTIONS,
     chooses_chroma,
@@ -51,7 +52,7 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
     script = script or _script(given)
     defaults = {key: value for key, value in TABLES["defaults"].items() if is_empty(given.get(key))}
     if not script.endswith("_network"):
-        defaults.pop("lora_rank")
+        defaults.pop("lora_rank", None)
     absent = frozenset(defaults.keys() - given.keys())
     builder = ImportBuilder({**given, **defaults}, script, TRAINER, absent=absent, names=names)
     take(builder, TABLES["renamed"])
@@ -99,9 +100,11 @@ def _refuse(given: JsonMapping) -> None:
 
 def _script(given: JsonMapping) -> str:
     kind = str(given.get("model_family") or "").casefold()
+    if not kind:
+        raise ConfigError(NO_MODEL, trainer=TRAINER, key="model_family")
     family = TABLES["families"].get(kind)
     if family is None:
-        model = TABLES["other_models"].get(kind, kind or "(none)")
+        model = TABLES["other_models"].get(kind, kind)
         raise ConfigError("this file of {trainer} is for {model}, which is not trained here: use {trainer}; {advice}",
             trainer=TRAINER, model=model, advice=ONLY)  # fmt: skip
     return f"{family}_train_network" if str(given.get("model_type")).casefold() == "lora" else f"{family}_train"

@@ -74,7 +74,7 @@ def _is_left_out(builder: ImportBuilder, table: JsonMapping) -> bool:
 
 def _side(table: JsonMapping) -> int:
     """The side of a square of the size that images are trained at; a resolution of type "area" is in megapixels."""
-    size = to_number(table.get("resolution")) or 1024
+    size = max(0, to_number(table.get("resolution")) or 0) or 1024
     if str(table.get("resolution_type")) == "area" or size < 16:
         size = math.sqrt(size * 1024 * 1024)
     return max(64, round(size / 64) * 64)

@@ -86,7 +86,7 @@ def read_arguments(pairs: Iterable[str], option: str) -> JsonObject:
             if not equal or not key.strip().isidentifier():
                 raise ValueError(pair)
             found[key.strip()] = ast.literal_eval(text.strip())
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two for thousands of signs
             wrong.append(Problem(option,
                 ": {pair} must be written key=value with a number, True, False, None or a quoted text",
                 pair=quoted(pair)))  # fmt: skip
@@ -104,7 +104,7 @@ def missing_package(module: str) -> str:
 def load_subclass(cls: OptimizerSpec, base: type) -> type:
     """Import a class that derives from `base`. Raises ConfigError as `import_class` does, and for anything else."""
     made = import_class(cls)
-    if not isinstance(made, type) or not issubclass(made, base):
+    if not isinstance(made, type) or not issubclass(made, base) or made is base:  # which cannot take a step itself
         raise ConfigError(
             "{module}.{name} is no subclass of {base}", module=cls.module, name=cls.name, base=base.__name__
         )

@@ -34,6 +34,8 @@ AVERAGE, SCALER = "ema.safetensors", "scaler.pt"
 SUMS = "SHA256SUMS"
 CHECKED = "checksums"  # the fact that the state has them
 STEP = "saved_after_step"  # in every file but those of JSON and text
+READ = re.compile(r"model\.safetensors|optimizer\.bin|scheduler\.bin|ema\.safetensors|scaler\.pt|"
+                  r"train_state\.json|random_states_\d+\.bin")  # what a resume reads where it is there  # fmt: skip
 LINE = re.compile(r"([0-9a-f]{64})  ([\w.-]+)\n")
 READERS = 4  # files that are read at once
 
@@ -103,8 +105,8 @@ def has_checksums(folder: Path) -> bool:
 
 
 def damage(folder: Path) -> list[Problem]:
-    """The files of a state that are missing, damaged or of another step, in one problem; [] where all are as they were
-    written, or where an older version wrote no list of them.
+    """The files of a state that are missing, damaged, of another step or added, in one problem; [] where all are as
+    they were written, or where an older version wrote no list of them.
 
     Reads every file whole, those of this process that have not changed since only once. Of several processes only the
     first reads them.
@@ -119,6 +121,8 @@ def damage(folder: Path) -> list[Problem]:
     differing = [name for name, digest in _digests(folder, there).items() if digest != known[name]]
     said = [Text("{file} is missing", file=name) for name in missing]
     said += [_difference(folder / name, step) for name in differing]
+    added = sorted(name for name in os.listdir(folder) if READ.fullmatch(name) and name not in known)
+    said += [Text("{file} is not in {list}, so it is of another state", file=name, list=SUMS) for name in added]
     return [_refused(folder, said)] if said else []
 
 

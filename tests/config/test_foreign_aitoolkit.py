@@ -85,6 +85,13 @@ def test_a_key_of_ai_toolkit_arrives(base, keys, expected):
     assert keys.keys() <= {outcome.key for outcome in made.outcomes}
 
 
+def test_videos_of_ai_toolkit_are_not_trained_in_silence():
+    for frames, said in ((41, True), (1, False)):
+        sets = {"datasets": [{"folder_path": "/d", "num_frames": frames}]}
+        notes = importers.read(of_aitoolkit({**FLUX_AI, **sets}), CONFIGS).notes
+        assert any("num_frames" in str(note) and "videos are not trained" in str(note) for note in notes) == said
+
+
 def test_data_sets_of_ai_toolkit_key_by_key(tmp_path):
     table = {"folder_path": "/i", "mask_path": "/m", "caption_ext": "txt", "default_caption": "a cat", "num_repeats": 3,
              "caption_dropout_rate": 0.1, "token_dropout_rate": 0.2, "shuffle_tokens": True, "keep_tokens": 2,

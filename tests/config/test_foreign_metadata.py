@@ -91,7 +91,7 @@ def test_the_model_is_told_by_its_version(tmp_path, version, script, expected):
         ({"ss_base_model_version": "sd_v1"}, r"Stable Diffusion 1\.5"),
         ({"ss_base_model_version": "wan2.1"}, "Wan"),
         ({"ss_network_dim": "8", "modelspec.architecture": "stable-diffusion-3-medium/lora"}, "SD3"),
-        ({"ss_network_dim": "8"}, "none"),
+        ({"ss_network_dim": "8"}, r"which model it was trained on \(ss_base_model_version\)"),
         ({"format": "pt"}, "does not say how it was trained"),
         ({"ss_base_model_version": "sdxl_base_v1-0", "ss_network_module": "networks.new"}, "networks.new"),
     ],
@@ -127,3 +127,10 @@ def test_the_page_is_sent_the_header_alone(tmp_path):
     with path.open("ab") as file:
         file.truncate(paths.LARGEST + 10_000)
     assert paths.readable(str(path), [tmp_path], importers.SUFFIXES) == path
+
+
+@pytest.mark.parametrize("version", ["sdxl_base_v1-0", "qwen_image"])
+def test_a_file_whose_module_is_of_another_model_has_to_be_fixed(version):
+    facts = {"ss_base_model_version": version, "ss_network_module": "networks.lora_flux", "ss_network_dim": "4"}
+    (problem,) = importers.read({"__metadata__": facts, "lora_te1": {}}, CONFIGS).problems
+    assert problem.option == "network_module" and "networks.lora_flux is for FLUX.1; for" in str(problem)

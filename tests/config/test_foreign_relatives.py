@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from library import families, importers
+from library.config.problems import ConfigError
 from library.config.schema import changed, flat
 
 CONFIGS = {script: families.config_class(script) for script in families.RUNS}
@@ -86,6 +87,14 @@ def test_arguments_of_musubi_tuner_may_be_one_text(module):
     )
     made = [importers.read(found, CONFIGS).config.network.network_args for found in (listed, text)]
     assert made[0] == made[1] and "loraplus_lr_ratio=4" in made[0]
+
+
+def test_the_module_decides_whatever_other_keys_say():
+    made = importers.read(of_musubi(False) | {"network_module": "networks.lora_flux", "text_encoder": "t"}, CONFIGS)
+    assert made.config.script == "flux_train_network"
+    for module in ("networks.lokr", "lycoris.kohya"):
+        with pytest.raises(ConfigError, match="does not say for which"):
+            importers.read({"dit": "d", "network_module": module, "text_encoder": "t"}, CONFIGS)
 
 
 def test_what_only_adapters_have_is_said_to_be_of_the_familys_own_adapters():

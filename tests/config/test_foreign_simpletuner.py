@@ -99,9 +99,20 @@ def test_prompts_and_lycoris_settings_are_read_from_their_files(tmp_path):
     assert set(network.network_args) == {"algo=lokr", "full_matrix=True", "factor=12", "bypass_mode=True"}
 
 
+def test_a_size_below_zero_is_none():
+    sets = [{"id": "a", "instance_data_dir": "/d", "resolution": -5}]
+    assert "resolution = 1024" in importers.read({**LORA, "data_backend_config": sets}, CONFIGS).texts["dataset_config"]
+
+
+def test_a_whole_model_may_have_the_rank_of_a_lora_in_its_file():
+    made = importers.read({**LORA, "model_type": "full", "lora_rank": 16}, CONFIGS)
+    assert made.config.kind == "finetune" and "lora_rank" in {one.key for one in made.of("ignored")}
+
+
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
+        ({"model_family": ""}, "names no model in model_family"),
         ({"model_family": "wan"}, "Wan"),
         ({"model_family": "sd1x"}, r"Stable Diffusion 1\.5"),
         ({"model_family": "ltxvideo2"}, "LTX 2"),

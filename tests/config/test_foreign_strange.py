@@ -49,6 +49,11 @@ def test_no_value_whatever_breaks_the_import(program):
             assert made.report() and to_toml(made.config) is not None and made.account()
 
 
+def test_a_value_of_its_page_that_is_gone_is_none():
+    arguments = {"args": {"v_parameterization": {"is_dataset": False}}}
+    assert importers.read({**FILES["LoRA_Easy_Training_Scripts"], "extra_args": arguments}, CONFIGS).report()
+
+
 @pytest.mark.parametrize("program", FILES)
 def test_kept_and_renamed_keys_act_in_the_training(program):
     """What the option table says of the config, with the files beside it; a key without effect is called that."""

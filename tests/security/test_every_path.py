@@ -15,6 +15,7 @@ from library.config.building import Reading, build
 from library.config.dataset import DATASET_KEYS, SUBSET_KEYS
 from library.config.problems import ConfigError
 from library.config.schema import options, values
+from library.data import metadata
 from library.families import config_class, network_args
 
 SCRIPTS = [script for known in families.every() for script in known.scripts]
@@ -31,7 +32,8 @@ PLAIN = {
 }  # fmt: skip
 PLAIN_IN_DATASETS = {
     "class_tokens", "caption_extension", "caption_separator", "keep_tokens_separator", "secondary_separator",
-    "caption_prefix", "caption_suffix", "image_suffix", "control_suffix",  # the suffixes of listed names
+    "caption_prefix", "caption_suffix",
+    "image_suffix", "control_suffix",  # compared with the names in a folder, and no part of a path
 }  # fmt: skip
 
 
@@ -77,6 +79,16 @@ def test_every_option_with_a_path_is_judged(script, place):
                 wrong, said = refused_leniently(config_class(script), name, text, place / "root")
                 assert wrong == {name} and "outside" in said, name
             assert reading.config
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_relative_path_is_no_id_of_the_hub_where_no_model_is_named(script, place, monkeypatch):
+    monkeypatch.chdir(place / "outside")
+    for name, option in options(config_class(script)).items():
+        for text in ("../new", "..new/x", "x/..", ".hidden/new", "a/b") if option.kind in PATHS else ():
+            wrong, _ = refused_leniently(config_class(script), name, [text] if option.many else text, place / "root")
+            is_model = option.section == "model" and name != "tokenizer_cache_dir"
+            assert wrong == (set() if text == "a/b" and is_model else {name}), (name, text)
 
 
 def refused_leniently(kind, name, text, root):
@@ -142,6 +154,34 @@ def test_the_images_of_an_image_list_are_judged_by_their_folders(place, name):
         data.write_text(f"[[datasets]]\n[[datasets.subsets]]\nimage_dir = '{root}'\nmetadata_file = '{path}'\n")
         assert refused("sdxl_train", root, dataset_config=str(data))[0] == {"dataset_config"}
         named_paths._folders.cache_clear()
+
+
+@pytest.mark.parametrize("column", metadata.PATHS)
+@pytest.mark.parametrize("ending", [".csv", ".tsv", ".jsonl", ".json"])
+def test_the_images_of_a_list_are_judged_in_every_format_and_by_every_name_of_their_column(place, ending, column):
+    root, blank = place / "root", "\t" if ending == ".tsv" else ","
+    for image, said in (
+        (place / "outside" / "a.png", {"in_json"}),
+        ("../outside/a.png", {"in_json"}),
+        ("a.png", set()),
+    ):
+        row = {column: str(image), "text": "x"}
+        tables = {".jsonl": json.dumps(row), ".json": json.dumps([row])}
+        path = root / f"list{ending}"
+        path.write_text(tables.get(ending) or f"{blank.join(row)}\n{blank.join(row.values())}\n", encoding="utf-8")
+        assert refused("sdxl_train", root, in_json=str(path), train_data_dir=str(root))[0] == said
+        named_paths._folders.cache_clear()
+
+
+def test_no_folder_of_a_long_list_is_left_out(place, monkeypatch):
+    root = place / "root"
+    images = [*(str(root / str(number) / "a.png") for number in range(50)), str(place / "outside" / "a.png")]
+    (root / "list.json").write_text(json.dumps({image: {"caption": "x"} for image in images}), encoding="utf-8")
+    given = {"in_json": str(root / "list.json"), "train_data_dir": str(root)}
+    assert str(place / "outside") in refused("sdxl_train", root, **given)[1]
+    monkeypatch.setattr(named_paths, "MOST", 50)
+    wrong, said = refused("sdxl_train", root, **given)
+    assert wrong == {"in_json"} and "51 folders" in said
 
 
 @pytest.mark.parametrize("ending", [".txt", ".toml", ".json"])

@@ -1,5 +1,6 @@
 """Files from outside are hostile: whatever they hold, their reader ends soon, in one sentence that names the file."""
 
+import datetime
 import json
 import os
 import struct
@@ -116,3 +117,21 @@ def test_captions_have_a_limit_too(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"x" * (outside_files.CAPTION + 1))
     with pytest.raises(ConfigError, match="at most 100,000 are read"):
         outside_files.read_bytes(tmp_path / "a.txt", outside_files.CAPTION)
+
+
+@pytest.mark.parametrize("text", ['{"a": "x\\ud800"}', '{"\\udfff": 1}', '[["a\\ud83d b"]]', '["\\udc80"]'])
+def test_half_of_a_character_is_a_sentence(text):
+    with pytest.raises(ConfigError, match=r"x\.json holds half of a character \(\\u"):
+        outside_files.parse_json(text, "x.json")
+
+
+def test_whole_characters_and_names_that_are_not_utf_8_stay():
+    for text in ("\U0001f600", "é"):
+        assert outside_files.parse_json(json.dumps([text]), "x.json") == [text]
+    named = {"\udc80.png": {"caption": "x"}}  # a byte of a file's name
+    assert outside_files.parse_json(json.dumps(named), "x.json") == named
+
+
+def test_yaml_has_the_values_of_json_and_dates():
+    found = outside_files.parse_yaml("3: a\non: {2: b}\nx: !!set {c}\ny: !!binary aGk=\nz: 2020-01-02\n", "x.yaml")
+    assert found == {"3": "a", "True": {"2": "b"}, "x": ["c"], "y": "b'hi'", "z": datetime.date(2020, 1, 2)}

@@ -77,6 +77,30 @@ def test_a_file_of_another_step_is_named_with_both_steps(began, state, name):
     ]
 
 
+@pytest.mark.parametrize("name", ["random_states_1.bin", "scaler.pt"])
+def test_a_file_that_was_added_is_named(state, name):
+    shutil.copy(state / "random_states_0.bin", state / name)
+    (said,) = refused(state)
+    assert f"{name} is not in SHA256SUMS, so it is of another state" in said
+    (state / name).rename(state / "notes.bin")  # which a resume does not read
+    assert refused(state) == []
+
+
+def test_a_file_that_the_list_leaves_out_is_not_read(state):
+    lines = [line for line in (state / state_files.SUMS).read_text().splitlines(keepends=True)[:-1] if EMA not in line]
+    (state / state_files.SUMS).write_text("".join(lines) + state_files._last_line("".join(lines)), newline="\n")
+    (said,) = refused(state)
+    assert f"{EMA} is not in SHA256SUMS" in said
+
+
+def test_a_list_of_other_places_is_damaged(state):
+    for name in ("../m-state/model.safetensors", "/etc/passwd", "a b"):
+        text = (state / state_files.SUMS).read_text()
+        text = "".join(text.splitlines(keepends=True)[:-1]) + f"{'0' * 64}  {name}\n"
+        (state / state_files.SUMS).write_text(text + state_files._last_line(text), newline="\n")
+        assert "SHA256SUMS is damaged" in refused(state)[0]
+
+
 def test_all_that_is_wrong_is_one_sentence(began, state):
     (state / "scheduler.bin").unlink()
     (state / "optimizer.bin").write_bytes(b"")

@@ -267,9 +267,10 @@ class Log:
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
         """TensorBoard writes into a folder, and nowhere else."""
-        prefix = self.log_prefix or ""
-        if ".." in prefix.replace("\\", "/").split("/") or prefix.startswith(("/", "\\")) or ":" in prefix:
-            yield Problem("log_prefix", "leads out of logging_dir: write a name", fix={"log_prefix": None})
+        for option in ("log_prefix", "log_tracker_name"):  # both are parts of the path below it
+            name = getattr(self, option) or ""
+            if ".." in name.replace("\\", "/").split("/") or name.startswith(("/", "\\")) or ":" in name:
+                yield Problem(option, "leads out of logging_dir: write a name", fix={option: None})
         if self.log_with in ("tensorboard", "all") and not self.logging_dir:
             yield Problem("log_with", "= {chosen} needs logging_dir, the folder for the logs",
                 chosen=self.log_with, also="logging_dir", fix={"log_with": None})  # fmt: skip

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Protocol
 
 from library.config.problems import ConfigError, Problem
 from library.config.reading import LARGEST_RANK
+from library.config.regexes import refuse_endless
 from library.config.run_config import RunConfig
 from library.config.schema import opt
 from library.config.values import quoted
@@ -262,9 +263,12 @@ def regexes(text: str) -> tuple[str, ...]:
         found = ast.literal_eval(text.strip() or "[]")
         if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
             raise ValueError(text)
-        return tuple(re.compile(one).pattern for one in found)
-    except (ValueError, SyntaxError, re.error):
+        made = tuple(re.compile(one).pattern for one in found)
+    except (ValueError, SyntaxError, RecursionError, MemoryError, OverflowError, re.error):
         raise ConfigError("must be a list of regexes like ['.*attn.*'], got {text}", text=quoted(text)) from None
+    for one in made:
+        refuse_endless(one)
+    return made
 
 
 def block_factors(text: str, length: int) -> list[float]:
@@ -342,11 +346,13 @@ def patterns(text: str, kind: type) -> tuple[tuple[str, Any], ...]:
             if not match:
                 raise ValueError(rest)
             found.append((re.compile(match[1].strip()).pattern, kind(match[2])))
-        except (ValueError, re.error):
+        except (ValueError, OverflowError, RecursionError, re.error):
             raise ConfigError(
                 "must be written regex={value},..., got {text}",
                 value="rank" if kind is int else "rate",
                 text=quoted(text),
             ) from None
         rest = rest[match.end() :].lstrip()
+    for pattern, _ in found:
+        refuse_endless(pattern)
     return tuple(found)
