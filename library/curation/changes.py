@@ -132,9 +132,8 @@ def companions(image: Path, names: Sequence[str]) -> list[Path]:
     near = list(takewhile(lambda name: name.startswith(stem), names[bisect_left(names, stem) :]))
     pairs = map(os.path.splitext, near)
     others = tuple(f"{other}_" for other, ending in pairs if ending.lower() in known and other.startswith(f"{stem}_"))
-    mine = [
-        name for name in near if cache.fullmatch(name) and not name.startswith(others)
-    ]  # cat_2_flux_te.npz of cat_2
+    # cat_2_flux_te.npz looks like a cache of cat.png, and is one of cat_2.png where that is there.
+    mine = [name for name in near if cache.fullmatch(name) and not name.startswith(others)]
     captions = [name for name in near if name in (stem + ending for ending in CAPTIONS)]
     return [image.with_name(name) for name in sorted({*mine, *captions})]
 

@@ -28,6 +28,10 @@ from library.train.training import Training
 from library.train.validation import evaluation_mode
 from library.train.world import World
 
+NOT_ENCODED = (
+    "sample_prompts: there are no samples until the prompts are changed, as they cannot be encoded ({why}); the training "
+    "goes on"
+)
 NOT_LISTED = "sample_prompts: the samples of this step are not listed ({why}); the training goes on"
 DECODED = {
     "tiles": "sample_prompts: memory is too short to decode a sample at once, so samples are decoded in tiles",
@@ -71,12 +75,20 @@ class SampleRunner:
 
     def encode_prompts(self, world: World, journal: Journal) -> None:
         """Encode the prompts while the text encoders are loaded: with cached text they are freed before the first
-        step."""
-        if self.wanted and self._config.cache.text:
-            journal.phase(Text("encoding the sample prompts"))
+        step. Where that fails in one of the processes, none of them generates samples, and the training goes on."""
+        if not (self.wanted and self._config.cache.text):
+            return
+        journal.phase(Text("encoding the sample prompts"))
+        why = ""
+        try:
             for encoder in self._components.encoders.values():
                 encoder.to(world.device)
             self._sampler.remember(self._requests(self._prompts))
+        except Exception as error:
+            why = beside.reason_before(error, self._config, journal)
+        if reasons := [one for one in world.gather(why) if one]:
+            self._prompts = []
+            journal.warn(Text(NOT_ENCODED, why=reasons[0]))
 
     def _requests(self, found: Sequence[Prompt]) -> list[SampleRequest]:
         return [request_of(prompt, pixels.decoding(self._config)) for prompt in found]

@@ -106,6 +106,24 @@ def test_what_fails_beside_the_training_at_its_first_middle_and_last_step_is_a_w
     assert sum("could not be uploaded" in text for text in said) == STEPS + 1
 
 
+@pytest.mark.parametrize("fault", ["memory of the GPU", "anything"])
+def test_prompts_that_cannot_be_encoded_before_the_first_step_cost_only_samples(run, kept, fault, monkeypatch):
+    values = {"cache_text_encoder_outputs": True}
+    if not kept:
+        kept |= run("undisturbed", **values).tensors()
+
+    def fails(self, requests):
+        raise FAULTS[fault]()
+
+    monkeypatch.setattr(Sampler, "remember", fails)
+    made = run("disturbed", **values)
+    assert made.facts["state"] == "finished" and len(made.losses) == STEPS
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in made.tensors().items())
+    said = [str(event["text"]) for event in made.events("warning")]
+    assert sum("they cannot be encoded" in text for text in said) == 1
+    assert not any("a sample is left out" in text for text in said) and not made.events("sample")
+
+
 def test_a_vae_that_does_not_fit_on_the_gpu_decodes_where_it_is(run, monkeypatch):
     """Moving it for all samples fails once; each sample then finds its own place."""
     real, calls = Sampler.vae_on, []
