@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 from library import families
 from library.config.building import Layer, read_section
 from library.config.json_types import JsonObject
+from library.config.outside_files import load_toml
 from library.config.problems import ConfigError, Problem, Text, together
 from library.config.schema import opt, section_options
 from library.config.sections import AdapterRun
@@ -110,6 +111,11 @@ class LycorisArgs:
         elif self.preset not in PRESETS and not Path(self.preset).expanduser().is_file():
             yield wrong_argument("preset", "{preset} is no file, and none of {presets}",
                 preset=quoted(self.preset), presets=", ".join(PRESETS))  # fmt: skip
+        elif self.preset not in PRESETS:
+            try:
+                load_toml(Path(self.preset).expanduser())
+            except ConfigError as e:
+                yield from (wrong_argument("preset", ": {why}", why=why) for why in e.problems)
         rank, together = run.network.network_dim or 4, self.block_size or 4
         if self.algo == "dylora" and rank % together:
             yield wrong_argument("block_size", "({together}) must divide network_dim ({rank}): set one of them",

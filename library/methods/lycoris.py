@@ -33,6 +33,7 @@ from library.methods import lora
 from library.methods.base import BaseMethod, dtype_of
 from library.methods.lora import AdapterLocation, Unmatched, file_of, report_unmatched
 from library.methods.lycoris_files import block_sizes, match_scale_of_file, put_blocks
+from library.methods.lycoris_presets import known_presets
 from library.tools.names import names_of
 from library.tools.storage import exact, holds, is_finite
 
@@ -208,7 +209,10 @@ def attach(components: ModelComponents, family: Family, config: AdapterRun) -> L
         settings = {**stored, **settings}
     settings.setdefault("dropout", config.network.network_dropout or 0.0)
     encoders = _encoders(components, config, settings)
-    with _said_briefly(name), _known_attention(name, components.denoiser):
+    with contextlib.ExitStack() as stack:
+        if name == network_args.LYCORIS:
+            stack.enter_context(known_presets(str(settings.get("preset", "full")), components.denoiser))
+        stack.enter_context(_said_briefly(name))
         network: Any = module.create_network(
             1.0,
             dim,
@@ -266,19 +270,6 @@ def _left_out(denoiser: nn.Module, family: Family, config: AdapterRun) -> set[st
         words = path.split(".")
         around[bool(chosen[group][number])] |= {".".join(words[:end]) for end in range(1, len(words) + 1)}
     return before | (around[False] - around[True])
-
-
-@contextlib.contextmanager
-def _known_attention(name: str, denoiser: nn.Module) -> Iterator[None]:
-    """The preset attn-only looks for attention by the class names of sd-scripts' U-Net, which are others here."""
-    own = {type(module).__name__ for module in denoiser.modules() if type(module).__name__.endswith("Attention")}
-    known = importlib.import_module("lycoris.config").PRESET["attn-only"] if name == network_args.LYCORIS else {}
-    before = known.get("unet_target_module", [])
-    known["unet_target_module"] = [*before, *sorted(own)]
-    try:
-        yield
-    finally:
-        known["unet_target_module"] = before
 
 
 def _as_it_is(layer: Any, *args: Any, **kwargs: Any) -> Any:

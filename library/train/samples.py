@@ -29,8 +29,8 @@ from library.train.validation import evaluation_mode
 from library.train.world import World
 
 NOT_ENCODED = (
-    "sample_prompts: there are no samples until the prompts are changed, as they cannot be encoded ({why}); the training "
-    "goes on"
+    "sample_prompts: there are no samples until the prompts are changed, as they cannot be encoded ({why}); "
+    "the training goes on"
 )
 NOT_LISTED = "sample_prompts: the samples of this step are not listed ({why}); the training goes on"
 DECODED = {

@@ -1,4 +1,5 @@
 import copy
+import importlib
 import json
 import re
 
@@ -244,3 +245,37 @@ def test_an_infinite_alpha_that_counts_is_named(flux_like, flux_config):
     name = next(name for name in state if name.endswith(".alpha"))
     with pytest.raises(ConfigError, match=f"{name} of the file is infinite"):
         method.load_state_dict({**state, name: torch.tensor(float("inf"))})
+
+
+PRESET = """
+unet_target_module = ["SingleStreamBlock"]
+text_encoder_target_module = []
+enable_conv = false
+"""
+
+
+def test_a_preset_in_a_file_is_read_by_nobody_but_us(flux_like, flux_config, tmp_path, monkeypatch):
+    kohya = importlib.import_module("lycoris.kohya")
+
+    def opened(path):
+        raise AssertionError(f"the package has opened {path}")
+
+    monkeypatch.setattr(kohya, "read_preset", opened)
+    (tmp_path / "mine.toml").write_text(PRESET)
+    known = set(kohya.PRESET)
+    _, method = lycoris(flux_like, flux_config, f"preset={tmp_path / 'mine.toml'}")
+    assert all(adapter.lora_name.startswith("lora_unet_single_blocks") for adapter in method.network.loras)
+    assert set(kohya.PRESET) == known
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("a = " + "[" * 60 + "]" * 60, "more than 50 levels deep"),
+    ("x = 1\n" * 2, "is not valid TOML"),
+    ("# " + "x" * 1_000_001, "at most 1,000,000 are read"),
+    ("unet_target = ['x']", "is no preset of LyCORIS"),
+])  # fmt: skip
+def test_what_is_wrong_with_a_file_of_a_preset_is_said(flux_like, flux_config, tmp_path, text, said):
+    (tmp_path / "mine.toml").write_text(text)
+    with pytest.raises(ConfigError, match=said) as caught:
+        lycoris(flux_like, flux_config, f"preset={tmp_path / 'mine.toml'}")
+    assert str(caught.value).startswith("in network_args: preset: ") and "mine.toml" in str(caught.value)
