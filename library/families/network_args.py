@@ -22,6 +22,7 @@ from library.families.shared.network_args import PLACE, LayerPreset, NetworkArgs
 PRESETS = ("full", "full-lin", "attn-mlp", "attn-only", "unet-only", "unet-transformer-only", "unet-convblock-only")
 UNMATCHED = "ia3"  # a preset of the package whose names match no layer, as they are compared with whole paths
 DROPPING_OUT = ("lora", "locon", "loha", "lokr", "glora")  # in bypass mode; others never
+WITH_DORA = ("lora", "locon", "loha", "lokr")
 DROPPING_RANKS = {
     False: ("lora", "locon", "loha", "lokr", "diag-oft", "full"),
     True: ("lora", "locon", "loha", "glora"),
@@ -192,6 +193,8 @@ def _beyond_the_package(args: LycorisArgs, config: AdapterRun) -> Iterator[Probl
         yield wrong_argument("bypass_mode", "cannot be used with algo={algo}: leave it out", algo=algo)
     if args.bypass_mode and algo == "diag-oft" and _plain_dropout(args, config):
         yield wrong_argument("bypass_mode", "of algo=diag-oft cannot be used with dropout: leave one of them out")
+    if args.bypass_mode and args.dora_wd and algo in WITH_DORA:
+        yield wrong_argument("bypass_mode", "leaves out what dora_wd learns: leave one of them out")
     if algo == "tlora":
         yield wrong_argument("", "algo=tlora needs the timestep in each layer, which no layer is given here: "
             "choose another, as algo=lora")  # fmt: skip

@@ -32,7 +32,7 @@ from library.families.facts import block_of
 from library.methods import lora
 from library.methods.base import BaseMethod, dtype_of
 from library.methods.lora import AdapterLocation, Unmatched, file_of, report_unmatched
-from library.methods.lycoris_files import block_sizes, match_scale_of_file, put_blocks
+from library.methods.lycoris_files import block_sizes, match_scale_of_file, put_blocks, takes_the_weight
 from library.methods.lycoris_presets import known_presets
 from library.tools.names import names_of
 from library.tools.storage import exact, holds, is_finite
@@ -234,6 +234,8 @@ def attach(components: ModelComponents, family: Family, config: AdapterRun) -> L
         layer.add_module("adapter", _moved(adapter, device, dtype_of(config)))
         if getattr(adapter.org_forward, "__func__", None) is type(layer).forward:
             adapter.org_forward = types.MethodType(_as_it_is, layer)
+        if vars(layer).get("forward") == adapter.forward and not takes_the_weight(adapter):
+            layer.forward = types.MethodType(_adapted_or_not, adapter)
         if getattr(adapter, "op", None) is functional.group_norm:
             adapter.op = _group_norm
         if type(adapter).__name__ == "LokrModule" and adapter.rank_dropout:
@@ -276,6 +278,12 @@ def _as_it_is(layer: Any, *args: Any, **kwargs: Any) -> Any:
     """Call the layer's current `forward`: the package keeps the one from before its weights were quantized to 8
     bits."""
     return type(layer).forward(layer, *args, **kwargs)
+
+
+def _adapted_or_not(adapter: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call the layer with its adapter, or as it is at a multiplier of 0: there the package's DoRA scales nothing, but
+    adds the difference of the weights all the same."""
+    return adapter.forward(*args, **kwargs) if adapter.multiplier else adapter.org_forward(*args, **kwargs)
 
 
 def _alpha(adapter: Any) -> float:
