@@ -130,7 +130,7 @@ def companions(image: Path, names: Sequence[str]) -> list[Path]:
     stem, known = image.stem, extensions()
     cache = re.compile(re.escape(stem) + CACHE)
     near = list(takewhile(lambda name: name.startswith(stem), names[bisect_left(names, stem) :]))
-    pairs = map(os.path.splitext, near)
+    pairs = [os.path.splitext(name) for name in near]
     others = tuple(f"{other}_" for other, ending in pairs if ending.lower() in known and other.startswith(f"{stem}_"))
     # cat_2_flux_te.npz looks like a cache of cat.png, and is one of cat_2.png where that is there.
     mine = [name for name in near if cache.fullmatch(name) and not name.startswith(others)]

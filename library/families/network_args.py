@@ -132,7 +132,7 @@ class LycorisArgs:
         if len(texts) == 1 and texts[0].strip() in ("", "all", "none"):
             texts *= len(counts)
         if len(texts) != len(counts):
-            raise ConfigError("needs {count} parts with / between, one for each kind of blocks, got {text}",
+            raise ConfigError("needs a part for each kind of blocks ({count}), with / between, got {text}",
                               count=len(counts), text=quoted(self.train_block_indices))  # fmt: skip
         return [index_factors(text, count) for text, count in zip(texts, counts, strict=True)]
 

@@ -228,18 +228,8 @@ def attach(components: ModelComponents, family: Family, config: AdapterRun) -> L
     device = next(components.denoiser.parameters()).device
     learns_denoiser = not config.network.network_train_text_encoder_only
     network.apply_to(list(encoders.values()), components.denoiser, bool(encoders), learns_denoiser)
-    for adapter in network.loras:  # into its layer, so that it moves with it from now on
-        layer = adapter.org_module[0]
-        match_scale_of_file(adapter)
-        layer.add_module("adapter", _moved(adapter, device, dtype_of(config)))
-        if getattr(adapter.org_forward, "__func__", None) is type(layer).forward:
-            adapter.org_forward = types.MethodType(_as_it_is, layer)
-        if vars(layer).get("forward") == adapter.forward and not takes_the_weight(adapter):
-            layer.forward = types.MethodType(_adapted_or_not, adapter)
-        if getattr(adapter, "op", None) is functional.group_norm:
-            adapter.op = _group_norm
-        if type(adapter).__name__ == "LokrModule" and adapter.rank_dropout:
-            _drop_rows_on_the_device(adapter)
+    for adapter in network.loras:
+        _put_into_its_layer(adapter, device, dtype_of(config))
     method = LycorisAdapters(network, places, config)
     if weights := config.network.network_weights:
         tensors = file_of(weights, config.family)
@@ -250,6 +240,21 @@ def attach(components: ModelComponents, family: Family, config: AdapterRun) -> L
         # Each kind of adapter has an alpha, so that alone does not make it the same kind.
         report_unmatched("network_weights", weights, unmatched, sum(not name.endswith(".alpha") for name in tensors))
     return method
+
+
+def _put_into_its_layer(adapter: Any, device: torch.device, dtype: torch.dtype) -> None:
+    """So that it moves with its layer from now on, and computes what this trainer needs."""
+    layer = adapter.org_module[0]
+    match_scale_of_file(adapter)
+    layer.add_module("adapter", _moved(adapter, device, dtype))
+    if getattr(adapter.org_forward, "__func__", None) is type(layer).forward:
+        adapter.org_forward = types.MethodType(_as_it_is, layer)
+    if vars(layer).get("forward") == adapter.forward and not takes_the_weight(adapter):
+        layer.forward = types.MethodType(_adapted_or_not, adapter)
+    if getattr(adapter, "op", None) is functional.group_norm:
+        adapter.op = _group_norm
+    if type(adapter).__name__ == "LokrModule" and adapter.rank_dropout:
+        _drop_rows_on_the_device(adapter)
 
 
 def _left_out(denoiser: nn.Module, family: Family, config: AdapterRun) -> set[str]:
