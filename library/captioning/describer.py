@@ -1,6 +1,5 @@
 """Vision language models and captioners of Hugging Face in a local folder: Qwen2.5-VL, LLaVA, BLIP, GIT and others."""
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 from PIL import Image
 
 from library.config.json_types import JsonObject
+from library.config.outside_files import load_json
 from library.config.problems import ConfigError
 
 # Prompts for chat models, by title; the first is the default.
@@ -113,8 +113,8 @@ class Describer:
 def check_folder(folder: Path) -> str:
     """The type of the model in a folder. Raises ConfigError unless it is a model with .safetensors weights."""
     try:
-        about = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        about = load_json(folder / "config.json")
+    except ConfigError:
         raise ConfigError(
             "{folder} has no readable config.json: choose the folder of a Hugging Face model", folder=folder
         ) from None

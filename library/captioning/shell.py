@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from library.config.arguments import Arguments
-from library.config.problems import ConfigError, Report, Text
+from library.config.problems import ConfigError, Report, Text, counted
 from library.downloads import model_folder
 from library.downloads.shell import default_folder
 from library.runs.job_work import run_command
@@ -30,7 +30,8 @@ def _captioned(asked: argparse.Namespace, report: Report) -> int:
     wanted, skipped, foreign = writing.to_do(folder, choices)
     if not wanted:
         if skipped:
-            print(f"{folder}: all {skipped} images have captions already (--existing add or replace changes that)")
+            there = counted(skipped, "image")
+            print(f"{folder}: {there} with captions, and none without (--existing add or replace changes that)")
         if foreign:
             print(writing.left_alone(foreign))
         return DONE

@@ -131,7 +131,9 @@ def _spec(module: str) -> importlib.machinery.ModuleSpec | None:
             if spec is None or spec.submodule_search_locations is None:
                 return None
             name = ".".join([root, *inner[:at]])
-            spec = importlib.machinery.PathFinder.find_spec(name, list(spec.submodule_search_locations))
+            # Texts, since transformers puts in paths once it is imported, in which nothing is found.
+            places = [str(place) for place in spec.submodule_search_locations]
+            spec = importlib.machinery.PathFinder.find_spec(name, places)
     except (ImportError, ValueError, AttributeError, OSError):
         return None
     return spec

@@ -26,6 +26,7 @@ from library.config.problems import ConfigError, Problem, Text
 SETTINGS = 1_000_000  # of a config, a data set, prompts
 CAPTION = 100_000  # of the caption of one image
 LIST = 512_000_000  # of an image list: 300 bytes for each image
+TOKENIZER = 64_000_000  # of a file of a tokenizer: the largest vocabularies have 35 MB
 YAML = 100_000  # the parser of YAML is slow
 DEEPEST = 50  # tables within tables
 LONGEST_NAME = 5000  # characters of a key; lists of images have paths as keys
@@ -90,9 +91,19 @@ def read_bytes(path: str | Path, most: int = SETTINGS) -> bytes:
         size = os.fstat(file.fileno()).st_size
         data = file.read(most + 1) or b"" if size <= most else b""
     if max(size, len(data)) > most:
-        raise ConfigError("{path} has {size} bytes, and at most {most} are read: is this the right file?",
-            path=path, size=f"{max(size, len(data)):,}", most=f"{most:,}")  # fmt: skip
+        raise _too_large(path, max(size, len(data)), most)
     return data
+
+
+def check_size(path: str | Path, most: int = SETTINGS) -> None:
+    """Raise ConfigError as `read_bytes` does, for a file that a package's own parser will open."""
+    if (size := check_regular(path).st_size) > most:
+        raise _too_large(path, size, most)
+
+
+def _too_large(path: str | Path, size: int, most: int) -> ConfigError:
+    template = "{path} has {size} bytes, and at most {most} are read: is this the right file?"
+    return ConfigError(template, path=path, size=f"{size:,}", most=f"{most:,}")
 
 
 def read_text(path: str | Path, most: int = SETTINGS) -> str:
@@ -127,6 +138,16 @@ def load_toml(path: str | Path) -> JsonObject:
 def load_json(path: str | Path, most: int = SETTINGS) -> Any:
     """A JSON file as it is. Raises ConfigError when it is absent, not JSON, beyond a limit, or has a key twice."""
     return parse_json(read_text(path, most), path)
+
+
+def table_of(path: str | Path, most: int = SETTINGS) -> JsonObject:
+    """The table in a JSON file that only tells more about what lies beside it, as the settings in a model's folder do;
+    empty where it is absent, beyond a limit, or no table."""
+    try:
+        found = load_json(path, most)
+    except ConfigError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def load_yaml(path: str | Path) -> Any:

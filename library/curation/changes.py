@@ -5,6 +5,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 
 from library.config.problems import ConfigError, Report, Text, counted
@@ -13,11 +14,15 @@ from library.curation.collection import ImageCollection, Picture
 from library.curation.scanning import reread
 from library.curation.tags import Edit
 from library.data import folders
+from library.data.folders import UPRIGHT
+from library.data.pixels import extensions
 from library.data.threads import spread
 
 MOST_REPEATS = 10_000
 UNFIT = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
 CAPTIONS = (".txt", ".caption")
+# Names of caches of any model after that of the image: latents with their size or without, and text outputs.
+CACHE = rf"(\.npz|({UPRIGHT})?_\d{{2,}}x\d{{2,}}_\w+\.(npz|safetensors)|_te_outputs\.npz|_\w+_te\.(npz|safetensors))"
 
 
 def caption(collection: ImageCollection, name: str, text: str, expected: str | None) -> Picture:
@@ -122,15 +127,15 @@ def remove(collection: ImageCollection, names: Sequence[str]) -> int:
 
 def companions(image: Path, names: Sequence[str]) -> list[Path]:
     """The files of a folder (its names, sorted) that belong to an image: its captions, and caches beside it."""
-    stem = image.stem
-    cache = re.compile(re.escape(stem) + r"((_\d+x\d+)?_\w+)?\.npz")
-    found = []
-    for name in names[bisect_left(names, stem) :]:
-        if not name.startswith(stem):
-            break
-        if name in (stem + ending for ending in CAPTIONS) or cache.fullmatch(name):
-            found.append(image.with_name(name))
-    return found
+    stem, known = image.stem, extensions()
+    cache = re.compile(re.escape(stem) + CACHE)
+    near = list(takewhile(lambda name: name.startswith(stem), names[bisect_left(names, stem) :]))
+    pairs = [os.path.splitext(name) for name in near]
+    others = tuple(f"{other}_" for other, ending in pairs if ending.lower() in known and other.startswith(f"{stem}_"))
+    # cat_2_flux_te.npz looks like a cache of cat.png, and is one of cat_2.png where that is there.
+    mine = [name for name in near if cache.fullmatch(name) and not name.startswith(others)]
+    captions = [name for name in near if name in (stem + ending for ending in CAPTIONS)]
+    return [image.with_name(name) for name in sorted({*mine, *captions})]
 
 
 def compare(collection: ImageCollection, report: Report | None = None) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from library.config.problems import ConfigError, Report, Text
+from library.config.problems import ConfigError, Report, Text, counted
 from library.config.run_config import RunConfig
 from library.data import augment, caches, control_pixels, identity, pixels, stamps, text_encoding
 from library.data.cache_files import MASK
@@ -157,7 +157,7 @@ def _encode_images(todo: list[Wanted], work: EncodingJob, keep: Callable[[Wanted
     vae = work.components.vae
     if vae is None:
         raise ConfigError(
-            "{count} images are not cached yet, and there is no VAE to encode them: name one", count=len(todo)
+            "there is no VAE to encode {images} not cached yet: name one", images=counted(len(todo), "image")
         )
     vae.to(work.world.device)
     batches = _by_size(todo, work.config.cache.vae_batch_size)

@@ -176,7 +176,8 @@ def _encode_phrases(
     encoders = work.components.encoders.values()
     if not encoders:
         raise ConfigError(
-            "{count} captions are not cached yet, and there is no text encoder: name its file", count=len(todo)
+            "there is no text encoder for {captions} not cached yet: name its file",
+            captions=counted(len(todo), "caption"),
         )
     for encoder in encoders:
         encoder.to(work.world.device)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 from library import families
 from library.config.building import Layer, read_section
 from library.config.json_types import JsonObject
+from library.config.outside_files import load_toml
 from library.config.problems import ConfigError, Problem, Text, together
 from library.config.schema import opt, section_options
 from library.config.sections import AdapterRun
@@ -21,6 +22,7 @@ from library.families.shared.network_args import PLACE, LayerPreset, NetworkArgs
 PRESETS = ("full", "full-lin", "attn-mlp", "attn-only", "unet-only", "unet-transformer-only", "unet-convblock-only")
 UNMATCHED = "ia3"  # a preset of the package whose names match no layer, as they are compared with whole paths
 DROPPING_OUT = ("lora", "locon", "loha", "lokr", "glora")  # in bypass mode; others never
+WITH_DORA = ("lora", "locon", "loha", "lokr")
 DROPPING_RANKS = {
     False: ("lora", "locon", "loha", "lokr", "diag-oft", "full"),
     True: ("lora", "locon", "loha", "glora"),
@@ -110,6 +112,11 @@ class LycorisArgs:
         elif self.preset not in PRESETS and not Path(self.preset).expanduser().is_file():
             yield wrong_argument("preset", "{preset} is no file, and none of {presets}",
                 preset=quoted(self.preset), presets=", ".join(PRESETS))  # fmt: skip
+        elif self.preset not in PRESETS:
+            try:
+                load_toml(Path(self.preset).expanduser())
+            except ConfigError as e:
+                yield from (wrong_argument("preset", ": {why}", why=why) for why in e.problems)
         rank, together = run.network.network_dim or 4, self.block_size or 4
         if self.algo == "dylora" and rank % together:
             yield wrong_argument("block_size", "({together}) must divide network_dim ({rank}): set one of them",
@@ -125,7 +132,7 @@ class LycorisArgs:
         if len(texts) == 1 and texts[0].strip() in ("", "all", "none"):
             texts *= len(counts)
         if len(texts) != len(counts):
-            raise ConfigError("needs {count} parts with / between, one for each kind of blocks, got {text}",
+            raise ConfigError("needs a part for each kind of blocks ({count}), with / between, got {text}",
                               count=len(counts), text=quoted(self.train_block_indices))  # fmt: skip
         return [index_factors(text, count) for text, count in zip(texts, counts, strict=True)]
 
@@ -186,6 +193,8 @@ def _beyond_the_package(args: LycorisArgs, config: AdapterRun) -> Iterator[Probl
         yield wrong_argument("bypass_mode", "cannot be used with algo={algo}: leave it out", algo=algo)
     if args.bypass_mode and algo == "diag-oft" and _plain_dropout(args, config):
         yield wrong_argument("bypass_mode", "of algo=diag-oft cannot be used with dropout: leave one of them out")
+    if args.bypass_mode and args.dora_wd and algo in WITH_DORA:
+        yield wrong_argument("bypass_mode", "leaves out what dora_wd learns: leave one of them out")
     if algo == "tlora":
         yield wrong_argument("", "algo=tlora needs the timestep in each layer, which no layer is given here: "
             "choose another, as algo=lora")  # fmt: skip

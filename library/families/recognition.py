@@ -1,8 +1,6 @@
 """Recognise a checkpoint from its header."""
 
-import contextlib
 import functools
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import NamedTuple
 
 from library import families
 from library.config.json_types import JsonObject
+from library.config.outside_files import table_of
 from library.config.problems import ConfigError, Text
 from library.families.facts import FamilyFacts, Shapes, matching
 from library.families.shared import tensor_names, weights
@@ -77,9 +76,8 @@ def wrong(path: str | Path, wanted: str) -> ConfigError:
 def index_of(folder: Path) -> JsonObject:
     """The index of a diffusers folder with a whole model; empty for any other folder."""
     for name in INDEXES:
-        with contextlib.suppress(OSError, ValueError):
-            found = json.loads((folder / name).read_text(encoding="utf-8"))
-            return found if isinstance(found, dict) else {}
+        if found := table_of(folder / name):
+            return found
     return {}
 
 

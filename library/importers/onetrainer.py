@@ -55,6 +55,8 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
     if is_on(builder.get("masked_training")) and kind != "fill":
         said = "masked_loss = true; <name>-masklabel.png beside <name> is its mask, as there"
         builder.change("masked_training", said, {"masked_loss": True})
+        if is_on(builder.get("normalize_masked_area_loss")):
+            builder.keep("normalize_masked_area_loss")
     take(builder, TABLES["renamed"] | ({"vae.model_name": "ae"} if builder.family == "flux" else {}))
     _own_transformer(builder)
     _output(builder)

@@ -7,7 +7,7 @@ from pathlib import Path
 from safetensors import safe_open
 from torch import Tensor
 
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, counted
 from library.families.base import ModelComponents
 from library.families.shared import added_words
 from library.methods.embedding import WordVectors
@@ -38,8 +38,9 @@ class AppliedWords:
             known = encoder.get_input_embeddings()  # type: ignore[operator]
             width = (known.known if isinstance(known, WordVectors) else known).weight.shape[1]
             if name not in found or found[name].shape != (number, width):
-                raise ConfigError("{path} is an embedding for another model: it has no {number} vectors of {width} "
-                    "numbers for {name}", path=path, number=number, width=width, name=name)  # fmt: skip
+                template = "{path} is an embedding for another model: it lacks {vectors} of {width} numbers for {name}"
+                vectors = counted(number, "vector")
+                raise ConfigError(template, path=path, vectors=vectors, width=width, name=name)
         words = [f"embedding{len(self._known)}vector{at}" for at in range(number)]
         for name, encoder in self._parts.encoders.items():
             first = added_words.add(self._parts.tokenizers[name], words)

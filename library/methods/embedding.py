@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from library.config.problems import ConfigError, Problem
+from library.config.problems import ConfigError, Problem, counted
 from library.config.sections import EmbeddingRun
 from library.families.base import Family, ModelComponents
 from library.families.shared import added_words
@@ -106,7 +106,7 @@ def _taken(name: str, given: Mapping[str, Tensor], here: Tensor, config: Embeddi
             ours=here.shape[-1]))  # fmt: skip
     if len(found) != len(here):
         raise ConfigError(Problem("weights",
-            ": {path} has {theirs} vectors, and num_vectors_per_token is {ours}: set it to {theirs}", path=path,
-            theirs=len(found), ours=len(here), also="num_vectors_per_token",
+            ": {path} has {vectors}, and num_vectors_per_token is {ours}: set it to {theirs}", path=path,
+            vectors=counted(len(found), "vector"), theirs=len(found), ours=len(here), also="num_vectors_per_token",
             fix={"num_vectors_per_token": len(found)}))  # fmt: skip
     return found.float()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import ConfigError, Problem, Text, counted
 from library.config.sections import AdapterRun
 from library.families import network_args
 from library.families.base import Family, ModelComponents
@@ -261,8 +261,10 @@ def plain_file(option: str, path: str | Path, family: str) -> dict[str, Tensor]:
             why = Text(adapter_files.HALF, name=name, matrix=missing[0])
             raise ConfigError(Problem(option, ": {path}: {error}", path=path, error=why))
     if broken := [key for key, tensor in tensors.items() if not is_finite(tensor)]:
-        template = ": {path} is damaged: {tensor} holds NaN or infinity ({count} tensors do); choose another file"
-        raise ConfigError(Problem(option, template, path=path, tensor=broken[0], count=len(broken)))
+        template = ": {path} is damaged: {tensors} with NaN or infinity, first {tensor}; choose another file"
+        raise ConfigError(
+            Problem(option, template, path=path, tensor=broken[0], tensors=counted(len(broken), "tensor"))
+        )
     return tensors
 
 

@@ -32,7 +32,8 @@ from library.families.facts import block_of
 from library.methods import lora
 from library.methods.base import BaseMethod, dtype_of
 from library.methods.lora import AdapterLocation, Unmatched, file_of, report_unmatched
-from library.methods.lycoris_files import block_sizes, match_scale_of_file, put_blocks
+from library.methods.lycoris_files import block_sizes, match_scale_of_file, put_blocks, takes_the_weight
+from library.methods.lycoris_presets import known_presets
 from library.tools.names import names_of
 from library.tools.storage import exact, holds, is_finite
 
@@ -208,7 +209,10 @@ def attach(components: ModelComponents, family: Family, config: AdapterRun) -> L
         settings = {**stored, **settings}
     settings.setdefault("dropout", config.network.network_dropout or 0.0)
     encoders = _encoders(components, config, settings)
-    with _said_briefly(name), _known_attention(name, components.denoiser):
+    with contextlib.ExitStack() as stack:
+        if name == network_args.LYCORIS:
+            stack.enter_context(known_presets(str(settings.get("preset", "full")), components.denoiser))
+        stack.enter_context(_said_briefly(name))
         network: Any = module.create_network(
             1.0,
             dim,
@@ -224,16 +228,8 @@ def attach(components: ModelComponents, family: Family, config: AdapterRun) -> L
     device = next(components.denoiser.parameters()).device
     learns_denoiser = not config.network.network_train_text_encoder_only
     network.apply_to(list(encoders.values()), components.denoiser, bool(encoders), learns_denoiser)
-    for adapter in network.loras:  # into its layer, so that it moves with it from now on
-        layer = adapter.org_module[0]
-        match_scale_of_file(adapter)
-        layer.add_module("adapter", _moved(adapter, device, dtype_of(config)))
-        if getattr(adapter.org_forward, "__func__", None) is type(layer).forward:
-            adapter.org_forward = types.MethodType(_as_it_is, layer)
-        if getattr(adapter, "op", None) is functional.group_norm:
-            adapter.op = _group_norm
-        if type(adapter).__name__ == "LokrModule" and adapter.rank_dropout:
-            _drop_rows_on_the_device(adapter)
+    for adapter in network.loras:
+        _put_into_its_layer(adapter, device, dtype_of(config))
     method = LycorisAdapters(network, places, config)
     if weights := config.network.network_weights:
         tensors = file_of(weights, config.family)
@@ -244,6 +240,21 @@ def attach(components: ModelComponents, family: Family, config: AdapterRun) -> L
         # Each kind of adapter has an alpha, so that alone does not make it the same kind.
         report_unmatched("network_weights", weights, unmatched, sum(not name.endswith(".alpha") for name in tensors))
     return method
+
+
+def _put_into_its_layer(adapter: Any, device: torch.device, dtype: torch.dtype) -> None:
+    """So that it moves with its layer from now on, and computes what this trainer needs."""
+    layer = adapter.org_module[0]
+    match_scale_of_file(adapter)
+    layer.add_module("adapter", _moved(adapter, device, dtype))
+    if getattr(adapter.org_forward, "__func__", None) is type(layer).forward:
+        adapter.org_forward = types.MethodType(_as_it_is, layer)
+    if vars(layer).get("forward") == adapter.forward and not takes_the_weight(adapter):
+        layer.forward = types.MethodType(_adapted_or_not, adapter)
+    if getattr(adapter, "op", None) is functional.group_norm:
+        adapter.op = _group_norm
+    if type(adapter).__name__ == "LokrModule" and adapter.rank_dropout:
+        _drop_rows_on_the_device(adapter)
 
 
 def _left_out(denoiser: nn.Module, family: Family, config: AdapterRun) -> set[str]:
@@ -268,23 +279,16 @@ def _left_out(denoiser: nn.Module, family: Family, config: AdapterRun) -> set[st
     return before | (around[False] - around[True])
 
 
-@contextlib.contextmanager
-def _known_attention(name: str, denoiser: nn.Module) -> Iterator[None]:
-    """The preset attn-only looks for attention by the class names of sd-scripts' U-Net, which are others here."""
-    own = {type(module).__name__ for module in denoiser.modules() if type(module).__name__.endswith("Attention")}
-    known = importlib.import_module("lycoris.config").PRESET["attn-only"] if name == network_args.LYCORIS else {}
-    before = known.get("unet_target_module", [])
-    known["unet_target_module"] = [*before, *sorted(own)]
-    try:
-        yield
-    finally:
-        known["unet_target_module"] = before
-
-
 def _as_it_is(layer: Any, *args: Any, **kwargs: Any) -> Any:
     """Call the layer's current `forward`: the package keeps the one from before its weights were quantized to 8
     bits."""
     return type(layer).forward(layer, *args, **kwargs)
+
+
+def _adapted_or_not(adapter: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call the layer with its adapter, or as it is at a multiplier of 0: there the package's DoRA scales nothing, but
+    adds the difference of the weights all the same."""
+    return adapter.forward(*args, **kwargs) if adapter.multiplier else adapter.org_forward(*args, **kwargs)
 
 
 def _alpha(adapter: Any) -> float:

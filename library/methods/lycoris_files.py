@@ -14,6 +14,11 @@ def block_sizes(network: Any) -> dict[str, int]:
     return {adapter.lora_name: adapter.block_size for adapter in network.loras if hasattr(adapter, "up_list")}
 
 
+def takes_the_weight(adapter: Any) -> bool:
+    """Whether it holds the layer's weight itself, as algo=full does; without it the layer computes nothing."""
+    return getattr(adapter, "is_diff", None) is False
+
+
 def match_scale_of_file(adapter: Any) -> None:
     """With rs_lora, let the scale in training be the one that readers of the file use: alpha / rank for GLoRA, whose
     alpha the package leaves as it is, and 1 for LoKr of whole matrices, whose alpha nobody reads."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import ConfigError, Problem, Text, counted
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun, FullSave, Save
 from library.files import clean_up, need_space, remove_folder, write_atomic, write_folder_atomic
@@ -257,10 +257,10 @@ def _warn_of_nan(path: Path, tensors: Mapping[str, Tensor], refuse: bool = False
     here = {name: tensor for name, tensor in tensors.items() if not collected(tensor)}
     broken = [name for name, tensor in here.items() if not is_finite(tensor)]
     if broken and refuse:
-        raise ConfigError("{name} was not saved: {count} tensors hold NaN or infinity, first {broken}",
-            name=path.name, count=len(broken), broken=broken[0])  # fmt: skip
+        raise ConfigError("{name} was not saved: {tensors} with NaN or infinity, first {broken}",
+            name=path.name, tensors=counted(len(broken), "tensor"), broken=broken[0])  # fmt: skip
     if broken:
-        log.warning("%s: %d tensors hold NaN or infinity, first %s", path.name, len(broken), broken[0])
+        log.warning("%s: %s with NaN or infinity, first %s", path.name, counted(len(broken), "tensor"), broken[0])
 
 
 def _types(config: RunConfig) -> Callable[[str, Tensor], torch.dtype]:

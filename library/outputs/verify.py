@@ -39,10 +39,10 @@ def check(path: Path, shapes_of: Callable[[], Shapes], config: RunConfig) -> Jso
     except Exception as error:  # such as a damaged file or an unmounted disk
         log.warning("%s could not be checked", path, exc_info=True)
         wrong = Text("it cannot be read back: {why}", why=error)
-    loads = "it loads: all {count} tensors match what the model holds"
+    loads = "it loads, and holds what the model does: {tensors}"
     if config.adapters:
-        loads = "it loads: all {count} tensors match the model's names and shapes"
-    return {"ok": not wrong, "text": wrong or Text(loads, count=len(shapes))}
+        loads = "it loads, and fits the model's names and shapes: {tensors}"
+    return {"ok": not wrong, "text": wrong or Text(loads, tensors=counted(len(shapes), "tensor"))}
 
 
 def differences(path: Path, shapes: Shapes) -> str:

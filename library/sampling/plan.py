@@ -37,8 +37,9 @@ def columns(compare: str, loras: Weighted, strengths: Sequence[float] = STRENGTH
     together = ", ".join(_titled(path, strength) for path, strength in loras) or "base model"
     if len({path for path, _ in loras}) < len(loras):
         raise ConfigError("A LoRA file is named twice: name each once")
-    if any(not math.isfinite(value) or abs(value) > 10 for value in (*strengths, *(value for _, value in loras))):
-        raise ConfigError("Strengths are numbers from -10 to 10")
+    for value in (*strengths, *(strength for _, strength in loras)):
+        if not math.isfinite(value) or abs(value) > 10:
+            raise ConfigError("Strengths are numbers from -10 to 10, not {value}", value=f"{value:g}")
     if compare != "together" and not loras:
         raise ConfigError("There is nothing to compare without a LoRA: choose a file")
     if compare == "files":

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from library.config.arguments import Arguments
-from library.config.problems import ConfigError, Report, Text
+from library.config.problems import ConfigError, Report, Text, counted
 from library.runs.job_work import joined
 
 DONE, FAILED, MISUSED = 0, 1, 2
@@ -59,9 +59,11 @@ def merge(asked: argparse.Namespace) -> int:
                 "rank, conv_rank and trained_on are for merging LoRAs into one: leave them out with --base"
             )
         done = tool.merge(asked.base, loras, asked.out, dtype=asked.dtype, report=asked.report)
-        print(f"{done.path}: {done.modules} changes were added to the weights")
+        print(f"{done.path}: {counted(done.modules, 'change')} added to the weights")
         if done.left_out:
-            print(f"note: {len(done.left_out)} modules of text encoders were left out, {asked.base} holds none")
+            print(
+                f"note: {counted(len(done.left_out), 'module')} of text encoders left out, as {asked.base} holds none"
+            )
         return DONE
     if asked.dtype == "fp8":
         raise ConfigError("fp8 is for checkpoints: use float, fp16 or bf16 for a LoRA")
@@ -73,7 +75,7 @@ def merge(asked: argparse.Namespace) -> int:
         trained_on=asked.trained_on,
         report=asked.report,
     )
-    print(f"{done.path}: one LoRA of {len(loras)}, with {done.modules} modules")
+    print(f"{done.path}: one LoRA of {len(loras)}, with {counted(done.modules, 'module')}")
     return DONE
 
 
@@ -85,7 +87,7 @@ def extract(asked: argparse.Namespace) -> int:
         **{field.name: getattr(asked, field.name) for field in dataclasses.fields(tool.ExtractOptions)}
     )
     done = tool.extract(asked.tuned, asked.base, asked.out, choices=choices, dtype=asked.dtype, report=asked.report)
-    print(f"{done.path}: {done.modules} modules; {done.same} do not differ and were left out")
+    print(f"{done.path}: {counted(done.modules, 'module')}; left out as they do not differ: {done.same}")
     for part in done.left_out:
         print(f"note: {part} differs by no more than {choices.min_diff:g} and was left out")
     return DONE
@@ -133,7 +135,8 @@ def verify(asked: argparse.Namespace) -> int:
         norms = sorted(row.norm for row in found.modules if row.norm is not None)
         kinds = ", ".join(sorted({row.kind for row in found.modules}))
         family = found.family or "unknown family"
-        print(f"{len(found.modules)} modules of {kinds}, {family}, {found.style} names, ranks {ranks or 'none'}")
+        modules = counted(len(found.modules), "module")
+        print(f"{modules} of {kinds}, {family}, {found.style} names, ranks {ranks or 'none'}")
         if norms:
             print(f"norms {norms[0]:.4g} to {norms[-1]:.4g}, middle {norms[len(norms) // 2]:.4g}")
     for text in found.warnings:

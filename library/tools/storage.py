@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Report, Text
+from library.config.problems import ConfigError, Report, Text, counted
 from library.families.shared import weights
 from library.files import need_space, write_atomic
 
@@ -209,7 +209,9 @@ class FilePlan:
         except SafetensorError as e:
             raise OSError(f"the file that was just written cannot be read back: {e}") from e
         if names != self.tensors.keys():
-            raise OSError(f"the file that was just written has {len(names)} tensors instead of {len(self.tensors)}")
+            raise OSError(
+                f"the file that was just written has {counted(len(names), 'tensor')} instead of {len(self.tensors)}"
+            )
 
     def write_new(self, out: Path, metadata: Mapping[str, str], report: Report = silent) -> Path:
         """Write the file at `out`, which must be new; nothing is left there when something fails."""

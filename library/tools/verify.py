@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from library.config.problems import ConfigError, Report, Text
+from library.config.problems import ConfigError, Report, Text, counted
 from library.tools import adapters, names, storage
 from library.tools.changes import LayerChange, rank_of
 from library.tools.factors import AdapterFactors
@@ -158,11 +158,9 @@ def _names(found: Findings, keys: list[str]) -> None:
     """Names that this program reads, and most others do not."""
     odd = [key for key in keys if names.cleaned(key) != key or ".default." in key]
     if odd:
-        template = (
-            "{count} names hold what other programs do not look for: {names}; write the file again with {command}"
-        )
+        template = "other programs do not look for {keys}: {names}; write the file again with {command}"
         command = "kohya tools convert FILE --to kohya --out NEW"
-        found.warnings.append(Text(template, count=len(odd), names=_some(odd), command=command))
+        found.warnings.append(Text(template, keys=counted(len(odd), "name"), names=_some(odd), command=command))
 
 
 def _overall(found: Findings) -> None:
@@ -172,18 +170,20 @@ def _overall(found: Findings) -> None:
             Text("every module is dead: this LoRA changes nothing (was it trained with a rate of 0?)")
         )
     elif dead:
-        found.warnings.append(Text("{count} modules change nothing: {names}", count=len(dead), names=_some(dead)))
+        found.warnings.append(
+            Text("nothing is changed by {modules}: {names}", modules=counted(len(dead), "module"), names=_some(dead))
+        )
     norms = sorted(row.norm for row in found.modules if not row.dead and row.norm is not None)
     if norms:
         usual = norms[len(norms) // 2]
         strong = [row.module for row in found.modules if (row.norm or 0.0) > MEDIAN_FACTOR * usual]
         if strong:
-            template = "{count} modules change their layer over {factor} times the usual: {names}"
-            found.warnings.append(Text(template, count=len(strong), factor=f"{MEDIAN_FACTOR:g}", names=_some(strong)))
+            template = "{modules} with a change of over {factor} times the usual: {names}"
+            many = counted(len(strong), "module")
+            found.warnings.append(Text(template, modules=many, factor=f"{MEDIAN_FACTOR:g}", names=_some(strong)))
     if above := [row.module for row in found.modules if row.strength > 1]:
-        found.warnings.append(
-            Text("{count} modules have an alpha above their rank: {names}", count=len(above), names=_some(above))
-        )
+        template = "{modules} with an alpha above the rank: {names}"
+        found.warnings.append(Text(template, modules=counted(len(above), "module"), names=_some(above)))
 
 
 def _compare(found: Findings, modules: Mapping[Module, Part], model: ModelFile) -> None:
@@ -205,14 +205,18 @@ def _compare(found: Findings, modules: Mapping[Module, Part], model: ModelFile) 
         elif isinstance(part, LayerChange) and part.bias() is not None and model.bias_place(module) is None:
             absent.append(f"{module.kohya} (bias)")
     if absent:
-        template = "{count} modules are not in {path}: {names}"
-        found.problems.append(Text(template, count=len(absent), path=model.path, names=_some(absent)))
+        template = "{path} has no layer for {modules}: {names}"
+        found.problems.append(
+            Text(template, modules=counted(len(absent), "module"), path=model.path, names=_some(absent))
+        )
     if wrong:
-        template = "{count} modules do not fit {path}: {names}"
-        found.problems.append(Text(template, count=len(wrong), path=model.path, names=_some(wrong)))
+        template = "{path} has layers of other shapes for {modules}: {names}"
+        found.problems.append(
+            Text(template, modules=counted(len(wrong), "module"), path=model.path, names=_some(wrong))
+        )
     for part, count in elsewhere.items():
-        template = "{count} modules of {part} could not be compared: {path} holds no such encoder"
-        found.warnings.append(Text(template, count=count, part=part, path=model.path))
+        template = "{modules} of {part} could not be compared: {path} holds no such encoder"
+        found.warnings.append(Text(template, modules=counted(count, "module"), part=part, path=model.path))
 
 
 def _misfit(part: Part, shape: tuple[int, ...]) -> str:

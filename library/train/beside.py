@@ -10,6 +10,7 @@ from library.config.problems import ConfigError, Text
 from library.config.run_config import RunConfig
 from library.runs.record import sentence
 from library.train import errors
+from library.train.journal import Journal
 from library.train.stop_requests import WorkCancelled
 from library.train.training import Training
 
@@ -23,10 +24,16 @@ def reason(error: Exception, training: Training) -> str:
     Raises the error where the training cannot go on after it: it was asked to end, another process of it is gone, or
     the others still compute with parts of the model that this one has.
     """
-    explained = errors.explain_error(error, training.config, training.journal.doing, {})
     between_passes = isinstance(error, ConfigError | OSError)
-    waited_for = training.method.shards is not None and training.world.ranks > 1 and not between_passes
-    if waited_for or isinstance(error, WorkCancelled) or isinstance(explained, errors.ProcessGone):
+    if training.method.shards is not None and training.world.ranks > 1 and not between_passes:
+        raise error
+    return reason_before(error, training.config, training.journal)
+
+
+def reason_before(error: Exception, config: RunConfig, journal: Journal) -> str:
+    """As `reason`, for work before the first step, in which each process computes by itself."""
+    explained = errors.explain_error(error, config, journal.doing, {})
+    if isinstance(error, WorkCancelled) or isinstance(explained, errors.ProcessGone):
         raise error
     return described(error, training.config, training.journal.doing)
 

@@ -56,6 +56,16 @@ def test_repeats_whose_ratio_cannot_be_kept_have_to_be_fixed(balancing, epochs):
 def test_masks_of_onetrainer_are_used_as_they_lie():
     made = importers.read({**SDXL_LORA, "masked_training": True}, CONFIGS)
     assert values(made.config)["masked_loss"] and "masklabel" in str(outcome(made, "masked_training").text)
+    assert "rename" not in str(outcome(made, "masked_training").text)
+
+
+@pytest.mark.parametrize(("masks", "area"), [(True, True), (True, False), (False, True)])
+def test_onetrainer_divides_by_the_area_of_masks_where_it_reads_masks(masks, area):
+    made = importers.read({**SDXL_LORA, "masked_training": masks, "normalize_masked_area_loss": area}, CONFIGS)
+    assert made.config.loss.normalize_masked_area_loss == (masks and area)
+    said = outcome(made, "normalize_masked_area_loss")
+    assert said.kind == ("empty" if not area else "kept" if masks else "ignored")
+    assert said.kind != "ignored" or "masked_training" in str(said.text)
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,23 @@ def test_images_go_with_what_belongs_to_them(found, data):
     assert tree(data) == start
 
 
+# As the families name them, whose names and sizes vary; tests/train/test_training.py makes those of all.
+CACHES = ("_0096x0064_flux.npz", "_upright_0064x0096_f2k4b.safetensors", "_0064x1024_fk.safetensors", "_flux_te.npz",
+          "_f2k4b_te.safetensors", "_qi_te.safetensors", "_zi_te.safetensors", "_anima_te.npz")  # fmt: skip
+
+
+def test_caches_in_either_format_go_with_their_image_alone(found, data):
+    folder = data / "10_cat"
+    (folder / "1_b.png").write_bytes((folder / "2.png").read_bytes())
+    mine = {f"1{ending}" for ending in CACHES}
+    others = {*(f"1_b{ending}" for ending in CACHES), "1_b_te_outputs.npz", "1_lora.safetensors", "1.safetensors"}
+    for name in mine | others:
+        (folder / name).write_text("x")
+    before = {path.name for path in folder.iterdir()}
+    changes.remove(found, ["10_cat/1.png"])
+    assert before - {path.name for path in folder.iterdir()} == {"1.png", "1.txt", *mine}
+
+
 def test_a_folder_is_prepared_for_a_training_and_back(data):
     plain = data / "later"
     (plain / "c.txt").write_text("words")

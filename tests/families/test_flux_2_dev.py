@@ -164,5 +164,5 @@ def test_it_trains_from_nothing_and_again_from_its_caches_alone(files, demo, tmp
     given |= {"text_encoder": None, "sample_prompts": None}
     assert train(config_of(demo, SCRIPT, **given, output_dir=tmp_path / "again")).losses == first.losses
     cached.unlink()
-    with pytest.raises(ConfigError, match="not cached yet, and there is no text encoder"):
+    with pytest.raises(ConfigError, match="there is no text encoder for . captions? not cached yet"):
         train(config_of(demo, SCRIPT, **given, output_dir=tmp_path / "lost"))

@@ -1,4 +1,5 @@
 import copy
+import importlib
 import json
 import re
 
@@ -12,6 +13,7 @@ from library import methods
 from library.bench import subjects
 from library.config.problems import ConfigError
 from library.families import network_args
+from library.families.adapter_kinds import LYCORIS_KINDS
 from library.tools.changes import LayerChange
 from library.tools.names import PARTS
 from tests.training import LORAS
@@ -58,6 +60,54 @@ def test_every_algorithm_attaches_learns_and_comes_back(flux_like, flux_config, 
             p.zero_()
     assert not method.load_state_dict(state).unexpected
     torch.testing.assert_close(parts.denoiser(*inputs()), learned)
+
+
+VARIANTS = {
+    "locon": [[], ["dora_wd=True"], ["dora_wd=True", "wd_on_output=False"], ["use_scalar=True"], ["train_norm=True"]],
+    "loha": [[], ["dora_wd=True"], ["rank_dropout=0.5"]],
+    "lokr": [["factor=2"], ["factor=2", "dora_wd=True"], ["factor=2", "full_matrix=True", "dora_wd=True"]],
+    "diag-oft": [[], ["rescaled=True"], ["constraint=0.1"]],
+    "boft": [["preset=TOML"], ["preset=TOML", "rescaled=True"]],
+    "dylora": [[], ["block_size=2"]],
+    "ia3": [[], ["train_on_input=True"]],
+    "full": [[], ["rank_dropout=0.5"]],
+}
+BYPASSED = ("locon", "loha", "lokr", "diag-oft", "glora", "ia3")
+KINDS = [[f"algo={algo}", *more] for algo in LYCORIS_KINDS if algo != "dora" for more in VARIANTS.get(algo, [[]])]
+KINDS += [[f"algo={algo}", *VARIANTS.get(algo, [[]])[0], "bypass_mode=True"] for algo in BYPASSED]
+
+
+@pytest.mark.parametrize("args", KINDS, ids=" ".join)
+def test_a_model_whose_adapters_are_switched_off_is_the_base_model(flux_like, flux_config, tmp_path, args):
+    """In training, with dropout, and whatever they have learned."""
+    (tmp_path / "boft.toml").write_text("unet_target_name = ['double_blocks.*.img_attn.proj']\nuse_fnmatch = true\n"
+                                        "unet_target_module = []\ntext_encoder_target_module = []")  # fmt: skip
+    args = [arg.replace("TOML", str(tmp_path / "boft.toml")) for arg in args]
+    before = flux_like[1].denoiser(*inputs())
+    parts, method = lycoris(flux_like, flux_config, *args)
+    method.train()
+    with torch.no_grad():
+        for p in method.parameters():
+            p.add_(torch.randn_like(p) * 0.1)
+    assert not torch.allclose(parts.denoiser(*inputs()), before)
+    method.set_multiplier(0.0)
+    torch.testing.assert_close(parts.denoiser(*inputs()), before, rtol=1e-6, atol=1e-6)
+    method.set_multiplier(1.0)
+    assert not torch.allclose(parts.denoiser(*inputs()), before)
+
+
+def test_a_compiled_block_switches_its_adapters_off_and_on(flux_like, flux_config):
+    before = flux_like[1].denoiser(*inputs())
+    parts, method = lycoris(flux_like, flux_config, "algo=locon", "dora_wd=True")
+    with torch.no_grad():
+        for p in method.parameters():
+            p.add_(torch.randn_like(p) * 0.1)
+    learned = parts.denoiser(*inputs())
+    for block in (*parts.denoiser.double_blocks, *parts.denoiser.single_blocks):
+        block.compile(backend="eager")
+    for multiplier, expected in ((1.0, learned), (0.0, before), (1.0, learned), (0.0, before)):
+        method.set_multiplier(multiplier)
+        torch.testing.assert_close(parts.denoiser(*inputs()), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("script", LORAS)
@@ -119,6 +169,15 @@ def test_wrong_arguments_are_found_before_anything_starts(flux_config):
     config = flux_config(network_module="lycoris.kohya", network_args=["alog=lokr", "conv_dim=x"])
     said = list(methods.problems(config))
     assert len(said) == 2 and "did you mean algo" in said[0]
+
+
+@pytest.mark.parametrize("algo", ["lora", "loha", "lokr"])
+def test_dora_in_bypass_mode_is_refused_as_the_package_leaves_it_out(flux_config, algo):
+    config = flux_config(network_module="lycoris.kohya",
+                         network_args=[f"algo={algo}", "dora_wd=True", "bypass_mode=True"])  # fmt: skip
+    assert any("leaves out what dora_wd learns" in str(problem) for problem in methods.problems(config))
+    with pytest.raises(ConfigError, match="fp8_base cannot be used with dora_wd"):  # and so no advice to bypass
+        flux_config(network_module="lycoris.kohya", fp8_base=True, network_args=[f"algo={algo}", "dora_wd=True"])
 
 
 def test_an_algorithm_that_does_not_exist(flux_like, flux_config):
@@ -244,3 +303,37 @@ def test_an_infinite_alpha_that_counts_is_named(flux_like, flux_config):
     name = next(name for name in state if name.endswith(".alpha"))
     with pytest.raises(ConfigError, match=f"{name} of the file is infinite"):
         method.load_state_dict({**state, name: torch.tensor(float("inf"))})
+
+
+PRESET = """
+unet_target_module = ["SingleStreamBlock"]
+text_encoder_target_module = []
+enable_conv = false
+"""
+
+
+def test_a_preset_in_a_file_is_read_by_nobody_but_us(flux_like, flux_config, tmp_path, monkeypatch):
+    kohya = importlib.import_module("lycoris.kohya")
+
+    def opened(path):
+        raise AssertionError(f"the package has opened {path}")
+
+    monkeypatch.setattr(kohya, "read_preset", opened)
+    (tmp_path / "mine.toml").write_text(PRESET)
+    known = set(kohya.PRESET)
+    _, method = lycoris(flux_like, flux_config, f"preset={tmp_path / 'mine.toml'}")
+    assert all(adapter.lora_name.startswith("lora_unet_single_blocks") for adapter in method.network.loras)
+    assert set(kohya.PRESET) == known
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("a = " + "[" * 60 + "]" * 60, "more than 50 levels deep"),
+    ("x = 1\n" * 2, "is not valid TOML"),
+    ("# " + "x" * 1_000_001, "at most 1,000,000 are read"),
+    ("unet_target = ['x']", "is no preset of LyCORIS"),
+])  # fmt: skip
+def test_what_is_wrong_with_a_file_of_a_preset_is_said(flux_like, flux_config, tmp_path, text, said):
+    (tmp_path / "mine.toml").write_text(text)
+    with pytest.raises(ConfigError, match=said) as caught:
+        lycoris(flux_like, flux_config, f"preset={tmp_path / 'mine.toml'}")
+    assert str(caught.value).startswith("in network_args: preset: ") and "mine.toml" in str(caught.value)

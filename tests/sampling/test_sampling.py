@@ -172,6 +172,12 @@ def test_columns_and_prompts_that_make_no_sense_are_refused():
     assert first.seed == second.seed is not None and plan.with_one_seed([CAT]) == [CAT]
 
 
+@pytest.mark.parametrize("asked", ["--lora=a.safetensors=nan", "--lora=a.safetensors=-inf", "--strengths=1,nan"])
+def test_a_strength_that_is_no_number_is_refused_before_anything_is_read(asked, tmp_path):
+    with pytest.raises(ConfigError, match=r"numbers from -10 to 10, not (nan|-inf)"):
+        shell.main([str(tmp_path / "model.safetensors"), "--prompt=cat", asked], lambda path: "")
+
+
 def test_images_of_prompts_are_looked_at_before_loading_where_the_model_is_shown_them(given, tmp_path):
     (tmp_path / "text.png").write_text("no image")
     told = []

@@ -66,7 +66,7 @@ FITS_NOT = [
         for option in ("network_weights", "base_weights")
         for file, words in (
             ("half", "lacks its up matrix: the file is damaged"),
-            ("nan", "tensors do); choose another"),
+            ("nan", "with NaN or infinity, first"),
             ("wide", "has another size than this model's layer"),
         )
     ),

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import re
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from library import families
+from library.curation.changes import companions
 from library.families.flux.family import FluxFamily
 from library.families.sdxl.family import SdxlFamily
 from library.train import stop_requests
@@ -149,6 +151,9 @@ def test_caches_on_disk_are_read_again(demo, run, plain, tmp_path):
         expected |= {f"0064x0064{family.latent_cache.suffix}", family.text_cache.suffix.removeprefix("_")}
         assert {path.name.split("_", 1)[1] for path in made} == expected
     assert expected >= {"0064x0064_sdxl.npz", "te_outputs.npz", "0064x0064_flux.npz", "flux_te.npz"}
+    images = {path.stem: path for path in data.rglob("*.png")}
+    with_them = {file for image in images.values() for file in companions(image, sorted(os.listdir(image.parent)))}
+    assert with_them >= caches(data).keys()  # the page's trash takes them along
 
 
 # ---- how long

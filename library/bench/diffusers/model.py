@@ -5,7 +5,6 @@ What such a model is called with is read from the parameters of its `forward`; t
 
 import functools
 import inspect
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from library.bench.subjects import TrainableModel, usual
 from library.compiler.torch_private import pytree
 from library.config.building import build
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.outside_files import load_json
 from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
 from library.config.values import did_you_mean
@@ -183,9 +183,9 @@ def arguments(name: str, given: JsonMapping) -> JsonObject:
 def read_config(path: Path) -> JsonObject:
     """A config.json. Raises ConfigError when it is none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError("--config {path} cannot be read as JSON: {error}", path=path, error=error) from error
+        found = load_json(path)
+    except ConfigError as e:
+        raise ConfigError("--config: {error}", error=e.said) from e
     if not isinstance(found, dict):
         raise ConfigError("--config {path} must hold a JSON object: the config.json of a diffusers model", path=path)
     return found

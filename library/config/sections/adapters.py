@@ -223,6 +223,10 @@ class AdapterPrecision(FrozenPrecision):
             yield Problem(name,
                 "cannot be used with algo=full, which learns whole weights: write algo=lokr, or another",
                 also="network_args network_module")  # fmt: skip
+        elif "dora_wd=true" in map(str.lower, run.network.network_args):
+            yield Problem(name,
+                "cannot be used with dora_wd, which needs whole weights: leave one of them out",
+                also="network_args network_module")  # fmt: skip
         elif "bypass_mode=True" not in run.network.network_args:
             yield Problem(name,
                 "cannot be used with network_module = {module}: add bypass_mode=True to network_args",

@@ -1,13 +1,13 @@
 """FLUX.2's files: locate, validate and read each of the three parts."""
 
 import contextlib
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from library.config.outside_files import table_of
 from library.config.problems import ConfigError, Problem, Text
 from library.families.facts import Shapes
 from library.families.flux_2 import keys, text_encoder, vae
@@ -125,11 +125,7 @@ def calls_itself_distilled(path: Path) -> bool:
     name = (whole or path).name.lower()
     if "klein" in name:
         return "base" not in name
-    try:
-        text = (whole / "model_index.json").read_text(encoding="utf-8") if whole else "{}"
-        return json.loads(text).get("is_distilled") is True
-    except (OSError, ValueError, AttributeError):
-        return False
+    return whole is not None and table_of(whole / "model_index.json").get("is_distilled") is True
 
 
 def plain_shapes(entries: Entries, part: str) -> Shapes:

@@ -1,7 +1,6 @@
 """Qwen-Image's files: locate, validate and read each of the three parts."""
 
 import functools
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from library.config.outside_files import table_of
 from library.config.problems import Problem
 from library.config.run_config import RunConfig
 from library.families.facts import Shapes
@@ -129,11 +129,7 @@ def version_of(path: Path) -> str:
 
 def has_still_references(whole: Path) -> bool:
     """Whether the transformer's settings in a diffusers folder say so."""
-    try:
-        text = (whole / "transformer" / "config.json").read_text(encoding="utf-8")
-        return bool(json.loads(text).get("zero_cond_t"))
-    except (OSError, ValueError, AttributeError):
-        return False
+    return bool(table_of(whole / "transformer" / "config.json").get("zero_cond_t"))
 
 
 def load_text_encoder(seeing: bool, path: Path, dtype: Any, mmap: bool = True) -> nn.Module:

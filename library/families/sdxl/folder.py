@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from library.config.json_types import JsonObject
+from library.config.outside_files import table_of
 from library.families.base import ModelComponents
 from library.families.sdxl import model
 from library.families.shared import clip
@@ -77,9 +78,8 @@ def _scheduler(components: ModelComponents, place: Path, v_prediction: bool, zer
     """Write the scheduler's settings; returns its class."""
     place.mkdir()
     theirs = Path(components.source.get("path", "")) / "scheduler" / "scheduler_config.json"
-    if theirs.is_file():
-        settings = json.loads(theirs.read_text(encoding="utf-8"))
-    else:
+    settings = table_of(theirs)
+    if not isinstance(settings.get("_class_name"), str):
         usual = usual_scheduler()
         settings = {**usual.config, "_class_name": type(usual).__name__}
     if v_prediction:

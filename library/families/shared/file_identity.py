@@ -8,14 +8,14 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, counted
 
 CHANGED = (
     "{path} was replaced or changed while it was read, so parts of two models would be mixed; start again when the "
     "file is complete"
 )
 
-DAMAGED = "{path} is damaged: {tensor} holds NaN or infinity ({count} tensors do); choose another file"
+DAMAGED = "{path} is damaged: {tensors} with NaN or infinity, first {tensor}; choose another file"
 
 
 class WatchedFiles:
@@ -38,7 +38,7 @@ class WatchedFiles:
         """The error for the first of the files whose weights hold NaN or infinity. Reads all of them."""
         for path in self._known:
             if path.suffix.lower() == ".safetensors" and (names := _not_finite(path)):
-                return ConfigError(DAMAGED, path=path, tensor=names[0], count=len(names))
+                return ConfigError(DAMAGED, path=path, tensor=names[0], tensors=counted(len(names), "tensor"))
         return None
 
     def check(self) -> None:

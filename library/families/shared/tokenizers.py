@@ -1,7 +1,6 @@
 """Locate tokenizers: beside the model, in a folder of tokenizers, in the hub's cache, or online."""
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 import huggingface_hub
 
+from library.config.outside_files import TOKENIZER, check_size, read_text, table_of
 from library.config.problems import ConfigError, Problem, together
 from library.families.shared import hub
 from library.files import write_atomic
@@ -55,18 +55,15 @@ def holds(folder: Path, wanted: str) -> bool:
     for files in STORED[wanted]:
         if all((folder / file).is_file() for file in files):
             return True
-    try:
-        stored = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return stored.get("model", {}).get("type") == wanted.split()[-1]
+    model = table_of(folder / "tokenizer.json", TOKENIZER).get("model")
+    return isinstance(model, dict) and model.get("type") == wanted.split()[-1]
 
 
 def _marked(folder: Path) -> str:
     """The kind of chat tokenizer whose special tokens are in one of the files, else ""."""
     for file in ("tokenizer_config.json", "added_tokens.json", "tokenizer.json"):
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            text = (folder / file).read_text(encoding="utf-8")
+        with contextlib.suppress(ConfigError):
+            text = read_text(folder / file, TOKENIZER)
             if found := next((kind for kind, mark in MARKS.items() if mark in text), ""):
                 return found
     return ""
@@ -176,6 +173,9 @@ def load(folder: Path, name: str) -> Any:
     from library.families.shared.tokenizer_classes import BY_KIND
 
     reader = BY_KIND[kind(name)]
+    for file in FILES:
+        if (folder / file).exists():
+            check_size(folder / file, TOKENIZER)  # before parsers without limits open it
     try:
         return reader.from_pretrained(str(folder), local_files_only=True, model_max_length=LONGEST)
     except Exception as e:

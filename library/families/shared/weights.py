@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import itertools
-import json
 import math
 import re
 import struct
@@ -89,7 +88,7 @@ def entries(path: str | Path) -> dict[str, JsonObject]:
 def raw_header(path: Path) -> JsonObject:
     """The header of a .safetensors file that `entries` has validated, including metadata."""
     with path.open("rb") as file:
-        return json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        return parse_json(file.read(int.from_bytes(file.read(8), "little")), path)
 
 
 def _data_length(path: Path, table: JsonMapping) -> int:

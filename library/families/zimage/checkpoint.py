@@ -1,12 +1,12 @@
 """Z-Image's files: locate, validate and read each of the three parts."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from library.config.outside_files import table_of
 from library.config.problems import Problem
 from library.config.run_config import RunConfig
 from library.families.facts import Shapes
@@ -74,11 +74,7 @@ def calls_itself_turbo(path: Path) -> bool:
     name = (whole or path).name.lower().replace("_", "-")
     if "turbo" in name:
         return "de-turbo" not in name and "deturbo" not in name
-    try:
-        text = (whole / "scheduler" / "scheduler_config.json").read_text(encoding="utf-8") if whole else "{}"
-        return json.loads(text).get("shift") == TURBO_SHIFT
-    except (OSError, ValueError, AttributeError):
-        return False
+    return whole is not None and table_of(whole / "scheduler" / "scheduler_config.json").get("shift") == TURBO_SHIFT
 
 
 def plain_shapes(entries: Entries, part: str) -> Shapes:
