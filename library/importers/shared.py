@@ -239,3 +239,17 @@ def small_buckets(resolution: JsonValue) -> JsonObject:
 
 def _table(head: str, members: JsonMapping) -> str:
     return "\n".join([head, *(f"{key} = {toml_value(value)}" for key, value in members.items() if not is_empty(value))])
+
+
+def told_datasets(text: str) -> Text:
+    """How many data sets are in the text of a dataset file, in words."""
+    count = text.count("[[datasets]]")
+    several = "{count} datasets, one for each folder and resolution: {place}"
+    return Text("one dataset: {place}" if count == 1 else several, count=count, place=PREPARED)
+
+
+def told_prompts(count: int) -> Text:
+    """Where sample prompts are, in words."""
+    return Text(
+        "one prompt in a file of its own" if count == 1 else "{count} prompts in a file of their own", count=count
+    )
