@@ -15,7 +15,7 @@ from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, to_numb
 from library.importers.result import KeyOutcome
 
 FULL = {"fp32", "float32", "float_32", "float", "no"}
-ONLY = "this trainer trains LoRA and whole models of SDXL, FLUX.1, FLUX.2, Qwen-Image, Z-Image and Anima"
+ONLY = Text("this trainer trains LoRA and whole models of SDXL, FLUX.1, FLUX.2, Qwen-Image, Z-Image and Anima")
 # Blocks that a share refers to (double blocks of FLUX, and pairs of single ones), and how many can be swapped.
 BLOCKS = {"flux": (38, 35), "flux_2": (20, 19), "qwen_image": (60, 59), "zimage": (30, 29), "anima": (28, 26)}
 # The timestep_sampling that shifts by the size of an image, by family.
