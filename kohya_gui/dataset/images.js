@@ -20,6 +20,7 @@ import * as sources from "./images_sources.js";
  * @property {Count} count
  * @property {Record<string, number>} kinds how many images there are of each kind of finding
  * @property {Record<string, string>} titles of the kinds
+ * @property {string[]} calm kinds that are no mistakes
  * @property {number} captioned
  * @property {boolean} compared
  * @property {string[]} notes
@@ -222,9 +223,9 @@ function showOverview(found) {
  * A button for each kind of finding, which shows those images alone.
  * @param {Overview} found
  */
-function findings({ kinds, titles }) {
+function findings({ kinds, titles, calm }) {
   return Object.entries(kinds).filter(([kind, n]) => (n || kind === view.show) && kind !== "all").map(([kind, n]) => {
-    const className = ["broken", "foreign"].includes(kind) ? "bad" : ["reg", "held"].includes(kind) ? "calm" : "";
+    const className = ["broken", "foreign"].includes(kind) ? "bad" : calm.includes(kind) ? "calm" : "";
     const chip = makeButton("", () => narrow({ show: view.show === kind ? "all" : kind }), { "data-kind": kind, "aria-pressed": String(view.show === kind), className });
     chip.append(make("b", {}, n.toLocaleString("en")), make("span", {}, titles[kind]));
     return chip;

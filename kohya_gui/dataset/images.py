@@ -292,6 +292,7 @@ class DatasetTab:
             "notes": collection.notes, "problems": collection.problems, "fixed": collection.fixed,
             "past": [] if collection.fixed else past(collection.root), "places": list(settings.places(collection)),
             "kinds": {kind: n for kind, n in counts.items()}, "compared": collection.compared,
+            "calm": ["reg", "held", *(["turned"] if collection.config.data.exif_rotation else [])],
             "titles": {**{kind: title for kind, (title, _) in KINDS.items()}, "trigger": "Without the trigger word"},
             "captioned": sum(bool(p.words) and not p.foreign for p in collection.pictures),
         }  # fmt: skip

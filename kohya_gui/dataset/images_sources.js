@@ -124,7 +124,7 @@ function line(place) {
   /** @type {HTMLElement[]} */
   const name = [make("span", { className: place.folder ? "own" : "" }, place.folder || "the folder itself")];
   if (place.role) name.push(make("small", {}, "regularisation"));
-  if (place.held) name.push(make("small", {}, say("{count} held out", { count: place.held.toLocaleString("en") })));
+  if (place.held) name.push(make("small", {}, say("{count} held out for validation", { count: place.held.toLocaleString("en") })));
   if (place.unused) name.push(make("small", {}, say("not used: {why}", { why: place.unused })));
   if (place.fixed && path) name.push(makeButton("Open", () => openAlone(path), { title: say("Open {path}", { path }) }));
   const numbers = [place.used.toLocaleString("en"), least === most ? `${least}` : `${least} to ${most}`, place.seen.toLocaleString("en")];

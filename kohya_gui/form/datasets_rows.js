@@ -104,7 +104,7 @@ export function showCount(box, counted) {
       if (!found) continue;
       const { images, seen, captioned, held } = found, percent = counted.seen ? (100 * seen) / counted.seen : 0;
       const said = [count(images, "image"), say("{captioned} with a caption", { captioned: captioned.toLocaleString("en") }), say("{percent} % of an epoch", { percent: percent >= 10 ? Math.round(percent) : percent.toFixed(1) })];
-      if (held) said.push(say("{count} held out", { count: held.toLocaleString("en") }));
+      if (held) said.push(say("{count} held out for validation", { count: held.toLocaleString("en") }));
       one(row, ".numbers").replaceChildren(...said.map((text) => make("span", {}, text)));
       one(row, ".share").hidden = false;
       one(row, ".share i").style.width = `${percent}%`;

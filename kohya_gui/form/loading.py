@@ -38,7 +38,8 @@ def loaded(form: SettingsForm, path: Path, family: str) -> JsonObject:
     shown = messages.loaded(said, found, places, lambda one: fix(form, made, one), _notes(made, found, path.name))
     source = importers.parse(path)
     base = {key: value for key, value in presets.base(path).items() if key not in keys.ENVIRONMENT}
-    filled = json.loads(form.fill(config, start_preset.loaded(path.name), flat(source)))
+    named = flat(source, [])  # of other programs several tables may have a key, as each tensor of a LoRA has a shape
+    filled = json.loads(form.fill(config, start_preset.loaded(path.name), named))
     more = {"base": base, "launch": form.shown_launch(importers.launch(base)), "prompts": _prompts(made)}
     return {"message": shown, "fill": json.dumps({**filled, **more})}
 
@@ -50,9 +51,11 @@ def problems(made: Imported) -> list[Problem]:
 
 
 def fix(form: SettingsForm, made: Imported, problem: Problem) -> Mapping[str, bool | str]:
-    """What would mend a problem of a loaded config, as fields hold it; a key that is no option becomes the one that was
-    probably meant."""
+    """What would mend a problem of a loaded config, as fields hold it: a key that is no option becomes the one that was
+    probably meant, and a value that cannot be read that of the preset."""
     known = options(type(made.config))
+    if problem.option in {one.key for one in _unread(made)}:
+        return start_preset.value(form.tab, type(made.config), problem.option)
     wanted = working_fix(problem, made.config) if problem.option in known or not problem.option else problem.fix
     return form.shown(made.config.family, wanted)
 

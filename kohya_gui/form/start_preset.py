@@ -143,6 +143,12 @@ def starts(kind: str, configs: Mapping[str, type], folder: str = "") -> dict[str
     return found
 
 
+def value(kind: str, config: type, name: str) -> JsonObject:
+    """The value of an option in what the form begins with, by its name; nothing where that leaves it open."""
+    begun = starts(kind, {config.family: config}).get(config.family, {}).get("values", {})
+    return {name: begun[name]} if name in begun else {}
+
+
 def results(roots: Sequence[Path]) -> str:
     """The folder for results that a form proposes: beside the models, data sets and generated images of the page."""
     return str(roots[0] / "kohya" / "output")

@@ -174,8 +174,7 @@ class TrainingTab:
 
     def _of_preset(self, family: str, name: str) -> Mapping[str, bool | str]:
         """The value of an option in what the form begins with; nothing where that leaves it open."""
-        begun = start_preset.starts(self.tab.id, {family: self.tab.configs[family]}).get(family, {})
-        return {name: begun["values"][name]} if name in begun.get("values", {}) else {}
+        return start_preset.value(self.tab.id, self.tab.configs[family], name)
 
     # ---- what the buttons do
 

@@ -77,7 +77,8 @@ const signs = (template) => (language === "en" ? template : template.replaceAll(
  */
 function filled({ text, template, arguments: given, option = "", place = "" }) {
   const isSigns = !/\p{L}/u.test(template.replace(/\{\w+\}/g, ""));
-  const other = line(template.replace(/^:\s*/, "")) ?? (isSigns ? signs(template) : null);
+  const bare = template.replace(/^:\s*/, "");
+  const other = line(bare) ?? line(bare.charAt(0).toUpperCase() + bare.slice(1)) ?? (isSigns ? signs(template) : null);
   if (other === null) return text;
   const said = other.replace(/\{(\w+)\}/g, (as, name) => {
     const value = given[name] ?? as;

@@ -184,8 +184,9 @@ class Models {
     const sizes = wanted.map(({ what, size }) => this.plan?.files.find((one) => one.what === what)?.left ?? size);
     const total = sizes.reduce((sum, size) => sum + size, 0), free = this.plan?.free ?? this.known?.free ?? 0;
     const complete = this.model.value !== OTHER || wanted.some(({ option }) => option === BASE);
-    const facts = { sizes: sizes.filter(Boolean).map(sizeOf).join(" + "), total: sizeOf(total), free: sizeOf(free) };
-    const template = total > free ? "{sizes} = {total} to download, and only {free} free: choose another folder" : "{sizes} = {total} to download, {free} free";
+    const parts = sizes.filter(Boolean).map(sizeOf), sum = parts.length > 1 ? `${parts.join(" + ")} = ${sizeOf(total)}` : sizeOf(total);
+    const facts = { sizes: sum, total: sizeOf(total), free: sizeOf(free) };
+    const template = total > free ? "{sizes} to download, and only {free} free: choose another folder" : "{sizes} to download, {free} free";
     this.room.textContent = wanted.length && total ? say(template, facts) : complete ? "All files are on this computer." : "";
     this.room.classList.toggle("bad", total > free);
     this.into.hidden = complete && !wanted.length;

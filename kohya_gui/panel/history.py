@@ -115,5 +115,6 @@ def saved(event: JsonObject) -> str:
     if "ok" in event:
         mood, mark, words = ("fine", "✓", "loads") if event["ok"] else ("wrong", "✗", text(event) or "does not load")
         said = listed([mark, words], " ")
-        line += f' <span class="{mood}" title="{html.escape(text(event))}"{data(said)}>{html.escape(said)}</span>'
+        about = text(event)
+        line += f' <span class="{mood}" title="{html.escape(about)}"{data(said, about)}>{html.escape(said)}</span>'
     return f"<li>{line}</li>"

@@ -76,7 +76,11 @@ def about_missing(subset: SubsetConfig, here: Listing, images: list[str], files:
             "{folder}: {files} not used, since caption_extension is '{extension}'; "
             'set caption_extension = "{other}" to use them; now every image is {fallback}'
         )
-        facts = {"folder": here.folder, "files": counted(endings[other], f"{other} file"), "other": other,
+        count = endings[other]
+        files_there = Text(
+            "{count} {ending} file" if count == 1 else "{count} {ending} files", count=count, ending=other
+        )
+        facts = {"folder": here.folder, "files": files_there, "other": other,
                  "extension": ending, "fallback": fallback}  # fmt: skip
         fix = {"caption_extension": other}
         return Missing(about_images(template, topic="captions", fix=fix, **facts), [])

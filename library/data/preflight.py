@@ -238,8 +238,8 @@ def _cropped(images: list[Image]) -> Iterator[Problem]:
     worst = sorted(lost, key=lambda path: (-lost[path], path))
     names = some([f"{path} ({round(100 * lost[path])} %)" for path in worst])
     yield about_images(
-        "{count} cropped by more than {much} %, of width or height: {names}; crop or pad them yourself, or leave them "
-        "out", count=counted(len(lost), "image"), much=round(100 * MUCH_CUT), names=names)  # fmt: skip
+        "{count} cropped by more than {much} % of their width or height: {names}; crop or pad them yourself, or leave "
+        "them out", count=counted(len(lost), "image"), much=round(100 * MUCH_CUT), names=names)  # fmt: skip
 
 
 def _transparent(images: list[Image]) -> Iterator[Problem]:

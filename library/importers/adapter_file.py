@@ -151,7 +151,10 @@ def _network(builder: ImportBuilder) -> None:
     arguments = _table(builder.get("ss_network_args"))
     given = optimizer_args({key: value for key, value in arguments.items() if key != "dropout"})
     values: JsonObject = {"network_args": given} if given else {}
-    builder.change("ss_network_args", said_of(values), values)
+    if values:
+        builder.change("ss_network_args", said_of(values), values)
+    else:
+        builder.empty("ss_network_args")
     if module in OLD_MODULES:
         other = "lycoris.kohya, network_args = algo=..."
         builder.problems.append(Problem("network_module", "{module} is not offered; write {other}", module=module,

@@ -8,12 +8,13 @@ from library.config.problems import ConfigError, Text
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import (
     ENCODED_ONCE,
-    PREPARED,
     dataset_toml,
     guidance,
     guidance_flag,
     load_tables,
     tables,
+    told_datasets,
+    told_prompts,
     varied,
 )
 
@@ -91,9 +92,7 @@ def _datasets(builder: ImportBuilder) -> None:
     text, notes = _written(listed, WholeTraining(word, step, without, _reference_sizes(builder)))
     builder.texts["dataset_config"] = text
     builder.notes += notes
-    template = "{count} datasets, one for each folder and resolution: {place}"
-    said = Text(template, count=text.count("[[datasets]]"), place=PREPARED)
-    builder.change("datasets", said, settings)
+    builder.change("datasets", told_datasets(text), settings)
     if word:
         said = "stands before every caption and in the metadata; ai-toolkit puts it only where it is not there yet"
         builder.change("trigger_word", said, {"metadata_trigger_phrase": word})
@@ -179,9 +178,7 @@ def _samples(builder: ImportBuilder) -> None:
         given += [f"--ci {path}" for path in shown if not is_empty(path)]
         lines.append(" ".join([*str(sample["prompt"]).replace("[trigger]", word).split(), *given]))
     builder.texts["sample_prompts"] = "\n".join(lines) + "\n"
-    builder.explain(
-        Text("{count} prompts in a file of their own", count=len(lines)), "sample.prompts", "sample.samples"
-    )
+    builder.explain(told_prompts(len(lines)), "sample.prompts", "sample.samples")
     every = int(builder.number("sample.sample_every") or 100)
     builder.assume("sample.sample_every", every)
     builder.rename("sample.sample_every", "sample_every_n_steps", every)

@@ -7,7 +7,7 @@ from typing import Any
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import ConfigError, Text
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on, to_number
-from library.importers.shared import PREPARED, dataset_toml, load_tables, tables
+from library.importers.shared import PREPARED, dataset_toml, load_tables, tables, told_datasets
 
 TABLES = load_tables("diffusion_pipe")["datasets"]
 STEP = 32  # of buckets
@@ -31,9 +31,7 @@ def read(builder: ImportBuilder, data: Any) -> None:
         text, notes = _written(data, sizes)
         builder.texts["dataset_config"] = text
         builder.notes += notes
-        count = text.count("[[datasets]]")
-        template = "{count} datasets, one for each folder and resolution: {place}"
-        builder.change(key, Text(template, count=count, place=PREPARED), _settings(data))
+        builder.change(key, told_datasets(text), _settings(data))
     elif builder.get(key):
         builder.ignore(key, "this file was not found; name the images with train_data_dir or dataset_config")
 

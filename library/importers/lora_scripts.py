@@ -8,7 +8,7 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import parse_toml
 from library.config.problems import ConfigError, Text
 from library.importers.builder import ImportBuilder, is_empty, is_on
-from library.importers.shared import NO_MODEL, ONLY, equal, load_tables, said_of, set_by
+from library.importers.shared import NO_MODEL, ONLY, equal, load_tables, said_of, set_by, told_prompts
 
 TRAINER = "lora-scripts"
 TABLES = load_tables("lora_scripts")
@@ -136,7 +136,7 @@ def _prompts(builder: ImportBuilder) -> None:
                  for key, flag in FLAGS.items()}  # fmt: skip
         shown = " ".join(f"{flag} {value}" for flag, value in flags.items() if not is_empty(value))
         builder.texts["sample_prompts"] = f"{' '.join(str(given).split())} {shown}\n"
-        builder.explain(Text("{count} prompts in a file of their own", count=1), "positive_prompts")
+        builder.explain(told_prompts(1), "positive_prompts")
     builder.explain("prompts of previews have these settings", "enable_preview",
                     *(key for key in keys if key not in builder.outcomes))  # fmt: skip
 

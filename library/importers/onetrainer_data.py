@@ -13,6 +13,7 @@ from library.importers.shared import (
     nearest,
     small_buckets,
     tables,
+    told_prompts,
 )
 
 MOST_FACTOR = 20  # by which repeats are multiplied to be whole
@@ -233,7 +234,7 @@ def _samples(builder: ImportBuilder) -> None:
             builder.change(key, "there are no prompts to sample")
     else:
         builder.texts["sample_prompts"] = "\n".join(_line(builder, sample) for sample in found) + "\n"
-        builder.change("samples", Text("{count} prompts in a file of their own", count=len(found)))
+        builder.change("samples", told_prompts(len(found)))
         builder.empty("sample_definition_file_name")
         _sample_interval(builder)
     for key in ("sample_skip_first", "sample_image_format", "sample_video_format", "sample_audio_format",

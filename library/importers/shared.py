@@ -15,7 +15,7 @@ from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, to_numb
 from library.importers.result import KeyOutcome
 
 FULL = {"fp32", "float32", "float_32", "float", "no"}
-ONLY = "this trainer trains LoRA and whole models of SDXL, FLUX.1, FLUX.2, Qwen-Image, Z-Image and Anima"
+ONLY = Text("this trainer trains LoRA and whole models of SDXL, FLUX.1, FLUX.2, Qwen-Image, Z-Image and Anima")
 NO_MODEL = "this file of {trainer} names no model in {key}; name the training with --script"
 # Blocks that a share refers to (double blocks of FLUX, and pairs of single ones), and how many can be swapped.
 BLOCKS = {"flux": (38, 35), "flux_2": (20, 19), "qwen_image": (60, 59), "zimage": (30, 29), "anima": (28, 26)}
@@ -240,3 +240,17 @@ def small_buckets(resolution: JsonValue) -> JsonObject:
 
 def _table(head: str, members: JsonMapping) -> str:
     return "\n".join([head, *(f"{key} = {toml_value(value)}" for key, value in members.items() if not is_empty(value))])
+
+
+def told_datasets(text: str) -> Text:
+    """How many data sets are in the text of a dataset file, in words."""
+    count = text.count("[[datasets]]")
+    several = "{count} datasets, one for each folder and resolution: {place}"
+    return Text("one dataset: {place}" if count == 1 else several, count=count, place=PREPARED)
+
+
+def told_prompts(count: int) -> Text:
+    """Where sample prompts are, in words."""
+    return Text(
+        "one prompt in a file of its own" if count == 1 else "{count} prompts in a file of their own", count=count
+    )

@@ -6,7 +6,15 @@ from collections.abc import Iterator, Mapping
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import ConfigError, Text
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on, to_number
-from library.importers.shared import PREPARED, dataset_toml, guidance, guidance_flag, load_tables, tables
+from library.importers.shared import (
+    PREPARED,
+    dataset_toml,
+    guidance,
+    guidance_flag,
+    load_tables,
+    tables,
+    told_prompts,
+)
 
 TABLES = load_tables("simpletuner")["datasets"]
 TRAINER = "SimpleTuner"
@@ -151,7 +159,7 @@ def _samples(builder: ImportBuilder) -> None:
                         "validation_epoch_interval", "validation_disable", "user_prompt_library")  # fmt: skip
         return
     builder.texts["sample_prompts"] = "\n".join(_line(builder, prompt) for prompt in prompts) + "\n"
-    builder.explain(Text("{count} prompts in a file of their own", count=len(prompts)), *keys, "user_prompt_library")
+    builder.explain(told_prompts(len(prompts)), *keys, "user_prompt_library")
     if by_epoch:
         builder.rename("validation_epoch_interval", "sample_every_n_epochs", int(by_epoch))
         builder.explain("sample_every_n_epochs decides", "validation_step_interval")

@@ -39,6 +39,10 @@ def opened(images, folder, **more):
 def test_a_folder_is_opened_looked_through_and_changed(images, data):  # noqa: F811
     start = tree(data)
     found = opened(images, data, trigger="zorb")
+    assert "turned" in found["calm"]  # an EXIF rotation that is applied is no mistake, and one that is ignored is
+    as_stored = {"folder": str(data), "settings": {**SMALL, "exif_rotation": False}}
+    assert "turned" not in ended(images, images.open(ApiRequest(as_stored)))["calm"]
+    found = opened(images, data, trigger="zorb")
     assert found["kinds"]["broken"] == 1 and found["kinds"]["trigger"] == 7 and found["captioned"] == 5
     assert found["count"]["images"] == 8 and found["past"] == [] and found["folder"] == str(data)
     asked = {"folder": str(data), "collection": found["collection"]}

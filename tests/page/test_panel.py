@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kohya_gui.form import messages
-from kohya_gui.panel import charts, html
+from kohya_gui.panel import charts, history, html
 from library.config.problems import Problem, Text
 from library.importers.result import TO_FIX
 from library.runs import process
@@ -199,3 +199,8 @@ def test_learning_rates_that_differ_are_lines_of_their_own():
 
 def test_durations_in_words():
     assert [html.duration(s) for s in (0, 45, 720, 12000)] == ["0 s", "45 s", "12 min", "3 h 20 min"]
+
+
+def test_what_a_saved_file_was_compared_with_is_known_to_the_page_as_a_sentence():
+    about = Text("it loads: all {count} tensors match what the model holds", count=3)
+    assert "{count} tensors" in history.saved({"file": "cat.safetensors", "ok": True, "text": about})

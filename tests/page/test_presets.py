@@ -1,11 +1,13 @@
 """Presets and config files: complete, honest, and never written over by accident."""
 
+import html
 import json
 import re
 
 import pytest
 
-from kohya_gui.form import presets
+from kohya_gui.form import loading, presets, start_preset
+from kohya_gui.form.form import SettingsForm
 from kohya_gui.form.tab import FAMILIES, TABS
 from library import importers
 from library.config.building import build
@@ -14,6 +16,7 @@ from library.config.problems import ConfigError
 from library.config.schema import changed, flat, options
 from library.families import RUNS, config_class
 from library.files import write_atomic
+from library.importers import adapter_file
 
 CONFIGS = {tab.kind: tab.configs for tab in TABS}
 EVERY_SCRIPT = {script: config_class(script) for script in RUNS}
@@ -89,6 +92,36 @@ def test_a_file_with_mistakes_is_loaded_and_all_of_them_are_named(tmp_path):
         one.removeprefix("to fix: ") for one in said if one.startswith("to fix: ")
     ]
     assert [one.fix for one in shell.unknown()] == [{"learning_rate": 1.0}]
+
+
+def loaded(path, tab=TABS[0]):
+    form = SettingsForm(tab.id, FAMILIES, tab.configs, tab.basics)
+    return loading.loaded(form, path, next(iter(tab.configs)))
+
+
+def test_files_whose_tables_share_keys_are_loaded(tmp_path):
+    """In the header of a LoRA each tensor has a shape and a type; other programs have a type for each part."""
+    tensor = {"dtype": "F32", "shape": [], "data_offsets": [0, 4]}
+    facts = {"ss_base_model_version": "sdxl_base_v1-0", "ss_network_module": "networks.lora", "ss_network_dim": "24",
+             "ss_network_args": "{}"}  # fmt: skip
+    header = {"__metadata__": facts, "lora_unet_a.alpha": tensor, "lora_unet_b.alpha": tensor}
+    (tmp_path / "cat.safetensors").write_bytes(adapter_file.with_header(json.dumps(header)))
+    text = 'pipeline_stages = 1\n[model]\ntype = "sdxl"\ndtype = "bfloat16"\n[adapter]\ntype = "lora"\nrank = 24\n'
+    (tmp_path / "pipe.toml").write_text(text + 'dtype = "bfloat16"\n', encoding="utf-8")
+    for name in ("cat.safetensors", "pipe.toml"):
+        said = loaded(tmp_path / name)
+        assert json.loads(said["fill"])["values"]["network_dim"] == "24" and name in said["message"]
+        assert "ss_network_args" not in said["message"]  # which is empty, so there is nothing to tell
+
+
+def test_a_value_that_cannot_be_read_has_that_of_the_preset_as_its_fix(tmp_path):
+    path = tmp_path / "a.toml"
+    path.write_text("learning_rate = -1\nnetwork_dim = 0\nkeep_tokens = 'x'", encoding="utf-8")
+    begun = start_preset.starts("lora", {"sdxl": CONFIGS["lora"]["sdxl"]})["sdxl"]["values"]
+    message = html.unescape(loaded(path)["message"])
+    assert re.findall('data-fix="({.*?})"', message) == [
+        json.dumps({name: begun[name]}) for name in ("learning_rate", "network_dim")
+    ]
 
 
 def test_what_cannot_be_read_is_refused_without_its_folder(tmp_path):

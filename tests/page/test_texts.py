@@ -261,6 +261,10 @@ def test_a_browser_gets_its_language_and_can_choose_another(visit, served, tmp_p
         for number in (1, 2, 3):  # from the second on Gradio changes the words where they are
             record.step({"step": number, "loss": 0.5})
             visitor.until(f"ステップ {number} / 9", ".live .line")
+    label = Text("{name} · {state}", name="cat", state=Text("running"))  # a word without its capital, as in the runs
+    shown = f"<i id='label'{sentences.data(label)}>{label}</i>"
+    page.evaluate("shown => document.querySelector('#top').insertAdjacentHTML('beforeend', shown)", shown)
+    page.locator("#label", has_text=f"cat · {TABLES['ja']['Running']}").wait_for()
     page.get_by_role("tab", name="キュー", exact=True).click()
     page.locator(".queue .how", has_text="キューは空です").wait_for()
     page.locator(".language").select_option("en")
