@@ -8,7 +8,8 @@ from library.config.problems import ConfigError
 from library.config.values import WIDE, quoted, to_float, to_int, to_str
 
 LARGEST = 65536  # pixels on a side; nothing is trained at more
-LARGEST_RANK = 2**16  # of an adapter; no layer of these models has so many rows and columns
+# Of an adapter. No layer has so many rows, but LoKr reads a rank above them, usually 100000, as "whole matrices".
+LARGEST_RANK = 1_000_000
 
 
 def count(value: Any) -> int | None:

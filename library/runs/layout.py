@@ -31,11 +31,11 @@ FINAL = ("finished", "stopped", "failed", "interrupted")
 NUMBER = (int, float)
 # The types of facts of runs and of their processes; those that are not here may be of any type.
 TYPES: Mapping[str, tuple[type, ...]] = {
-    **dict.fromkeys(("started", "ended", "heartbeat", "restored", "process_start", "since_boot", "queued"), NUMBER),
+    **dict.fromkeys(("started", "ended", "heartbeat", "restored", "process_start", "since_boot"), NUMBER),
     **dict.fromkeys(("step", "total_steps", "epochs"), NUMBER),
     **dict.fromkeys(("pid", "seed"), (int,)),
     **dict.fromkeys(("id", "state", "script", "title", "output_dir", "output_name", "folder", "host", "boot"), (str,)),
-    **dict.fromkeys(("error", "resumes", "from", "kind"), (str,)),
+    **dict.fromkeys(("error", "resumes", "queued", "from", "kind"), (str,)),
     **dict.fromkeys(("config", "phase", "hardware", "versions", "data", "compile", "products"), (dict,)),
     **dict.fromkeys(("devices",), (list,)),
 }

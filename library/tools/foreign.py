@@ -21,7 +21,7 @@ FOREIGN = (
     ForeignModel("Stable Diffusion 1.5", r"\bsd_v1|stable-diffusion-v1|\bsd[_ -]?1\.?5", wide=(CROSS, 768)),
     ForeignModel("Stable Diffusion 2", r"\bsd_v2|stable-diffusion-v2", wide=(CROSS, 1024)),
     ForeignModel("Stable Diffusion 1.5 or 2", r"^$", UNET),
-    ForeignModel("SDXL's refiner", r"xl-v1-refiner", wide=(CROSS, 1280)),
+    ForeignModel("Stable Diffusion XL refiner", r"xl-v1-refiner", wide=(CROSS, 1280)),
     ForeignModel("Stable Diffusion 3", r"\bsd3|stable-diffusion-3", r"^joint_blocks\."),
     ForeignModel("Wan", r"\bwan", r"^blocks\.\d+\.((self|cross)_attn\.[qkvo]$|ffn\.\d)"),
     ForeignModel("HunyuanVideo", r"hunyuan", r"\.(img|txt)_mlp\.fc[12]$|individual_token_refiner"),

@@ -35,7 +35,7 @@ def reason_before(error: Exception, config: RunConfig, journal: Journal) -> str:
     explained = errors.explain_error(error, config, journal.doing, {})
     if isinstance(error, WorkCancelled) or isinstance(explained, errors.ProcessGone):
         raise error
-    return described(error, training.config, training.journal.doing)
+    return described(error, config, journal.doing)
 
 
 def described(error: Exception, config: RunConfig, doing: Text) -> str:

@@ -83,7 +83,7 @@ def test_a_file_that_finds_no_memory_is_not_called_damaged(tmp_path, monkeypatch
 
 @pytest.mark.parametrize("script", ["flux_train_network", "sdxl_train_control_net_lllite"])
 def test_a_rank_that_no_layer_has_is_refused_by_the_options(script):
-    with pytest.raises(ConfigError, match="network_dim must be at most 65,536"):
+    with pytest.raises(ConfigError, match="network_dim must be at most 1,000,000"):
         build(config_class(script), {"network_dim": 10**9}, notes=[])
 
 

@@ -43,6 +43,7 @@ def test_stop_now_and_kill_say_what_is_lost_and_do_nothing_until_it_is_meant(vis
     assert visitor.state("stopped") == run.id and layout.stop_asked(run.folder) == "kill"
 
     run = reader.run(start.launch(config(tmp_path / "out", "cat")))
+    page.locator(f'[data-look="{run.id}"]').click()  # the panel stays with the run that was looked at
     page.wait_for_selector(f'.run[data-run="{run.id}"][data-state="running"]')  # until then its buttons are shown anew
     page.locator(f'.acts[data-run="{run.id}"] > [data-act=now]').click()
     answer.get_by_role("button", name="Stop now", exact=True).click()
