@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,8 @@ def test_half_sent_headers_are_not_waited_for(monkeypatch):
         finally:
             await server.shutdown(sockets=[bound])
 
-    asyncio.run(tried())
+    with ThreadPoolExecutor(1) as thread:  # as a browser of another test may have a loop in this one
+        thread.submit(asyncio.run, tried()).result()
 
 
 def test_gradios_own_upload_does_not_exist():

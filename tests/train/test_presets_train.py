@@ -100,7 +100,7 @@ def test_a_preset_trains(preset, start):
 def test_no_preset_needs_a_package_that_may_be_missing(script, demo, relatives, squares, tmp_path, monkeypatch):
     hide(monkeypatch, *packages.PACKAGES, "xformers", "wandb")
     config = config_class(script)
-    small = SMALL | {"max_train_steps": 200}  # longer than any warm-up
+    small = SMALL | {"max_train_steps": 200, "save_every_n_steps": 100}  # longer than any warm-up
     small = {name: value for name, value in small.items() if name in options(config)}
     for preset in presets.presets(config.kind):
         if preset.family == config.family:  # as its TOML is, without the page
