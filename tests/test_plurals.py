@@ -17,6 +17,7 @@ FIXED = re.compile(
     rf"(\{{\w+\}} (of )?({'|'.join(NOUNS)})|\{{count\}} (?!({'|'.join(VERBS)})\b)[a-z]+s)\b"
 )
 SEVERAL = {
+    "{count} {ending} files": "the other template beside it is for one",
     "{name} is made of {count} tensors, and this model has no such layers": "one tensor would be the layer itself",
     "the model answers with {count} tags, and {tags} has {known}": "a tagger knows thousands",
     "{count} cut after {tokens} tokens, the first is that of {path}": "the limits of models, 77 and more",

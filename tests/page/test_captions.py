@@ -18,7 +18,7 @@ import sys
 from library.captioning import shell
 
 class Stub:
-    name, batch_size = "stub", 2
+    name, batch_size, makes_tags = "stub", 2, False
     def __init__(self, prompt):
         self.prompt = prompt
     def __call__(self, pictures):
