@@ -276,7 +276,7 @@ def test_arguments_are_such_that_the_adapter_takes_them(kind, family):
     """With every field of the page filled in, each type gets those that it knows, and no other."""
     numbers = dict.fromkeys(["conv_dim", "conv_alpha", "unit", "factor"], 4) | {"rank_dropout": 0.1, "constrain": 0.1}
     texts = {"LyCORIS_preset": "attn-mlp", "in_dims": "4,0,0,0,4", "img_attn_dim": "4", "down_lr_weight": "sine"}
-    on = ["use_tucker", "bypass_mode", "dora_wd", "use_scalar", "train_norm", "rescaled", "decompose_both", "use_cp"]
+    on = ["use_tucker", "dora_wd", "use_scalar", "train_norm", "rescaled", "decompose_both", "use_cp"]
     keys = numbers | texts | dict.fromkeys([*on, "split_qkv", "train_t5xxl", "train_on_input"], True)
     config = imported("lora", family, **keys, LoRA_type=kind).config
     assert list(network_args.problems(config)) == []

@@ -41,6 +41,8 @@ def other(option):
     item = by_type[option.type]
     if option.name == "caption_extension":
         item = ".tags"
+    if option.kind == "code":
+        item = "module.Class"
     return (item, item) if option.many else item
 
 
