@@ -69,7 +69,7 @@ def installed(module: str) -> bool:
         return False
 
 
-def absent(module: str) -> str:
+def absent(module: str) -> Text:
     """The sentence's end about a package that is not there."""
     if module not in PACKAGES:  # nobody knows what a registry has under a name that was only typed
         template = "names the package {package}, which is not installed here{hint}"
@@ -77,7 +77,7 @@ def absent(module: str) -> str:
     return Text("needs a package that is not installed: {command}", command=command(module))
 
 
-def broken(module: str, error: str) -> str:
+def broken(module: str, error: str) -> Text:
     """The sentence's end about a package that is there and of no use."""
     template = "needs {package}, which does not load here ({error}): {command}"
     return Text(template, package=title(module), error=error, command=command(module, again=True))

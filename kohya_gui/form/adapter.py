@@ -8,7 +8,7 @@ from kohya_gui.form.form import sentence
 from library import families
 from library.config.building import Layer, read_section
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Problem
+from library.config.problems import ConfigError, MessageLike, Problem
 from library.config.sections import AdapterRun
 from library.config.values import Option
 from library.families import adapter_kinds, network_args
@@ -70,7 +70,7 @@ def _about(kind: AdapterKind) -> JsonObject:
     }  # fmt: skip
 
 
-def _field(option: Option, given: Mapping[str, str], wrong: Mapping[str, str]) -> JsonObject:
+def _field(option: Option, given: Mapping[str, str], wrong: Mapping[str, MessageLike]) -> JsonObject:
     """One argument as a field; a switch that says nothing is as its default is."""
     value = given.get(option.name, "")
     if option.type is bool and not wrong.get(option.name):

@@ -24,7 +24,7 @@ from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.building import draft, missing
 from library.config.ineffective import ineffective_options
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Problem, either
+from library.config.problems import ConfigError, MessageLike, Problem, either
 from library.config.run_config import RunConfig
 from library.config.schema import options, values
 from library.config.sections import AdapterRun
@@ -56,7 +56,7 @@ class FormApi:
         """What is wrong, what has no effect, what compiling will mean, and what the model's file is."""
         form, given = self._heard(sent)
         places = form.places(given.family)
-        wrong: dict[str, str] = {}
+        wrong: dict[str, MessageLike] = {}
         for problem in form.wrong(given):
             if problem.option in places:
                 wrong.setdefault(places[problem.option][1], problem.about.capitalized())
@@ -148,7 +148,7 @@ class FormApi:
         chosen = next((p for p in presets.presets(self.kinds[form.tab]) if p.id == sent.text("id")), None)
         if chosen is None:
             raise ConfigError("there is no such preset: load the page again")
-        notes: list[str] = []
+        notes: list[MessageLike] = []
         if not chosen.is_profile:
             config = start_preset.applied(chosen, form.configs[chosen.family], now, notes)
             start = start_preset.start(form.tab, chosen, form.configs[chosen.family], start_preset.results(self.roots))

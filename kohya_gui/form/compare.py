@@ -10,7 +10,7 @@ from kohya_gui.server import paths
 from library import importers
 from library.config.building import build, draft
 from library.config.formats import read_toml
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, MessageLike, Text
 from library.config.schema import flat, options
 from library.families import RUNS, config_class, facts
 from library.runs import layout, reader
@@ -19,14 +19,14 @@ FORM = "form"
 RUNS_SHOWN = 30
 
 
-def choices(trains: str) -> list[tuple[str, str]]:
+def choices(trains: str) -> list[tuple[MessageLike, str]]:
     """What can be compared: its name for people, and its key."""
     runs = [(_named(run), f"run:{run.id}") for run in reader.runs()[:RUNS_SHOWN]]
     ready = [(p.title, f"preset:{p.id}") for p in presets.presets(trains) if not p.is_profile]
     return [("This form", FORM), *runs, *ready]
 
 
-def _named(run: reader.RecordedRun) -> str:
+def _named(run: reader.RecordedRun) -> Text:
     when = dates.moment(run.facts.get("started", 0))
     return Text("{name} · {when}", name=run.facts.get("output_name") or run.id, when=when)
 

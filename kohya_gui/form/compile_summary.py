@@ -8,7 +8,7 @@ from kohya_gui.panel import history
 from library import families
 from library.config.formats import read_toml
 from library.config.json_types import JsonObject
-from library.config.problems import Text, counted
+from library.config.problems import MessageLike, Text, counted
 from library.config.run_config import RunConfig
 from library.runs import layout, reader
 
@@ -39,7 +39,7 @@ def about(preset: presets.Preset) -> str:
     return rest[:1].upper() + rest[1:] if rest.split(",")[0].split(" ")[0].isalpha() else rest
 
 
-def running() -> str:
+def running() -> MessageLike:
     """What the training that works at the moment has compiled; "" while there is nothing to tell."""
     run = reader.active()
     if run is None:
@@ -49,7 +49,7 @@ def running() -> str:
     return Text("{run} now: {line}", run=run.facts.get("output_name") or run.id, line=line) if line else ""
 
 
-def outlook(config: RunConfig) -> str:
+def outlook(config: RunConfig) -> MessageLike:
     """What compiling will mean for a training with this config, in one line."""
     options = config.compile
     if not options.compile:
@@ -92,7 +92,7 @@ def _earlier(script: str) -> Iterator[tuple[reader.RecordedRun, JsonObject]]:
             yield run, made
 
 
-def duration(seconds: float) -> str:
+def duration(seconds: float) -> Text:
     """25 s, 3 min."""
     short = seconds < 90
     return Text("{count} s" if short else "{count} min", count=f"{seconds if short else seconds / 60:.0f}")

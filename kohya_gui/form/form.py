@@ -23,7 +23,7 @@ from library import families
 from library.config.building import Layer, Reading, build, draft, missing, read_layers
 from library.config.command import Launch
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Problem, Text, either
+from library.config.problems import ConfigError, MessageLike, Problem, Text, either
 from library.config.run_config import RunConfig
 from library.config.schema import changed, flat, options, section_options, values
 from library.config.values import Option
@@ -99,9 +99,9 @@ class SettingsForm:
             )
         return given
 
-    def collect(self, given: Submission) -> tuple[Any, list[str]]:
+    def collect(self, given: Submission) -> tuple[Any, list[MessageLike]]:
         """A form -> a checked config and notes about it. Raises ConfigError with every problem."""
-        notes: list[str] = []
+        notes: list[MessageLike] = []
         return build(self.configs[given.family], given.values, notes=notes), notes
 
     def ready(self, given: Submission) -> tuple[Any, list[Problem]]:
@@ -257,7 +257,7 @@ class SettingsForm:
             if field.pending
             else sentence(option.help, option.choices)
         )
-        about = f'<small id="{element}-help"{data(text)}>{escape(text)}</small>'
+        about = f'<small id="{element}-help"{data(text)}>{escape(str(text))}</small>'
         if option.type is bool:
             box = f'<input type="checkbox"{attributes(facts)}{" checked" if option.default else ""}>'
             label = f"<label>{box}<span>{escape(option.label)}</span></label>"

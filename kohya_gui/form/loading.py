@@ -11,7 +11,7 @@ from kohya_gui.form.form import SettingsForm
 from library import importers
 from library.config.building import working_fix
 from library.config.json_types import JsonObject
-from library.config.problems import Problem, Text
+from library.config.problems import MessageLike, Problem, Text
 from library.config.schema import changed, flat, options
 from library.importers import Imported
 from library.outputs import prompt_rows
@@ -66,7 +66,7 @@ def _unread(made: Imported) -> list[importers.KeyOutcome]:
     return [one for one in made.of("ignored") if one.key in known and known[one.key].kind != "secret"]
 
 
-def _notes(made: Imported, found: list[Problem], name: str) -> list[str]:
+def _notes(made: Imported, found: list[Problem], name: str) -> list[MessageLike]:
     """What became of the other keys."""
     said = {problem.option for problem in found}
     rest = tuple(one for one in made.outcomes if one.kind not in ("unknown", "ignored") or one.key not in said)

@@ -9,7 +9,7 @@ from pathlib import Path
 from kohya_gui.i18n.sentences import data
 from kohya_gui.server import allowed_folders
 from library.config.json_types import JsonMapping
-from library.config.problems import FLAG, Problem, Text, counted, read
+from library.config.problems import FLAG, MessageLike, Problem, Text, counted, read
 from library.importers.result import TO_FIX
 
 Places = Mapping[str, tuple[str, str]]  # option -> its label, its element's id
@@ -24,32 +24,32 @@ AWAY = '<button type="button" class="away" aria-label="Close">✕</button>'
 _number = count()  # makes each message differ from the last, so that a repeated one is noticed as new
 
 
-def good(text: str, notes: Iterable[str] = (), undo: bool = False) -> str:
+def good(text: MessageLike, notes: Iterable[MessageLike] = (), undo: bool = False) -> str:
     """Something was done, in one line; notes are what the user should know about it, and several of them are folded
     where none has to be fixed. `undo` offers to take back what was filled."""
     notes = [_sentence(note) for note in notes]
     more = counted(len(notes), "note") if len(notes) > 1 else Text("")
     shown = notes if len(notes) == 1 else [*filter(None, [more])]
-    said = " ".join(f"<span>{html.escape(one)}</span>" for one in [text, *shown])
+    said = " ".join(f"<span>{html.escape(str(one))}</span>" for one in [text, *shown])
     back = ' <button type="button" class="undo">Undo</button>' if undo else ""
-    listed = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
+    listed = "".join(f"<li>{html.escape(str(note))}</li>" for note in notes)
     is_open = any(isinstance(note, Text) and note.template == TO_FIX for note in notes)
     fold = f"<details{' open' * is_open}><summary>{said}{back}</summary><ul>{listed}</ul></details>"
     fold = fold if more else f"<p>{said}{back}</p>"
     return _message("good", fold, [text, more, *notes])
 
 
-def loaded(text: Text, found: Sequence[Problem], places: Places, fix: Fix, notes: Sequence[str]) -> str:
+def loaded(text: Text, found: Sequence[Problem], places: Places, fix: Fix, notes: Sequence[MessageLike]) -> str:
     """A config was loaded: what has to be fixed in it, a line each with the button that does it, and then notes."""
     if not found:
         return good(text, notes, undo=True)
     listed, marks, shown = _lines(found, places, fix)
     notes = [_sentence(note) for note in notes]
     more = counted(len(notes), "note")
-    rest = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
-    fold = f"<details><summary>{html.escape(more)}</summary><ul>{rest}</ul></details>" if notes else ""
+    rest = "".join(f"<li>{html.escape(str(note))}</li>" for note in notes)
+    fold = f"<details><summary>{html.escape(str(more))}</summary><ul>{rest}</ul></details>" if notes else ""
     title = _title(len(found))
-    head = f'<span>{html.escape(text)}</span> <b class="title">{html.escape(title)}</b>'
+    head = f'<span>{html.escape(str(text))}</span> <b class="title">{html.escape(str(title))}</b>'
     back = ' <button type="button" class="undo">Undo</button>'
     body = f"<details open><summary>{head}{back}</summary><ul>{listed}</ul>{fold}{_style(marks)}</details>"
     return _message("warn", body, [text, title, more, *shown, *notes], alert=True)
@@ -106,14 +106,14 @@ def without_captions(problem: Text, again: str) -> str:
     }[again]
     said = problem.capitalized()
     made = (
-        f'<p>{html.escape(said)}</p><p class="offer">'
+        f'<p>{html.escape(str(said))}</p><p class="offer">'
         '<button type="button" class="captions">Write captions</button> '
         f'<button type="button" class="anyway" data-again="{again}">{html.escape(words)}</button></p>'
     )
     return _box("warn", title, made, [said], alert=True)
 
 
-def _sentence(note: str) -> str:
+def _sentence(note: MessageLike) -> MessageLike:
     """A note as it stands by itself: with a capital letter, unless it begins with the name of an option or a file."""
     if isinstance(note, Problem) and not note.option and not note.template.startswith("{"):
         return note.capitalized()
@@ -143,8 +143,8 @@ def button(values: Mapping[str, bool | str], code: str = "") -> str:
 def _allow(problem: Problem) -> str:
     """The button that lets the page use the folder, or run the code, that a problem asks about."""
     folder = allowed_folders.asked(problem)
-    words = "Allow this code" if folder.startswith(allowed_folders.CODE) else "Allow this folder"
-    given = f'class="allow" data-allow="{html.escape(folder)}"'
+    words = "Allow this code" if str(folder).startswith(allowed_folders.CODE) else "Allow this folder"
+    given = f'class="allow" data-allow="{html.escape(str(folder))}"'
     return f' <button type="button" {given}>{words}</button>' if folder else ""
 
 
@@ -165,18 +165,18 @@ def _placed(problem: Problem, places: Places) -> tuple[str, str, Text]:
     """A problem as HTML, the element that it is about, "" where it is about none, and the text that is shown of it."""
     place = places.get(problem.option) if problem.place in ("", FLAG) else None
     if not place:
-        return html.escape(problem), "", problem
+        return html.escape(str(problem)), "", problem
     label, element = place
     said = Text(problem.template, **problem.arguments)
     return (
         f'<button type="button" class="jump" data-field="{element}">{html.escape(label)}</button>'
-        f" <code>{problem.option}</code>{'' if said.startswith(':') else ' '}{html.escape(said)}",
+        f" <code>{problem.option}</code>{'' if said.template.startswith(':') else ' '}{html.escape(str(said))}",
         element,
         said,
     )
 
 
-def _title(wrong: int) -> str:
+def _title(wrong: int) -> MessageLike:
     return "This has to be fixed first" if wrong == 1 else Text("{count} things have to be fixed first", count=wrong)
 
 
@@ -186,14 +186,14 @@ def _style(marks: list[str]) -> str:
     return f"<style>{chosen} {{ border-color: var(--bad) !important }}</style>" if marks else ""
 
 
-def command(line: str, toml: str, file: tuple[Path, str, bool], notes: Iterable[str]) -> str:
+def command(line: str, toml: str, file: tuple[Path, str, bool], notes: Iterable[MessageLike]) -> str:
     """The command line and the config it needs, each with a button that copies it.
 
     `file` is where the config is or should be, the script that reads it, and whether it is there.
     """
     path, script, is_there = file
     notes = [*notes]
-    listed = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
+    listed = "".join(f"<li>{html.escape(str(note))}</li>" for note in notes)
     body = _copied("Command", line) + _copied(path.name, toml) + (f"<ul>{listed}</ul>" if listed else "")
     if is_there:
         return _box("plain", Text("Train runs this command. {name} holds these settings.", name=path.name), body, notes)
@@ -213,12 +213,12 @@ def _copied(title: str, text: str) -> str:
     return f'<div class="code"><b>{html.escape(title)}</b>{copy}<pre>{html.escape(text)}</pre></div>'
 
 
-def _box(kind: str, title: str, body: str, said: Iterable[str] = (), alert: bool = False) -> str:
+def _box(kind: str, title: MessageLike, body: str, said: Iterable[MessageLike] = (), alert: bool = False) -> str:
     """A message; `said` are the texts in its body."""
-    fold = f'<details open><summary><span class="title">{html.escape(title)}</span></summary>{body}</details>'
+    fold = f'<details open><summary><span class="title">{html.escape(str(title))}</span></summary>{body}</details>'
     return _message(kind, fold, [title, *said], alert)
 
 
-def _message(kind: str, fold: str, said: Iterable[str], alert: bool = False) -> str:
+def _message(kind: str, fold: str, said: Iterable[MessageLike], alert: bool = False) -> str:
     role, texts = "alert" if alert else "status", data(*said)
     return f'<div class="message {kind}" role="{role}" data-said="{next(_number)}"{texts}>{fold}{AWAY}</div>'

@@ -15,7 +15,7 @@ from library.config.building import Layer, build, read_layers
 from library.config.fixes import carried
 from library.config.formats import read_toml, to_toml
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Problem, Text, counted
+from library.config.problems import ConfigError, MessageLike, Problem, Text, counted
 from library.config.run_config import RunConfig
 from library.config.schema import changed, flat, options, values
 from library.config.values import Option
@@ -116,7 +116,7 @@ def of_kind(kind: str, families: Iterable[str]) -> list[Preset]:
     return found
 
 
-def apply(preset: Preset, config: type, now: JsonMapping, notes: list[str] | None = None) -> Any:
+def apply(preset: Preset, config: type, now: JsonMapping, notes: list[MessageLike] | None = None) -> Any:
     """A preset on top of the defaults, with the paths and names that are filled in `now` kept.
 
     A profile keeps more: all but the options of compiling, so that a training that fits into the GPU's memory goes on
@@ -132,7 +132,7 @@ def apply(preset: Preset, config: type, now: JsonMapping, notes: list[str] | Non
     return build(config, {**kept, **_that_works(read_toml(preset.path), notes)}, preset.path.name, notes=[])
 
 
-def _laid_over(kept: JsonObject, profile: JsonObject, config: type, notes: list[str] | None) -> Any:
+def _laid_over(kept: JsonObject, profile: JsonObject, config: type, notes: list[MessageLike] | None) -> Any:
     """Values with those of a profile on top. Mistakes in the former alone are no reason to refuse the profile."""
     given, stood = {**kept, **profile}, set(read_layers(config, [Layer(kept)]).problems)
     while True:
@@ -148,7 +148,7 @@ def _laid_over(kept: JsonObject, profile: JsonObject, config: type, notes: list[
             notes.append(Text("{profile} is left out: {why}", profile=less, why=found[0]))
 
 
-def _that_works(found: JsonObject, notes: list[str] | None) -> JsonObject:
+def _that_works(found: JsonObject, notes: list[MessageLike] | None) -> JsonObject:
     wanted = str(found.get("optimizer_type", ""))
     if not wanted or not (why := names.package_problem(wanted)):
         return found
@@ -190,7 +190,7 @@ def fitting(path: Path, configs: Mapping[str, type], family: str) -> importers.I
     return made
 
 
-def report(made: importers.Imported) -> list[str]:
+def report(made: importers.Imported) -> list[MessageLike]:
     """What became of the keys of a config file, and what is wrong in it."""
     template = "Imported from {trainer}: {keys} kept as they are."
     kept = Text(template, trainer=made.trainer, keys=counted(len(made.of("kept")), "key"))

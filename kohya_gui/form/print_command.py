@@ -14,7 +14,7 @@ from library.config.command import command, printable
 from library.config.formats import to_toml
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import load_toml, parse_toml
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, MessageLike, Text
 from library.config.run_config import RunConfig
 from library.config.schema import flat, options, values
 from library.config.values import Option, expand_home, strip_pasted
@@ -46,7 +46,9 @@ class CommandPrinter:
         return {"said": Text("Saved {path}.", path=path)}
 
 
-def printed(config: RunConfig, where: str, launch: JsonMapping, notes: Sequence[str], roots: Sequence[Path]) -> str:
+def printed(
+    config: RunConfig, where: str, launch: JsonMapping, notes: Sequence[MessageLike], roots: Sequence[Path]
+) -> str:
     """The command, its config, and whether that is in its file already, as the page shows it. Nothing is written."""
     path, is_there = standing(config, where, roots)
     line = printable(command(path, config.script, **launch))

@@ -10,7 +10,7 @@ from kohya_gui.form.form import defaults_title, shown_value
 from library import families
 from library.config.building import build, replace
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, MessageLike, Text
 from library.config.schema import changed, flat, options
 from library.runs import gpu_slots, machine
 
@@ -46,7 +46,7 @@ def training_gpu() -> Gpu | None:
     return Gpu(named.name, named.total, named.capability) if named else Gpu()
 
 
-def suited(ready: Sequence[presets.Preset], gpu: Gpu | None) -> tuple[presets.Preset, str] | None:
+def suited(ready: Sequence[presets.Preset], gpu: Gpu | None) -> tuple[presets.Preset, MessageLike] | None:
     """Of the presets of one kind and family the one to start with, and why; None where there is none."""
     sized = sorted((preset for preset in ready if preset.gigabytes), key=lambda preset: preset.gigabytes)
     if not sized:
@@ -66,7 +66,7 @@ def suited(ready: Sequence[presets.Preset], gpu: Gpu | None) -> tuple[presets.Pr
     return fitting[-1], Text("Chosen for this GPU: {title}.", title=title)
 
 
-def applied(preset: presets.Preset, config: type, now: JsonMapping, notes: list[str]) -> Any:
+def applied(preset: presets.Preset, config: type, now: JsonMapping, notes: list[MessageLike]) -> Any:
     """A preset on top of the defaults, as `presets.apply` makes it; where there is no GPU in float32 and without
     compiling, which takes a processor minutes before the first step, and without 8-bit products, which only GPUs have.
     Where the GPU has none in fp8, others are timed, and one that has no bf16 computes in fp16. `notes` say what is
@@ -83,7 +83,7 @@ def applied(preset: presets.Preset, config: type, now: JsonMapping, notes: list[
     return build(config, kept, preset.path.name, notes=[])
 
 
-def _as_the_gpu_can(made: Any, capability: tuple[int, int], notes: list[str]) -> Any:
+def _as_the_gpu_can(made: Any, capability: tuple[int, int], notes: list[MessageLike]) -> Any:
     changes: JsonObject = {}
     if capability < FP8 and made.precision.fp8_compute:
         changes = {"fp8_compute": False, "auto_compute": True}
@@ -116,10 +116,10 @@ def about(preset: presets.Preset, gpu: Gpu | None) -> str:
     return text if needs_all else text.replace(f", {ALONE}", "")
 
 
-def start(kind: str, preset: presets.Preset, config: type, folder: str, why: str = "") -> JsonObject:
+def start(kind: str, preset: presets.Preset, config: type, folder: str, why: MessageLike = "") -> JsonObject:
     """A preset as the page's scripts take it: what it is, and what it makes other than the defaults, as fields show
     it; with a name for the result and a `folder` for results, which presets leave open."""
-    notes: list[str] = []
+    notes: list[MessageLike] = []
     made, known = applied(preset, config, {}, notes), options(config)
     given = {name: shown_value(known[name], value) for name, value in flat(changed(made)).items()}
     given |= {"output_name": f"{preset.family}-{kind}"} | ({"output_dir": folder} if folder else {})

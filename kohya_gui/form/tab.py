@@ -35,7 +35,7 @@ from library.config.building import Reading, working_fix
 from library.config.formats import to_toml
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import read_text
-from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import ConfigError, MessageLike, Problem, Text
 from library.config.problems import read as read_problem
 from library.config.run_config import RunConfig
 from library.config.values import LIMITS
@@ -216,7 +216,7 @@ class TrainingTab:
         known = [isolated.finding(note, "settings", "hint") for note in notes]
         return {"message": self._report({**report, "findings": [*known, *report["findings"]]}, given.family)}
 
-    def checked(self, sent: str) -> tuple[Submission, Any, list[str], isolated.Report]:
+    def checked(self, sent: str) -> tuple[Submission, Any, list[MessageLike], isolated.Report]:
         """A form -> it, its config, notes about it, and the preflight report. To be asked before any start or queueing.
 
         The report has everything that is wrong, with the form itself as well as with what it names; that an option has
@@ -226,13 +226,13 @@ class TrainingTab:
         report = isolated.check(replace(reading, notes=[]), given.launch)
         return given, reading.config, notes, isolated.without_ineffective(report, given.typed)
 
-    def read(self, sent: str) -> tuple[Submission, Reading[Any], list[str]]:
+    def read(self, sent: str) -> tuple[Submission, Reading[Any], list[MessageLike]]:
         """A form -> it, what came of reading it for a training, and notes; its tokens are kept in their own file."""
         given = self.form.parse_submission(sent)
         reading = paths.allowed(self.form.reading(given), self.roots)
         return given, reading, [*reading.notes, *self._keep(reading.config)]
 
-    def _keep(self, config: RunConfig) -> list[str]:
+    def _keep(self, config: RunConfig) -> list[MessageLike]:
         new = keys.keep(api.secrets_of(config))
         return [
             Text("{name} is kept in {folder}, for you only, and is in no config.", name=name, folder=keys.place())

@@ -6,10 +6,10 @@
 import json
 from html import escape
 
-from library.config.problems import how_made
+from library.config.problems import MessageLike, how_made
 
 
-def data(*shown: str) -> str:
+def data(*shown: MessageLike) -> str:
     """The attribute of an HTML element in which these texts are shown, or "" where they are templates as they stand."""
     known = list(how_made(shown))
     return f' data-texts="{escape(json.dumps(known))}"' if known else ""

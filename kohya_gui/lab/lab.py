@@ -22,7 +22,7 @@ from library import families
 from library.bench import chart, report
 from library.config.formats import to_toml
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Text, listed
+from library.config.problems import ConfigError, MessageLike, Text, listed
 from library.config.schema import options
 from library.files import write_atomic
 from library.measuring import candidates
@@ -126,7 +126,7 @@ class LabTab:
         return [str(path), "--script", config.script]
 
     def _markup(self) -> str:
-        ours: dict[str, str] = {tab: Text("The form of {name}", name=name) for tab, name in self.titles.items()}
+        ours: dict[str, MessageLike] = {tab: Text("The form of {name}", name=name) for tab, name in self.titles.items()}
         models = {**{name: text for name, (text, _) in MODELS.items()}, **ours}
         size = "full" if gpu_slots.devices() != (gpu_slots.CPU,) else "tiny"
         usual = next(name for name in MODELS if name.endswith(size))
@@ -153,7 +153,7 @@ def begun(kind: str, arguments: Sequence[str]) -> str:
 # ---- a measurement, ready to be shown
 
 
-def title(job: jobs.BackgroundJob) -> str:
+def title(job: jobs.BackgroundJob) -> Text:
     """Kind, moment and subject, for the list."""
     when = dates.moment(job.started)
     subject = job.result.get("subject", {}).get("title", "")
@@ -276,9 +276,9 @@ def _flags(given: JsonMapping) -> str:
     return ", ".join(f"{name} = {str(value).lower()}" for name, value in given.items())
 
 
-def _choices(given: Mapping[str, str], chosen: str = "") -> str:
+def _choices(given: Mapping[str, MessageLike], chosen: str = "") -> str:
     return "".join(
-        f'<option value="{name}"{" selected" * (name == chosen)}{data(text)}>{escape(text)}</option>'
+        f'<option value="{name}"{" selected" * (name == chosen)}{data(text)}>{escape(str(text))}</option>'
         for name, text in given.items()
     )
 

@@ -16,7 +16,7 @@ from kohya_gui.panel import samples
 from kohya_gui.panel.html import duration
 from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Text, listed
+from library.config.problems import ConfigError, MessageLike, Text, listed
 from library.config.run_config import RunConfig
 from library.families import RUNS, config_class
 from library.runs import bundle, explain, gpu_slots, layout, queue, reader, resume, start, stop
@@ -36,7 +36,7 @@ WORDS = {
 
 def buttons(run: reader.RecordedRun, others: list[reader.RecordedRun]) -> str:
     """What can be done with a run as it stands; of one that was asked to stop, how it does."""
-    said: str = ""
+    said: MessageLike = ""
     if run.active:
         asked = layout.stop_asked(run.folder)
         said = _with_next(WORDS[asked]) if asked else ""
@@ -53,16 +53,16 @@ def buttons(run: reader.RecordedRun, others: list[reader.RecordedRun]) -> str:
             words = Text("Resume from step {step}", step=resume.step_of(state)) if state else "Start again"
             shown = [("resume", words, "primary"), *shown]
     made = "".join(
-        f'<button type="button" class="{kind}" data-act="{act}"{data(words)}>{html.escape(words)}</button>'
+        f'<button type="button" class="{kind}" data-act="{act}"{data(words)}>{html.escape(str(words))}</button>'
         for act, words, kind in shown
     )
     if run.state == "finished" and _can_be_tried(run):
         made = f'<button type="button" class="primary" data-try="{html.escape(run.id)}">Try it</button>{made}'
-    answer = f'<p class="answer" role="status"{data(said)}>{html.escape(said)}</p>'
+    answer = f'<p class="answer" role="status"{data(said)}>{html.escape(str(said))}</p>'
     return f'<div class="acts" data-run="{html.escape(run.id)}">{made}{answer}</div>'
 
 
-def _question(run: reader.RecordedRun, how: str) -> str:
+def _question(run: reader.RecordedRun, how: str) -> MessageLike:
     """What has to be known before a run is stopped like that; "" where that costs next to nothing."""
     if how == "kill":
         step, seconds = stop.lost_by_kill(run)
@@ -131,7 +131,7 @@ class RunActions:
             raise ConfigError("There is no such button: load the page again.")
         return {"said": _with_next(WORDS[what]) if what in layout.STOPS else WORDS[what]}
 
-    def resumed(self, run: reader.RecordedRun) -> tuple[str, str]:
+    def resumed(self, run: reader.RecordedRun) -> tuple[MessageLike, str]:
         """Resume a run now, or queue it until devices are free: a sentence about that, and the id of what has begun."""
         if not run.active and not _is_wanted(
             run, reader.runs()
@@ -196,7 +196,7 @@ class RunActions:
         return {"tab": tab, "fill": filled, "launch": {name: str(value) for name, value in how.items()}}
 
 
-def _with_next(said: str) -> str:
+def _with_next(said: str) -> MessageLike:
     """What was done to a run, and what the queue starts when it has ended."""
     found = queue.read()
     if found.paused or found.halted or not found.waiting:
@@ -225,7 +225,7 @@ def _entry(entry: queue.QueueEntry) -> JsonObject:
         "name": entry.name,
         "title": entry.title,
         "state": state,
-        "why": explain.cause(why) or why,
+        "why": explain.cause(str(why)) or why,
         "run": entry.run,
         "waits": entry.waits,
     }

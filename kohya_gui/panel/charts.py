@@ -125,7 +125,7 @@ class _Frame(NamedTuple):
         """Those of these steps that the chart spans."""
         return [step for step in steps if self.first <= step <= self.last]
 
-    def around(self, polylines: str, about: str, marks: Sequence[int], below: str = "") -> str:
+    def around(self, polylines: str, about: Text, marks: Sequence[int], below: str = "") -> str:
         """Lines with their axes, and a mark at each of some steps."""
         grid = "".join(f'<line x1="0" x2="{WIDTH}" y1="{y}" y2="{y}"/>' for y in (0, HEIGHT / 2, HEIGHT))
         for x in map(self.across, marks):

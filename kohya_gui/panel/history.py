@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kohya_gui.i18n.sentences import data
 from library.config.json_types import JsonObject, JsonValue
-from library.config.problems import Text, counted, listed
+from library.config.problems import MessageLike, Text, counted, listed
 from library.runs.reader import RecordedRun, RunProgress
 
 SHOWN = 8  # of a kind, the newest
@@ -37,7 +37,7 @@ def _kept(events: Iterable[JsonObject]) -> list[JsonObject]:
     return [event for event in every if not event.get("backup") or event is newest]
 
 
-def compile_totals(run: RecordedRun, progress: RunProgress, events: Sequence[JsonObject]) -> str:
+def compile_totals(run: RecordedRun, progress: RunProgress, events: Sequence[JsonObject]) -> MessageLike:
     """The compiler's work so far in one line: graphs, time, hits of the cache, and what it has saved."""
     total = run.facts.get("compile") or {}
     good = [event for event in events if not event.get("failed")]
@@ -65,7 +65,7 @@ def _number(value: JsonValue) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-def _list(title: str, lines: Iterable[str], kind: str, sum_up: str = "") -> str:
+def _list(title: str, lines: Iterable[MessageLike], kind: str, sum_up: MessageLike = "") -> str:
     every = [line for line in lines if line]
     shown = every[-SHOWN:]
     if not shown:
@@ -73,18 +73,20 @@ def _list(title: str, lines: Iterable[str], kind: str, sum_up: str = "") -> str:
     more = sum_up or (
         Text("last {shown} of {every}", shown=len(shown), every=len(every)) if len(every) > len(shown) else ""
     )
-    more = f" <small{data(more)}>{html.escape(more)}</small>" if more else ""
-    items = "".join(line if kind == "saved" else f"<li{data(line)}>{html.escape(line)}</li>" for line in shown)
+    more = f" <small{data(more)}>{html.escape(str(more))}</small>" if more else ""
+    items = "".join(
+        str(line) if kind == "saved" else f"<li{data(line)}>{html.escape(str(line))}</li>" for line in shown
+    )
     return f'<section class="{kind}"><h3>{title}{more}</h3><ul>{items}</ul></section>'
 
 
-def text(event: JsonObject) -> str:
+def text(event: JsonObject) -> MessageLike:
     """The words of an event, whatever its writer called them."""
     found = next((event[key] for key in ("text", "message", "reason") if event.get(key)), "")
-    return found if isinstance(found, str) else str(found)
+    return found if isinstance(found, str | Text) else str(found)
 
 
-def compiled(event: JsonObject) -> str:
+def compiled(event: JsonObject) -> MessageLike:
     """One line of the log: which block made a graph, in which time, and why again."""
     if not event.get("block"):
         return text(event)
@@ -116,5 +118,6 @@ def saved(event: JsonObject) -> str:
         mood, mark, words = ("fine", "✓", "loads") if event["ok"] else ("wrong", "✗", text(event) or "does not load")
         said = listed([mark, words], " ")
         about = text(event)
-        line += f' <span class="{mood}" title="{html.escape(about)}"{data(said, about)}>{html.escape(said)}</span>'
+        line += f' <span class="{mood}" title="{html.escape(str(about))}"{data(said, about)}>'
+        line += f"{html.escape(str(said))}</span>"
     return f"<li>{line}</li>"

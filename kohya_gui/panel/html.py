@@ -9,7 +9,7 @@ from typing import Any
 from kohya_gui.i18n.sentences import data
 from kohya_gui.panel import history
 from library.config.json_types import JsonObject, JsonValue
-from library.config.problems import Text, counted
+from library.config.problems import MessageLike, Text, counted
 from library.runs import explain, layout, machine
 from library.runs.gpu_log import SPILLED
 from library.runs.queue import BY_USER, Queue
@@ -77,13 +77,13 @@ def waiting(found: Queue) -> str:
     if not found.paused and not found.halted:
         template = "Next in the queue: {name}, and {more} more" if len(names) > 1 else "Next in the queue: {name}"
         said = Text(template, name=names[0], more=len(names) - 1)
-        return f'<p class="next"{data(said)}>{html.escape(said)}</p>'
+        return f'<p class="next"{data(said)}>{html.escape(str(said))}</p>'
     why = "The queue is halted, as the computer or its process ended. {trainings} left."
     if found.paused:
         why = "The queue is paused. {trainings} left." if found.paused == BY_USER else PAUSED
     said = Text(why, trainings=counted(len(names), "training"), why=found.paused)
     go = '<button type="button" data-queue="go_on">Continue</button>'
-    return f'<div class="next halted"{data(said)}><p>{html.escape(said)}</p>{go}</div>'
+    return f'<div class="next halted"{data(said)}><p>{html.escape(str(said))}</p>{go}</div>'
 
 
 def elsewhere(run: RecordedRun, others: Iterable[RecordedRun]) -> str:
@@ -93,7 +93,7 @@ def elsewhere(run: RecordedRun, others: Iterable[RecordedRun]) -> str:
         return ""
     said = Text("Running now: {name}", name=other.facts.get("output_name") or other.id)
     look = f'<button type="button" data-look="{html.escape(other.id)}">Look at it</button>'
-    return f'<div class="next halted calm"{data(said)}><p>{html.escape(said)}</p>{look}</div>'
+    return f'<div class="next halted calm"{data(said)}><p>{html.escape(str(said))}</p>{look}</div>'
 
 
 def facts(run: RecordedRun, progress: RunProgress, now: float) -> str:
@@ -124,8 +124,8 @@ def _deleted(run: RecordedRun) -> str:
 def _failure(run: RecordedRun) -> str:
     if run.state not in ("failed", "interrupted") or not run.error:
         return ""
-    advice = explain.cause(run.error) or run.error
-    lines = "".join(f"<li>{html.escape(line)}</li>" for line in advice.splitlines() if line.strip())
+    advice = explain.cause(str(run.error)) or run.error
+    lines = "".join(f"<li>{html.escape(line)}</li>" for line in str(advice).splitlines() if line.strip())
     said = "" if advice == run.error else f"<small>{html.escape(run.error)}</small>"
     return f'<div class="cause" role="alert"{data(advice)}><ul>{lines}</ul>{said}</div>'
 
@@ -139,7 +139,8 @@ def _bar(run: RecordedRun, progress: RunProgress, now: float) -> str:
     share = min(1.0, done / of) if of else 0.0
     waiting = " waiting" if run.active and not of else ""
     return (
-        f'<div class="line"{data(left, right)}><span>{html.escape(left)}</span><span>{html.escape(right)}</span></div>'
+        f'<div class="line"{data(left, right)}><span>{html.escape(str(left))}</span>'
+        f"<span>{html.escape(str(right))}</span></div>"
         f'<div class="track{waiting}" role="progressbar" aria-label="Progress" aria-valuemin="0" aria-valuemax="100"'
         f' aria-valuenow="{share * 100:.0f}"><i style="width:{share * 100:.1f}%"></i></div>'
     )
@@ -155,7 +156,7 @@ def _silent(progress: RunProgress, now: float) -> float:
     return silent if silent > max(SILENT, 20 * pace if isinstance(pace, int | float) else 0.0) else 0.0
 
 
-def _doing(run: RecordedRun, progress: RunProgress, now: float) -> tuple[str, str, int, int]:
+def _doing(run: RecordedRun, progress: RunProgress, now: float) -> tuple[MessageLike, MessageLike, int, int]:
     """What goes on in words, what is left, and how much of how much is done (0 of 0 where that is not known)."""
     if run.facts.get("lost"):  # what was read of it before is not true any more
         return "Its progress is not known", "", 0, 0
@@ -175,7 +176,7 @@ def _doing(run: RecordedRun, progress: RunProgress, now: float) -> tuple[str, st
         done, of = number(phase.get("done")), number(phase.get("total"))
         said = phase.get("name") or ""
         name = said if isinstance(said, Text) else Text(str(said))
-        return name.capitalized(), f"{done} / {of}" if of else "", done, of
+        return name.capitalized(), Text("{done} / {of}", done=done, of=of) if of else "", done, of
     if run.active and not step:
         return ("Loading Python and the trainer" if run.state == "starting" else "Preparing"), "", 0, 0
     if not step:
@@ -193,7 +194,7 @@ def number(value: JsonValue) -> int:
     return int(value) if isinstance(value, int | float) else 0
 
 
-def _eta(run: RecordedRun, progress: RunProgress, now: float) -> str:
+def _eta(run: RecordedRun, progress: RunProgress, now: float) -> MessageLike:
     """The time that is left while it runs, the time it took afterwards."""
     started, eta = run.facts.get("started"), progress.last.get("eta")
     if run.active:
@@ -280,7 +281,7 @@ def _spilled(progress: RunProgress) -> str:
     if not isinstance(last, int | float):
         return ""
     said = Text(SPILLED, size=f"{last:.1f}")
-    return f'<div class="cause spilled" role="alert"{data(said)}><ul><li>{html.escape(said)}</li></ul></div>'
+    return f'<div class="cause spilled" role="alert"{data(said)}><ul><li>{html.escape(str(said))}</li></ul></div>'
 
 
 def _gpu(gpu: machine.GpuStatus) -> str:
@@ -292,13 +293,14 @@ def _gpu(gpu: machine.GpuStatus) -> str:
     return _used(Text("GPU {index}", index=gpu.index), gpu.used, gpu.total, "GB", ", ".join(more), gpu.name)
 
 
-def _used(title: str, used: float, total: float, unit: str, words: str = "", about: str = "") -> str:
+def _used(title: MessageLike, used: float, total: float, unit: str, words: MessageLike = "", about: str = "") -> str:
     share = min(1.0, max(0.0, used / total)) if total else 0.0
     words = words or f"{used:.1f} / {total:.1f} {unit}"
     full = " full" if share > FULL else ""
     return (
-        f'<div class="used{full}" title="{html.escape(about)}"{data(title, words)}><span>{html.escape(title)}</span>'
-        f'<div class="track"><i style="width:{share:.1%}"></i></div><span>{html.escape(words)}</span></div>'
+        f'<div class="used{full}" title="{html.escape(about)}"{data(title, words)}>'
+        f"<span>{html.escape(str(title))}</span>"
+        f'<div class="track"><i style="width:{share:.1%}"></i></div><span>{html.escape(str(words))}</span></div>'
     )
 
 

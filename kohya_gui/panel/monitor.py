@@ -123,7 +123,7 @@ def _chosen(picked: str, runs: list[reader.RecordedRun]) -> reader.RecordedRun |
     return next((run for run in runs if run.active), runs[0] if runs else None)
 
 
-def _label(run: reader.RecordedRun) -> str:
+def _label(run: reader.RecordedRun) -> Text:
     when = dates.moment(run.facts.get("started", 0))
     state = Text(html.STATES.get(run.state, (run.state,))[0].lower())
     return Text("{name} · {when} · {state}", name=run.facts.get("output_name") or run.id, when=when, state=state)

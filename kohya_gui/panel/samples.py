@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from kohya_gui.i18n.sentences import data
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, MessageLike, Text
 from library.runs import reader
 
 IMAGES = (".png", ".jpg", ".jpeg", ".webp")
@@ -42,11 +42,11 @@ def gallery(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
 def _row(run: reader.RecordedRun, number: int, events: list[tuple[int, JsonObject]]) -> str:
     prompt = str(events[-1][1].get("prompt") or "") or Text("Prompt {number}", number=number + 1)
     pictures = "".join(_picture(run, place, event, prompt) for place, event in reversed(events[-SHOWN:]))
-    said = html.escape(prompt)
+    said = html.escape(str(prompt))
     return f'<p title="{said}"{data(prompt)}>{said}</p><div class="strip" role="group">{pictures}</div>'
 
 
-def _picture(run: reader.RecordedRun, place: int, event: JsonMapping, prompt: str) -> str:
+def _picture(run: reader.RecordedRun, place: int, event: JsonMapping, prompt: MessageLike) -> str:
     step = _number(event.get("step"))
     about = Text("Sample of step {step}: {prompt}", step=step, prompt=prompt)
     query = {"run": run.id, "sample": place}
@@ -54,7 +54,7 @@ def _picture(run: reader.RecordedRun, place: int, event: JsonMapping, prompt: st
     large = html.escape("own/picture?" + urlencode(query))
     return (
         f'<button type="button" class="sample" data-step="{step}" data-large="{large}"'
-        f' data-prompt="{html.escape(prompt)}" aria-label="{html.escape(about)}"{data(about)}>'
+        f' data-prompt="{html.escape(str(prompt))}" aria-label="{html.escape(str(about))}"{data(about)}>'
         f'<img src="{small}" alt="" loading="lazy" decoding="async"><span>{step}</span></button>'
     )
 

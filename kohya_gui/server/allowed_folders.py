@@ -15,7 +15,7 @@ from typing import overload
 
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import ConfigError, MessageLike, Problem, Text
 from library.files import RESERVED
 from library.runs import keys, layout, registry
 
@@ -146,7 +146,7 @@ def outside_roots(what: str, path: Path, roots: Sequence[Path]) -> Problem:
     return Problem(what, template, path=path, folder=folder, code="allow")
 
 
-def asked(problem: Problem) -> str:
+def asked(problem: Problem) -> MessageLike:
     """The folder that a problem asks to allow, or ""."""
     return problem.arguments["folder"] if problem.code == "allow" else ""
 

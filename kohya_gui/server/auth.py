@@ -21,6 +21,7 @@ from urllib.parse import parse_qs, quote, urlencode, urlsplit
 from starlette.types import Receive, Send
 
 from kohya_gui.server.guessing import Guesses
+from library.config.problems import MessageLike
 
 Scope = MutableMapping[str, Any]
 App = Callable[[Scope, Any, Any], Awaitable[None]]
@@ -235,7 +236,7 @@ FORM = (
 )
 
 
-async def respond(scope: Scope, send: Send, status: int, text: str, headers: Iterable[tuple[bytes, bytes]] = (),
+async def respond(scope: Scope, send: Send, status: int, text: MessageLike, headers: Iterable[tuple[bytes, bytes]] = (),
                  form: str | None = None) -> None:  # fmt: skip
     """Send a short page, or JSON if the client does not accept HTML; close a websocket."""
     if scope["type"] == "websocket":
@@ -250,7 +251,7 @@ async def respond(scope: Scope, send: Send, status: int, text: str, headers: Ite
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         "<title>Kohya Trainer</title><style>body{font:16px/1.5 system-ui,sans-serif;max-width:32rem;margin:15vh auto;"
         "padding:0 1rem;color-scheme:light dark}input,button{font:inherit;padding:.4rem .6rem}</style>"
-        f"<h1>Kohya Trainer</h1><p>{html.escape(text)}</p>{form or ''}"
+        f"<h1>Kohya Trainer</h1><p>{html.escape(str(text))}</p>{form or ''}"
     )
     await send_all(send, status, page.encode(), [*headers, (b"content-type", b"text/html; charset=utf-8")])
 

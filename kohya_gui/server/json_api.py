@@ -149,7 +149,7 @@ def _handled(handle: Callable[[], JsonObject]) -> JsonObject:
 def _json(found: JsonObject) -> Response:
     found = {**found, "texts": [*found.get("texts", ()), *how_made(found)]}
     # File names may hold bytes that are no text at all; JSON's escapes carry them as they are.
-    return Response(json.dumps(found, separators=(",", ":")), media_type="application/json")
+    return Response(json.dumps(found, separators=(",", ":"), default=str), media_type="application/json")
 
 
 def _encodes(text: str) -> bool:

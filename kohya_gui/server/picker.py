@@ -46,7 +46,7 @@ def button(name: str, label: str, kind: str, beside: str = "") -> str:
     about = Text("Browse for {label}", label=label)
     return (
         f'<button type="button" class="pick" data-pick="{kind}" data-endings="{endings}" title="Browse"{other}'
-        f' aria-label="{escape(about)}"{data(about)}></button>'
+        f' aria-label="{escape(str(about))}"{data(about)}></button>'
     )
 
 

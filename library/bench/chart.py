@@ -79,8 +79,8 @@ def svg(result: JsonMapping) -> str:
         y += 14
     lines = report.heading(result)
     head = (
-        f'<text x="0" y="16" class="title">{escape(lines[0])}</text>'
-        f'<text x="0" y="36" class="quiet">{escape(lines[1])}; median, and the line to the 90th percentile</text>'
+        f'<text x="0" y="16" class="title">{escape(str(lines[0]))}</text>'
+        f'<text x="0" y="36" class="quiet">{escape(str(lines[1]))}; median, and the line to the 90th percentile</text>'
     )
     wide = WIDTH + 32
     return (

@@ -25,7 +25,7 @@ from library.config.arguments import Arguments
 from library.config.building import build, replace
 from library.config.formats import read_toml, to_toml
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Text, listed
+from library.config.problems import ConfigError, MessageLike, Text, listed
 from library.config.run_config import RunConfig
 from library.config.schema import options
 from library.families import RUNS, config_class
@@ -140,7 +140,7 @@ class Probe:
             "text": self.sentence(),
         }
 
-    def sentence(self) -> str:
+    def sentence(self) -> MessageLike:
         """What is proposed."""
         best = self.best
         if best is None and self.tries and not self.tries[-1].lacks_memory:

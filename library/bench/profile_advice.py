@@ -367,7 +367,7 @@ def text(facts: JsonMapping) -> str:
     operations = [[o["name"][:60], o["kind"], f"{o['calls']:g}", f"{o['ms']:.3g}", f"{o['share']:.1%}"]
                   for o in facts["operations"][:15]]  # fmt: skip
     return "\n".join([
-        f"{title}, {at}", where, "",
+        f"{title}, {at}", str(where), "",
         f"A step takes {report.milliseconds(facts['step_ms'])}{idle}; {counts} in each", "",
         *report.columns(kinds), "", *report.columns([titles, *operations]), "",
         *(f"{number}. {finding['text']}{change(finding['options'])}" for number, finding in

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import Text, counted, listed
+from library.config.problems import MessageLike, Text, counted, listed
 
 Row = JsonMapping
 ENCODERS, ENCODE, DECODE, BLOCKS, STEP = PARTS = ("encoders", "vae-encode", "vae-decode", "blocks", "step")
@@ -121,7 +121,7 @@ def speed(result: JsonMapping, row: Row) -> str:
     return f"{same[0]['ms']['p50'] / row['ms']['p50']:.2f}x" if len(same) > 1 else ""
 
 
-def compiled(row: Row) -> str:
+def compiled(row: Row) -> MessageLike:
     """Graphs and seconds."""
     about = row.get("compile")
     if not about:
@@ -134,7 +134,7 @@ def table(result: JsonMapping) -> str:
     """The measurements in columns, what they were made on above, and what follows from them below."""
     titles, rows = cells(result)
     why = [f"{titled(row)}: {row['why']}" for row in result["results"] if row["status"] != "ok"]
-    lines = [*heading(result), "", *columns([titles, *rows]), "", *why]
+    lines = [*map(str, heading(result)), "", *columns([titles, *rows]), "", *why]
     if found := result.get("best"):
         lines.append(found["sentence"])
     lines += noise_warning(result)
@@ -152,7 +152,7 @@ def noise_warning(result: JsonMapping) -> list[str]:
     return ["Times varied by more than a third: something else used this machine; measure again when it is idle."]
 
 
-def heading(result: JsonMapping) -> list[str]:
+def heading(result: JsonMapping) -> list[MessageLike]:
     """What was measured, and where."""
     subject, on, rate = result["subject"], result["machine"], result.get("matmul") or {}
     where = f"{on['name']}, torch {on['torch']}"

@@ -128,7 +128,7 @@ def main() -> None:
     idle = threading.Timer(IDLE, os._exit, (0,))
     for line in sys.stdin:
         idle.cancel()
-        print(json.dumps(answer(json.loads(line))), file=answers, flush=True)
+        print(json.dumps(answer(json.loads(line)), default=str), file=answers, flush=True)
         idle = threading.Timer(IDLE, os._exit, (0,))
         idle.daemon = True
         idle.start()

@@ -11,7 +11,7 @@ from library.config import environment
 from library.config.building import build, replace
 from library.config.formats import read_toml
 from library.config.json_types import JsonObject
-from library.config.problems import Text
+from library.config.problems import MessageLike, Text
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun, ControlRun, EmbeddingRun
 from library.measuring.model_stats import ModelStats, model_stats
@@ -61,7 +61,7 @@ class MemoryEstimate:
     step: float | None = None
     gpu: str = ""
     memory: float | None = None  # of the GPU
-    basis: str = ""
+    basis: MessageLike = ""
 
     @property
     def fits(self) -> bool | None:
@@ -238,7 +238,7 @@ def operations(config: RunConfig, model: ModelStats, size: tuple[int, int]) -> f
     return operations_of_image(config, model, size) * images
 
 
-def last_run_rate(config: RunConfig, gpu: str, model: ModelStats) -> tuple[float, str]:
+def last_run_rate(config: RunConfig, gpu: str, model: ModelStats) -> tuple[float, MessageLike]:
     """The rate that this GPU has shown with this family, in operations per second, and in which run; 0 without one."""
     for run in reader.runs()[:RUNS] if gpu else ():  # the newest first
         pace = reader.progress(run.folder).update().last.get("s_it")

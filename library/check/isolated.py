@@ -11,7 +11,7 @@ from typing import Any
 from library.config.building import Reading, working_fix
 from library.config.command import ROOT
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import Problem, Text, problems_of, read
+from library.config.problems import MessageLike, Problem, Text, problems_of, read
 from library.config.run_config import RunConfig
 from library.config.schema import changed, flat
 from library.runs import keys
@@ -63,7 +63,7 @@ def environment(launch: JsonMapping) -> dict[str, str]:
     return known | ({"WORLD_SIZE": number} if number.isdecimal() and number != "1" else {})
 
 
-def finding(text: str, topic: str, verdict: str, fix: Mapping[str, Any] = {}) -> JsonObject:
+def finding(text: MessageLike, topic: str, verdict: str, fix: Mapping[str, Any] = {}) -> JsonObject:
     """One finding as JSON: a problem, or a plain sentence, and what the report says of it."""
     problem = next(problems_of([text])) if isinstance(text, Text) else Problem("", text)
     return {**problem.as_json(), "topic": topic, "verdict": verdict, "fix": dict(fix)}
@@ -74,7 +74,7 @@ def known(reading: Reading[Any]) -> list[JsonObject]:
     return [finding(problem, "settings", "bad", working_fix(problem, reading.config)) for problem in reading.problems]
 
 
-def failed(why: str, reading: Reading[Any]) -> Report:
+def failed(why: MessageLike, reading: Reading[Any]) -> Report:
     """The report of a check that did not come to an end, with what was known before."""
     return {"findings": [*known(reading), finding(why, "other", "hint")], "fit": None, "failed": True}
 

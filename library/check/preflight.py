@@ -15,7 +15,7 @@ from library.compiler import checks
 from library.config import building, code_names, fixes, ineffective, schema
 from library.config.environment import SWITCHED_ON, first_process, processes, shards_asked
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Problem, Text, counted, problems_of, together
+from library.config.problems import ConfigError, MessageLike, Problem, Text, counted, problems_of, together
 from library.config.run_config import RunConfig
 from library.config.sections.learning import LONGEST
 from library.data import debug_dataset, pixels, text_encoding
@@ -158,7 +158,7 @@ def judged(
             known = again or problem in (*problems, *found) or problem.option in silent
             if not known and wrong.isdisjoint(problem.options):
                 found.append(problem)
-    remarks: list[str] = [*images.warnings, *_late(config, images), *code_notes(config)]
+    remarks: list[MessageLike] = [*images.warnings, *_late(config, images), *code_notes(config)]
     with _tolerant(bool(problems), []):  # notes about what cannot be read would only be errors
         family = families.family_for(config)
         remarks += [] if failed["model"] else [*family.notes(), *_cut_captions(family, images)]

@@ -23,7 +23,7 @@ from library.config.building import Reading, draft, replace, working_fix
 from library.config.command import Launch
 from library.config.formats import toml_value
 from library.config.json_types import JsonObject
-from library.config.problems import Problem, Text, counted
+from library.config.problems import MessageLike, Problem, Text, counted
 from library.config.problems import read as read_problem
 from library.config.run_config import RunConfig
 from library.config.schema import options, section_options
@@ -53,7 +53,7 @@ class Finding:
 
     topic: str
     verdict: str
-    text: str
+    text: MessageLike
     fix: JsonObject = field(default_factory=dict)
 
     def as_json(self) -> JsonObject:
@@ -83,7 +83,7 @@ class Report:
     fit: fitting.MemoryEstimate | None = None
 
     @property
-    def problems(self) -> list[str]:
+    def problems(self) -> list[MessageLike]:
         """What has to be fixed first."""
         return [finding.text for finding in self.findings if finding.verdict == "bad"]
 
@@ -205,7 +205,7 @@ def _facts(config: RunConfig, found: data.Check, gpu: str, memory: float | None)
         yield _disk(config)
 
 
-def _images(config: RunConfig, images: ImageSet) -> str:
+def _images(config: RunConfig, images: ImageSet) -> Text:
     counts = data.summary(images)
     clock = Clock.of(config, counts["batches_per_epoch"])
     template, steps = "{images} in {buckets}, {batches} per epoch:  {steps} are {epochs} epochs", "{count} steps"

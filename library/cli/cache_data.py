@@ -49,7 +49,7 @@ def start(kind: str, argv: list[str]) -> int:
         return DONE if argv else MISUSED
     read_options(kind, flags)  # so that mistakes are said before a launcher has loaded torch
     if problems := [*wrong, *gpu_slots.problems(how)]:
-        return complain("\n".join(problems), MISUSED)
+        return complain("\n".join(map(str, problems)), MISUSED)
     path, flags = split_file(flags)
     work = ahead_of("cache")
     with work, free_devices(how, work.wait) as own:

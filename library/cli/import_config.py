@@ -91,9 +91,9 @@ def _in_json(file: Path, script: str, path: Path | None) -> int:
             made = _write(made, path, file) if path else made
             account = {**made.account(), "missing": _blanks(made)}
     except ConfigError as wrong:
-        print(json.dumps({"errors": wrong.problems}, ensure_ascii=False))
+        print(json.dumps({"errors": wrong.problems}, ensure_ascii=False, default=str))
         return FAILED
-    print(json.dumps({**account, "wrote": str(path) if path else None}, ensure_ascii=False))
+    print(json.dumps({**account, "wrote": str(path) if path else None}, ensure_ascii=False, default=str))
     return FAILED if account["problems"] else DONE
 
 

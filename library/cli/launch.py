@@ -49,7 +49,7 @@ def train(argv: list[str]) -> int:
     reading = train_script.read(config_class(what), flags, LAUNCH)
     if problems := [*reading.problems, *wrong, *gpu_slots.problems(how)]:
         reading = dataclasses.replace(reading, problems=problems)
-        return complain("\n".join([*problems, *train_script.beyond(reading)]), MISUSED)
+        return complain("\n".join(map(str, [*problems, *train_script.beyond(reading)])), MISUSED)
     path, flags = split_file(flags)
     arguments, variables = starting(path or "", what, **how)
     return foreground.run([*(arguments if path else arguments[:-2]), *flags], variables | keys.environment())

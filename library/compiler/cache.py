@@ -22,7 +22,7 @@ import torch
 
 from library.compiler.pruning import repair, trim
 from library.compiler.torch_private import default_cache_dir, same_cache_keys
-from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import ConfigError, MessageLike, Problem, Text
 from library.files import write_atomic
 
 LIMIT = 8 * 2**30  # bytes over all folders, where `limit` was not called
@@ -68,16 +68,16 @@ def _in_environment() -> str | None:
     return None if chosen in (default_cache_dir(), _told.get(INDUCTOR)) else chosen
 
 
-def _unusable(given: str | None, folder: Path, why: str) -> Problem:
+def _unusable(given: str | None, folder: Path, why: MessageLike) -> Problem:
     if given and not _in_environment():
         option = "compile_cache_dir"
         return Problem(option, ": {folder} cannot be used ({why}); choose another",
-            folder=folder, why=Text(why), fix={option: None})  # fmt: skip
+            folder=folder, why=why, fix={option: None})  # fmt: skip
     template = "{what}: {folder} cannot be used ({why}); choose another"
-    return Problem("", template, what=INDUCTOR, folder=folder, why=Text(why), topic="compiling")
+    return Problem("", template, what=INDUCTOR, folder=folder, why=why, topic="compiling")
 
 
-def _why_unusable(folder: Path, device: torch.device) -> str:
+def _why_unusable(folder: Path, device: torch.device) -> MessageLike:
     if " " in str(folder) and device.type == "cpu":
         return "PyTorch cannot compile for the processor in a folder with a blank in its name"
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())

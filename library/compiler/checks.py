@@ -12,7 +12,7 @@ from torch import nn
 
 from library.compiler import cache, torch_private
 from library.compiler.torch_settings import version
-from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import ConfigError, MessageLike, Problem, Text
 from library.config.values import quoted
 
 MINIMUM_TORCH = (2, 11)
@@ -84,7 +84,7 @@ def hooked(model: nn.Module, blocks: Iterable[nn.Module]) -> Iterator[Problem]:
                     name=name, fix=FALLBACK)  # fmt: skip
 
 
-def _no_inductor(device: torch.device) -> str:
+def _no_inductor(device: torch.device) -> MessageLike:
     """Why inductor has no tool chain for this device, or ''."""
     if device.type == "cpu":
         try:

@@ -11,7 +11,7 @@ import torch
 
 from library.compiler import torch_private
 from library.config.json_types import JsonObject
-from library.config.problems import Report, Text, counted
+from library.config.problems import MessageLike, Report, Text, counted
 
 KEPT = 4096  # events that PyTorch keeps until they are read; its own 64 are fewer than one step may bring
 
@@ -112,7 +112,7 @@ class CompileLog:
         self.on_graph = on_graph
         self.events: list[CompiledGraph] = []
         self.expected: dict[str, list[Hashable]] = {}  # class of block -> the shape of each block
-        self.fallback = ""  # why compiled blocks were given up, if they were
+        self.fallback: MessageLike = ""  # why compiled blocks were given up, if they were
         self.attention = ""  # the attention kernel that was put first, on a GPU
         self.speedup = Speedup()
         self.begin: dict[str, Callable[[], None]] = {}  # class of block -> begin to compile its blocks

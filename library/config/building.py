@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import ConfigError, MessageLike, Problem, Text
 from library.config.run_config import RunConfig
 from library.config.schema import options, section_options, values
 from library.config.values import Option, closest, did_you_mean
@@ -43,7 +43,7 @@ class Reading(Generic[C]):
     known: bool = True  # false if a file could not be read at all, so that its options are unknown
 
 
-def build(config: type[C], values: JsonMapping, source: str = "", notes: list[str] | None = None) -> C:
+def build(config: type[C], values: JsonMapping, source: str = "", notes: list[MessageLike] | None = None) -> C:
     """Values by option name -> a checked config.
 
     Raises ConfigError with every problem, a line each. Remarks (a key that is ignored, an option without effect) are
@@ -52,7 +52,7 @@ def build(config: type[C], values: JsonMapping, source: str = "", notes: list[st
     return build_layers(config, [Layer(values, source)], notes)
 
 
-def build_layers(config: type[C], layers: Iterable[Layer], notes: list[str] | None = None) -> C:
+def build_layers(config: type[C], layers: Iterable[Layer], notes: list[MessageLike] | None = None) -> C:
     """Like `build`, from several layers of values; a later layer wins over an earlier one."""
     reading = read_layers(config, layers)
     if reading.problems:

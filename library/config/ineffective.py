@@ -6,7 +6,7 @@ A rule is about one or several options and names the option that would wake them
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from library.config.problems import Problem, Text
+from library.config.problems import MessageLike, Problem, Text
 from library.config.run_config import Rule, RunConfig
 from library.config.schema import options, values
 from library.config.sections import AdapterRun, EmbeddingRun
@@ -20,7 +20,7 @@ def remark(name: str, reason: str, **arguments: Any) -> Problem:
 
 # Why: docs/decisions/2026-11-20-one-table-of-ineffective-options.md
 # Why: docs/decisions/2026-11-20-ineffective-fields-stay-usable.md
-def remarks(config: RunConfig, others: Iterable[str]) -> Iterator[Problem]:
+def remarks(config: RunConfig, others: Iterable[MessageLike]) -> Iterator[Problem]:
     """A remark on each option that is set and does nothing, but for those that others speak of already."""
     named = {name for one in others if isinstance(one, Problem) for name in one.options}
     ineffective, known = ineffective_options(config), options(type(config))

@@ -284,7 +284,7 @@ def checked(found: Any, path: str | Path | Text) -> Any:
     return found
 
 
-def _refuse_half(text: str, path: str | Path, half: re.Pattern[str]) -> None:
+def _refuse_half(text: str, path: str | Path | Text, half: re.Pattern[str]) -> None:
     """Raise ConfigError for a text that no file can hold and no text encoder reads."""
     if not text.isascii() and (found := half.search(text)):
         template = "{path} holds half of a character ({half}) after {text}; delete it or write it whole"

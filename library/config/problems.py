@@ -7,13 +7,15 @@ it is translated. Nobody has to take sentences apart.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from operator import itemgetter
+from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
 
 __all__ = [
     "FLAG",
     "ConfigError",
+    "MessageLike",
     "Problem",
     "Report",
     "Text",
@@ -43,43 +45,88 @@ def _byte(found: re.Match[str]) -> str:
     return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"\\u{code:04x}"
 
 
-class Text(str):
-    """A text made of a `template`, the key of its translations, and of `arguments`, which may be such texts too."""
+class Text:
+    """A sentence for people, as a value: a `template`, the key of its translations, and `arguments`, which may be such
+    sentences, too. It becomes text where somebody reads it: `str()` gives English.
 
-    __slots__ = ("arguments", "template")
+    `plural` is the template for any `count` but one, as in gettext; "": there is no such form.
+    """
+
+    __slots__ = ("arguments", "plural", "template")
     template: str
-    arguments: Mapping[str, str]
+    arguments: Mapping[str, "str | Text"]
+    plural: str
 
-    def __new__(cls, template: str, **arguments: Any) -> Self:
+    def __init__(self, template: str, /, **arguments: Any) -> None:
         """`{name}` in the template stands for the argument of that name; without arguments braces mean nothing."""
-        return cls._made(template, template, arguments)
-
-    @classmethod
-    def _made(cls, shape: str, template: str, arguments: JsonMapping) -> Self:
         filled = {name: value if isinstance(value, Text) else printable(value) for name, value in arguments.items()}
-        made = super().__new__(cls, shape.format_map(filled) if filled else shape)
-        made.template, made.arguments = template, filled
-        return made
+        self._set(template=template, arguments=filled, plural="")
+
+    def _set(self, **facts: Any) -> None:
+        for name, value in facts.items():
+            object.__setattr__(self, name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"{type(self).__name__} is a value; make another one instead of changing its {name}")
+
+    def __delattr__(self, name: str) -> None:
+        self.__setattr__(name, None)
+
+    def __str__(self) -> str:
+        return self._filled(self.template)
+
+    def _filled(self, template: str) -> str:
+        shown = self.plural if self.plural and self.arguments.get("count") != "1" else template
+        return shown.format_map(self.arguments) if self.arguments else shown
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {str(self)!r}>"
+
+    def __bool__(self) -> bool:
+        return bool(self.template)
+
+    def __eq__(self, other: object) -> bool:
+        return self._parts == other._parts if isinstance(other, Text) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._parts)
+
+    @property
+    def _parts(self) -> tuple[Any, ...]:
+        """What makes two of them equal."""
+        return (self.template, *sorted(self.arguments.items(), key=itemgetter(0)), self.plural)
 
     def as_json(self) -> JsonObject:
         """The text, its template and its arguments, for another process or a browser."""
         inner = {name: value.as_json() if isinstance(value, Text) else value for name, value in self.arguments.items()}
-        return {"text": str(self), "template": self.template, "arguments": inner}
+        plural = {"plural": self.plural} if self.plural else {}
+        return {"text": str(self), "template": self.template, **plural, "arguments": inner}
 
     def changed(self, change: Callable[[str], str]) -> "Text":
-        """The same with what was put into it changed; a text without arguments is changed whole."""
-        if not self.arguments:
-            return Text(change(str(self)))
-        return Text(self.template, **{name: change(value) for name, value in self.arguments.items()})
+        """The same with what was put into it changed; one without arguments is changed whole."""
+        return self._with(*self._changed(change))
+
+    def _changed(self, change: Callable[[str], str]) -> "tuple[dict[str, str | Text], str]":
+        def inner(value: str | Text) -> str | Text:
+            return value.changed(change) if isinstance(value, Text) else change(value)
+
+        arguments = {name: inner(value) for name, value in self.arguments.items()}
+        return arguments, self.template if arguments else change(self.template)
 
     def capitalized(self) -> "Text":
         """The same with a capital letter in front, which languages without them need no line of their own for; a name
         that was put in front stays as it is."""
         first = re.match(r"\{(\w+)\}", self.template)
-        if first and first[1] in self.arguments and not isinstance(self.arguments[first[1]], Text):
-            return self
-        made = str.__new__(Text, self[:1].upper() + self[1:])
-        made.template, made.arguments = self.template, self.arguments
+        if first and (inner := self.arguments.get(first[1])) is not None:
+            return self._with({first[1]: inner.capitalized()}) if isinstance(inner, Text) else self
+        return self._with({}, self.template[:1].upper() + self.template[1:])
+
+    def _with(self, arguments: "Mapping[str, str | Text]", template: str | None = None) -> "Text":
+        made = Text(self.template if template is None else template, **{**self.arguments, **arguments})
+        made._set(plural=self.plural)
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -102,20 +149,25 @@ class Problem(Text):
     topic: str
     code: str
 
-    def __new__(cls, option: str, template: str, *, also: str | Iterable[str] = (), fix: Mapping[str, Any] = {},
-                topic: str = "", code: str = "", **arguments: Any) -> Self:  # fmt: skip
+    def __init__(self, option: str, template: str, *, also: str | Iterable[str] = (), fix: Mapping[str, Any] = {},
+                 topic: str = "", code: str = "", **arguments: Any) -> None:  # fmt: skip
         """The sentence is the option and the template, which begins with ":" where a colon follows the option.
 
         `also` may be written as names with blanks between.
         """
         place = arguments.pop("place", "")
-        head = f"{place}{option}{' ' if option and not template.startswith(':') else ''}"
-        escaped = head.replace("{", "{{").replace("}", "}}") if arguments else head
-        made = cls._made(escaped + template, template, arguments)
-        made.option, made.place, made.topic, made.code = option, place, topic, code
-        made.also = frozenset(also.split() if isinstance(also, str) else also)
-        made.fix = dict(fix)
-        return made
+        super().__init__(template, **arguments)
+        self._set(option=option, place=place, topic=topic, code=code, fix=dict(fix))
+        self._set(also=frozenset(also.split() if isinstance(also, str) else also))
+
+    def __str__(self) -> str:
+        blank = " " if self.option and not self.template.startswith(":") else ""
+        return f"{self.place}{self.option}{blank}{super().__str__()}"
+
+    @property
+    def _parts(self) -> tuple[Any, ...]:
+        """The sentence and its option; another fix makes no other problem."""
+        return (*super()._parts, self.option, self.place)
 
     @property
     def options(self) -> frozenset[str]:
@@ -131,12 +183,12 @@ class Problem(Text):
 
     def capitalized(self) -> Text:
         """As of any text; the name of an option stays as it is written."""
-        return self if self.option else super().capitalized()
+        return self if self.option else self.replaced(template=super().capitalized().template)
 
     def changed(self, change: Callable[[str], str]) -> "Problem":
         """As of any text."""
-        arguments = {name: change(value) for name, value in self.arguments.items()}
-        return self.replaced(**arguments) if arguments else self.replaced(template=change(self.template))
+        arguments, template = self._changed(change)
+        return self.replaced(template=template, **arguments)
 
     def replaced(self, **changes: Any) -> "Problem":
         """The same with another option, place or fix."""
@@ -150,24 +202,34 @@ class Problem(Text):
         return {**super().as_json(), "option": self.option, **facts, "also": sorted(self.also)}
 
 
+MessageLike = str | Text  # plain text of the user's or of another program, or a sentence of ours
+
+
 def counted(count: int, noun: str) -> Text:
     """Things and how many there are: 1 image, 2 images."""
-    return Text("{count} " + noun + ("" if count == 1 else "s"), count=count)
+    return either_number(f"{{count}} {noun}", f"{{count}} {noun}s", count)
 
 
-def listed(texts: Sequence[str], between: str = ", ") -> Text:
+def either_number(template: str, plural: str, count: int, **arguments: Any) -> Text:
+    """A sentence about so many things, as gettext has it: the first template for one of them, the other for more."""
+    made = Text(template, count=count, **arguments)
+    made._set(plural=plural)
+    return made
+
+
+def listed(texts: Sequence[MessageLike], between: str = ", ") -> Text:
     """Texts as one, with a sign between."""
     template = between.join(f"{{part{at}}}" for at in range(len(texts)))
     return Text(template, **{f"part{at}": text for at, text in enumerate(texts)})
 
 
-def either(names: Iterable[str]) -> str:
+def either(names: Iterable[MessageLike]) -> MessageLike:
     """Names as a choice of one: "a", "a or b", "a, b or c"."""
     *first, last = [*names] or [""]
     return Text("{first} or {last}", first=listed(first), last=last) if first else last
 
 
-def together(names: Iterable[str]) -> str:
+def together(names: Iterable[MessageLike]) -> MessageLike:
     """Names that belong together: "a", "a and b", "a, b and c"."""
     *first, last = [*names] or [""]
     return Text("{first} and {last}", first=listed(first), last=last) if first else last
@@ -179,9 +241,9 @@ Report = Callable[[Text, int, int], None]  # what is done now, how much of how m
 def how_made(found: Any) -> Iterator[JsonObject]:
     """How the texts among some values were made, of those that are not their template as it stands."""
     if isinstance(found, Text):
-        if found.arguments or found != found.template:
+        if found.arguments or str(found) != found.template:
             yield found.as_json()
-        if "\n" in found:  # each line is shown by itself
+        if "\n" in str(found):  # each line is shown by itself
             yield from how_made(found.arguments)
     elif isinstance(found, Mapping):
         for value in found.values():
@@ -192,11 +254,10 @@ def how_made(found: Any) -> Iterator[JsonObject]:
 
 
 def locate_texts(found: Any, at: tuple[str | int, ...] = ()) -> Iterator[JsonObject]:
-    """How the texts among some values were made, as `how_made` has it, with the names and numbers that lead to each
-    (`at`): the same words elsewhere, such as a caption of the user's, are no text of ours."""
+    """The messages among some values as JSON, with the names and numbers that lead to each (`at`): the same words
+    elsewhere, such as a caption of the user's, are no message of ours."""
     if isinstance(found, Text):
-        if found.arguments or found != found.template:
-            yield {**found.as_json(), "at": list(at)}
+        yield {**found.as_json(), "at": list(at)}
     elif isinstance(found, Mapping):
         for name, value in found.items():
             yield from locate_texts(value, (*at, str(name)))
@@ -206,7 +267,7 @@ def locate_texts(found: Any, at: tuple[str | int, ...] = ()) -> Iterator[JsonObj
 
 
 def restored(found: Any, made: Iterable[JsonMapping]) -> Any:
-    """Values as another process has stored them, with the texts that `locate_texts` lists as they were made.
+    """Values as another process has stored them, with the messages that `locate_texts` lists.
 
     A place that holds another text by now, or none, stays as it is; so does what older versions stored without places.
     """
@@ -233,29 +294,35 @@ def _arguments(sent: JsonMapping) -> JsonObject:
 
 
 def _text(sent: JsonMapping) -> Text:
-    return read(sent) if "option" in sent else Text(sent["template"], **_arguments(sent))
+    if "option" in sent:
+        return read(sent)
+    made = Text(sent["template"], **_arguments(sent))
+    made._set(plural=sent.get("plural", ""))
+    return made
 
 
 class ConfigError(ValueError):
     """Everything the user must fix: `problems`. As text it is one line for each."""
 
-    def __init__(self, *problems: str, **arguments: Any) -> None:
+    def __init__(self, *problems: MessageLike, **arguments: Any) -> None:
         """Problems, or one template with its arguments."""
-        self.problems = [Problem("", problems[0], **arguments)] if arguments else [*problems_of(problems)]
-        super().__init__("\n".join(self.problems))
+        self.problems = [Problem("", str(problems[0]), **arguments)] if arguments else [*problems_of(problems)]
+        super().__init__("\n".join(map(str, self.problems)))
 
     @property
-    def said(self) -> str:
+    def said(self) -> Text:
         """What it says, which can be translated: its problem, or a line for each."""
         return self.problems[0] if len(self.problems) == 1 else listed(self.problems, "\n")
 
 
-def problems_of(texts: Iterable[str]) -> Iterator[Problem]:
+def problems_of(texts: Iterable[MessageLike]) -> Iterator[Problem]:
     """Problems as they are, texts with their arguments as problems, and of plain ones a problem for each line."""
     for text in texts:
         if isinstance(text, Problem):
             yield text
         elif isinstance(text, Text):
-            yield Problem("", text.template, **dict[str, Any](text.arguments))
+            yield (
+                Problem("", str(text)) if text.plural else Problem("", text.template, **dict[str, Any](text.arguments))
+            )
         else:
-            yield from (Problem("", line) for line in str(text).splitlines() or [""])
+            yield from (Problem("", line) for line in text.splitlines() or [""])

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import ConfigError, MessageLike, Problem, Text
 from library.config.values import Option
 
 S = TypeVar("S")  # of a section
@@ -100,7 +100,7 @@ def flat(sections: JsonMapping, problems: list[Problem] | None = None) -> JsonOb
     ConfigError without such a list.
     """
     out: JsonObject = {}
-    places: dict[str, str] = {}
+    places: dict[str, MessageLike] = {}
     found: list[Problem] = []
     for title, value in sections.items():
         for key, inner in (value if isinstance(value, Mapping) else {title: value}).items():

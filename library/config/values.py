@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import ConfigError, MessageLike, Problem, Text
 
 KINDS = {
     bool: "true or false",
@@ -79,7 +79,7 @@ class Option:
         return self.hints.get("kind", "")
 
     @property
-    def expects(self) -> str:
+    def expects(self) -> Text:
         """What a value must be, in words."""
         if self.choices and not self.open:
             return Text("one of {choices}", choices=", ".join(map(str, self.choices)))
@@ -273,7 +273,7 @@ def closest(name: str, known: Any) -> str:
     return names[close[0]] if close else ""
 
 
-def did_you_mean(name: str, known: Any) -> str:
+def did_you_mean(name: str, known: Any) -> MessageLike:
     """The ending " (did you mean ...?)" when something close is known, else nothing."""
     close = closest(name, known)
     return Text(" (did you mean {name}?)", name=close) if close else ""

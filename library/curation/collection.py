@@ -6,7 +6,7 @@ from pathlib import Path
 
 from library.config import dataset as datasets
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import ConfigError, MessageLike, Problem, Text
 from library.config.run_config import RunConfig
 from library.data import augment, captions
 from library.data.buckets import BucketFit, Buckets, Size
@@ -33,12 +33,12 @@ class Picture:
     size: Size = (0, 0)
     caption: str | None = None  # the content of the file; None when there is none
     fit: BucketFit | None = None
-    unused: str = ""  # why a training would not use it
+    unused: MessageLike = ""  # why a training would not use it
     broken: str = ""  # why it cannot be decoded
     foreign: bool = False  # its caption file is not UTF-8
     turned: bool = False  # it is turned or mirrored by its EXIF orientation
     role: str = ""  # "reg": a regularisation image; "held": used for validation
-    fixed: str = ""  # why it and its caption are read-only
+    fixed: MessageLike = ""  # why it and its caption are read-only
 
     @property
     def words(self) -> str:
@@ -80,10 +80,10 @@ class ImageFolder:
     repeats: int
     words: str
     images: int
-    unused: str = ""
+    unused: MessageLike = ""
     path: str = ""  # the folder itself
     role: str = ""  # as that of its pictures
-    fixed: str = ""
+    fixed: MessageLike = ""
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ class ImageCollection:
     pictures: list[Picture] = field(default_factory=list)
     known: dict[str, Picture] = field(default_factory=dict)  # by name
     places: list[ImageFolder] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    notes: list[MessageLike] = field(default_factory=list)
     doubles: dict[str, int] = field(default_factory=dict)  # name -> number of its group of duplicates
     double_groups: list[JsonObject] = field(default_factory=list)
     compared: bool = False
@@ -103,7 +103,7 @@ class ImageCollection:
     world: int = 1  # processes that share the batches
     found: ImageSet | None = None  # the trainer's own result, where a training has other sources than the opened folder
     problems: list[Problem] = field(default_factory=list)  # that keep a training from starting
-    fixed: str = ""  # why the whole collection is read-only
+    fixed: MessageLike = ""  # why the whole collection is read-only
 
     @property
     def rules(self) -> Buckets:

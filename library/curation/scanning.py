@@ -5,7 +5,7 @@ from collections import Counter
 from functools import lru_cache, partial
 from pathlib import Path
 
-from library.config.problems import ConfigError, Report, Text, counted
+from library.config.problems import ConfigError, MessageLike, Report, Text, counted
 from library.config.run_config import RunConfig
 from library.curation.collection import ImageCollection, ImageFolder, May, Picture
 from library.data import folders
@@ -165,7 +165,7 @@ def _take(collection: ImageCollection, listing: Listing, place: ImageFolder) -> 
     collection.notes += [*about_odd_files(listing, odd, ending), *folders.about_labels(listing, is_masked)]
 
 
-def sharing(collection: ImageCollection) -> list[str]:
+def sharing(collection: ImageCollection) -> list[MessageLike]:
     """Names of images that share a caption file, such as a.png and a.jpg."""
     shared = Counter(picture.caption_file for picture in collection.pictures)
     twice = [os.path.basename(path) for path, count in shared.items() if count > 1]

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Report, Text
+from library.config.problems import ConfigError, MessageLike, Report, Text
 
 
 class Cancelled(Exception):
@@ -18,7 +18,7 @@ class BackgroundTask:
     def __init__(self, work: Callable[[Report], JsonObject]) -> None:
         self.id, self.phase, self.done, self.total = secrets.token_hex(8), Text(""), 0, 0
         self.result: JsonObject | None = None
-        self.error: str = ""
+        self.error: MessageLike = ""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(work,), name=f"work {self.id}", daemon=True)
         self._thread.start()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from library.config.problems import SURROGATES, Problem, Text, counted
+from library.config.problems import SURROGATES, MessageLike, Problem, Text, counted
 from library.data.pixels import ALWAYS, PLUGINS, extensions
 
 # Formats that sd-scripts does not read either: a warning names these files.
@@ -321,7 +321,7 @@ def why_empty(folder: Path, here: Listing, list_folder: Callable[[Path], Listing
     return about_images("image folder {folder} holds no images (png, jpg, webp, bmp)", folder=folder)
 
 
-def some(names: Sequence[Any], most: int = 5) -> str:
+def some(names: Sequence[Any], most: int = 5) -> MessageLike:
     """The first names for a message: a, b, c and 7 more."""
     shown = ", ".join(str(name) for name in names[:most])
     more = len(names) - most

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from library.config.dataset import DatasetConfig, SubsetConfig
 from library.config.json_types import JsonObject
+from library.config.problems import MessageLike
 from library.data.buckets import BucketFit, Buckets, Size
 from library.data.captions import encoded_once
 from library.data.pixels import AS_STORED, Decoding
@@ -92,7 +93,7 @@ class ImageSet:
 
     items: list[Image]
     datasets: tuple[DatasetConfig, ...]
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[MessageLike, ...] = ()
     unused: tuple[str, ...] = ()  # regularisation images that were more than needed
     validation: "ImageSet | None" = None
     held_out: tuple[str, ...] | None = ()  # marks of the images of `validation`, see `held_out.Split`

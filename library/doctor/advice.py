@@ -48,7 +48,7 @@ def presets(found: MachineFacts) -> dict[str, str]:
     return fitting
 
 
-def sentence(found: MachineFacts) -> str:
+def sentence(found: MachineFacts) -> Text:
     """The same in words."""
     if not found.memory_gb:
         how = Text("with compile") if found.compiles else Text("without compile")

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from library.config.json_types import JsonObject
+from library.config.problems import MessageLike
 
 
 @dataclass(frozen=True)
@@ -12,20 +13,20 @@ class MachineFinding:
 
     topic: str
     verdict: str
-    text: str
+    text: MessageLike
     data: JsonObject
 
 
-def ok(topic: str, text: str, **data: Any) -> MachineFinding:
+def ok(topic: str, text: MessageLike, **data: Any) -> MachineFinding:
     """All is well."""
     return MachineFinding(topic, "ok", text, data)
 
 
-def hint(topic: str, text: str, **data: Any) -> MachineFinding:
+def hint(topic: str, text: MessageLike, **data: Any) -> MachineFinding:
     """Works, but could be better."""
     return MachineFinding(topic, "hint", text, data)
 
 
-def bad(topic: str, text: str, **data: Any) -> MachineFinding:
+def bad(topic: str, text: MessageLike, **data: Any) -> MachineFinding:
     """Keeps a training from running."""
     return MachineFinding(topic, "bad", text, data)

@@ -14,7 +14,7 @@ from library.compiler import cache, torch_private
 from library.compiler.blocks import why
 from library.compiler.checks import problems
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Text, listed
+from library.config.problems import ConfigError, MessageLike, Text, listed
 from library.doctor import kernels
 from library.doctor.finding import MachineFinding, bad, hint, ok
 from library.runs import machine
@@ -84,7 +84,7 @@ def compiler() -> MachineFinding:
     return ok("compiler", shown[0] if shown else str(path), path=str(path))
 
 
-def how_to_get_compiler() -> str:
+def how_to_get_compiler() -> MessageLike:
     """The command that installs a compiler on this system."""
     if sys.platform == "win32":
         return Text("install the Visual Studio Build Tools with C++")
@@ -130,14 +130,14 @@ def compile_on(device: str) -> MachineFinding:
     return ok("compile", text, device=device, works=True, seconds=round(seconds, 2))
 
 
-def _hindered(device: str) -> str:
+def _hindered(device: str) -> MessageLike:
     """What stands in the way of compiling and is known without trying, '' if nothing."""
     if off := next((name for name in SWITCHED_OFF if os.environ.get(name, "0") not in ("", "0")), ""):
         return Text("{name} in the environment switches it off; unset it", name=off)
     usual = argparse.Namespace(compile_backend="inductor", compile_mode="default", compile_fullgraph=False)
     try:
         cache.use(None, torch.device(device))
-        found = [text.removeprefix("compile: ") for text in problems(usual, torch.device(device))]
+        found = [one.about if one.option else one for one in problems(usual, torch.device(device))]
     except ConfigError as error:
         return error.said
     return found[0] if found else ""

@@ -49,7 +49,7 @@ def is_installed(kind: str) -> bool:
 def refuse_foreign() -> None:
     """Raise Refusal where another package called `library` is in the way."""
     if found := list(installation.foreign()):
-        raise Refusal("This environment cannot be used: " + "\n".join(found))
+        raise Refusal("This environment cannot be used: " + "\n".join(map(str, found)))
 
 
 def need() -> None:

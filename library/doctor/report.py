@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
         work.store({"kind": "doctor", "finished": True, **report(found)})
     healthy = report(found)["healthy"]
     if asked.json:
-        print(json.dumps(report(found), indent=1))
+        print(json.dumps(report(found), indent=1, default=str))
     else:
         print("\n" + closing(found))
     return 0 if healthy else 1

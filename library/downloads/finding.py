@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from library import families
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, MessageLike
 from library.families import recognition
 from library.families.shared import weights
 
@@ -26,7 +26,7 @@ class FoundModel:
 
     path: Path
     size: int  # bytes
-    words: str  # a description
+    words: MessageLike  # a description
     uses: Mapping[str, tuple[str, ...]]  # family -> options that accept it
     options: Mapping[str, str | bool]  # that training it requires
 

@@ -97,7 +97,7 @@ def _is_closed(api: huggingface_hub.HfApi, name: str, own: str | bool) -> bool:
     return False
 
 
-def failure(name: str, error: Exception) -> str:
+def failure(name: str, error: Exception) -> Text:
     """The message for a failed request about a repository."""
     if isinstance(error, ConfigError):
         return error.problems[0]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from library import families
 from library.config.json_types import JsonObject
 from library.config.outside_files import table_of
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, MessageLike, Text
 from library.families.facts import FamilyFacts, Shapes, matching
 from library.families.shared import tensor_names, weights
 from library.families.shared.known_files import SHARED, UNKNOWN, UNTRAINED
@@ -85,7 +85,7 @@ class Recognised(NamedTuple):
     """A recognised file or folder."""
 
     family: str  # of a base model, else ""
-    words: str  # its description, as part of a sentence
+    words: MessageLike  # its description, as part of a sentence
     options: Mapping[str, str | bool] = MappingProxyType({})  # that training it requires
 
 

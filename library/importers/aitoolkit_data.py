@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field
 
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, MessageLike, Text
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import (
     ENCODED_ONCE,
@@ -31,7 +31,7 @@ def is_dataset(found: JsonMapping) -> bool:
     return "config" not in found and any("folder_path" in table for table in tables(found.get("datasets")))
 
 
-def dataset(found: JsonMapping) -> tuple[str, list[str]]:
+def dataset(found: JsonMapping) -> tuple[str, list[MessageLike]]:
     """Data sets of ai-toolkit -> the text of a dataset file, and a sentence for each key that was left out."""
     listed = [d for d in tables(found.get("datasets")) if not is_empty(d.get("folder_path") or d.get("dataset_path"))]
     if not listed:
@@ -49,7 +49,7 @@ class WholeTraining:
     references: JsonMapping = field(default_factory=dict)  # options of a subset that has reference images
 
 
-def _written(found: list[JsonMapping], whole: WholeTraining) -> tuple[str, list[str]]:
+def _written(found: list[JsonMapping], whole: WholeTraining) -> tuple[str, list[MessageLike]]:
     """The dataset file, and the sentences."""
     sets, notes = [], []
     for table in found:

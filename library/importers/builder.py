@@ -8,7 +8,7 @@ from typing import Any
 from library.config.building import build, draft, understood
 from library.config.ineffective import ineffective_options
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.problems import ConfigError, Problem, Text, together
+from library.config.problems import ConfigError, MessageLike, Problem, Text, together
 from library.config.run_config import RunConfig
 from library.config.schema import options
 from library.config.sections.run import INEFFECTIVE_EVERYWHERE
@@ -30,9 +30,9 @@ class ImportBuilder:
     values: JsonObject = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)  # option -> the key that set it
     outcomes: dict[str, KeyOutcome] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    notes: list[MessageLike] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)  # of the file itself, to be fixed before a training
-    guess: str = ""  # why the script is only a guess; "" where the file states it
+    guess: MessageLike = ""  # why the script is only a guess; "" where the file states it
     texts: dict[str, str] = field(default_factory=dict)  # option -> content of a file that it names
     keeps_ineffective: bool = False  # whether options without effect are kept, as in our own files
     absent: frozenset[str] = frozenset()  # keys of `source` that are the trainer's defaults and not in the file
@@ -66,11 +66,11 @@ class ImportBuilder:
         value = self.source.get(key) if value is None else value
         self._set(key, KeyOutcome(key, "renamed", option), {option: value})
 
-    def change(self, key: str, text: str, values: JsonMapping | None = None) -> None:
+    def change(self, key: str, text: MessageLike, values: JsonMapping | None = None) -> None:
         """Record that the key corresponds to other options, or to another value."""
         self._set(key, KeyOutcome(key, "changed", text), values or {})
 
-    def explain(self, text: str, *keys: str) -> None:
+    def explain(self, text: MessageLike, *keys: str) -> None:
         """Record that the keys are covered by what another one sets. Those that are not in `source` are skipped."""
         for key in keys:
             if key in self.source:
@@ -81,7 +81,7 @@ class ImportBuilder:
         if key not in self.source:
             self.source, self.absent = {**self.source, key: value}, self.absent | {key}
 
-    def ignore(self, key: str, reason: str) -> None:
+    def ignore(self, key: str, reason: MessageLike) -> None:
         """Record that the key has no equivalent; not reported where it is off or empty."""
         off = is_empty(self.source.get(key)) or self.source.get(key) in (False, 0, "0")
         self.outcomes[key] = KeyOutcome(key, "empty") if off else KeyOutcome(key, "ignored", reason)
@@ -244,7 +244,7 @@ def _ineffective(config: type[RunConfig], name: str, value: Any) -> str:
     return config.ineffective.get(name) or INEFFECTIVE_EVERYWHERE.get(name, "") if is_set else ""
 
 
-def _unknown(config: type[RunConfig], name: str, configs: Configs) -> str:
+def _unknown(config: type[RunConfig], name: str, configs: Configs) -> MessageLike:
     """Why a name is no option of this kind of training."""
     reasons = {**config.retired, **config.foreign}
     if name in reasons:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, MessageLike, Text
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import PREPARED, dataset_toml, load_tables, tables, told_datasets
 
@@ -18,7 +18,7 @@ def is_dataset(found: JsonMapping) -> bool:
     return "model" not in found and any("path" in table for table in tables(found.get("directory")))
 
 
-def dataset(found: JsonMapping) -> tuple[str, list[str]]:
+def dataset(found: JsonMapping) -> tuple[str, list[MessageLike]]:
     """A file of data sets -> the text of ours, and a sentence for each key that was left out."""
     return _written(found, {})
 
@@ -62,9 +62,9 @@ def _batches(builder: ImportBuilder) -> dict[int, int]:
     return sizes
 
 
-def _written(found: JsonMapping, batches: Mapping[int, int]) -> tuple[str, list[str]]:
+def _written(found: JsonMapping, batches: Mapping[int, int]) -> tuple[str, list[MessageLike]]:
     sets: list[tuple[JsonObject, list[JsonObject]]] = []
-    notes: list[str] = []
+    notes: list[MessageLike] = []
     for table in tables(found.get("directory")):
         whole = {**{key: value for key, value in found.items() if key != "directory"}, **table}
         if is_empty(whole.get("path")):
@@ -116,7 +116,7 @@ def _subset(table: JsonMapping) -> JsonObject:
     return {key: value for key, value in subset.items() if not is_empty(value) and value is not False}
 
 
-def _note(table: JsonMapping, notes: list[str]) -> None:
+def _note(table: JsonMapping, notes: list[MessageLike]) -> None:
     """A sentence for each key of a folder that has no equivalent."""
     place = Text("datasets of {folder}", folder=table["path"])
     repeats = to_number(table.get("num_repeats"))

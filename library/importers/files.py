@@ -7,7 +7,7 @@ from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import load_json, load_toml, load_yaml, read_text
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, MessageLike, Text
 from library.config.run_config import RunConfig
 from library.config.schema import options, values
 from library.config.values import did_you_mean
@@ -82,7 +82,7 @@ def is_dataset(found: JsonMapping) -> bool:
     return any(kind.is_dataset(found) for kind in DATASETS)
 
 
-def dataset(found: JsonMapping) -> tuple[str, list[str]]:
+def dataset(found: JsonMapping) -> tuple[str, list[MessageLike]]:
     """Data sets of another trainer -> the text of a dataset file, and a sentence for each key that was left out."""
     return next(kind for kind in DATASETS if kind.is_dataset(found)).dataset(found)
 

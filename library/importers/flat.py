@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from library.config import building, schema
 from library.config.converted import OLD_BLOCKS, blocks
 from library.config.json_types import JsonMapping
-from library.config.problems import ConfigError, Problem, Text, listed
+from library.config.problems import ConfigError, MessageLike, Problem, Text, listed
 from library.config.run_config import RunConfig, of_told_kind
 from library.config.schema import options
 from library.config.values import did_you_mean
@@ -143,7 +143,7 @@ def _has_module(config: type[RunConfig], module: str) -> bool:
     return "network_module" in options(config) and module in options(config)["network_module"].choices
 
 
-def _guess(found: JsonMapping, script: str, configs: Configs) -> str:
+def _guess(found: JsonMapping, script: str, configs: Configs) -> MessageLike:
     """That the script is a guess, and by what; "" where the network module belongs to one model alone."""
     module = module_of(found)
     if module not in TABLES["shared_modules"] and sum(_has_module(config, module) for config in configs.values()) == 1:

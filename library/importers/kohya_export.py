@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, MessageLike, Text
 from library.config.run_config import RunConfig
 from library.config.schema import changed, flat, options, values
 from library.config.sections import AdapterRun, EmbeddingRun
@@ -44,7 +44,7 @@ def export(
     base: JsonMapping | None = None,
     prompts: str = "",
     launch: JsonMapping | None = None,
-) -> tuple[Fields, list[str]]:
+) -> tuple[Fields, list[MessageLike]]:
     """A config -> the fields of kohya_ss's page, and a sentence for each option without an equivalent.
 
     With `base`, a file of kohya_ss for the same script, only the fields of options that differ from it are written, and
@@ -105,7 +105,7 @@ def _switches(config: RunConfig, tab: str) -> Fields:
     }
 
 
-def _fields(config: RunConfig, tab: str, prompts: str) -> tuple[dict[str, Fields], list[str]]:
+def _fields(config: RunConfig, tab: str, prompts: str) -> tuple[dict[str, Fields], list[MessageLike]]:
     """Option -> its fields, and sentences about options that no field can express."""
     known, lost = options(type(config)), []
     keys = _keys(config.family, tab)
@@ -159,7 +159,7 @@ def _plain(option: Any, key: str, value: Any) -> Any:
     return value if isinstance(value, bool | int | float) else option.text(value)
 
 
-def _adapter(config: AdapterRun, lost: list[str]) -> Fields:
+def _adapter(config: AdapterRun, lost: list[MessageLike]) -> Fields:
     network = config.network
     arguments = dict(pair.split("=", 1) for pair in network.network_args if "=" in pair)
     found, rest = kohya_adapters.fields(network.module, arguments)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, MessageLike, Text
 from library.importers import flat, kohya_adapters, kohya_flags, kohya_launch
 from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import ONLY, chooses_chroma, load_tables, nearest, set_by
@@ -362,7 +362,7 @@ def _plain(builder: ImportBuilder, key: str, tab: str) -> None:
         builder.keep(key)
 
 
-def _reason(builder: ImportBuilder, key: str, tab: str) -> str:
+def _reason(builder: ImportBuilder, key: str, tab: str) -> MessageLike:
     """Why a key has no meaning in this file, or ""."""
     other = next((why for start, why in TABLES["other_models"].items() if key.startswith(start)), "")
     sd3 = "" if tab == "lora" else TABLES["sd3_in_full"].get(key, "")

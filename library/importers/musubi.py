@@ -6,7 +6,7 @@ from typing import Any
 
 from library.config import schema
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, MessageLike, Text
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import ONLY, dataset_toml, equal, load_tables, nearest, said_of, set_by, tables, take
 
@@ -189,9 +189,9 @@ def is_dataset(found: JsonMapping) -> bool:
     return isinstance(sets, list) and any(isinstance(s, Mapping) and any(k in s for k in kinds) for s in sets)
 
 
-def dataset(found: JsonMapping) -> tuple[str, list[str]]:
+def dataset(found: JsonMapping) -> tuple[str, list[MessageLike]]:
     """A dataset file of musubi-tuner -> the text of ours, and a sentence for each key that was left out."""
-    notes: list[str] = []
+    notes: list[MessageLike] = []
     known: list[str] = TABLES["dataset_keys"]
     general = _known(found.get("general", {}), known, "[general]", notes)
     general = {"resolution": [960, 544], "caption_extension": ".txt"} | general
@@ -228,7 +228,7 @@ def _buckets(table: JsonMapping) -> JsonObject:
     return {name: value for name, value in limits.items() if name not in table}
 
 
-def _known(table: Any, known: list[str], place: str, notes: list[str]) -> JsonObject:
+def _known(table: Any, known: list[str], place: MessageLike, notes: list[MessageLike]) -> JsonObject:
     reasons, older = TABLES["dataset_ignored"], TABLES["dataset_renamed"]
     table = {older.get(key, key): value for key, value in table.items()} if isinstance(table, Mapping) else {}
     for key in table:

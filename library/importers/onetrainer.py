@@ -3,7 +3,7 @@
 import re
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, MessageLike, Text
 from library.importers import onetrainer_data, onetrainer_learning, onetrainer_model
 from library.importers.builder import ImportBuilder, is_on, to_number
 from library.importers.shared import (
@@ -153,7 +153,7 @@ def _with_defaults(found: JsonObject, names: dict[str, str]) -> tuple[JsonObject
     return filled, {**names, **{own: key for key, own in missing.items()}}
 
 
-def completed(found: JsonMapping) -> tuple[JsonObject, frozenset[str], list[str]]:
+def completed(found: JsonMapping) -> tuple[JsonObject, frozenset[str], list[MessageLike]]:
     """The settings with OneTrainer's defaults where they are missing or invalid; the keys of the missing ones; and a
     sentence for each invalid one."""
     filled, notes = dict(found), []

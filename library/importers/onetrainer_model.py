@@ -1,7 +1,7 @@
 """Import OneTrainer's trained parts, their dtypes, and the adapters."""
 
 from library.config.json_types import JsonObject
-from library.config.problems import Text, listed
+from library.config.problems import MessageLike, Text, listed
 from library.importers.builder import ImportBuilder, is_on
 from library.importers.shared import BLOCKS, equal, load_tables, nearest, precision
 
@@ -118,7 +118,7 @@ def _adapters(builder: ImportBuilder) -> None:
     builder.change("peft_type", listed([said, " ".join(arguments)]) if arguments else said, values)
 
 
-def _lycoris(builder: ImportBuilder, kind: str) -> tuple[str, list[str]]:
+def _lycoris(builder: ImportBuilder, kind: str) -> tuple[MessageLike, list[str]]:
     decompose = ["dora_wd=True"] if is_on(builder.get("lora_decompose")) else []
     if kind == "LOKR":
         if size := builder.number("lokr_dim"):
@@ -180,7 +180,7 @@ def _layers(builder: ImportBuilder, rank: int, alpha: float) -> list[str]:
     return []
 
 
-def _say_layers(builder: ImportBuilder, said: str) -> None:
+def _say_layers(builder: ImportBuilder, said: MessageLike) -> None:
     builder.explain(said, "layer_filter_preset", "layer_filter", "layer_filter_regex")
 
 

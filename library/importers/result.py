@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import Problem, Text
+from library.config.problems import MessageLike, Problem, Text
 from library.config.run_config import RunConfig
 from library.config.schema import changed, flat, options
 
@@ -21,7 +21,7 @@ class KeyOutcome:
 
     key: str
     kind: Kind
-    text: str = ""
+    text: MessageLike = ""
     fix: JsonMapping = field(default_factory=dict)  # the option that an unknown key was probably meant for, by name
 
 
@@ -32,10 +32,10 @@ class Imported:
     trainer: str  # with the tab that wrote it, as in "kohya_ss (LoRA)"
     config: RunConfig
     outcomes: tuple[KeyOutcome, ...]
-    notes: tuple[str, ...]
+    notes: tuple[MessageLike, ...]
     problems: tuple[Problem, ...]  # what has to be fixed before a training, such as rules across options
     texts: Mapping[str, str]  # option -> content of a file that it names
-    guess: str = ""  # why the script is only a guess; "" where the file states it
+    guess: MessageLike = ""  # why the script is only a guess; "" where the file states it
 
     def with_files(self, paths: Mapping[str, str]) -> "Imported":
         """A copy whose options name the files that were written, by option."""
@@ -49,7 +49,7 @@ class Imported:
         """The outcomes of one kind."""
         return [outcome for outcome in self.outcomes if outcome.kind == kind]
 
-    def lines(self) -> list[str]:
+    def lines(self) -> list[MessageLike]:
         """The messages of the page: what to fix, what was guessed, changed or left out, and notes."""
         to_fix = [Text(TO_FIX, problem=problem) for problem in self.problems]
         changed = [Text("{key}: {text}", key=outcome.key, text=outcome.text) for outcome in self.of("changed")]
@@ -123,7 +123,7 @@ class Imported:
 def _grouped(outcomes: Iterable[KeyOutcome]) -> list[tuple[str, str]]:
     groups: dict[str, list[str]] = {}
     for outcome in outcomes:
-        groups.setdefault(outcome.text, []).append(outcome.key)
+        groups.setdefault(str(outcome.text), []).append(outcome.key)
     return [(reason, ", ".join(keys)) for reason, keys in groups.items()]
 
 
@@ -139,6 +139,6 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _block(title: str, count: int, lines: Iterable[str]) -> str:
+def _block(title: str, count: int, lines: Iterable[MessageLike]) -> str:
     wrapper = textwrap.TextWrapper(110, initial_indent="  ", subsequent_indent="    ")
-    return "\n".join([f"{title} ({count}):", *map(wrapper.fill, lines)])
+    return "\n".join([f"{title} ({count}):", *(wrapper.fill(str(line)) for line in lines)])

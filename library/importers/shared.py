@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from library.config.formats import toml_value
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.problems import Problem, Text
+from library.config.problems import MessageLike, Problem, Text
 from library.config.sections.learning import OptimizerName
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, to_number
 from library.importers.result import KeyOutcome
@@ -142,7 +142,7 @@ def rest(builder: ImportBuilder, reasons: Mapping[str, str], otherwise: str = NO
         builder.ignore(key, reasons.get(key) or next(starts, otherwise))
 
 
-def set_by(builder: ImportBuilder, key: str, text: str, values: JsonMapping) -> None:
+def set_by(builder: ImportBuilder, key: str, text: MessageLike, values: JsonMapping) -> None:
     """Set values that follow from the trainer itself, or from a key that is not in the file."""
     if key in builder.source:
         builder.change(key, text, values)
@@ -169,7 +169,7 @@ def equal(theirs: object, ours: str) -> Text:
     return Text("{theirs} is {ours} here", theirs=theirs, ours=ours)
 
 
-def nearest(theirs: object, ours: str) -> Text:
+def nearest(theirs: object, ours: MessageLike) -> Text:
     """A message: the replacement of another trainer's setting without an equivalent."""
     return Text("{theirs} is not offered here; the nearest is {ours}", theirs=theirs, ours=ours)
 
@@ -203,7 +203,7 @@ def optimizer_args(values: JsonMapping) -> list[str]:
     return arguments
 
 
-def optimizer(name: object) -> tuple[str, str]:
+def optimizer(name: object) -> tuple[str, MessageLike]:
     """The equivalent optimizer, and a sentence where it differs: ("AdamW8bit", "")."""
     tables, word = load_tables("optimizers"), plain(name)
     known = tables["same"].get(tables["nearest"].get(word, word))

@@ -11,7 +11,7 @@ from typing import Any
 from library import families
 from library.config import schema
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Text, together
+from library.config.problems import ConfigError, MessageLike, Text, together
 from library.config.run_config import RunConfig
 from library.config.values import did_you_mean
 
@@ -125,7 +125,7 @@ def saving_memory(config: RunConfig) -> Iterator[Overrides]:
         yield lighter if config.precision.full_bf16 else {"full_bf16": True}
 
 
-def advised(changes: Overrides, config: RunConfig) -> str:
+def advised(changes: Overrides, config: RunConfig) -> MessageLike:
     """Changes of a config as advice: "use fp8_base", "lower train_batch_size"."""
 
     def one(name: str, value: Any) -> Text:

@@ -5,7 +5,7 @@
 
 from dataclasses import dataclass
 
-from library.config.problems import Text, counted, listed
+from library.config.problems import MessageLike, Text, counted, listed
 from library.measuring.candidates import Overrides, shown
 
 OUT_OF_MEMORY = ("out of memory", "OutOfMemory", "ALLOC_FAILED", "ran out of memory")  # parts of error messages
@@ -22,7 +22,7 @@ class Measured:
     compiling: float = 0.0  # seconds before the first pass at full speed
     peak: float = 0.0  # GiB, of the GPU where there is one
     graphs: int = 0
-    why: str = ""  # why it cannot be used, "" if it can
+    why: MessageLike = ""  # why it cannot be used, "" if it can
 
     def total(self, passes: int) -> float:
         """Seconds of a whole training."""
@@ -31,7 +31,7 @@ class Measured:
     @property
     def lacks_memory(self) -> bool:
         """Whether more memory would have helped."""
-        return any(sign in self.why for sign in OUT_OF_MEMORY)
+        return any(sign in str(self.why) for sign in OUT_OF_MEMORY)
 
     def sentence(self, of_steps: bool = True) -> Text:
         """Memory, seconds of a step (or of a batch), graphs and compiling; or why it cannot be used."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from library import packages
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Problem
+from library.config.problems import ConfigError, MessageLike, Problem
 from library.config.run_config import RunConfig
 from library.config.values import did_you_mean, quoted
 from library.imports import without_collecting, without_optional
@@ -95,7 +95,7 @@ def read_arguments(pairs: Iterable[str], option: str) -> JsonObject:
     return found
 
 
-def missing_package(module: str) -> str:
+def missing_package(module: str) -> MessageLike:
     """What to install if the module's package is missing, "" if it is there."""
     package = module.split(".")[0]
     return "" if packages.installed(package) else packages.absent(package)

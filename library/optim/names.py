@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from library import packages
 from library.config.fixes import other_optimizer
 from library.config.json_types import JsonObject
-from library.config.problems import Text
+from library.config.problems import MessageLike, Text
 from library.config.run_config import RunConfig
 
 
@@ -79,7 +79,7 @@ def spec_of(name: str) -> OptimizerSpec:
     return OptimizerSpec(module or "torch.optim", cls)
 
 
-def package_problem(name: str) -> str:
+def package_problem(name: str) -> MessageLike:
     """Why the package of an optimizer cannot be used, without importing it; '' if it can."""
     package = spec_of(name).package
     if not packages.installed(package):

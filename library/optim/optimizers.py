@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from library import packages
 from library.config import code_names
 from library.config.fixes import other_optimizer
-from library.config.problems import ConfigError, Problem, together
+from library.config.problems import ConfigError, MessageLike, Problem, together
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.methods import TrainingMethod
@@ -265,7 +265,7 @@ def averaged(made: Any) -> Iterator[None]:
         train_mode(made)
 
 
-def _unusable(cls: OptimizerSpec) -> str:
+def _unusable(cls: OptimizerSpec) -> MessageLike:
     """Why the package of an optimizer cannot be used, and how to install it; tries a step with it."""
     if absent := missing_package(cls.package):
         return absent

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from library.config.outside_files import read_text
-from library.config.problems import ConfigError, Problem, Text, listed
+from library.config.problems import ConfigError, MessageLike, Problem, Text, listed
 from library.outputs.prompts import LETTERS, Prompt, option_of, parse_line, problem_of, prompt_lines, read
 
 Row = Mapping[str, str]  # texts by field of Prompt; what a line says besides is in REST
@@ -71,7 +71,7 @@ def text(rows: Sequence[Row], before: str = "") -> str:
     return "\n".join([*made, *new]) + "\n"
 
 
-def _why_not(row: Row) -> str:
+def _why_not(row: Row) -> MessageLike:
     """Why a line would not be read as this row; "" where it is."""
     for name, value in row.items():
         if not value.isprintable():

@@ -9,7 +9,7 @@ from typing import Any
 
 from library.config.json_types import JsonMapping, JsonValue
 from library.config.outside_files import named_by, parse_json, parse_toml, read_text
-from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import ConfigError, MessageLike, Problem, Text
 from library.config.run_config import ControlUse
 from library.config.schema import section_options
 from library.config.sections.outputs import Sample
@@ -151,7 +151,7 @@ def notes(path: str | Path, use: ControlUse = NO_CONTROLS, shifts: bool = False)
         for what, why in _idle(entry, use, shifts)]  # fmt: skip
 
 
-def _entries(path: Path) -> Iterator[tuple[str, str | JsonMapping]]:
+def _entries(path: Path) -> Iterator[tuple[MessageLike, str | JsonMapping]]:
     """The prompts of a readable file as they are written there, each with where that is: lines, or their options."""
     text = read_text(path)
     if path.suffix.lower() == ".toml":
@@ -166,7 +166,7 @@ def _entries(path: Path) -> Iterator[tuple[str, str | JsonMapping]]:
             yield Text("line {number}", number=number), line
 
 
-def _idle(entry: str | JsonMapping, use: ControlUse, shifts: bool) -> Iterator[tuple[str, str]]:
+def _idle(entry: str | JsonMapping, use: ControlUse, shifts: bool) -> Iterator[tuple[MessageLike, MessageLike]]:
     """What of a prompt does not do what it says, as it is written there, each with the reason."""
     shown = 0
     for what, read in _written(entry):
@@ -226,7 +226,7 @@ def option_of(piece: str) -> tuple[str, Any] | None:
         return None
 
 
-def _why_idle(what: str, read: tuple[str, Any] | None, use: ControlUse, shifts: bool) -> str:
+def _why_idle(what: str, read: tuple[str, Any] | None, use: ControlUse, shifts: bool) -> MessageLike:
     """Why an option of a prompt does not do what it says; "" where it does."""
     if read and read[0] == GLUE:
         return Text("is part of the text before it: an option begins with a blank and two dashes")
@@ -248,7 +248,7 @@ def _why_idle(what: str, read: tuple[str, Any] | None, use: ControlUse, shifts: 
     return Text("has no effect; {name} is text after a blank" if pattern is TEXT else template, name=name)
 
 
-def _cut(what: str, value: Any) -> str:
+def _cut(what: str, value: Any) -> MessageLike:
     """What of a number in a line is not read, as a reason; "" where it is read whole."""
     letter, _, written = what.removeprefix("--").partition(" ")
     pattern = LETTERS[letter.lower()][1]
@@ -265,13 +265,13 @@ def prompt_lines(text: str) -> Iterator[tuple[int, str]]:
             yield number, written
 
 
-def _from_lines(text: str) -> Iterator[tuple[Prompt, str]]:
+def _from_lines(text: str) -> Iterator[tuple[Prompt, MessageLike]]:
     for number, line in prompt_lines(text):
         prompt = parse_line(line)
         yield prompt, _placed(Text("line {number}", number=number), prompt)
 
 
-def _from_toml(tables: JsonMapping) -> Iterator[tuple[Prompt, str]]:
+def _from_toml(tables: JsonMapping) -> Iterator[tuple[Prompt, MessageLike]]:
     common = tables.get("prompt", {})
     entries = common.pop("subset", []) if isinstance(common, dict) else []
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
@@ -284,7 +284,7 @@ def _from_toml(tables: JsonMapping) -> Iterator[tuple[Prompt, str]]:
             yield _from_mapping({**common, **entry}, Text("subset {number}", number=number))
 
 
-def _from_json(entries: Any) -> Iterator[tuple[Prompt, str]]:
+def _from_json(entries: Any) -> Iterator[tuple[Prompt, MessageLike]]:
     if not isinstance(entries, list):
         raise ConfigError(Problem("sample_prompts", ": a JSON prompt file is a list of texts or of objects"))
     for number, entry in enumerate(entries, start=1):
@@ -297,7 +297,7 @@ def _from_json(entries: Any) -> Iterator[tuple[Prompt, str]]:
             yield Prompt(""), Text("entry {number} is neither a text nor an object", number=number)
 
 
-def _from_mapping(values: JsonMapping, where: str) -> tuple[Prompt, str]:
+def _from_mapping(values: JsonMapping, where: MessageLike) -> tuple[Prompt, MessageLike]:
     known = {k: v for k, v in values.items() if k in KINDS and v is not None}
     if unknown := sorted(values.keys() - KINDS.keys() - IGNORED):
         template = "{where}: there is no option {unknown}; known are {names}"
@@ -324,12 +324,12 @@ def _number(name: str, value: JsonValue, kind: Callable[[Any], Any]) -> Any:
         raise ConfigError(template, name=name, value=repr(value)) from None
 
 
-def _placed(where: str, prompt: Prompt) -> str:
+def _placed(where: MessageLike, prompt: Prompt) -> MessageLike:
     why = problem_of(prompt)
     return Text("{where}: {problem}", where=where, problem=why) if why else ""
 
 
-def problem_of(prompt: Prompt) -> str:
+def problem_of(prompt: Prompt) -> MessageLike:
     """What of a prompt makes no sense; "" where all does."""
     if prompt.sample_steps is not None and not 1 <= prompt.sample_steps <= MAX_STEPS:
         return Text("sample_steps {number} is not between 1 and {most}", number=prompt.sample_steps, most=MAX_STEPS)

@@ -8,7 +8,7 @@ from safetensors import safe_open
 
 from library import families
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Text, counted, listed
+from library.config.problems import ConfigError, MessageLike, Text, counted, listed
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.methods import TrainingMethod
@@ -45,7 +45,7 @@ def check(path: Path, shapes_of: Callable[[], Shapes], config: RunConfig) -> Jso
     return {"ok": not wrong, "text": wrong or Text(loads, tensors=counted(len(shapes), "tensor"))}
 
 
-def differences(path: Path, shapes: Shapes) -> str:
+def differences(path: Path, shapes: Shapes) -> MessageLike:
     """What a file and the model do not have in common; "" when all names and shapes match."""
     with safe_open(path, framework="pt") as file:
         found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
@@ -65,7 +65,7 @@ def differences(path: Path, shapes: Shapes) -> str:
     return listed(said, "; ") if said else ""
 
 
-def _verified(path: Path, config: AdapterRun) -> str:
+def _verified(path: Path, config: AdapterRun) -> MessageLike:
     """The first problem that `kohya tools verify` finds, with the base model's header where it can be read."""
     if config.network.module not in families.facts(config.family).adapter_modules:
         return ""

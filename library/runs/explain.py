@@ -4,7 +4,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from library.config.problems import Text
+from library.config.problems import MessageLike, Text
 
 _TABLES = tomllib.loads(Path(__file__).with_name("known_errors.toml").read_text(encoding="utf-8"))
 # (pattern, advice) for exceptions, and for what ends a process before Python can raise one
@@ -19,7 +19,7 @@ LONGEST = 2000  # characters of an exception's message
 LAUNCHER = re.compile(r"CalledProcessError|ChildFailedError|torch\.distributed\.elastic")
 
 
-def cause(log: str) -> str | None:
+def cause(log: str) -> MessageLike | None:
     """The most likely cause of a failure in the last part of a log, or None when it shows none.
 
     The trainer's own messages win, since they already say what to do; then exceptions that are known well enough to
@@ -44,7 +44,7 @@ def _whole(log: str, found: re.Match[str]) -> str:
     return log[found.start() : found.start() + LONGEST].partition("\nTraceback")[0]
 
 
-def _known(text: str, table: list[tuple[str, str]]) -> str | None:
+def _known(text: str, table: list[tuple[str, str]]) -> MessageLike | None:
     for pattern, advice in table:
         if found := list(re.finditer(pattern, text, re.M)):
             caught = [group for group in found[-1].groups() if group]

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Report, Text
+from library.config.problems import ConfigError, MessageLike, Report, Text
 from library.runs import layout, process
 from library.runs.job import FOLDER, JOB, RESULT, STOP, new
 
@@ -23,7 +23,8 @@ class JobRecord:
     """What a command does, written into the folder of its job; nowhere without one. A context manager."""
 
     def __init__(self, kind: str, folder: Path | None) -> None:
-        self.kind, self._said = kind, ("", 0.0)
+        self.kind = kind
+        self._said: tuple[MessageLike, float] = "", 0.0
         self.folder: Any = folder  # a Path; None where nothing is written
         self._facts: JsonObject = {}
         self._end = {"state": "finished", "error": ""}

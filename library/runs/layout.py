@@ -35,7 +35,8 @@ TYPES: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("step", "total_steps", "epochs"), NUMBER),
     **dict.fromkeys(("pid", "seed"), (int,)),
     **dict.fromkeys(("id", "state", "script", "title", "output_dir", "output_name", "folder", "host", "boot"), (str,)),
-    **dict.fromkeys(("error", "resumes", "queued", "from", "kind"), (str,)),
+    **dict.fromkeys(("resumes", "queued", "from", "kind"), (str,)),
+    "error": (str, problems.Text),
     **dict.fromkeys(("config", "phase", "hardware", "versions", "data", "compile", "products"), (dict,)),
     **dict.fromkeys(("devices",), (list,)),
 }

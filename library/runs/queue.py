@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Text, counted
+from library.config.problems import ConfigError, MessageLike, Text, counted
 from library.files import write_atomic
 from library.runs import layout, locking, process, reader, registry, start
 
@@ -44,7 +44,7 @@ class QueueEntry:
     added: float = 0.0
     run: str = ""  # the run's id, once it was started
     ended: str = ""  # how it ended: a run's final state, or "failed" where it could not even begin
-    error: str = ""  # why it could not begin
+    error: MessageLike = ""  # why it could not begin
 
     @property
     def waits(self) -> bool:
@@ -57,7 +57,7 @@ class Queue:
     """All entries in their order, and the state of the worker."""
 
     entries: list[QueueEntry] = field(default_factory=list)
-    paused: str = ""  # why nothing is started, "" when it goes on
+    paused: MessageLike = ""  # why nothing is started, "" when it goes on
     go_on: bool = True  # with the next one, when one fails
     worker: JsonObject = field(default_factory=dict)  # the process that works it off
     called: float = 0.0  # when that process was started last
@@ -212,7 +212,7 @@ def after_failure(go_on: bool) -> None:
         queue.go_on = go_on
 
 
-def state_of(entry: QueueEntry) -> tuple[str, str]:
+def state_of(entry: QueueEntry) -> tuple[str, MessageLike]:
     """How an entry stands, "waiting" or a run's state, and why it failed."""
     if entry.run:
         try:
@@ -223,7 +223,7 @@ def state_of(entry: QueueEntry) -> tuple[str, str]:
     return entry.ended or "waiting", entry.error
 
 
-def queued_sentence(entry: QueueEntry) -> str:
+def queued_sentence(entry: QueueEntry) -> Text:
     """What became of an entry that was just added, in a sentence."""
     queue = read()
     before = [e for e in queue.waiting if e.added < entry.added]

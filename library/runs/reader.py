@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, MessageLike
 from library.runs import explain, layout, lineage, process, registry
 from library.runs.curve import Curve
 
@@ -92,7 +92,7 @@ def at(folder: Path) -> RecordedRun:
     return RecordedRun(folder, facts)
 
 
-def _how_it_ended(folder: Path, facts: JsonObject) -> tuple[str, str | None] | None:
+def _how_it_ended(folder: Path, facts: JsonObject) -> tuple[str, MessageLike | None] | None:
     """State and cause of a run whose record says that it works but whose process has ended; None when it works."""
     begun = "pid" in facts  # the trainer itself has taken the record over
     known = facts if begun else layout.load(folder / layout.LAUNCHER)

@@ -17,7 +17,7 @@ from typing import IO, Any
 import psutil
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, MessageLike, Text
 from library.files import write_atomic
 from library.runs import layout, process, registry, restoring
 from library.runs.gpu_log import GpuLog
@@ -51,7 +51,7 @@ class Record:
         self.folder, self.facts = folder, facts
         self._hidden = hidden or Secrets({})
         self._lock, self._ended = threading.RLock(), threading.Event()
-        self._phase_said = ("", 0.0)
+        self._phase_said: tuple[MessageLike, float] = ("", 0.0)
         self._progress: IO[str] = (folder / layout.PROGRESS).open("a+", encoding="utf-8", buffering=1)
         self._log = _follow_logging(folder / layout.LOG, self._hidden) if in_shell else None
         self._copy = restoring.FolderCopy(folder)
@@ -137,8 +137,9 @@ class Record:
             if not self._progress.closed:
                 self._progress.write(line + "\n")
 
-    def say(self, text: str) -> None:
+    def say(self, line: MessageLike) -> None:
         """A line for the console that is also kept in log.txt, whoever started the run."""
+        text = str(line)
         with contextlib.suppress(OSError):  # a terminal that was closed, a pipe whose reader left
             print(self._hidden.redact(text) + "\n", end="", flush=True)  # in one write: threads may print
         if self._log:
@@ -178,7 +179,7 @@ class Record:
                 write_atomic(self.folder / layout.STOP, how)
             self.stop_requested()
 
-    def finish(self, state: str, error: str | None = None) -> None:
+    def finish(self, state: str, error: MessageLike | None = None) -> None:
         """Close the record as finished, stopped or failed, with the cause in one sentence. The first call counts."""
         if state not in layout.FINAL:
             raise ValueError(f"A run ends as one of {', '.join(layout.FINAL)}, not as {state!r}.")
@@ -190,7 +191,8 @@ class Record:
             with contextlib.suppress(OSError):  # how it ended can be written on a full disk, too
                 self._room.unlink(missing_ok=True)
             if error:
-                error = self._hidden.redact(error)
+                redact = self._hidden.redact
+                error = error.changed(redact) if isinstance(error, Text) else redact(error)
                 self.event("error", text=error)
             self.facts |= {"state": state, "error": error, "ended": time.time(), "phase": None}
             with contextlib.suppress(OSError):
@@ -252,7 +254,7 @@ class Record:
                 logging.getLogger(__name__).debug("run.json could not be written", exc_info=True)
 
 
-def sentence(error: BaseException) -> str:
+def sentence(error: BaseException) -> MessageLike:
     """An exception as a sentence for users: a ConfigError's own, others with their type in front."""
     if isinstance(error, ConfigError):
         return error.said

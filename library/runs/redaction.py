@@ -12,7 +12,7 @@ from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.outside_files import load_toml, opened
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, Text
 from library.runs import keys, layout, reader
 from library.runs.refusal import ENVIRONMENT, Secrets
 
@@ -58,6 +58,8 @@ class Redactor:
         """A JSON value, redacted in all its texts and field names."""
         if isinstance(value, str):
             return self.text(value)
+        if isinstance(value, Text):
+            return value.changed(self.text)
         if isinstance(value, Mapping):
             return {self.text(str(name)): self.inside(inner) for name, inner in value.items()}
         return [self.inside(inner) for inner in value] if isinstance(value, list | tuple) else value

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from library.config.json_types import JsonMapping
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError
 from library.runs import layout
 
 ENVIRONMENT = ("WANDB_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")  # where secrets come from besides the config
@@ -21,9 +21,7 @@ class Secrets:
         self._words = sorted({word for words in own for word in words if len(word) >= SHORTEST}, key=len, reverse=True)
 
     def redact(self, text: str) -> str:
-        """The text without them; a Text keeps its template."""
-        if isinstance(text, Text):
-            return text.changed(self.redact)
+        """The text without them."""
         for word in self._words:
             text = text.replace(word, "***")
         return text
@@ -34,6 +32,6 @@ def refuse(error: ConfigError) -> None:
     prepared = os.environ.get("KOHYA_RUN_DIR", "")
     facts = layout.load(Path(prepared) / layout.RUN) if prepared else {}
     if facts.get("state") == "starting":
-        ended = {"state": "failed", "error": Secrets({}).redact(error.said), "ended": time.time()}
+        ended = {"state": "failed", "error": error.said.changed(Secrets({}).redact), "ended": time.time()}
         with contextlib.suppress(OSError, ConfigError):  # a full disk: the log has the error as well
             layout.store(Path(prepared) / layout.RUN, facts | ended)

@@ -13,7 +13,7 @@ from torch import Tensor
 from library import families
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import parse_json
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, MessageLike, Text
 from library.tools import names, storage
 from library.tools.changes import LACKS, LayerChange
 from library.tools.factors import AdapterFactors, joined, swapped, taken_apart
@@ -95,7 +95,7 @@ def kohya_named(path: Path, tensors: dict[str, Tensor], family: str) -> dict[str
         return {names.kohya_key(name): tensor for name, tensor in tensors.items()}  # layers that are no module of ours
 
 
-def odd_alpha(name: str, parts: Mapping[str, Tensor]) -> str:
+def odd_alpha(name: str, parts: Mapping[str, Tensor]) -> MessageLike:
     """What is wrong with the alpha of a module, which is one number where there is one; "" if nothing is."""
     if ALPHA not in parts or parts[ALPHA].numel() == 1:
         return ""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from library.config.problems import Text
+from library.config.problems import MessageLike, Text
 from library.tools import storage
 from library.tools.names import ALPHA, DOWN, UP
 
@@ -286,7 +286,7 @@ class LayerChange:
                 return up * _scale(parts), down
         return None
 
-    def problem(self, name: str) -> str:
+    def problem(self, name: str) -> MessageLike:
         """What is wrong with it by itself, under its name; "" if nothing is."""
         if missing := self.missing:
             return Text(LACKS, name=name, kind=self.title, parts=", ".join(missing))

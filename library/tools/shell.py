@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from library.config.arguments import Arguments
-from library.config.problems import ConfigError, Report, Text, counted
+from library.config.problems import ConfigError, MessageLike, Report, Text, counted
 from library.runs.job_work import joined
 
 DONE, FAILED, MISUSED = 0, 1, 2
@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
 
 def terminal() -> Report:
     """A report that writes one line to the terminal again and again, and into a file only whole steps."""
-    last = [""]
+    last: list[MessageLike] = [""]
 
     def report(what: Text, done: int, total: int) -> None:
         if sys.stderr.isatty():
@@ -123,7 +123,7 @@ def verify(asked: argparse.Namespace) -> int:
     found = tool(asked.lora, asked.base, report=asked.report)
     asked.store({"problems": found.problems, "warnings": found.warnings})
     if asked.json:
-        print(json.dumps({"ok": found.ok, **dataclasses.asdict(found)}, indent=1))
+        print(json.dumps({"ok": found.ok, **dataclasses.asdict(found)}, indent=1, default=str))
         return DONE if found.ok else FAILED
     for row in found.modules if asked.verbose else ():
         mark = "  dead" if row.dead else ""
@@ -156,7 +156,7 @@ def metadata(asked: argparse.Namespace) -> int:
     values = dict(_pair(text) for text in asked.set)
     if not values and not asked.remove:
         found = tool.show(asked.file)
-        print(json.dumps(found, indent=1, ensure_ascii=False) if asked.json else _listed(found))
+        print(json.dumps(found, indent=1, ensure_ascii=False, default=str) if asked.json else _listed(found))
         return DONE
     if asked.in_place and not asked.yes:
         raise ConfigError("this would change {file} itself: add --yes if that is meant, or give --out", file=asked.file)

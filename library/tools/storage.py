@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Report, Text, counted
+from library.config.problems import ConfigError, MessageLike, Report, Text, counted
 from library.families.shared import weights
 from library.files import need_space, write_atomic
 
@@ -25,7 +25,7 @@ CODES = {code: getattr(torch, name) for code, name in weights.TYPES.items()}
 ORDER = {dtype: (place, code) for place, (code, dtype) in enumerate(CODES.items())}  # in a file, with the type's code
 
 
-def silent(what: str, done: int, total: int) -> None:
+def silent(what: MessageLike, done: int, total: int) -> None:
     """A report callback that does nothing."""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from library.config.problems import ConfigError, Report, Text, counted
+from library.config.problems import ConfigError, MessageLike, Report, Text, counted
 from library.tools import adapters, names, storage
 from library.tools.changes import LayerChange, rank_of
 from library.tools.factors import AdapterFactors
@@ -43,8 +43,8 @@ class Findings:
     path: str
     family: str = ""
     style: str = ""
-    problems: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    problems: list[MessageLike] = field(default_factory=list)
+    warnings: list[MessageLike] = field(default_factory=list)
     modules: list[ModuleReport] = field(default_factory=list)
     checked_against: str = ""
 
@@ -136,7 +136,7 @@ def _look(found: Findings, name: str, parts: dict[str, Tensor]) -> bool:
     return True
 
 
-def _problem(name: str, parts: dict[str, Tensor], change: LayerChange) -> str:
+def _problem(name: str, parts: dict[str, Tensor], change: LayerChange) -> MessageLike:
     if change.kind.title == "LoRA" and (missing := sorted({DOWN, UP} - parts.keys())):
         return Text("{name} has no {part} matrix", name=name, part=missing[0])
     if odd := adapters.odd_alpha(name, parts):
@@ -227,7 +227,7 @@ def _misfit(part: Part, shape: tuple[int, ...]) -> str:
     return "" if (rows, columns) == (shape[0], torch.Size(shape[1:]).numel()) else f"{rows} x {columns}"
 
 
-def _some(names: list[str]) -> str:
+def _some(names: list[str]) -> MessageLike:
     shown = ", ".join(names[:SHOWN])
     more = len(names) - SHOWN
     return Text("{shown} and {more} more", shown=shown, more=more) if more > 0 else shown

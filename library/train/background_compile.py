@@ -11,7 +11,7 @@ from library import families
 from library.compiler import block_calls, blocks, cudagraph, torch_private
 from library.compiler.block_calls import BlockCall, NotDescribed
 from library.compiler.log import CompileLog
-from library.config.problems import counted
+from library.config.problems import MessageLike, counted
 from library.config.run_config import RunConfig
 from library.data.loading import Batches, latent_area
 from library.memory.prepare import BYTES_OF_ADAM
@@ -72,7 +72,7 @@ class BackgroundCompiler:
 
     # ---- before the first step
 
-    def why_not(self, denoiser: nn.Module) -> str:
+    def why_not(self, denoiser: nn.Module) -> MessageLike:
         """Why blocks are compiled before the first step instead, "" if not; before anything is recorded."""
         if why := self._config.compile.why_not_in_background(self._config):
             return why

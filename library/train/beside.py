@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, MessageLike, Text
 from library.config.run_config import RunConfig
 from library.runs.record import sentence
 from library.train import errors
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 # Why: docs/decisions/2026-11-27-nothing-beside-a-training-ends-it.md
-def reason(error: Exception, training: Training) -> str:
+def reason(error: Exception, training: Training) -> MessageLike:
     """Why work beside the training failed, as a sentence for a warning; frees the memory that the error holds.
 
     Raises the error where the training cannot go on after it: it was asked to end, another process of it is gone, or
@@ -30,7 +30,7 @@ def reason(error: Exception, training: Training) -> str:
     return reason_before(error, training.config, training.journal)
 
 
-def reason_before(error: Exception, config: RunConfig, journal: Journal) -> str:
+def reason_before(error: Exception, config: RunConfig, journal: Journal) -> MessageLike:
     """As `reason`, for work before the first step, in which each process computes by itself."""
     explained = errors.explain_error(error, config, journal.doing, {})
     if isinstance(error, WorkCancelled) or isinstance(explained, errors.ProcessGone):
@@ -38,7 +38,7 @@ def reason_before(error: Exception, config: RunConfig, journal: Journal) -> str:
     return described(error, config, journal.doing)
 
 
-def described(error: Exception, config: RunConfig, doing: Text) -> str:
+def described(error: Exception, config: RunConfig, doing: Text) -> MessageLike:
     """An error as a sentence for a warning; frees the memory that the error holds."""
     log.debug("work beside the training failed", exc_info=error)
     explained = errors.explain_error(error, config, doing, {})

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, MessageLike, Text
 from library.data.images import ImageSet
 from library.files import free_space
 from library.optim import optimizers
@@ -219,7 +219,7 @@ class Backups:
             if path != keep:
                 paths.remove(path)
 
-    def _short(self, folder: Path, state: State) -> str:
+    def _short(self, folder: Path, state: State) -> MessageLike:
         """Why the disk has too little space, "" if enough: room for another state and the final file must remain."""
         free = free_space(folder)
         held = sum(f.stat().st_size for old in self._names.backups() for f in old.iterdir())

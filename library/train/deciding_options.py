@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import Text
+from library.config.problems import MessageLike, Text
 from library.config.run_config import RunConfig
 from library.config.schema import options
 
@@ -56,7 +56,7 @@ def computed_by(device: torch.device) -> dict[str, str]:
     return {"the device": kind, "torch": torch.__version__}
 
 
-def differences(known: JsonMapping, now: JsonMapping) -> Iterator[str]:
+def differences(known: JsonMapping, now: JsonMapping) -> Iterator[MessageLike]:
     """A sentence for each setting that differs. Options that one of the two versions of this program lacks are
     skipped."""
     for name, value in now.items():
@@ -64,7 +64,7 @@ def differences(known: JsonMapping, now: JsonMapping) -> Iterator[str]:
             yield Text("{name} was {before} and is {now}", name=name, before=_shown(known[name]), now=_shown(value))
 
 
-def _shown(value: Any) -> str:
+def _shown(value: Any) -> MessageLike:
     if isinstance(value, list):
         return " ".join(map(str, value)) or Text("not set")
     return Text("not set") if value is None else str(value).lower() if isinstance(value, bool) else str(value)

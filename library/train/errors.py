@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from library.config.environment import first_process, lacks_memory
-from library.config.problems import ConfigError, Text, either
+from library.config.problems import ConfigError, MessageLike, Text, either
 from library.config.run_config import RunConfig
 from library.data.folders import some
 from library.data.not_finite import NotFiniteError
@@ -127,7 +127,7 @@ def non_finite_message(
     return Text("{about}: {ways}{then}", about=about, ways=either(ways), then=_go_on(newest))
 
 
-def weights_problem(parameters: list[torch.nn.Parameter], step: int, newest: Newest) -> str:
+def weights_problem(parameters: list[torch.nn.Parameter], step: int, newest: Newest) -> MessageLike:
     """Why these weights must not be saved, "" when they may. Waits for the device."""
     sound: dict[torch.device, list[torch.Tensor]] = {}  # swapped blocks are in host memory
     for p in parameters:
@@ -138,19 +138,20 @@ def weights_problem(parameters: list[torch.nn.Parameter], step: int, newest: New
     return Text(template, step=step, then=_go_on(newest))
 
 
-def _smaller(config: RunConfig, doing: str) -> Iterator[str]:
+def _smaller(config: RunConfig, doing: MessageLike) -> Iterator[MessageLike]:
     """Settings that need less memory in this phase, as texts."""
-    if doing.startswith("caching latents"):
+    work = doing.template if isinstance(doing, Text) else doing
+    if work.startswith("caching latents"):
         if config.cache.vae_batch_size > 1:
             yield Text("lower {name}", name="vae_batch_size")
         yield Text("lower resolution")
         return
-    if doing.startswith("caching captions"):
+    if work.startswith("caching captions"):
         yield Text("lower text_encoder_batch_size or train_batch_size")
         return
-    if doing.startswith("encoding the sample prompts"):
+    if work.startswith("encoding the sample prompts"):
         return
-    if doing.startswith("generating"):
+    if work.startswith("generating"):
         yield Text("ask for smaller sample images (--w and --h in the prompt file)")
         yield from (advised(changes, config) for changes in saving_memory(config) if not OF_STEPS & changes.keys())
         return
@@ -158,7 +159,7 @@ def _smaller(config: RunConfig, doing: str) -> Iterator[str]:
     yield Text("lower resolution")
 
 
-def _go_on(newest: Newest) -> str:
+def _go_on(newest: Newest) -> MessageLike:
     """The end of an error: from which state or file to go on."""
     if state := newest.get("state"):
         return Text("; resume from {state}", state=state)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from library.config.json_types import JsonMapping
-from library.config.problems import Report, Text, counted
+from library.config.problems import MessageLike, Report, Text, counted
 from library.config.run_config import RunConfig
 from library.config.schema import changed
 from library.data.loading import Batches
@@ -36,7 +36,7 @@ class Journal:
         """`began` is when the process started, in seconds since 1970; by default now."""
         self._config, self._world = config, world
         # Before the first step: finished phases and when they ended.
-        self._marks: list[tuple[str, float]] = [("", began or time.time())]
+        self._marks: list[tuple[MessageLike, float]] = [("", began or time.time())]
         self.record: Record | None = None
         if world.main:
             known = changed(config, secrets=True)  # so that they can be removed from all that is written
@@ -140,7 +140,7 @@ class Journal:
             self._progress(name, done, total)
         self.requests.check()
 
-    def mark(self, done: str) -> None:
+    def mark(self, done: MessageLike) -> None:
         """Before the first step: note that a phase has ended."""
         self._marks.append((done, time.time()))
 
@@ -149,7 +149,7 @@ class Journal:
         self.mark("the rest")
         spent: dict[str, float] = {}
         for (_, before), (name, now) in itertools.pairwise(self._marks):
-            spent[name] = spent.get(name, 0.0) + now - before
+            spent[str(name)] = spent.get(str(name), 0.0) + now - before
         shares = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in spent.items() if seconds >= 0.05)
         self.say(f"Ready for the first step after {sum(spent.values()):.1f} s: {shares}")
         self._marks.clear()
@@ -231,8 +231,9 @@ class Progress:
         self._say, self._min_seconds = say, min_seconds
         self._name, self._since, self._before, self._said = "", 0.0, 0, 0.0
 
-    def __call__(self, name: str, done: int | None = None, total: int | None = None) -> None:
+    def __call__(self, name: MessageLike, done: int | None = None, total: int | None = None) -> None:
         """Report progress, unless the last line is less than SPACING seconds old."""
+        name = str(name)
         now = time.monotonic()
         if not total:
             self._name = ""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from torch.distributed import DistStoreError
 
 from library.compiler import torch_private
+from library.config.problems import MessageLike
 
 POLL, LONGEST_POLL = 0.0005, 0.05  # seconds between two polls of a late process, growing from the first to the second
 ANSWER = 2.0  # seconds in which the store has to answer about a failure
@@ -47,7 +48,7 @@ class Messages:
         # A process that has reached a later step had no problem with this one.
         return next((problem for step, problem in every if step == self._step and problem), "")
 
-    def report_failure(self, why: str) -> None:
+    def report_failure(self, why: MessageLike) -> None:
         """Tell the others why this process ends; only the first report is kept. Thread-safe, returns within seconds."""
         said = f"process {self._rank} of this training has ended: {why}"
         self._briefly(lambda: self._own_store.compare_set(FAILURE, "", said))

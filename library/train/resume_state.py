@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Problem, Text, listed
+from library.config.problems import ConfigError, MessageLike, Problem, Text, listed
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.data.held_out import IN_STATE
@@ -165,7 +165,7 @@ def changes(config: RunConfig, total: int | None = None) -> list[Problem]:
     return said + [Problem("resume", STARTS_ONLY, name=name) for name in resuming.only_for_starts(known, config)]
 
 
-def _compare(facts: JsonMapping, training: "Training", data: str) -> None:
+def _compare(facts: JsonMapping, training: "Training", data: MessageLike) -> None:
     """Warn of every difference that keeps this run from continuing bit for bit, besides `changes`."""
     config = training.config
     now = deciding_options(config, training.clock.total)

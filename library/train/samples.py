@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from library.compiler import cudagraph
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, MessageLike, Text
 from library.config.run_config import RunConfig
 from library.data import pixels
 from library.families.base import Family, ModelComponents, SampleRequest
@@ -135,7 +135,7 @@ class SampleRunner:
         training.step_log.settle()
         changed = self._reread(training.world, training.journal)
         made: dict[int, Path] = {}
-        problems: list[str] = []
+        problems: list[MessageLike] = []
         try:
             self._use(changed, training.journal)
             training.journal.phase(Text("generating samples"), 0, len(self._prompts))
@@ -148,7 +148,7 @@ class SampleRunner:
         found = training.world.gather((made, list(dict.fromkeys(problems))))
         beside.attempt(lambda: self._tell(found, training), NOT_LISTED, training)
 
-    def _generate(self, training: Training, made: dict[int, Path], problems: list[str]) -> None:
+    def _generate(self, training: Training, made: dict[int, Path], problems: list[MessageLike]) -> None:
         """Generate this process' share of the images, with the VAE on the device for all of them."""
         world, device = training.world, training.world.device
         vae: Any = self._components.vae  # which is kept where samples are wanted
@@ -184,7 +184,7 @@ class SampleRunner:
             self._decoded_by = by
             journal.warn(Text(DECODED[by]))
 
-    def _tell(self, found: Sequence[tuple[dict[int, Path], list[str]]], training: Training) -> None:
+    def _tell(self, found: Sequence[tuple[dict[int, Path], list[MessageLike]]], training: Training) -> None:
         """Report in the first process what the others have generated, and which samples failed."""
         world, journal = training.world, training.journal
         if not world.main:

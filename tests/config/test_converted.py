@@ -25,7 +25,7 @@ def test_old_options_of_swapping_are_converted_with_a_note(script, old, expected
     notes: list[str] = []
     made = building.build(families.config_class(script), old, notes=notes)
     assert made.memory.blocks_to_swap == expected
-    assert [note for note in notes if "blocks_to_swap" in note and words in note] if words else not notes
+    assert [note for note in notes if "blocks_to_swap" in str(note) and words in str(note)] if words else not notes
 
 
 def test_flags_of_swapping_are_converted_over_those_of_a_file(tmp_path):

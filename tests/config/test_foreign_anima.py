@@ -26,7 +26,7 @@ def test_every_key_has_a_fate_and_the_options_mean_the_same(found):
     made = importers.read(found, CONFIGS)
     values = flat(changed(made.config))
     assert made.config.script == "anima_train_network" and values["network_train_unet_only"]
-    assert not [outcome for outcome in made.outcomes if "supported by this trainer" in outcome.text]
+    assert not [outcome for outcome in made.outcomes if "supported by this trainer" in str(outcome.text)]
     if found in (SD_SCRIPTS, KOHYA_SS):
         assert found.keys() <= {outcome.key for outcome in made.outcomes}
         assert (values["qwen3"], values["vae"]) == ("qwen.safetensors", "vae.safetensors")

@@ -93,7 +93,7 @@ def test_a_new_field_wins_over_a_flag_that_was_typed():
 def test_what_has_no_place_is_named():
     config = build(CONFIGS["sdxl_train_network"], {"ema_decay": 0.9, "network_args": ["network_reg_dims=a"]}, notes=[])
     _, lost = importers.export(config, CONFIGS)
-    assert any("ema_decay" in line for line in lost) and any("network_reg_dims" in line for line in lost)
+    assert any("ema_decay" in str(line) for line in lost) and any("network_reg_dims" in str(line) for line in lost)
 
 
 def test_a_base_of_another_tab_is_refused():

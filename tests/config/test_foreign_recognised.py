@@ -83,7 +83,7 @@ def test_an_algorithm_of_sd_scripts_has_to_be_fixed_and_how_is_said(module):
 def test_a_script_that_the_file_does_not_state_is_a_guess(found, script, is_guess):
     made = importers.read(found, CONFIGS)
     assert made.config.script == script and bool(made.guess) == is_guess
-    assert made.account()["guessed"] == str(made.guess)
+    assert str(made.account()["guessed"]) == str(made.guess)
     assert ("guessed" in made.report()) == is_guess and (str(made.guess) in map(str, made.lines())) == is_guess
     assert not importers.read(found, CONFIGS, script).guess
 

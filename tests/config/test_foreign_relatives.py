@@ -68,13 +68,15 @@ def test_each_key_of_a_whole_file_has_a_fate_with_a_reason_of_its_own(name):
     values = flat(changed(made.config))
     assert made.config.script.startswith("qwen_image" if "Qwen" in name else "flux") and not made.problems
     assert {key: values.get(key) for key in expected} == expected
-    assert [outcome.key for outcome in made.outcomes if outcome.text.endswith("not supported by this trainer")] == []
+    assert [
+        outcome.key for outcome in made.outcomes if str(outcome.text).endswith("not supported by this trainer")
+    ] == []
     assert "conv_dim" not in str(values.get("network_args"))
     if "ai-toolkit" in name:
         assert 'control_directory = "/ctrl"' in made.texts["dataset_config"]
     if name == "musubi-tuner Qwen-Image":
         assert made.config.noise.timestep_sampling == "qwen_shift"
-        assert {outcome.key: outcome.text for outcome in made.outcomes}["timestep_sampling"].startswith(
+        assert str({outcome.key: outcome.text for outcome in made.outcomes}["timestep_sampling"]).startswith(
             "qinglong_qwen is not offered"
         )
 
@@ -101,7 +103,9 @@ def test_what_only_adapters_have_is_said_to_be_of_the_familys_own_adapters():
     found = {name: value for name, value in of_musubi(True).items() if name not in ("network_module", "network_dim")}
     made = importers.read(found, CONFIGS)
     assert made.config.script == "qwen_image_train"
-    assert {outcome.key: outcome.text for outcome in made.outcomes}["network_alpha"] == "it is for Qwen-Image LoRA only"
+    assert {outcome.key: str(outcome.text) for outcome in made.outcomes}[
+        "network_alpha"
+    ] == "it is for Qwen-Image LoRA only"
 
 
 def test_captions_that_ai_toolkit_encodes_once_are_not_dropped_and_prompts_keep_what_they_say():
@@ -112,7 +116,7 @@ def test_captions_that_ai_toolkit_encodes_once_are_not_dropped_and_prompts_keep_
     made = importers.read(found, CONFIGS)
     assert not made.problems and made.config.captions.caption_dropout_rate == 0
     assert "dropout" not in made.texts["dataset_config"] and "shuffle" not in made.texts["dataset_config"]
-    notes = " ".join(made.notes)
+    notes = " ".join(map(str, made.notes))
     assert notes.count("captions are encoded once") == 2 and "flip_y is ignored" in notes
     assert "train.prompt_dropout_prob" in [one.key for one in made.of("ignored")]
     assert made.config.data.resolution is None  # the dataset file has it, so that nothing is set in vain
@@ -140,11 +144,11 @@ def test_advice_for_files_of_ai_toolkit_names_what_the_model_has():
             made = importers.read(found, CONFIGS)
             texts = {outcome.key: outcome.text for outcome in made.outcomes}
             told[kind] = texts["network.network_kwargs.only_if_contains"]
-            assert "timestep_sampling" in texts["train.content_or_style"]
-            assert texts["model.extras_name_or_path"].rpartition(": ")[2] == {
+            assert "timestep_sampling" in str(texts["train.content_or_style"])
+            assert str(texts["model.extras_name_or_path"]).rpartition(": ")[2] == {
                 "chroma": "t5xxl, ae", "qwen_image": "text_encoder, vae"}[arch]  # fmt: skip
             assert not getattr(made.config.model, "clip_l", None)
-        assert "exclude_patterns, include_patterns" in told["lora"] and "(preset)" in told["lokr"]
+        assert "exclude_patterns, include_patterns" in str(told["lora"]) and "(preset)" in str(told["lokr"])
 
 
 def test_presets_of_onetrainer_name_an_optimizer_and_mean_what_it_keeps_for_it():

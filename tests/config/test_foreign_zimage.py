@@ -61,7 +61,9 @@ def test_every_key_has_a_fate_and_the_options_mean_the_same(name):
     made = importers.read(found, CONFIGS)
     values = flat(changed(made.config))
     assert made.config.script == "zimage_train_network"
-    assert made.outcomes and not [outcome for outcome in made.outcomes if "supported by this trainer" in outcome.text]
+    assert made.outcomes and not [
+        outcome for outcome in made.outcomes if "supported by this trainer" in str(outcome.text)
+    ]
     if name == "musubi":
         assert set(found) <= {outcome.key for outcome in made.outcomes}
         assert (
@@ -134,7 +136,7 @@ def test_a_transformer_beside_the_base_model_is_the_one_that_is_trained():
     assert model.pretrained_model_name_or_path == "ostris/Z-Image-De-Turbo" and model.model_version == "base"
     assert model.text_encoder == model.vae == "Tongyi-MAI/Z-Image-Turbo"
     assert (
-        not [outcome for outcome in made.outcomes if "support" in outcome.text]
+        not [outcome for outcome in made.outcomes if "support" in str(outcome.text)]
         and made.config.memory.blocks_to_swap == 18
     )
     flux = {"training_method": "LORA", "model_type": "FLUX_DEV_1", "base_model_name": "black-forest-labs/FLUX.1-dev",
@@ -172,4 +174,4 @@ def test_networks_and_adapters_beside_the_model_of_ai_toolkit():
     made = importers.read(found, CONFIGS)
     assert made.config.model.model_version == "turbo" and not made.config.network.base_weights
     (said,) = [outcome.text for outcome in made.outcomes if outcome.key == "model.assistant_lora_path"]
-    assert adapter in said and "base_weights" in said
+    assert adapter in str(said) and "base_weights" in str(said)

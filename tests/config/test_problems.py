@@ -20,15 +20,16 @@ def test_a_problem_is_its_sentence_and_all_that_it_was_made_of():
     limits = Text("at least {low}", low=1)
     made = Problem("seed", "must be {limits}, got {value}", limits=limits, value="'{'", place="in {x}.toml: ",
                    also="resume", fix={"seed": 1})  # fmt: skip
-    assert made == "in {x}.toml: seed must be at least 1, got '{'" and made.about == "must be at least 1, got '{'"
+    assert str(made) == "in {x}.toml: seed must be at least 1, got '{'"
+    assert str(made.about) == "must be at least 1, got '{'"
     for copy in (read(made.as_json()), pickle.loads(pickle.dumps(made))):
         assert copy == made and copy.as_json() == made.as_json() and copy.options == {"seed", "resume"}
         assert copy.arguments["limits"].template == "at least {low}" and copy.fix == {"seed": 1}
-    assert made.replaced(option="resume", place="--") == "--resume must be at least 1, got '{'"
-    assert Problem("ae", ": {path} does not exist", path="a").about == "a does not exist"
+    assert str(made.replaced(option="resume", place="--")) == "--resume must be at least 1, got '{'"
+    assert str(Problem("ae", ": {path} does not exist", path="a").about) == "a does not exist"
     for rest in ("and seed exclude each other", "= 3 needs seed", "(3) must be below seed"):  # no sentences
         below = Problem("resume", rest, place="--").about.capitalized()
-        assert below == f"resume {rest}" and read(below.as_json()) == below
+        assert str(below) == f"resume {rest}" and read(below.as_json()) == below
 
 
 def test_an_error_holds_problems_and_says_them_in_lines():

@@ -92,7 +92,7 @@ def test_a_bomb_is_not_unpacked(tmp_path):
     ("a.txt", 1_000_001, "more than 1 MB"),
 ])  # fmt: skip
 def test_kinds_and_sizes_are_told_before_anything_is_sent(name, size, words):
-    assert words in (incoming_files.refusal(name, size) or "")
+    assert words in (str(incoming_files.refusal(name, size) or ""))
 
 
 def test_pairs_stay_pairs():

@@ -123,12 +123,14 @@ def test_regularisation_is_shown_with_its_balance_and_not_changed_here(places):
 
 def test_a_metadata_file_tells_the_words_and_what_it_leaves_out(places):
     collection = sources.opened(given(places, "metadata"))
-    assert collection.find("meta.json/3_cat/1.png").caption == "cat 1,zorb" and collection.fixed.startswith("meta.json")
+    assert collection.find("meta.json/3_cat/1.png").caption == "cat 1,zorb" and str(collection.fixed).startswith(
+        "meta.json"
+    )
     for change in (lambda: changes.gather(collection, 1, "x"), lambda: changes.rename(collection, "3_cat", 1, "x")):
         with pytest.raises(ConfigError, match="meta.json describes"):
             change()
     alone = sources.opened(config(places / "train/3_cat", **{"in_json": str(places / "meta.json")}))
-    assert "lists images that are not there" in alone.problems[0]
+    assert "lists images that are not there" in str(alone.problems[0])
 
 
 def test_one_folder_in_two_data_sets_is_two_places(places):

@@ -110,4 +110,4 @@ class Run(SimpleNamespace):
         super().__init__(device=torch.device("cpu"), rank=rank, ranks=ranks, told=[])
 
     def phase(self, name: str, done: int, total: int) -> None:
-        self.told.append((name, done, total))
+        self.told.append((str(name), done, total))

@@ -80,7 +80,7 @@ def test_too_thin_an_image_has_no_bucket():
     ],
 )
 def test_impossible_rules_are_named(rules, grid, word):
-    assert [word] == [problem.partition(" ")[0].rstrip(":") for problem in rules.problems(grid)]
+    assert [word] == [str(problem).partition(" ")[0].rstrip(":") for problem in rules.problems(grid)]
 
 
 def test_possible_rules_have_no_problem():

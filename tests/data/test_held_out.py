@@ -163,7 +163,7 @@ def test_a_resumed_training_goes_on_with_the_split_it_began_with(ten, tmp_path):
 
 
 def told(config):
-    return [str(warning) for warning in data.warnings(config, 32) if warning.startswith("validation_split")]
+    return [str(warning) for warning in data.warnings(config, 32) if str(warning).startswith("validation_split")]
 
 
 def test_a_resume_says_that_another_share_changes_nothing(ten, tmp_path):

@@ -36,7 +36,7 @@ def get(hub, folder, report=quiet, **facts):
 
 def test_a_file_is_downloaded_into_the_folder_of_its_repository(hub, tmp_path):
     told = []
-    path = get(hub, tmp_path, lambda *said: told.append(said))
+    path = get(hub, tmp_path, lambda name, *said: told.append((str(name), *said)))
     assert path == tmp_path / "models" / "a.safetensors" and path.read_bytes() == small()
     assert [one.name for one in path.parent.iterdir()] == ["a.safetensors"]
     assert told[0] == ("a.safetensors", 0, len(small())) and ("a.safetensors", len(small()), len(small())) in told

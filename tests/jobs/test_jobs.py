@@ -74,7 +74,7 @@ def test_a_form_becomes_a_process_whose_result_is_exact(tmp_path):
     torch.testing.assert_close(product(tmp_path / "sum.safetensors"), 0.7 * product(first) + product(second))
     # The command says why after its job has noted it.
     again = until(jobs.start("tools", FORMS.words("merge", values, guard)), lambda now: not now.active and now.log)
-    assert again.state == "failed" and "exists already and is not overwritten" in again.error
+    assert again.state == "failed" and "exists already and is not overwritten" in str(again.error)
     assert again.log == f"error: {again.error}\n"
 
 
@@ -123,7 +123,7 @@ def test_the_end_is_written_down(monkeypatch):
         with pytest.raises(type(error)), begin("bench") as work:
             raise error
         job = jobs.at(work.folder)
-        assert (job.state, job.error) == ("stopped" if isinstance(error, KeyboardInterrupt) else "failed", text)
+        assert (job.state, str(job.error)) == ("stopped" if isinstance(error, KeyboardInterrupt) else "failed", text)
     monkeypatch.setenv(jobs.FOLDER, str(folder := jobs.new("tools")))
     with joined("tools") as work:
         assert work.folder == folder and jobs.FOLDER not in os.environ

@@ -168,7 +168,7 @@ def test_rates_and_loraplus(flux_like, flux_config):
 def test_wrong_arguments_are_found_before_anything_starts(flux_config):
     config = flux_config(network_module="lycoris.kohya", network_args=["alog=lokr", "conv_dim=x"])
     said = list(methods.problems(config))
-    assert len(said) == 2 and "did you mean algo" in said[0]
+    assert len(said) == 2 and "did you mean algo" in str(said[0])
 
 
 @pytest.mark.parametrize("algo", ["lora", "loha", "lokr"])

@@ -109,7 +109,7 @@ def test_after_a_failure_it_waits_where_that_is_wanted_and_goes_on_when_told(tmp
     queue.add(job(tmp_path, "one", fails=True))
     queue.add(job(tmp_path, "two"))
     until(lambda: queue.read().paused)
-    assert queue.read().paused == "one has failed." and states() == ["failed", "waiting"]
+    assert str(queue.read().paused) == "one has failed." and states() == ["failed", "waiting"]
     queue.go_on()
     until(lambda: states() == ["failed", "finished"])
 
@@ -267,7 +267,7 @@ def test_what_cannot_begin_has_failed_with_its_sentence(tmp_path):
     (tmp_path / "out").write_text("a file in the way")
     entry = queue.add(job(tmp_path, "one"))
     until(lambda: states() == ["failed"])
-    assert "output_dir" in queue.state_of(queue.read().find(entry.id))[1]
+    assert "output_dir" in str(queue.state_of(queue.read().find(entry.id))[1])
 
 
 def test_two_that_write_the_same_files_do_not_run_together(tmp_path, monkeypatch):

@@ -53,7 +53,7 @@ def test_an_hour_of_loading_and_caching_is_asked_about(record):
     record.phase("caching latents", 3, 12)
     run = aged(record, HOUR)
     assert stop.lost_now(run)[0] == "start" and stop.lost_now(run)[1] == pytest.approx(HOUR, rel=0.01)
-    assert "60 min of loading" in press(record, "now")["ask"] and not layout.stop_asked(record.folder)
+    assert "60 min of loading" in str(press(record, "now")["ask"]) and not layout.stop_asked(record.folder)
     assert "ask" not in press(record, "after_step")
     assert (
         press(record, "now", sure=True) == {"said": actions.WORDS["now"]} and layout.stop_asked(record.folder) == "now"
@@ -71,12 +71,12 @@ def test_batches_that_are_dropped_and_samples_are_asked_about(record):
     record.step({"step": 5, "loss": 0.1})
     assert stop.lost_now(reader.at(record.folder))[0] == "step" and "ask" not in press(record, "after_step")
     aged(record, 600)
-    assert press(record, "now")["ask"].startswith(
+    assert str(press(record, "now")["ask"]).startswith(
         "10 min of work on this step are lost; what was learned before is saved"
     )
     record.phase("generating samples", 1, 12)
     aged(record, 0)
-    assert "samples or validation are lost" in press(record, "now")["ask"]
+    assert "samples or validation are lost" in str(press(record, "now")["ask"])
     record.phase("saving the state")
     aged(record, 0)
     assert "ask" not in press(record, "now")  # a save is waited for
@@ -101,10 +101,10 @@ def test_a_kill_is_for_what_hangs_and_says_what_is_lost(record, monkeypatch):
     assert not stop.hangs(reader.at(record.folder))
     run = aged(record, stop.PATIENCE + 5)
     assert stop.hangs(run) and ">Kill<" in actions.buttons(run, [run]) and "Stop now" not in actions.buttons(run, [run])
-    assert "No state was saved: all that was learned in 62 min is lost" in press(record, "kill")["ask"]
+    assert "No state was saved: all that was learned in 62 min is lost" in str(press(record, "kill")["ask"])
     state(record, 4)
     run = aged(record, stop.PATIENCE + 5)
-    assert "after step 4 is lost, 2 min of work" in press(record, "kill")["ask"] and killed == []
+    assert "after step 4 is lost, 2 min of work" in str(press(record, "kill")["ask"]) and killed == []
     assert press(record, "kill", sure=True) == {"said": "It was killed."} and len(killed) == 1
     assert reader.at(record.folder).state == "stopped"
 

@@ -227,7 +227,7 @@ def test_it_waits_until_no_training_has_the_device(given, monkeypatch, tmp_path)
     told = []
 
     def hear(text):
-        told.append(text)
+        told.append(str(text))
         if len(told) == 3:
             busy.clear()
 

@@ -298,7 +298,7 @@ def test_a_data_set_with_a_bomb_is_refused_before_a_model_is_loaded(demo, tmp_pa
     (tmp_path / "set" / "1_x" / "bomb.png").write_bytes(png(60_000, 60_000))
     config = config_of(demo, "sdxl_train_network", train_data_dir=tmp_path / "set", output_dir=tmp_path / "out")
     problems, remarks = preflight.findings(config)
-    assert any("bomb.png" in line and "too many pixels" in line for line in [*problems, *remarks])
+    assert any("bomb.png" in str(line) and "too many pixels" in str(line) for line in [*problems, *remarks])
 
 
 def test_nothing_in_the_project_unpickles():

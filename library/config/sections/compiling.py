@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from library.config.block_choices import BlockChoice, chosen_blocks, classes_by_word, never_begun, steps_by_word
-from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import ConfigError, MessageLike, Problem, Text
 from library.config.reading import switch
 from library.config.run_config import RunConfig
 from library.config.schema import opt
@@ -162,7 +162,7 @@ class Compile:
                 "has no effect here: add compile, or use gradient_checkpointing",
                 fix={"compile_activation_budget": 1.0})  # fmt: skip
         if self.compile and self.compile_warmup == "beside" and (why := self.why_not_in_background(run)):
-            yield Problem("compile_warmup", "has no effect here: {reason}", reason=Text(why),
+            yield Problem("compile_warmup", "has no effect here: {reason}", reason=why,
                 also="compile compile_from_step compile_compare_steps compile_scope blocks_to_swap "
                 "cpu_offload_checkpointing", fix={"compile_warmup": "auto"}, code="ineffective")  # fmt: skip
         if not run.steps.max_train_epochs:
@@ -365,7 +365,7 @@ class Compile:
         """Whether all compiling is over before the first step."""
         return self.compile and self.compile_warmup != "false"
 
-    def why_not_in_background(self, run: Any) -> str:
+    def why_not_in_background(self, run: Any) -> MessageLike:
         """Why blocks cannot be compiled in a process of its own while eager steps are taken, "" where they can be."""
         if self.compile_warmup not in ("auto", "beside"):
             return f"compile_warmup is {self.compile_warmup}"

@@ -55,8 +55,8 @@ def problems(config: RunConfig, model_type: str) -> Iterator[Problem]:
         about = files.parts[part]
         if problem := unfit(path, entries, part, about):
             yield Problem(about.option, ": {problem}", problem=problem)
-        elif part == "denoiser" and (problem := another(path, entries, model_type)):
-            yield problem
+        elif part == "denoiser" and (other := another(path, entries, model_type)):
+            yield other
         else:
             found[part] = plain_shapes(entries, part)
             if part == "denoiser":
@@ -91,7 +91,7 @@ def plain_shapes(entries: Entries, part: str) -> dict[str, tuple[int, ...]]:
     return {plain: tuple(entries[name]["shape"]) for plain, name in PLAIN[part](entries).items()}
 
 
-def unfit(path: Path, entries: Entries, part: str, about: Part) -> str | None:
+def unfit(path: Path, entries: Entries, part: str, about: Part) -> Text | None:
     """Why a file cannot serve as a part, in a sentence with the fix; None when it can."""
     shapes = plain_shapes(entries, part)
     of, found = recognition.described({name: tuple(entry["shape"]) for name, entry in entries.items()})
@@ -115,7 +115,7 @@ def unfit(path: Path, entries: Entries, part: str, about: Part) -> str | None:
     return unusual(path, shapes) if part == "denoiser" else None
 
 
-def unusual(path: Path, shapes: Shapes) -> str | None:
+def unusual(path: Path, shapes: Shapes) -> Text | None:
     """Why a transformer with FLUX.1's names is still none that is trained here: in pixels, or an inpainting variant."""
     if FACTS.recognise(shapes).startswith(RADIANCE):
         return Text(

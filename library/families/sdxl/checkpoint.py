@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from library.config.problems import ConfigError, Problem
+from library.config.problems import ConfigError, MessageLike, Problem
 from library.families import recognition
 from library.families.sdxl import expected_tensors, keys, model
 from library.families.shared import hub, weights
@@ -55,7 +55,7 @@ def blocks_of(path: Path) -> dict[str, int]:
     return keys.blocks(names if path.is_dir() else keys.split(names)[0]["denoiser"])
 
 
-def _whole(path: Path, vae: str | None) -> str | None:
+def _whole(path: Path, vae: str | None) -> MessageLike | None:
     """Why a single file, possibly one of several shards, is no SDXL checkpoint; None when it is."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file in weights.files(path):

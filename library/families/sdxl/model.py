@@ -107,7 +107,7 @@ def read_vae(path: Path, half: bool, mmap: bool) -> dict[str, Tensor]:
     return autoencoder.to_diffusers(file)
 
 
-def absent(path: Path, shapes: Mapping[str, tuple[int, ...]], vae: str | None = None) -> str | None:
+def absent(path: Path, shapes: Mapping[str, tuple[int, ...]], vae: str | None = None) -> Text | None:
     """Why a single file is not the SDXL checkpoint that it should be, in a sentence with the fix; None when it is."""
     parts, _ = keys.split(shapes)
     of, found = recognition.described(shapes)
@@ -140,7 +140,7 @@ def absent(path: Path, shapes: Mapping[str, tuple[int, ...]], vae: str | None = 
     return misfit(path, {short: shapes[name] for short, name in parts["denoiser"].items()})
 
 
-def misfit(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+def misfit(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Text | None:
     """Why a U-Net with SDXL's names is still no plain SDXL: inpainting inputs, or a distilled tree."""
     named = keys.to_diffusers("denoiser", shapes)
     channels = named.get("conv_in.weight", (0, 4))[1]

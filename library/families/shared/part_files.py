@@ -141,7 +141,7 @@ class PartFiles:
         yield from self.problems(config, look)
         yield from self.mismatched(found, widths(found.get("denoiser", {})))
 
-    def unfit(self, part: str, path: Path, entries: Entries, shapes: Shapes) -> str | None:
+    def unfit(self, part: str, path: Path, entries: Entries, shapes: Shapes) -> Text | None:
         """Why a file cannot serve as a part, in a sentence with the fix; None when it can. `shapes` are those of the
         part's own keys."""
         about = self.parts[part]

@@ -328,7 +328,7 @@ def cast(tensor: Any, dtype: Any) -> Any:
     return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
 
 
-def stored_oddly(path: Path, entries: Mapping[str, JsonMapping], scaled: bool = False) -> str | None:
+def stored_oddly(path: Path, entries: Mapping[str, JsonMapping], scaled: bool = False) -> Text | None:
     """Why the dtypes of a file are not supported: 8 bits with scales (unless `scaled`), other 8-bit formats, 4 bits."""
     marks = {name for name in entries if name.rpartition(".")[2] in SCALED}
     types = {about["dtype"] for name, about in entries.items() if name not in marks and name not in TOKENIZERS}
