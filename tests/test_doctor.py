@@ -58,7 +58,7 @@ def test_a_torch_that_cannot_be_loaded_is_a_finding(monkeypatch):
     monkeypatch.setitem(sys.modules, "library.doctor.hardware", None)
     monkeypatch.delattr(library.doctor, "hardware")
     *_, last = doctor.examine(quick=True)
-    assert last.topic == "torch" and last.verdict == "bad" and "./setup.sh install" in last.text
+    assert last.topic == "torch" and last.verdict == "bad" and "./setup.sh install" in str(last.text)
 
 
 def test_this_machine_is_described():
@@ -69,7 +69,7 @@ def test_this_machine_is_described():
 def test_another_version_than_the_tested_one_is_a_hint(monkeypatch):
     monkeypatch.setattr(doctor, "locked_versions", lambda: {"numpy": "0.1"})
     assert doctor.packages().verdict == "hint"
-    assert "tested: 0.1" in doctor.packages().text
+    assert "tested: 0.1" in str(doctor.packages().text)
     monkeypatch.setattr(doctor, "installed", lambda name: None)
     assert doctor.packages().verdict == "bad"
 
@@ -93,13 +93,13 @@ def test_a_compiler_that_fails_is_a_hint_with_its_reason(monkeypatch):
     monkeypatch.setattr(torch, "compile", fails)
     finding = hardware.compile_on("cpu")
     assert finding.verdict == "hint"
-    assert "fatal error: Python.h: No such file" in finding.text
+    assert "fatal error: Python.h: No such file" in str(finding.text)
 
 
 def test_what_switches_compiling_off_is_named(monkeypatch):
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
     finding = hardware.compile_on("cpu")
-    assert finding.verdict == "hint" and "TORCHDYNAMO_DISABLE in the environment" in finding.text
+    assert finding.verdict == "hint" and "TORCHDYNAMO_DISABLE in the environment" in str(finding.text)
 
 
 def test_without_a_compiler_it_says_which(monkeypatch):
@@ -109,7 +109,7 @@ def test_without_a_compiler_it_says_which(monkeypatch):
         raise RuntimeError("nothing")
 
     monkeypatch.setattr(cpp_builder, "get_cpp_compiler", none)
-    assert "no C++ compiler was found" in hardware.compile_on("cpu").text
+    assert "no C++ compiler was found" in str(hardware.compile_on("cpu").text)
 
 
 def test_a_cache_that_cannot_be_made_and_a_full_disk_are_told(monkeypatch, tmp_path, capsys):
@@ -117,7 +117,7 @@ def test_a_cache_that_cannot_be_made_and_a_full_disk_are_told(monkeypatch, tmp_p
     file.touch()
     monkeypatch.setenv(environment.CACHE, str(file / "cache"))
     finding = doctor.environment()
-    assert finding.verdict == "bad" and f"{environment.CACHE}: {file / 'cache'} cannot be made" in finding.text
+    assert finding.verdict == "bad" and f"{environment.CACHE}: {file / 'cache'} cannot be made" in str(finding.text)
     monkeypatch.setenv(environment.CACHE, str(file / "cache"))
     assert main.main(["bench", "--family", "flux", "--device", "cpu"]) == 1
     assert "choose another folder, or unset it" in capsys.readouterr().err

@@ -20,8 +20,8 @@ TOLD = ("compile_backend", "compile_mode", "compile_dynamic", "compile_blocks", 
 def section() -> str:
     """What comes first in the section: the sentence, and the profiles."""
     made = "".join(
-        f'<button type="button" class="profile" data-preset="{preset.id}"><b>{escape(name(preset))}</b>'
-        f"<small>{escape(about(preset))}</small></button>"
+        f'<button type="button" class="profile" data-preset="{preset.id}"><b>{escape(str(name(preset)))}</b>'
+        f"<small>{escape(str(about(preset)))}</small></button>"
         for preset in presets.profiles()
     )
     lines = '<p class="outlook" role="status"></p><p class="compile-log" hidden></p>'

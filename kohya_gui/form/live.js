@@ -155,11 +155,10 @@ function neededBy(where, { path, options = {}, proposed = {} }) {
  * @param {Model} model
  */
 function recognise(where, model) {
-  const { path, family } = model;
-  if (!path) delete where.dataset.seen;
-  const isNamed = where.dataset.named === path;
-  if (!path || (where.dataset.seen === path && !isNamed)) return;
-  where.dataset.seen = path;
+  const { path, family } = model, isNamed = where.dataset.named === path;
+  if (path && where.dataset.seen === path && !isNamed) return;
+  where.dataset.seen = path ?? "";
+  if (!path) return;
   const options = neededBy(where, model);
   if (!family) return;
   if (isNamed) setTimeout(() => fillBeside(where, path)); // once the family is that of the model
@@ -172,14 +171,19 @@ function recognise(where, model) {
     const name = field.dataset.option ?? "";
     if (name in before && !(name in options) && fieldValue(field) === before[name]) values[name] = field.dataset.default ?? "";
   }
-  const differs = mine.some((field) => String(fieldValue(field)) !== String(values[field.dataset.option ?? ""] ?? fieldValue(field)));
-  if (family === held.family && !differs) return;
+  if (family === held.family && !mine.some((field) => differs(field, values[field.dataset.option ?? ""]))) return;
   form.remember(where);
   if (family !== held.family) form.chooseFamily(where, family);
   values[MODEL] = held.values[MODEL];
   for (const field of mine) if ((field.dataset.option ?? "") in values) setValue(field, values[field.dataset.option ?? ""]);
   form.settle(where);
 }
+
+/**
+ * @param {HTMLInputElement | HTMLSelectElement | HTMLTextAreaElement} field
+ * @param {string | boolean | undefined} value what it should hold; undefined: anything
+ */
+const differs = (field, value) => value !== undefined && String(fieldValue(field)) !== String(value);
 
 /**
  * Fill in the text encoders and VAE that lie beside a model which somebody has just named, where their fields are empty.

@@ -51,7 +51,8 @@ def choices(runs: Iterable[tuple[str, str]], picked: str) -> str:
     """The list of runs to look at, where there is more than one: (label, id), newest first."""
     given = [("Newest run", ""), *runs]
     made = "".join(
-        f'<option value="{html.escape(run)}"{" selected" * (run == picked)}{data(label)}>{html.escape(label)}</option>'
+        f'<option value="{html.escape(run)}"{" selected" * (run == picked)}{data(label)}>'
+        f"{html.escape(str(label))}</option>"
         for label, run in given
     )
     return f'<select class="runs" aria-label="Run">{made}</select>' if len(given) > 2 else ""
@@ -64,7 +65,7 @@ def head(run: RecordedRun, progress: RunProgress, now: float) -> str:
     kind = html.escape(str(run.facts.get("title") or run.facts.get("script") or ""))
     return (
         f'<div class="run {mood}" data-run="{html.escape(run.id)}" data-state="{html.escape(run.state)}">'
-        f'<div class="who"><span class="state">{html.escape(word)}</span><b>{name}</b><small>{kind}</small></div>'
+        f'<div class="who"><span class="state">{html.escape(str(word))}</span><b>{name}</b><small>{kind}</small></div>'
         f"{_deleted(run)}{_failure(run)}{_spilled(progress) if run.active else ''}{_bar(run, progress, now)}</div>"
     )
 
@@ -126,7 +127,7 @@ def _failure(run: RecordedRun) -> str:
         return ""
     advice = explain.cause(str(run.error)) or run.error
     lines = "".join(f"<li>{html.escape(line)}</li>" for line in str(advice).splitlines() if line.strip())
-    said = "" if advice == run.error else f"<small>{html.escape(run.error)}</small>"
+    said = "" if str(advice) == str(run.error) else f"<small>{html.escape(str(run.error))}</small>"
     return f'<div class="cause" role="alert"{data(advice)}><ul>{lines}</ul>{said}</div>'
 
 
@@ -219,7 +220,7 @@ def _numbers(run: RecordedRun, progress: RunProgress, now: float) -> str:
     if run.active and run.facts.get("started"):
         rows.append(("Running for", duration(now - run.facts["started"]), ""))
     cells = "".join(
-        f"<div{data(value)}><dt>{html.escape(title)}</dt><dd>{html.escape(value)} "
+        f"<div{data(value)}><dt>{html.escape(title)}</dt><dd>{html.escape(str(value))} "
         f"<small>{html.escape(unit)}</small></dd></div>"
         for title, value, unit in rows
     )
@@ -298,7 +299,7 @@ def _used(title: MessageLike, used: float, total: float, unit: str, words: Messa
     words = words or f"{used:.1f} / {total:.1f} {unit}"
     full = " full" if share > FULL else ""
     return (
-        f'<div class="used{full}" title="{html.escape(about)}"{data(title, words)}>'
+        f'<div class="used{full}" title="{html.escape(str(about))}"{data(title, words)}>'
         f"<span>{html.escape(str(title))}</span>"
         f'<div class="track"><i style="width:{share:.1%}"></i></div><span>{html.escape(str(words))}</span></div>'
     )

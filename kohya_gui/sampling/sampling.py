@@ -155,7 +155,7 @@ class SamplingTab:
         numbers = "".join(
             f'<div class="field"><label for="sampling-{name}">{label}</label>'
             f'<input id="sampling-{name}" data-prompt="{name}" inputmode="decimal" spellcheck="false"'
-            f' autocomplete="off"><small>{escape(about)}</small></div>'
+            f' autocomplete="off"><small>{escape(str(about))}</small></div>'
             for name, label, about in NUMBERS
         )
         return (Path(__file__).with_suffix(".html").read_text(encoding="utf-8")

@@ -94,7 +94,7 @@ def job_status(job: jobs.BackgroundJob) -> JsonObject:
     return {
         "id": job.id, "title": titles.get(name, name), "state": job.state, "error": job.error, "log": job.log,
         "text": "", "done": 0, "total": 0, **job.doing, "out": out,
-        "bytes": job.kind == "models" or "." in job.doing.get("text", ""),  # it names a file that is downloaded
+        "bytes": job.kind == "models" or "." in str(job.doing.get("text", "")),  # it names a file that is downloaded
         "problems": result.get("problems", []), "warnings": result.get("warnings", []),
         "about": Path(about).name, "when": dates.moment(job.started),
     }  # fmt: skip

@@ -56,7 +56,7 @@ def test_advice_follows_from_the_findings():
     ]
     said = report.settings(found)
     assert said.data["options"]["compile"] is True and said.data["presets"]["flux"] == "flux/lora-24gb"
-    assert "fp8 works" in said.text
+    assert "fp8 works" in str(said.text)
     assert report.settings(found[2:3]).data["options"] == {"compile": False, "mixed_precision": "no"}
 
 

@@ -117,7 +117,7 @@ def test_a_whole_diffusers_folder_has_t5_where_flux_has_clip(chroma, tmp_path):
 def test_what_is_wrong_is_said_before_loading(files, chroma, tmp_path):
     """Another relative's file, with the value that fits; what is no relative; a file that ends too soon."""
     (problem,) = chroma_family(chroma, pretrained_model_name_or_path=files["flux"]).problems()
-    assert "is a FLUX.1 transformer: use model_type = flux" in problem and problem.fix == {"model_type": "flux"}
+    assert "is a FLUX.1 transformer: use model_type = flux" in str(problem) and problem.fix == {"model_type": "flux"}
     (problem,) = family(files, pretrained_model_name_or_path=chroma["flux"]).problems()
     assert "is a Chroma transformer: use model_type = chroma" in problem and problem.fix == {"model_type": "chroma"}
     pixels = flux_files.load(chroma["flux"]) | {"nerf_image_embedder.embedder.0.weight": torch.zeros(64, 67)}

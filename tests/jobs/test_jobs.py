@@ -145,7 +145,7 @@ def test_a_page_is_told_how_the_words_of_a_job_were_made():
     made = [[one["template"] for one in how_made({**told, "when": ""})] for told in (doing, failed)]
     assert made == [["checking {file}"], ["{path} is no LoRA", "{name} has no {part} matrix"]]
     assert isinstance(failed["when"], Text)  # in the reader's language, too
-    assert failed["problems"] == ["a has no lora_up matrix"] and failed["warnings"] == []
+    assert [*map(str, failed["problems"])] == ["a has no lora_up matrix"] and failed["warnings"] == []
 
 
 def test_the_last_jobs_of_a_kind_are_kept_but_none_that_works(monkeypatch):

@@ -157,10 +157,10 @@ def test_what_has_no_effect_is_noted(flux_config, sdxl_config):
     threshold = next(methods.notes(sdxl_config(network_args=["block_lr_zero_threshold=0.1"])))
     assert "without down_lr_weight" in str(threshold)
     ratio = {"network_args": ["loraplus_text_encoder_lr_ratio=4"], "network_train_unet_only": True}
-    assert list(methods.notes(flux_config(**ratio))) == [
+    assert [*map(str, methods.notes(flux_config(**ratio)))] == [
         "network_args loraplus_text_encoder_lr_ratio has no effect: network_train_unet_only is on"
     ]
-    assert "the first one" in next(methods.notes(sdxl_config(text_encoder_lr=[1e-5, 2e-5])))
+    assert "the first one" in str(next(methods.notes(sdxl_config(text_encoder_lr=[1e-5, 2e-5]))))
     assert not list(methods.notes(flux_config(text_encoder_lr=[1e-5, 2e-5])))
 
 

@@ -61,7 +61,7 @@ def test_what_is_wrong_is_said_at_its_field_and_below_the_text():
     args = ["algo=lokr", "factor=half", "train_block_indices=5-3/all", "conf=1", "loose"]
     shown = state("flux", network_module="lycoris.kohya", network_args=args)
     wrong = {field["name"]: field["wrong"] for field in shown["fields"] if field["wrong"]}
-    assert list(wrong) == ["factor"] and "whole number" in wrong["factor"]
+    assert list(wrong) == ["factor"] and "whole number" in str(wrong["factor"])
     config = build(
         config_class(lora_script("flux")), {"network_module": "lycoris.kohya", "network_args": args}, notes=[]
     )
@@ -110,7 +110,7 @@ def test_the_size_is_asked_once_and_said_in_words(monkeypatch):
     config = build(config_class(lora_script("flux")), {"pretrained_model_name_or_path": "a.safetensors"}, notes=[])
     assert sizes.counts(config) is None
     told = [sizes.ask(config) for _ in range(2)]
-    assert told[0]["said"] == "6 layers learn: 1.8 million parameters, a file of about 3.6 MB."
+    assert str(told[0]["said"]) == "6 layers learn: 1.8 million parameters, a file of about 3.6 MB."
     assert told[0] == told[1] and len(counted.asked) == 1 and sizes.counts(config) == [19, 38]
 
 
@@ -118,7 +118,7 @@ def test_the_size_is_asked_once_and_said_in_words(monkeypatch):
 def test_the_size_is_counted_by_a_process_that_can_be_lost():
     sizes = SizeProcess()
     config = build(config_class(lora_script("flux")), {"network_train_unet_only": True}, notes=[])
-    assert sizes.ask(config)["said"].startswith("304 layers learn: 19.1 million parameters")
+    assert str(sizes.ask(config)["said"]).startswith("304 layers learn: 19.1 million parameters")
     sizes._process.stdin.close()
     assert sizes._process.wait(60) == 0
 

@@ -93,7 +93,7 @@ def test_balance_and_steps_are_those_of_the_training(page, root):
     assert [(row["images"], row["seen"]) for row in counted["rows"]] == [(2, 20), (5, 15), (3, 35)]
     assert (counted["seen"], counted["steps_per_epoch"], counted["steps"], counted["epochs"]) == (70, 35, 100, 3)
     flat = page.count(train_data_dir=str(root / "flat"))
-    assert flat["rows"][0]["captioned"] == 3 and any("without a .txt file" in text for text in flat["warnings"])
+    assert flat["rows"][0]["captioned"] == 3 and any("without a .txt file" in str(text) for text in flat["warnings"])
     assert not any("directly in" in text for text in flat["warnings"])
 
 

@@ -72,7 +72,7 @@ def test_a_folder_is_opened_looked_through_and_changed(images, data):  # noqa: F
     for _ in range(4):
         last = ended(images, images.undo(ApiRequest(asked)))
     assert last["past"] == [] and tree(data) == start
-    assert ended(images, images.undo(ApiRequest(asked)))["error"] == "there is nothing to undo"
+    assert str(ended(images, images.undo(ApiRequest(asked)))["error"]) == "there is nothing to undo"
 
 
 def test_wrong_settings_are_told_in_the_trainers_words(images, data):  # noqa: F811

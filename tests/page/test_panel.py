@@ -198,7 +198,7 @@ def test_learning_rates_that_differ_are_lines_of_their_own():
 
 
 def test_durations_in_words():
-    assert [html.duration(s) for s in (0, 45, 720, 12000)] == ["0 s", "45 s", "12 min", "3 h 20 min"]
+    assert [str(html.duration(s)) for s in (0, 45, 720, 12000)] == ["0 s", "45 s", "12 min", "3 h 20 min"]
 
 
 def test_what_a_saved_file_was_compared_with_is_known_to_the_page_as_a_sentence():

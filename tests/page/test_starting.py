@@ -45,7 +45,7 @@ def start_for(gpu, kind="lora"):
 )  # fmt: skip
 def test_the_largest_preset_that_fits_the_gpu_is_the_start(few, memory, size):
     preset, why = start_for(Gpu("Gpu", memory))
-    assert preset.gigabytes == size and why.count(".") == 1
+    assert preset.gigabytes == size and str(why).count(".") == 1
     assert ("less than any preset" in why) == (memory < 7.6) and f"Gpu, {memory:.0f} GB" in why
 
 
