@@ -50,7 +50,7 @@ def test_a_check_that_breaks_is_a_finding(monkeypatch):
     monkeypatch.setattr(hardware, "torch_build", broken)
     found = {finding.topic: finding for finding in doctor.examine(quick=True)}
     assert found["broken"].verdict == "bad"
-    assert "no such device" in found["broken"].text
+    assert "no such device" in str(found["broken"].text)
     assert "disk" in found
 
 
@@ -131,9 +131,9 @@ def test_a_cache_that_cannot_be_made_and_a_full_disk_are_told(monkeypatch, tmp_p
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(disk.tempfile, "TemporaryFile", full)
-    assert "cannot be written (No space left on device)" in disk.folders().text
+    assert "cannot be written (No space left on device)" in str(disk.folders().text)
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: SimpleNamespace(free=2e8))
-    assert disk.disk().verdict == "bad" and "nothing can be saved" in disk.disk().text
+    assert disk.disk().verdict == "bad" and "nothing can be saved" in str(disk.disk().text)
 
 
 def test_proxies_and_certificates_that_cannot_be_used_are_named_without_their_values(monkeypatch):

@@ -77,7 +77,7 @@ class FormApi:
         if none:
             wrong.setdefault(places[MODEL][1], none.about.capitalized())
         said = [*paths_said.values(), *filter(None, [none])]
-        allow = {one.about.capitalized(): folder for one in said if (folder := allowed_folders.asked(one))}
+        allow = {str(one.about.capitalized()): folder for one in said if (folder := allowed_folders.asked(one))}
         return {
             "wrong": wrong, "ineffective": ineffective, "outlook": compile_summary.outlook(config), "kept": known,
             "model": model, "profile": presets.chosen_profile(config), "adapter": adapters,

@@ -156,27 +156,38 @@ function neededBy(where, { path, options = {}, proposed = {} }) {
  */
 function recognise(where, model) {
   const { path, family } = model, isNamed = where.dataset.named === path;
-  if (path && where.dataset.seen === path && !isNamed) return;
+  const isNew = where.dataset.seen !== path || isNamed;
   where.dataset.seen = path ?? "";
-  if (!path) return;
+  if (!path || !isNew) return;
   const options = neededBy(where, model);
   if (!family) return;
   if (isNamed) setTimeout(() => fillBeside(where, path)); // once the family is that of the model
   const held = form.held(where), key = `${where.id} ${family}`, before = needed[key] ?? {};
   needed[key] = options;
-  /** @type {form.Values} */
-  const values = { ...options };
   const mine = inputs.fields(where).filter((field) => inputs.isFor(field, family));
-  for (const field of mine) {
-    const name = field.dataset.option ?? "";
-    if (name in before && !(name in options) && fieldValue(field) === before[name]) values[name] = field.dataset.default ?? "";
-  }
+  const values = { ...options, ...defaultsOf(mine, before, options) };
   if (family === held.family && !mine.some((field) => differs(field, values[field.dataset.option ?? ""]))) return;
   form.remember(where);
   if (family !== held.family) form.chooseFamily(where, family);
   values[MODEL] = held.values[MODEL];
   for (const field of mine) if ((field.dataset.option ?? "") in values) setValue(field, values[field.dataset.option ?? ""]);
   form.settle(where);
+}
+
+/**
+ * The defaults of the options that the model before needed and this one does not, where they were left as that needed.
+ * @param {import("./inputs.js").Field[]} mine
+ * @param {form.Values} before
+ * @param {form.Values} options
+ */
+function defaultsOf(mine, before, options) {
+  /** @type {form.Values} */
+  const values = {};
+  for (const field of mine) {
+    const name = field.dataset.option ?? "";
+    if (name in before && !(name in options) && fieldValue(field) === before[name]) values[name] = field.dataset.default ?? "";
+  }
+  return values;
 }
 
 /**

@@ -143,8 +143,8 @@ def button(values: Mapping[str, bool | str], code: str = "") -> str:
 def _allow(problem: Problem) -> str:
     """The button that lets the page use the folder, or run the code, that a problem asks about."""
     folder = allowed_folders.asked(problem)
-    words = "Allow this code" if str(folder).startswith(allowed_folders.CODE) else "Allow this folder"
-    given = f'class="allow" data-allow="{html.escape(str(folder))}"'
+    words = "Allow this code" if folder.startswith(allowed_folders.CODE) else "Allow this folder"
+    given = f'class="allow" data-allow="{html.escape(folder)}"'
     return f' <button type="button" {given}>{words}</button>' if folder else ""
 
 

@@ -146,9 +146,9 @@ def outside_roots(what: str, path: Path, roots: Sequence[Path]) -> Problem:
     return Problem(what, template, path=path, folder=folder, code="allow")
 
 
-def asked(problem: Problem) -> MessageLike:
+def asked(problem: Problem) -> str:
     """The folder that a problem asks to allow, or ""."""
-    return problem.arguments["folder"] if problem.code == "allow" else ""
+    return str(problem.arguments["folder"]) if problem.code == "allow" else ""
 
 
 def meant(path: Path) -> Path:

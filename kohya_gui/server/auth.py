@@ -244,7 +244,7 @@ async def respond(scope: Scope, send: Send, status: int, text: MessageLike, head
         return
     wants = dict(scope["headers"]).get(b"accept", b"")
     if b"text/html" not in wants:
-        body = json.dumps({"error": text or "The token is missing."}).encode()
+        body = json.dumps({"error": str(text) or "The token is missing."}).encode()
         await send_all(send, status, body, [*headers, (b"content-type", b"application/json")])
         return
     page = (

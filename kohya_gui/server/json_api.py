@@ -133,7 +133,7 @@ class JsonApi:
 
 def refused(error: ConfigError) -> JsonObject:
     """The response with what is wrong, and which of its sentences offer to allow a folder."""
-    folders = {problem: problem.arguments["folder"] for problem in error.problems if problem.code == "allow"}
+    folders = {str(problem): problem.arguments["folder"] for problem in error.problems if problem.code == "allow"}
     return {"error": str(error), "texts": list(how_made(error.problems))} | ({"allow": folders} if folders else {})
 
 

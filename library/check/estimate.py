@@ -70,7 +70,7 @@ class MemoryEstimate:
 
     def as_json(self) -> JsonObject:
         """For the page."""
-        return {**asdict(self), "fits": self.fits}
+        return {**asdict(self), "basis": str(self.basis), "fits": self.fits}
 
     def sentence(self) -> Text:
         """In words."""

@@ -142,4 +142,4 @@ def test_what_has_no_effect_is_said():
         {"compile_activation_budget": 0.5, "checkpoint_keep_attention": True},
         notes=notes,
     )
-    assert [note.split()[0] for note in notes] == ["checkpoint_keep_attention", "compile_activation_budget"]
+    assert [str(note).split()[0] for note in notes] == ["checkpoint_keep_attention", "compile_activation_budget"]

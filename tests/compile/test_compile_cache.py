@@ -48,7 +48,7 @@ def test_a_folder_that_cannot_be_used_is_named_unless_nobody_chose_it(tmp_path, 
     with pytest.raises(ConfigError, match=r"compile_cache_dir: .*file.in cannot be used \(.+\); choose another"):
         cache.use(str(file / "in"), cpu)
     (told,) = cache.problems(str(file / "in"), cpu)  # in the check, where nothing is made
-    assert told.option == "compile_cache_dir" and "file is no folder" in told
+    assert told.option == "compile_cache_dir" and "file is no folder" in str(told)
     assert not [*cache.problems(str(tmp_path / "new" / "one"), cpu)] and not (tmp_path / "new").exists()
     with pytest.raises(ConfigError, match="with a blank in its name"):
         cache.use(str(tmp_path / "x y"), cpu)

@@ -77,12 +77,12 @@ def test_each_block_has_the_backend_named_last_and_unknown_ones_are_told():
         families.config_class(FLUX), {"compile": True, "compile_blocks": "double:all=eagle"}, notes=[]
     ).compile
     (sentence,) = problems(wrong, torch.device("cpu"))
-    assert sentence.startswith("compile_blocks: PyTorch has no backend called 'eagle'")
+    assert str(sentence).startswith("compile_blocks: PyTorch has no backend called 'eagle'")
 
 
 def test_blocks_that_there_are_not_are_told_once_and_unknown_backends_beside_them():
     values = {"compile": True, "compile_blocks": "singel:all", "compile_backend": "eagle"}
     options = draft(families.config_class(FLUX), values).compile  # whose own check has told of the blocks
     (sentence,) = problems(options, torch.device("cpu"))
-    assert sentence.startswith("compile_backend: PyTorch has no backend called 'eagle'")
+    assert str(sentence).startswith("compile_backend: PyTorch has no backend called 'eagle'")
     assert not [*options.beyond({"SingleStreamBlock": 2})]

@@ -88,7 +88,7 @@ def test_scales_in_prompts_are_counted_as_the_models_own_pipeline_does():
     sample = process["sample"] | {"prompts": ["a cat --l 4.5", "a dog"], "guidance_scale": 1}
     made = importers.read({"config": {"name": "z", "process": [process | {"sample": sample}]}}, CONFIGS)
     assert [line.split("--l ")[1] for line in made.texts["sample_prompts"].splitlines()] == ["3.5", "0"]
-    assert any(one.key == "sample.guidance_scale" and "less 1" in one.text for one in made.outcomes)
+    assert any(one.key == "sample.guidance_scale" and "less 1" in str(one.text) for one in made.outcomes)
     samples = [{"prompt": "a cat", "cfg_scale": 5.0, "enabled": True}, {"prompt": "a dog", "cfg_scale": 0.5}]
     made = importers.read({**ONETRAINER, "samples": samples}, CONFIGS)
     assert [line.split("--l ")[1].split()[0] for line in made.texts["sample_prompts"].splitlines()] == ["4", "0"]

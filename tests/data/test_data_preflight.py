@@ -312,7 +312,9 @@ def test_one_transparent_image_is_enough_for_alpha_mask(tmp_path):
     path = make.folder(tmp_path, "1_cat") / "00.png"
     with Image.open(path) as picture:
         picture.convert("RGBA").save(path)
-    assert not any("alpha_mask" in warning for warning in data.warnings(make.config(tmp_path, alpha_mask=True), 32))
+    assert not any(
+        "alpha_mask" in str(warning) for warning in data.warnings(make.config(tmp_path, alpha_mask=True), 32)
+    )
 
 
 def test_looking_at_data_needs_no_torch(tmp_path):
@@ -341,7 +343,9 @@ def test_lines_of_captions_that_nothing_reads_are_counted_and_may_be_used(tmp_pa
     (said,) = (line for line in data.warnings(config, 32) if "several lines" in str(line))
     assert str(said).startswith("2 caption files") and "5000 lines not" in str(said) and "4,999" in str(said), place
     assert working_fix(said, config) == {"enable_wildcard": True}
-    assert not any("several lines" in line for line in data.warnings(make.config(tmp_path, enable_wildcard=True), 32))
+    assert not any(
+        "several lines" in str(line) for line in data.warnings(make.config(tmp_path, enable_wildcard=True), 32)
+    )
 
 
 @pytest.mark.parametrize("script", ["sdxl_train_network", "sdxl_train", "sdxl_train_textual_inversion"])

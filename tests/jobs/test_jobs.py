@@ -130,7 +130,7 @@ def test_the_end_is_written_down(monkeypatch):
         work.fail()
     assert jobs.at(folder).state == "failed" and not jobs.at(folder).error
     with joined("tools") as work:  # in a shell: nothing is written
-        work.phase("one", 1, 2)
+        work.phase(Text("one"), 1, 2)
         work.store({"x": 1})
     assert work.folder is None and len(jobs.every("tools")) == 1
 

@@ -233,6 +233,6 @@ def test_known_errors_have_a_cause_and_a_cure(said, words):
 
 def test_the_last_exception_counts_and_warnings_before_it_do_not():
     log = "WARNING: No module named 'triton'\nConnectionError: retry\nTraceback\nRuntimeError: CUDA out of memory.\n"
-    assert (explain.cause(log) or "").startswith("The GPU ran out of memory. Lower the batch size")
+    assert (str(explain.cause(log) or "")).startswith("The GPU ran out of memory. Lower the batch size")
     assert explain.cause("WARNING size mismatch for nothing\nTraceback\nZeroDivisionError: by zero") == (
         "ZeroDivisionError: by zero")  # fmt: skip

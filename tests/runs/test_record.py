@@ -48,7 +48,7 @@ def test_a_run_is_a_folder_that_the_registry_knows(tmp_path):
 def test_steps_phases_and_events_are_lines(tmp_path):
     with begin(tmp_path) as record:
         record.plan(10)
-        record.phase("caching latents", 1, 2)
+        record.phase(Text("caching latents"), 1, 2)
         record.step({"step": 1, "epoch": 1, "loss": 0.5, "lr": {"unet": 1e-4}})
         record.event("saved", path="cat.safetensors")
     lines = [json.loads(line) for line in (record.folder / "progress.jsonl").read_text().splitlines()]
@@ -60,7 +60,7 @@ def test_steps_phases_and_events_are_lines(tmp_path):
 def test_a_phase_that_reports_every_image_does_not_fill_the_disk(tmp_path):
     with begin(tmp_path) as record:
         for done in range(1, 1001):
-            record.phase("caching latents", done, 1000)
+            record.phase(Text("caching latents"), done, 1000)
     lines = (record.folder / "progress.jsonl").read_text().splitlines()
     assert len(lines) < 20 and json.loads(lines[-1])["done"] == 1000
 

@@ -37,7 +37,7 @@ def test_the_page_opens_with_its_form():
 def test_the_outlook_on_compiling_knows_it():
     from kohya_gui.form import compile_summary
 
-    assert "1 graph, about 5 s" in compile_summary.outlook(draft(config_class(LORA), {"compile": True}))
+    assert "1 graph, about 5 s" in str(compile_summary.outlook(draft(config_class(LORA), {"compile": True})))
 
 
 def test_it_is_checked_and_estimated(demo, squares, tmp_path, capsys):  # noqa: F811

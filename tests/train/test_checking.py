@@ -49,7 +49,7 @@ def test_a_good_config_is_told_what_there_is(config):
     report = checking.report(config)
     assert report.problems == []
     texts = {finding.topic: finding.text for finding in report.findings}
-    assert "12 images in 3 buckets, 18 batches per epoch:  60 steps are 3.3 epochs" in texts["images"]
+    assert "12 images in 3 buckets, 18 batches per epoch:  60 steps are 3.3 epochs" in str(texts["images"])
     assert {"model", "captions", "caches", "training", "GPU", "compiling", "disk"} <= set(texts)
     assert json.loads(json.dumps(report.as_json()))["fit"]["peak"] > 0
 
@@ -94,12 +94,12 @@ def test_what_the_training_ends_before_is_said(config, tmp_path):
         "save_every_n_epochs": 5,
     }
     prompts = {"sample_prompts": str(tmp_path / "prompts.txt")}
-    found = {hint.text for hint in told(replace(config, **prompts, **late, validation_split=0.2), "hint")}
+    found = {str(hint.text) for hint in told(replace(config, **prompts, **late, validation_split=0.2), "hint")}
     ends = {"steps": "60 steps", "epochs": "4 epochs"}
     assert {f"{name} has no effect here: the training ends after {ends[name.split('_')[-1]]}" for name in late} <= found
     by_epochs = {"compile": True, "compile_backend": "eager", "compile_from_step": "55", "max_train_epochs": 3}
-    (hint,) = (h for h in told(replace(config, **by_epochs), "hint") if h.text.startswith("compile_from_step"))
-    assert "nothing is compiled, as the training ends with step 54 and compiling begins with step 55" in hint.text
+    (hint,) = (h for h in told(replace(config, **by_epochs), "hint") if str(h.text).startswith("compile_from_step"))
+    assert "nothing is compiled, as the training ends with step 54 and compiling begins with step 55" in str(hint.text)
     alone = {hint.text for hint in told(replace(config, **prompts, save_every_n_steps=60), "hint")}
     assert not [text for text in alone if "ends after" in str(text)]
     (bad,) = told(replace(config, ema_decay=0.9, ema_every_n_steps=61))  # its file would be the untrained model
@@ -108,7 +108,7 @@ def test_what_the_training_ends_before_is_said(config, tmp_path):
     falling = {"lr_scheduler": "warmup_stable_decay", "lr_warmup_steps": 40, "lr_decay_steps": "50%"}
     (bad,) = told(replace(config, **falling))
     assert "30 steps" in str(bad.text) and "all 60" in str(bad.text)
-    assert any(text.startswith("sample_prompts: samples are generated only when") for text in alone - found)
+    assert any(str(text).startswith("sample_prompts: samples are generated only when") for text in alone - found)
 
 
 def test_what_is_held_out_for_validation_is_said_by_folder(config):
@@ -226,7 +226,7 @@ def test_the_check_says_what_this_machine_makes_of_options_as_the_start_does(con
     asked = replace(config, ddp_timeout=5, cuda_graphs="true", fp8_base=True, fp8_compute=True, mixed_precision="bf16")
     hints = [finding.text for finding in told(asked, "hint")]
     for name in ("ddp_timeout", "cuda_graphs", "fp8_compute"):
-        assert [hint for hint in hints if hint.startswith(f"{name} has no effect here")], hints
+        assert [hint for hint in hints if str(hint).startswith(f"{name} has no effect here")], hints
     assert {*preflight.check(asked)} <= {*hints}
 
 
@@ -245,7 +245,7 @@ def test_rules_about_idle_options_name_options_and_can_wake_them():
 def test_an_option_that_has_to_be_changed_is_not_said_to_have_no_effect_besides():
     config = build(LORA, {"compile": True, "compile_backend": "eager", "compile_mode": "reduce-overhead"}, notes=[])
     problems, remarks = preflight.judged(config, data.Check([], []))
-    assert [one.option for one in problems if "inductor" in one] == ["compile_mode"]
+    assert [one.option for one in problems if "inductor" in str(one)] == ["compile_mode"]
     assert not [one for one in remarks if one.option == "compile_mode"]
 
 
@@ -268,7 +268,7 @@ def test_the_estimate_follows_what_is_set(monkeypatch, tmp_path):
         4 * kept.parts["activations"], rel=0.01
     )
     assert needs(FLUX, (512, 512)).parts["activations"] < kept.parts["activations"] / 2
-    assert kept.step < plain.step and "published model" in plain.basis and plain.fits
+    assert kept.step < plain.step and "published model" in str(plain.basis) and plain.fits
     assert 5 < needs(LORA, gradient_checkpointing=True).peak < 12
     whole = needs(WHOLE_SDXL, gradient_checkpointing=True)
     assert whole.parts["optimizer"] == pytest.approx(2 * whole.parts["gradients"], rel=0.01)
@@ -371,17 +371,17 @@ def probed(memory, **given):
 def test_a_probe_makes_it_fit_and_then_fast():
     small = probed(12)
     assert small.best.changes["gradient_checkpointing"] and small.tries[0].why
-    assert "compile = true" in small.sentence()
+    assert "compile = true" in str(small.sentence())
     large = probed(100, gradient_checkpointing=True, blocks_to_swap=10)
     assert large.best.changes["blocks_to_swap"] == 0 and large.best.seconds < 1.4
-    assert len(large.tries) <= probe.TRIES and "A batch of" in large.sentence()
-    assert probed(1).best is None and "lower the resolution" in probed(1).sentence()
+    assert len(large.tries) <= probe.TRIES and "A batch of" in str(large.sentence())
+    assert probed(1).best is None and "lower the resolution" in str(probed(1).sentence())
 
 
 def test_a_probe_that_fails_otherwise_says_why():
     config = build(FLUX, READY, notes=[])
     broken = probe.Probe(config, (64, 64), 10, lambda made: Measured({}, why="no such file")).run()
-    assert len(broken.tries) == 1 and "no such file" in broken.sentence()
+    assert len(broken.tries) == 1 and "no such file" in str(broken.sentence())
 
 
 def test_a_try_is_a_training_on_made_pictures(config, tmp_path):

@@ -86,7 +86,7 @@ def test_without_a_compiler_a_run_that_may_goes_on(run, no_compiler):
     assert fallen.losses == eager.losses
     assert "C++ compiler" in fallen.facts["compile"]["fallback"]
     assert fallen.facts["state"] == "finished"
-    assert any("C++ compiler" in event["text"] for event in fallen.events("warning"))
+    assert any("C++ compiler" in str(event["text"]) for event in fallen.events("warning"))
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_a_backend_that_fails_stops_the_run_with_one_sentence(run, tmp_path, bro
     from library.runs import reader
 
     facts = reader.at(folder).facts
-    assert facts["state"] == "failed" and "no code for this today" in facts["error"]
+    assert facts["state"] == "failed" and "no code for this today" in str(facts["error"])
     assert not list((tmp_path / "run0").glob("*.safetensors"))
 
 
@@ -124,7 +124,7 @@ def test_a_run_that_may_fall_back_has_the_losses_of_an_eager_one(run, broken_bac
     fallen = run("flux_train_network", compile=True, compile_backend=broken_backend, compile_fallback=True, **values)
     assert fallen.losses == eager.losses
     assert "no code for this today" in fallen.facts["compile"]["fallback"]
-    assert any("no code for this today" in event["text"] for event in fallen.events("warning"))
+    assert any("no code for this today" in str(event["text"]) for event in fallen.events("warning"))
 
 
 def test_a_later_run_of_the_same_process_is_not_held_back(run, broken_backend):

@@ -33,4 +33,4 @@ def test_the_result_and_the_record_are_there_at_the_end(demo, tmp_path, monkeypa
     )
     assert made.file.is_file() and len(made.losses) == 5
     assert made.facts["state"] == "finished" and made.facts["restored"]
-    assert sum("was deleted" in event["text"] for event in made.events("warning")) == 1
+    assert sum("was deleted" in str(event["text"]) for event in made.events("warning")) == 1

@@ -104,7 +104,7 @@ def test_in_the_background_a_file_stays_until_it_is_sent(there, config, tmp_path
 def test_what_cannot_be_sent_is_said_and_ends_nothing(there, config, background):
     there.fails = ("m-step00000002.safetensors",)
     outcome = train(config(save_every_n_steps=2, async_upload=background))
-    (said,) = [event["text"] for event in outcome.events("warning") if "upload" in event["text"]]
+    (said,) = [event["text"] for event in outcome.events("warning") if "upload" in str(event["text"])]
     assert said.startswith("m-step00000002.safetensors could not be uploaded (the wire is cut); it is in ")
     assert outcome.facts["state"] == "finished" and "m.safetensors" in there.held
 
@@ -121,8 +121,8 @@ def test_a_repository_that_cannot_be_had_is_known_before_the_model_is_loaded(the
 
 def test_a_token_is_asked_for_at_once(config, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
-    (said,) = (p for p in preflight.problems(config(huggingface_token=None)) if "token" in p)
-    assert "HF_TOKEN" in said
+    (said,) = (p for p in preflight.problems(config(huggingface_token=None)) if "token" in str(p))
+    assert "HF_TOKEN" in str(said)
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: TOKEN)
     assert not list(hub.problems(config(huggingface_token=None)))
 

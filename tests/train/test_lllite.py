@@ -132,7 +132,7 @@ def test_a_run_learns_samples_and_says_what_it_made(trained):
 
 def test_what_is_resumed_ends_bit_for_bit_the_same(trained, config, tmp_path):
     again = train(config(tmp_path, resume=trained.file.with_name("c-step00000002-state")))
-    assert not [e for e in again.events("warning") if "resume" in e["text"]]
+    assert not [e for e in again.events("warning") if "resume" in str(e["text"])]
     assert again.losses == trained.losses[2:]
     found = again.tensors()
     assert all(torch.equal(tensor, found[name]) for name, tensor in trained.tensors().items())
@@ -187,10 +187,10 @@ def test_control_images_are_found_as_upstream_finds_them(config, folders, tmp_pa
     for name in ("0.png", "2.png"):
         (control / name).unlink()
     (problem,) = [one for one in preflight.problems(by_file) if one.option == "conditioning_data_dir"]
-    assert "no control image of 3 images: " in problem
+    assert "no control image of 3 images: " in str(problem)
     control.rmdir()
     (problem,) = [one for one in preflight.problems(by_file) if one.option == "conditioning_data_dir"]
-    assert "does not exist" in problem
+    assert "does not exist" in str(problem)
     toml.write_text(text.replace("conditioning_data_dir", "# "), encoding="utf-8")
     with pytest.raises(ConfigError, match="conditioning_data_dir.* is not set: name the folder of control images"):
         preflight.check(by_file)

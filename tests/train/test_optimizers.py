@@ -111,7 +111,7 @@ def test_the_average_is_shown_for_saving_and_put_back(name):
 @pytest.mark.parametrize("name", ["AdamW", "Adafactor", "CAME", "AdamMini", "Muon", "Lion"])
 def test_half_precision_is_stepped_wide_and_resumes_exactly(name):
     chosen = config(name, FluxTrain, full_bf16=True, mixed_precision="bf16")
-    assert not [note for note in optimizers.notes(chosen) if "nearest" in note]
+    assert not [note for note in optimizers.notes(chosen) if "nearest" in str(note)]
     toy = Toy(torch.bfloat16)
     made = toy.made(chosen)
     assert type(made).__name__ == "PartitionedOptimizer"
@@ -207,13 +207,13 @@ def test_what_takes_matrices_only_is_told_so():
 )
 def test_arguments_are_tried_before_a_model_is_loaded(name, args, words):
     (said,) = optimizers.problems(config(name, optimizer_args=args))
-    assert all(word in said for word in words), said
+    assert all(word in str(said) for word in words), said
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if spec_of(name).finds_rate])
 def test_several_rates_are_refused_by_those_that_have_one(name):
     chosen = config(name, unet_lr=1.0, text_encoder_lr=[0.5])
-    said = [problem for problem in optimizers.problems(chosen) if "one learning rate" in problem]
+    said = [problem for problem in optimizers.problems(chosen) if "one learning rate" in str(problem)]
     groups = [{"params": [nn.Parameter(torch.ones(2, 2))], "lr": lr, "name": str(lr)} for lr in (1.0, 0.5)]
     method = SimpleNamespace(groups=lambda _=None: groups)
     if not spec_of(name).one_rate:
@@ -241,20 +241,20 @@ def test_automagic_is_refused_by_name_and_mended(written):
                      "optimizer_args": ("weight_decay=0.1",)}  # fmt: skip
     assert list(optimizers.problems(build(FluxLora, {**given, **mends}, notes=[]))) == []
     rough = draft(FluxLora, {"optimizer_type": written, "learning_rate": 1e-6})
-    assert not [problem for problem in optimizers.problems(rough) if "Automagic" in problem]  # it is said once
+    assert not [problem for problem in optimizers.problems(rough) if "Automagic" in str(problem)]  # it is said once
 
 
 def test_those_that_find_their_rate_want_one_and_do_without_clipping():
     for name in ("Prodigy", "ProdigyPlusScheduleFree", "DAdaptAdam", "DAdaptLion"):
         notes = list(optimizers.notes(config(name, learning_rate=1e-4)))
-        assert any(f"learning_rate 0.0001 is small for {name}" in note for note in notes)
+        assert any(f"learning_rate 0.0001 is small for {name}" in str(note) for note in notes)
     chosen = config("ProdigyPlusScheduleFree", lr_scheduler="cosine")
     notes = list(optimizers.notes(chosen))
-    clipping = next(note for note in notes if note.startswith("max_grad_norm hinders"))
+    clipping = next(note for note in notes if str(note).startswith("max_grad_norm hinders"))
     assert working_fix(clipping, chosen) == {"max_grad_norm": 0.0}
-    assert any(note.startswith("lr_scheduler has no effect") for note in notes)
+    assert any(str(note).startswith("lr_scheduler has no effect") for note in notes)
     scheduled = config("ProdigyPlusScheduleFree", lr_scheduler="cosine", optimizer_args=["use_schedulefree=False"])
-    assert not any("lr_scheduler" in note for note in optimizers.notes(scheduled))
+    assert not any("lr_scheduler" in str(note) for note in optimizers.notes(scheduled))
 
 
 def test_metadata_names_the_package_s_own_class():
@@ -281,7 +281,7 @@ def test_without_its_package_the_nearest_is_offered(name, package, fix, monkeypa
     hide(monkeypatch, package)
     chosen = config(name)
     (said,) = optimizers.problems(chosen)
-    assert said.startswith(f"optimizer_type {name} needs a package that is not installed: ")
+    assert str(said).startswith(f"optimizer_type {name} needs a package that is not installed: ")
     assert working_fix(said, chosen) == fix
     mended = {"optimizer_args": (), **fix, "learning_rate": chosen.optim.learning_rate}
     assert list(optimizers.problems(build(FluxLora, mended, notes=[]))) == []

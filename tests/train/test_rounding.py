@@ -342,5 +342,5 @@ def test_what_does_not_go_together_is_said(values, words):
 
 def test_optimizers_that_look_at_all_weights_round_to_the_nearest_and_that_is_said():
     notes = list(optimizers.notes(config(**HALF, optimizer_type="Prodigy", learning_rate=1)))
-    assert any("nearest" in note for note in notes)
+    assert any("nearest" in str(note) for note in notes)
     assert not list(optimizers.notes(config(**HALF)))

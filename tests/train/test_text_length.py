@@ -139,5 +139,5 @@ def test_the_check_tells_of_captions_that_are_cut(demo, tmp_path):
     Image.new("RGB", (64, 64)).save(tmp_path / "a.png")
     (tmp_path / "a.txt").write_text("red " * 99)
     said = preflight.findings(config_of(demo, SCRIPT, train_data_dir=tmp_path))[1]
-    (told,) = [str(one) for one in said if "cut after" in one]
+    (told,) = [str(one) for one in said if "cut after" in str(one)]
     assert told.startswith("1 caption cut after 31 tokens") and told.endswith("t5xxl_max_token_length = 512 reads more")

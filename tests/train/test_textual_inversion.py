@@ -149,7 +149,7 @@ def test_captions_get_all_vectors_or_become_sentences():
 def test_what_cannot_be_trained_is_said_before_a_model_is_loaded(trained, config, tmp_path, values, said):
     with pytest.raises(ConfigError) as error:
         preflight.check(config(tmp_path, **{"weights": trained.file} | values))
-    assert [problem for problem in error.value.problems if said in problem], error.value
+    assert [problem for problem in error.value.problems if said in str(problem)], error.value
 
 
 def test_a_file_of_another_model_is_refused(config, tmp_path, trained):
