@@ -11,7 +11,7 @@ from kohya_gui.form.form import SettingsForm
 from library import importers
 from library.config.building import working_fix
 from library.config.json_types import JsonObject
-from library.config.problems import MessageLike, Problem, Text
+from library.config.problems import MessageLike, Problem, Text, ngettext
 from library.config.schema import changed, flat, options
 from library.importers import Imported
 from library.outputs import prompt_rows
@@ -92,7 +92,4 @@ def _prompts(made: Imported) -> list[dict[str, str]]:
 
 def differing(count: int) -> Text:
     """How many settings a file holds, in words."""
-    template = (
-        "{count} setting differs from the defaults" if count == 1 else "{count} settings differ from the defaults"
-    )
-    return Text(template, count=count)
+    return ngettext("{count} setting differs from the defaults", "{count} settings differ from the defaults", count)

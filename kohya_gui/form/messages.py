@@ -9,7 +9,7 @@ from pathlib import Path
 from kohya_gui.i18n.sentences import data
 from kohya_gui.server import allowed_folders
 from library.config.json_types import JsonMapping
-from library.config.problems import FLAG, MessageLike, Problem, Text, counted, read
+from library.config.problems import FLAG, MessageLike, Problem, Text, counted, ngettext, read
 from library.importers.result import TO_FIX
 
 Places = Mapping[str, tuple[str, str]]  # option -> its label, its element's id
@@ -90,7 +90,7 @@ def report(found: JsonMapping, places: Places, fix: Callable[[JsonMapping], Mapp
         )
     wrong = [one for one in found["findings"] if one["verdict"] == "bad"]
     failed = bool(found.get("failed"))
-    title = _title(len(wrong)) if wrong else "The check itself failed" if failed else "Nothing has to be fixed"
+    title = _title(len(wrong)) if wrong else "The check itself failed" if failed else "No problems found"
     body = f'<ul class="findings">{"".join(listed)}</ul>{_style(marks)}'
     body += MODELS if any(read(one).option in model_files for one in wrong) else ""
     body += PROBE if not wrong and not failed else ""
@@ -176,8 +176,8 @@ def _placed(problem: Problem, places: Places) -> tuple[str, str, Text]:
     )
 
 
-def _title(wrong: int) -> MessageLike:
-    return "This has to be fixed first" if wrong == 1 else Text("{count} things have to be fixed first", count=wrong)
+def _title(wrong: int) -> Text:
+    return ngettext("{count} problem to fix", "{count} problems to fix", wrong)
 
 
 def _style(marks: list[str]) -> str:

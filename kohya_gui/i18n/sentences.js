@@ -1,6 +1,6 @@
 // How sentences were made that something is put into: by their template, the key of their translations, and arguments.
 
-/** @typedef {{ text: string, template: string, arguments: Record<string, string | Sentence>, option?: string, place?: string }} Sentence as Text.as_json and Problem.as_json in problems.py */
+/** @typedef {{ text: string, template: string, plural?: string, arguments: Record<string, string | Sentence>, option?: string, place?: string }} Sentence as Text.as_json and Problem.as_json in problems.py */
 
 const MOST = 4000; // sentences that are remembered, the newest
 /** @type {Map<string, Sentence>} by what they say in English */
@@ -24,13 +24,21 @@ export function remember(sentences) {
  * A sentence in English, of which is remembered how it was made.
  * @param {string} template with {name} for the argument of that name
  * @param {Record<string, string | number>} given
+ * @param {string} plural the template for any `count` but one
  */
-export function say(template, given) {
+export function say(template, given, plural = "") {
   const filled = Object.fromEntries(Object.entries(given).map(([name, value]) => [name, String(value)]));
-  const text = template.replace(/\{(\w+)\}/g, (place, name) => filled[name] ?? place);
-  remember([{ text, template, arguments: filled }]);
-  return text;
+  const sentence = { text: "", template, plural, arguments: filled };
+  sentence.text = form(sentence).replace(/\{(\w+)\}/g, (place, name) => filled[name] ?? place);
+  remember([sentence]);
+  return sentence.text;
 }
+
+/**
+ * The template of a sentence for its number.
+ * @param {Sentence} sentence
+ */
+export const form = ({ template, plural, arguments: given }) => (plural && given.count !== "1" ? plural : template);
 
 /**
  * How far a piece of work is: "captioning 3 / 8".
@@ -51,4 +59,4 @@ export const sentenceOf = (text) => known.get(key(text));
  * @param {number} n
  * @param {string} noun
  */
-export const count = (n, noun) => say(`{count} ${noun}${n === 1 ? "" : "s"}`, { count: n.toLocaleString("en") });
+export const count = (n, noun) => say(`{count} ${noun}`, { count: n.toLocaleString("en") }, `{count} ${noun}s`);

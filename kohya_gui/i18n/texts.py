@@ -8,7 +8,7 @@ A sentence with something put into it is looked up by its template, such as `{co
 browser how those were made that it shows.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -29,7 +29,15 @@ def table(language: str) -> Mapping[str, str]:
     if language not in LANGUAGES or language == "en":
         raise ConfigError("there are no words for {language}", language=language)
     with (FOLDER / f"{language}.po").open("rb") as file:
-        return {str(line.id): str(line.string) for line in read_po(file) if line.id and line.string}
+        return dict(pair for line in read_po(file) if line.id and line.string for pair in _pairs(line.id, line.string))
+
+
+def _pairs(english: str | Sequence[str], words: str | Sequence[str]) -> Iterator[tuple[str, str]]:
+    """English templates and their translations; a language without a plural has one form for all numbers."""
+    if isinstance(english, str):
+        yield english, str(words)
+    else:
+        yield from zip(english, (words[0], words[-1]), strict=True)
 
 
 def handlers() -> dict[str, Handler]:

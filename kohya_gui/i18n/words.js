@@ -1,6 +1,6 @@
 // The page in the reader's language: English is what the page is made in, and a catalogue from the server is put over it.
 import { ask } from "../server/http.js";
-import { remember, sentenceOf } from "./sentences.js";
+import { form, remember, sentenceOf } from "./sentences.js";
 
 /** @typedef {import("./sentences.js").Sentence} Sentence */
 /** @typedef {{ from: string, shown: string }} Original what a node said in English, and what it was made to say */
@@ -75,7 +75,8 @@ const signs = (template) => (language === "en" ? template : template.replaceAll(
  * @param {Sentence} sentence
  * @returns {string}
  */
-function filled({ text, template, arguments: given, option = "", place = "" }) {
+function filled(sentence) {
+  const { text, arguments: given, option = "", place = "" } = sentence, template = form(sentence);
   const isSigns = !/\p{L}/u.test(template.replace(/\{\w+\}/g, ""));
   const bare = template.replace(/^:\s*/, "");
   const other = line(bare) ?? line(bare.charAt(0).toUpperCase() + bare.slice(1)) ?? (isSigns ? signs(template) : null);

@@ -22,7 +22,7 @@ from library import families
 from library.bench import chart, report
 from library.config.formats import to_toml
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, MessageLike, Text, listed
+from library.config.problems import ConfigError, MessageLike, Text, listed, ngettext
 from library.config.schema import options
 from library.files import write_atomic
 from library.measuring import candidates
@@ -208,15 +208,15 @@ def _bar(result: JsonMapping, bar: chart.Bar) -> JsonObject:
 
 def profile(result: JsonMapping) -> JsonObject:
     """Where the time goes, the verdict, and the longest operations."""
-    counts = [_counted("{count} cast", "{count} casts", result["casts"])]
+    counts = [ngettext("{count} cast", "{count} casts", result["casts"])]
     template = "A step takes {time}; {counts}"
     shares = {}
     if result.get("idle") is not None:
         template, shares = "A step takes {time}, the GPU idle for {share}; {counts}", {"share": f"{result['idle']:.0%}"}
         counts = [
-            _counted("{count} kernel launch", "{count} kernel launches", result["launches"]),
-            _counted("{count} wait for the GPU", "{count} waits for the GPU", result["syncs"]),
-            _counted("{count} value read from the GPU", "{count} values read from the GPU", result["reads"]),
+            ngettext("{count} kernel launch", "{count} kernel launches", result["launches"]),
+            ngettext("{count} wait for the GPU", "{count} waits for the GPU", result["syncs"]),
+            ngettext("{count} value read from the GPU", "{count} values read from the GPU", result["reads"]),
             *counts,
         ]
     where = Text("{way} at {size}", way=result["way"]["name"], size=result["resolution"])
@@ -281,8 +281,3 @@ def _choices(given: Mapping[str, MessageLike], chosen: str = "") -> str:
         f'<option value="{name}"{" selected" * (name == chosen)}{data(text)}>{escape(str(text))}</option>'
         for name, text in given.items()
     )
-
-
-def _counted(one: str, several: str, count: int) -> Text:
-    """The template that fits a number, with it."""
-    return Text(one if count == 1 else several, count=f"{count:,}")

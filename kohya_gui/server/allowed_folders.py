@@ -15,7 +15,7 @@ from typing import overload
 
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, MessageLike, Problem, Text
+from library.config.problems import ConfigError, Problem, Text
 from library.files import RESERVED
 from library.runs import keys, layout, registry
 

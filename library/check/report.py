@@ -23,7 +23,7 @@ from library.config.building import Reading, draft, replace, working_fix
 from library.config.command import Launch
 from library.config.formats import toml_value
 from library.config.json_types import JsonObject
-from library.config.problems import MessageLike, Problem, Text, counted
+from library.config.problems import MessageLike, Problem, Text, counted, ngettext
 from library.config.problems import read as read_problem
 from library.config.run_config import RunConfig
 from library.config.schema import options, section_options
@@ -222,7 +222,7 @@ def _images(config: RunConfig, images: ImageSet) -> Text:
 
 
 def _batches(count: int) -> Text:
-    return Text("{count} batch" if count == 1 else "{count} batches", count=count)
+    return ngettext("{count} batch", "{count} batches", count)
 
 
 def _captions(images: ImageSet) -> Iterator[Finding]:

@@ -24,6 +24,7 @@ __all__ = [
     "how_made",
     "listed",
     "locate_texts",
+    "ngettext",
     "problems_of",
     "read",
     "restored",
@@ -207,12 +208,12 @@ MessageLike = str | Text  # plain text of the user's or of another program, or a
 
 def counted(count: int, noun: str) -> Text:
     """Things and how many there are: 1 image, 2 images."""
-    return either_number(f"{{count}} {noun}", f"{{count}} {noun}s", count)
+    return ngettext(f"{{count}} {noun}", f"{{count}} {noun}s", count)
 
 
-def either_number(template: str, plural: str, count: int, **arguments: Any) -> Text:
-    """A sentence about so many things, as gettext has it: the first template for one of them, the other for more."""
-    made = Text(template, count=count, **arguments)
+def ngettext(template: str, plural: str, count: int, **arguments: Any) -> Text:
+    """A sentence about so many things, as gettext has it: one template for one of them, and one for more or none."""
+    made = Text(template, count=f"{count:,}", **arguments)
     made._set(plural=plural)
     return made
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from library.config.dataset import SubsetConfig
 from library.config.outside_files import CAPTION, decoded, read_bytes
-from library.config.problems import Problem, Text, counted
+from library.config.problems import Problem, Text, counted, ngettext
 from library.data.folders import Listing, about_images, some
 from library.data.metadata import AUTOMATIC
 
@@ -77,9 +77,7 @@ def about_missing(subset: SubsetConfig, here: Listing, images: list[str], files:
             'set caption_extension = "{other}" to use them; now every image is {fallback}'
         )
         count = endings[other]
-        files_there = Text(
-            "{count} {ending} file" if count == 1 else "{count} {ending} files", count=count, ending=other
-        )
+        files_there = ngettext("{count} {ending} file", "{count} {ending} files", count, ending=other)
         facts = {"folder": here.folder, "files": files_there, "other": other,
                  "extension": ending, "fallback": fallback}  # fmt: skip
         fix = {"caption_extension": other}

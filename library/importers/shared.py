@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from library.config.formats import toml_value
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.problems import MessageLike, Problem, Text
+from library.config.problems import MessageLike, Problem, Text, ngettext
 from library.config.sections.learning import OptimizerName
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, to_number
 from library.importers.result import KeyOutcome
@@ -246,11 +246,9 @@ def told_datasets(text: str) -> Text:
     """How many data sets are in the text of a dataset file, in words."""
     count = text.count("[[datasets]]")
     several = "{count} datasets, one for each folder and resolution: {place}"
-    return Text("one dataset: {place}" if count == 1 else several, count=count, place=PREPARED)
+    return ngettext("one dataset: {place}", several, count, place=PREPARED)
 
 
 def told_prompts(count: int) -> Text:
     """Where sample prompts are, in words."""
-    return Text(
-        "one prompt in a file of its own" if count == 1 else "{count} prompts in a file of their own", count=count
-    )
+    return ngettext("one prompt in a file of its own", "{count} prompts in a file of their own", count)

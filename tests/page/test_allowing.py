@@ -242,7 +242,7 @@ def test_train_asks_for_each_folder_and_then_starts(visitor, place):
     visitor.fill(pretrained_model_name_or_path=model, train_data_dir=place / "file", resolution="1024",
                  output_name="cat", max_train_steps="20", output_dir=results)  # fmt: skip
     visitor.click("Train")
-    visitor.until("3 things have to be fixed first")
+    visitor.until("3 problems to fix")
     buttons = visitor.page.locator(".message:visible .allow")
     assert buttons.count() == 3 and not (place / "out").exists()
     for left in (2, 1):
@@ -269,7 +269,7 @@ def test_a_folder_that_is_allowed_while_an_answer_is_on_its_way_is_not_asked_for
     visitor.fill(pretrained_model_name_or_path=place / "other" / "base.safetensors", train_data_dir=place / "file",
                  resolution="1024", output_name="cat", max_train_steps="20", output_dir=place / "out")  # fmt: skip
     visitor.click("Train")
-    visitor.until("3 things have to be fixed first")
+    visitor.until("3 problems to fix")
     for left in (2, 1, 0):
         visitor.page.locator(".message:visible .allow").first.click()
         visitor.page.wait_for_function(f"document.querySelectorAll('.message .allow').length === {left}")
@@ -338,7 +338,7 @@ def test_save_and_probe_ask_and_then_go_on_by_themselves(visitor, place, monkeyp
     visitor.fill(pretrained_model_name_or_path=place / "other" / "m.safetensors", train_data_dir=place / "other",
                  resolution="1024", output_dir=place / "other")  # fmt: skip
     visitor.click("Check")
-    visitor.until("Nothing has to be fixed")
+    visitor.until("No problems found")
     visitor.fill(output_dir=place / "out")
     visitor.click("Probe")
     page.locator(".message:visible .allow").click()

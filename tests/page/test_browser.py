@@ -69,7 +69,7 @@ def test_what_gradio_waits_for_is_asked_for_by_the_head_of_the_page(visit):
 def test_an_empty_form_is_told_all_that_is_missing(visit):
     visitor = visit()
     visitor.click("Train")
-    visitor.until("2 things have to be fixed first")
+    visitor.until("2 problems to fix")
     for words in ("Base model", "Image folder", "train_data_dir"):
         assert words in visitor.said()
     marked = visitor.page.locator("#lora-train_data_dir").evaluate("e => getComputedStyle(e).borderColor")
@@ -93,23 +93,23 @@ def test_what_the_form_knows_is_said_before_the_whole_check_is_done(visit, monke
     monkeypatch.setattr(isolated, "check", slow)
     visitor = visit()
     visitor.click("Train")
-    visitor.until("2 things have to be fixed first")
+    visitor.until("2 problems to fix")
     assert visitor.page.locator(".bar[data-busy]").count() == 1  # and it goes on looking
     visitor.click("More")
     visitor.click("Download")  # whose answer is not held back by the check
     visitor.until("is among your downloads")
     done.set()
-    visitor.until("3 things have to be fixed first")
+    visitor.until("3 problems to fix")
     visitor.page.wait_for_selector(".bar:not([data-busy])")
     done.clear()
     visitor.click("Train")
-    visitor.until("2 things have to be fixed first")
+    visitor.until("2 problems to fix")
     visitor.fill(train_data_dir="/images")
     visitor.click("Train")  # while it looks at the form as it was: that answer is out of date
     visitor.page.wait_for_selector(".training:visible .bar > .said:empty", state="attached")
     done.set()
     visitor.until("the disk is full")
-    assert "2 things have to be fixed first" in visitor.said() and "train_data_dir" not in visitor.said()
+    assert "2 problems to fix" in visitor.said() and "train_data_dir" not in visitor.said()
 
 
 def test_wrong_numbers_are_told_at_once_and_a_click_leads_to_them(visit, tmp_path):
@@ -119,7 +119,7 @@ def test_wrong_numbers_are_told_at_once_and_a_click_leads_to_them(visit, tmp_pat
     visitor.fill(huber_c="much")
     visitor.click("Loss")
     visitor.click("Train")
-    visitor.until("5 things have to be fixed first")
+    visitor.until("5 problems to fix")
     assert "train_batch_size needs a whole number; the default is 1" in visitor.said()
     for words in ("max_train_steps must be at least 1, got -5", "learning_rate must be a number, got 'abc'", "huber_c"):
         assert words in visitor.said()
@@ -229,7 +229,7 @@ def test_files_outside_of_the_roots_or_of_another_tab_are_refused(visit, served,
     (served[1] / "full.toml").write_text("learning_rate_te1 = 0.1\n", encoding="utf-8")
     place.fill(str(served[1] / "full.toml"))
     visitor.click("Load config")
-    visitor.until("This is a config for the DreamBooth tab").until("This has to be fixed first")
+    visitor.until("This is a config for the DreamBooth tab").until("1 problem to fix")
     visitor.click("Load it there")
     visitor.until("Loaded full.toml for SDXL")
     assert visitor.held("dreambooth")["values"]["learning_rate_te1"] == "0.1"
@@ -278,7 +278,7 @@ def test_training_is_watched_left_and_found_again(visit, tmp_path):
     second = visit()
     assert second.state("running") == run
     second.click("Train")  # the form of a second visitor is empty, and one training is enough
-    second.until("things have to be fixed")
+    second.until("problems to fix")
     held.unlink()
     assert visitor.state("finished") == run and second.state("finished") == run
     visitor.until("cat.safetensors (2.0 MB)", ".facts")
@@ -359,7 +359,7 @@ def test_words_stand_out_from_their_ground(visit, tmp_path, mode):
     visitor.state("failed")
     visitor.click("Torch Compile Settings")
     visitor.click("Train")
-    visitor.until("have to be fixed")
+    visitor.until("to fix")
     visitor.has_none(FAINT)
 
 

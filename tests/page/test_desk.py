@@ -262,7 +262,7 @@ def test_from_nothing_to_a_trained_lora(visit, demo, monkeypatch, tmp_path):
     visitor.until("It has not started: no image has a caption")
     assert 'set caption_extension = ".txt" to use them' in visitor.said() and reader.runs() == []
     visitor.click("Check")
-    visitor.until("Nothing has to be fixed")
+    visitor.until("No problems found")
     for words in ("12 images", "caption_extension is '.caption'", "no GPU was found", "one saved file takes about"):
         assert words in visitor.said()
     visitor.page.locator(".findings .fix").first.click()

@@ -263,7 +263,7 @@ def test_what_a_report_says_is_text_and_its_remedies_are_values_of_fields():
         {**Problem("", "9 GB free").as_json(), "topic": "disk", "verdict": "ok"}], "fit": None}  # fmt: skip
     form = FORMS["lora"]
     shown = messages.report(report, form.places("sdxl"), lambda one: form.shown("sdxl", one["fix"]))
-    assert "&lt;b&gt;" in shown and "<b>x" not in shown and "This has to be fixed first" in shown
+    assert "&lt;b&gt;" in shown and "<b>x" not in shown and "1 problem to fix" in shown
     assert 'data-fix="{&quot;caption_extension&quot;: &quot;.txt&quot;}"' in shown and "#lora-train_data_dir" in shown
     assert "find-models" not in shown
     assert "find-models" in messages.report(report, {}, lambda one: one["fix"], {"train_data_dir"})

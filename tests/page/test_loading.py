@@ -45,7 +45,7 @@ def test_an_answer_about_another_form_is_dropped_or_asked_for_anew(visit, served
     begin("Check")
     visitor.fill(network_dim="9")
     done.set()
-    visitor.until("Nothing has to be fixed")
+    visitor.until("No problems found")
     assert dims == [8, 8, 9]  # a check of what was changed meanwhile is made anew
     begin("Train")
     visitor.fill(train_batch_size="0")
@@ -68,15 +68,15 @@ def test_a_config_with_mistakes_is_loaded_and_its_fixes_mend_what_was_loaded(vis
     visitor = filled(visit(), "/elsewhere", network_dim="8", train_batch_size="3")
     visitor.page.get_by_placeholder("Config file").locator("visible=true").fill(str(path))
     visitor.click("Load config")
-    visitor.until("Loaded wrong.toml for SDXL").until("4 things have to be fixed first")
+    visitor.until("Loaded wrong.toml for SDXL").until("4 problems to fix")
     held = visitor.held()["values"]
     assert (held["seed"], held["full_bf16"], held["train_batch_size"]) == ("7", True, "1")
     assert "max_train_steps" in visitor.said() and "'many'" in visitor.said()
     visitor.page.get_by_role("button", name="Fix network_dim = 24").click()
-    visitor.until("3 things have to be fixed first")
+    visitor.until("3 problems to fix")
     assert visitor.held()["values"]["network_dim"] == "24"
     visitor.page.get_by_role("button", name=re.compile("^Fix mixed_precision")).click()
-    visitor.until("2 things have to be fixed first")
+    visitor.until("2 problems to fix")
     visitor.click("Check")
     visitor.until("full_bf16" if visitor.held()["values"]["mixed_precision"] == "no" else "train_data_dir")
     visitor.page.get_by_placeholder("Config file").locator("visible=true").fill(str(path))
@@ -119,9 +119,9 @@ def test_fixes_are_those_that_one_would_press(visit, monkeypatch):
     begun = visitor.held()["values"]
     visitor.fill(learning_rate="-1", train_batch_size="-2")
     visitor.click("Print command")
-    visitor.until("2 things have to be fixed first")
+    visitor.until("2 problems to fix")
     page.get_by_role("button", name=f"Fix learning_rate = {begun['learning_rate']}").click()
-    visitor.until("This has to be fixed first")
+    visitor.until("1 problem to fix")
     page.get_by_role("button", name="Fix train_batch_size = 1").click()
     visitor.until("Everything here is fixed")
     assert visitor.held()["values"] == begun
