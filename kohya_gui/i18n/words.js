@@ -1,8 +1,7 @@
 // The page in the reader's language: English is what the page is made in, and a catalogue from the server is put over it.
 import { ask } from "../server/http.js";
-import { form, remember, sentenceOf } from "./sentences.js";
+import { remember, translate } from "./sentences.js";
 
-/** @typedef {import("./sentences.js").Sentence} Sentence */
 /** @typedef {{ from: string, shown: string }} Original what a node said in English, and what it was made to say */
 
 /** @type {Record<string, string>} */
@@ -45,49 +44,8 @@ export function translated(text) {
   return shown;
 }
 
-/**
- * @param {string} text
- * @returns {string}
- */
-function translation(text) {
-  const sentence = sentenceOf(text);
-  return sentence ? filled(sentence) : line(text) ?? text;
-}
-
-/**
- * The line of a template; one with a capital letter in front is that without, where there is no other.
- * @param {string} template
- */
-function line(template) {
-  if (Object.hasOwn(words, template)) return words[template];
-  const lower = /^[A-Z][a-z]/.test(template) ? template[0].toLowerCase() + template.slice(1) : "";
-  return Object.hasOwn(words, lower) ? words[lower] : null;
-}
-
-/**
- * A list without words of its own, with the signs between its parts that Chinese and Japanese have.
- * @param {string} template
- */
-const signs = (template) => (language === "en" ? template : template.replaceAll(", ", "、").replaceAll("; ", "；"));
-
-/**
- * A sentence with all that is put into it, and the option's name that a problem begins with.
- * @param {Sentence} sentence
- * @returns {string}
- */
-function filled(sentence) {
-  const { text, arguments: given, option = "", place = "" } = sentence, template = form(sentence);
-  const isSigns = !/\p{L}/u.test(template.replace(/\{\w+\}/g, ""));
-  const bare = template.replace(/^:\s*/, "");
-  const other = line(bare) ?? line(bare.charAt(0).toUpperCase() + bare.slice(1)) ?? (isSigns ? signs(template) : null);
-  if (other === null) return text;
-  const said = other.replace(/\{(\w+)\}/g, (as, name) => {
-    const value = given[name] ?? as;
-    return typeof value === "string" ? translation(value) : filled(value);
-  });
-  if (!option) return said;
-  return `${place}${translation(option)}${/^[=（]/.test(said) ? " " : "："}${said}`;
-}
+/** @param {string} text */
+const translation = (text) => translate(text, { words, language });
 
 /**
  * What an element of one text says in English.
@@ -119,7 +77,7 @@ function put(node, key, now, write) {
 }
 
 /** @param {Node} root */
-function translate(root) {
+function translateAll(root) {
   if (root instanceof Text) return void translateText(root);
   if (!(root instanceof Element) || root.closest("script, style")) return;
   for (const element of [root, ...root.querySelectorAll(`[${TEXTS}]`)]) remember(JSON.parse(element.getAttribute(TEXTS) ?? "[]"));
@@ -147,9 +105,9 @@ const observer = new MutationObserver((changes) => {
   if (language === "en" && !started) return;
   for (const { type, target, attributeName, addedNodes } of changes) {
     if (type === "characterData") translateText(/** @type {Text} */ (target));
-    else if (attributeName === TEXTS) translate(target); // its text node may have been changed before
+    else if (attributeName === TEXTS) translateAll(target); // its text node may have been changed before
     else if (type === "attributes") translateAttributes(/** @type {Element} */ (target));
-    else addedNodes.forEach(translate);
+    else addedNodes.forEach(translateAll);
   }
 });
 let started = false;
@@ -159,7 +117,7 @@ async function use(name) {
   words = name === "en" ? {} : (await ask("words", { language: name })).words;
   [language, started] = [name, true];
   document.documentElement.lang = name;
-  translate(document.body);
+  translateAll(document.body);
 }
 
 function addSwitch() {

