@@ -37,10 +37,9 @@ T = TypeVar("T")
 # Eager passes before the first recording: one compiles and allocates, the next is like all others, and timed. Other
 # sizes need the one that chooses their kernels.
 WARMUP_PASSES, PASSES_OF_OTHER_SIZES = 2, 1
-MOST = 64  # sizes that are recorded; others run without
-NO_ROOM_FOR_OPTIMIZER = "they would leave too little of the GPU's memory for the optimizer"
-PAYS = 0.95  # of the time of a pass may be left by a replay, where it is not asked for recording in any case
-SPARE = 2**29  # bytes of the GPU's memory that are left for all that is not recorded
+MAX_SIZES = 64  # recorded sizes; others run eagerly
+MAX_REPLAY_SHARE = 0.95  # with cuda_graphs = auto, record only if a replay takes at most this share of an eager pass
+SPARE_BYTES = 2**29  # of the GPU's memory, left for all that is not recorded
 
 
 def leave_default_stream() -> None:
@@ -107,6 +106,16 @@ def _recorded(cls: type[nn.Module]) -> type[nn.Module]:
     return keep_class_name(Recorded, cls, "recorded as CUDA graphs")
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a size was not recorded. `expected`: by a decision, not by a failure."""
+
+    why: str
+    out_of_memory: bool = False
+    lacks_memory: bool = False  # more of the GPU's memory would have helped
+    expected: bool = False
+
+
 class GraphedModel:
     """The recordings of one denoiser. They share one memory pool, as only one is replayed at a time."""
 
@@ -116,7 +125,7 @@ class GraphedModel:
         self.made: dict[Hashable, Recording] = {}
         self.learn: list[nn.Parameter] = []
         self.gradients: list[Tensor] = []  # of the trained parameters; recordings write them
-        self.most = MOST
+        self.size_limit = MAX_SIZES
         self.why_not = ""  # why nothing is recorded any more
         self.lacks_memory = False  # whether that is the GPU's memory, which other steps may need less of
         # Frees what else uses the GPU's memory and can be done without; False where nothing does.
@@ -165,11 +174,33 @@ class GraphedModel:
         Eager steps need memory besides the recordings, so after an out-of-memory error half as many are kept at most.
         The state of the random generators does not change.
         """
-        if len(self.made) >= self.most:
+        if len(self.made) >= self.size_limit:
             return None
-        began, rng_states = time.perf_counter(), (torch.get_rng_state(), torch.cuda.get_rng_state())
-        recording, no_room, why, not_worth_it = None, False, "", ""
-        shape = " x ".join(map(str, asked.tensors[0].shape))
+        began = time.perf_counter()
+        outcome = self._try_to_record(call, asked)
+        while isinstance(outcome, Refusal) and outcome.lacks_memory and self.free_others():
+            self._release(self.size_limit)
+            outcome = self._try_to_record(call, asked)
+        shape = asked.shape
+        if isinstance(outcome, Recording):
+            self.made[asked.key] = outcome
+            logger.info(
+                "Recorded CUDA graphs for inputs of %s in %.1f s%s", shape, time.perf_counter() - began, outcome.pace
+            )
+            return outcome
+        if outcome.out_of_memory and self.made:
+            self._release(len(self.made) // 2)
+            problem = "CUDA graphs for inputs of %s do not fit into the GPU's memory beside those of other image sizes"
+            logger.warning(
+                f"{problem}: %d sizes are recorded from now on, the others train slower", shape, self.size_limit
+            )
+            return None
+        self.lacks_memory = outcome.lacks_memory
+        return self.give_up(outcome.why, expected=outcome.expected)
+
+    def _try_to_record(self, call: Callable[..., Any], asked: Call) -> "Recording | Refusal":
+        """One attempt. Whatever a failed one allocated is released when this returns, as no name holds it any more."""
+        rng_states = torch.get_rng_state(), torch.cuda.get_rng_state()
         try:
             if self._memory is None:
                 self.learn = [p for p in self.denoiser().parameters() if p.requires_grad]
@@ -177,45 +208,30 @@ class GraphedModel:
                 self._memory = GraphMemory()
             passes = PASSES_OF_OTHER_SIZES if self.made else WARMUP_PASSES
             recording = Recording(call, asked, self.learn, self._memory, passes)
-            why = recording.capture(self.learn, self.gradients, self._memory)
-            not_worth_it = "" if why else self._why_not_worth_it(recording)
+            if why := recording.capture(self.learn, self.gradients, self._memory):
+                return Refusal(why)
+            return self._not_worth_it(recording) or recording
         except torch.OutOfMemoryError:
-            no_room = True  # what the error holds is released below
+            pass  # its traceback holds what was allocated, so the refusal is made outside of this handler
         finally:
             torch.set_rng_state(rng_states[0])
             torch.cuda.set_rng_state(rng_states[1])
-        if (no_room or not_worth_it == NO_ROOM_FOR_OPTIMIZER) and self.free_others():
-            recording = None
-            self._release(self.most)
-            return self.record(call, asked)
-        if no_room and self.made:
-            recording = None
-            self._release(len(self.made) // 2)
-            problem = "CUDA graphs for inputs of %s do not fit into the GPU's memory beside those of other image sizes"
-            logger.warning(f"{problem}: %d sizes are recorded from now on, the others train slower", shape, self.most)
-            return None
-        if no_room or why or not_worth_it:
-            recording = None
-            too_small = f"the GPU's memory is too small for those of inputs of {shape}"
-            self.lacks_memory = no_room or not_worth_it == NO_ROOM_FOR_OPTIMIZER
-            return self.give_up(why or not_worth_it or too_small, expected=bool(not_worth_it))
-        assert recording is not None
-        self.made[asked.key] = recording
-        pace = f", {recording.seconds:.3f} s a pass instead of {recording.before:.3f} s" if recording.seconds else ""
-        logger.info("Recorded CUDA graphs for inputs of %s in %.1f s%s", shape, time.perf_counter() - began, pace)
-        return recording
+        why = f"the GPU's memory is too small for those of inputs of {asked.shape}"
+        return Refusal(why, out_of_memory=True, lacks_memory=True)
 
-    def _why_not_worth_it(self, recording: Recording) -> str:
-        """Why an automatic recording (cuda_graphs = auto) is not worth its memory, "" if it is."""
+    def _not_worth_it(self, recording: Recording) -> "Refusal | None":
+        """Why an automatic recording (cuda_graphs = auto) is not worth its memory; None if it is."""
         if self._reserve is None:
-            return ""
+            return None
         torch.cuda.empty_cache()
-        if torch.cuda.mem_get_info()[0] < SPARE + self._reserve:
-            return NO_ROOM_FOR_OPTIMIZER
-        if not self._paid and recording.time() > PAYS * recording.before:
-            return f"a pass takes {recording.before:.3f} s without them, and {recording.seconds:.3f} s with them"
+        if torch.cuda.mem_get_info()[0] < SPARE_BYTES + self._reserve:
+            why = "they would leave too little of the GPU's memory for the optimizer"
+            return Refusal(why, lacks_memory=True, expected=True)
+        if not self._paid and recording.time() > MAX_REPLAY_SHARE * recording.before:
+            why = f"a pass takes {recording.before:.3f} s without them, and {recording.seconds:.3f} s with them"
+            return Refusal(why, expected=True)
         self._paid = True
-        return ""
+        return None
 
     def give_up(self, why: str, expected: bool = False) -> None:
         """Free all recordings and record nothing any more; `expected` where that is a decision and no failure."""
@@ -233,15 +249,15 @@ class GraphedModel:
     def forget(self) -> None:
         """Free all recordings, as they are out of date."""
         if self.made:
-            self._release(self.most)
+            self._release(self.size_limit)
 
     def begin_again(self) -> None:
         """Free all recordings and reset all decisions, before steps with other settings."""
         self.why_not, self.lacks_memory, self._paid = "", False, False
-        self._release(MOST)
+        self._release(MAX_SIZES)
 
-    def _release(self, most: int) -> None:
-        self.most = most
+    def _release(self, size_limit: int) -> None:
+        self.size_limit = size_limit
         self.made.clear()
         self.learn, self.gradients, self._memory = [], [], None
         gc.collect()

@@ -38,6 +38,11 @@ class Call:
         autocast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
         return kinds, self.others, self.tree, autocast
 
+    @property
+    def shape(self) -> str:
+        """The shape of its first tensor, for the log."""
+        return " x ".join(map(str, self.tensors[0].shape))
+
     def arguments(self, tensors: Sequence[Tensor]) -> Any:
         """The same call with other tensors: (args, kwargs)."""
         given, others = iter(tensors), iter(self.others)
@@ -71,6 +76,11 @@ class Recording:
             torch.cuda.synchronize()
             self.before = time.perf_counter() - began
             self._random_on_host = not torch.equal(rng_state, torch.get_rng_state())
+
+    @property
+    def pace(self) -> str:
+        """How much faster a pass became, for the log; "" where no replay was timed."""
+        return f", {self.seconds:.3f} s a pass instead of {self.before:.3f} s" if self.seconds else ""
 
     def capture(self, learn: Sequence[nn.Parameter], gradients: Sequence[Tensor], memory: GraphMemory) -> str:
         """Capture both passes. Returns why that is impossible, "" on success. Raises torch.OutOfMemoryError."""

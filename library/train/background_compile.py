@@ -169,7 +169,7 @@ class BackgroundCompiler:
         if device.type != "cuda" or self._forced:
             return ""
         torch.cuda.empty_cache()
-        left = torch.cuda.mem_get_info(device)[0] - cudagraph.SPARE
+        left = torch.cuda.mem_get_info(device)[0] - cudagraph.SPARE_BYTES
         left -= OTHER_SIZES * cudagraph.peak(device) if self._sizes > 1 else 0
         if not self._config.optim.stepped_early:
             left -= BYTES_OF_ADAM * sum(p.numel() for p in denoiser.parameters() if p.requires_grad)

@@ -88,7 +88,7 @@ def recorder(monkeypatch):
     monkeypatch.setattr(cudagraph, "GraphMemory", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: torch.get_rng_state())
     monkeypatch.setattr(torch.cuda, "set_rng_state", torch.set_rng_state)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (10 * cudagraph.SPARE, 0))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (10 * cudagraph.SPARE_BYTES, 0))
     model = Small()
 
     def make(capture, reserve=None):
@@ -96,6 +96,7 @@ def recorder(monkeypatch):
 
         class Pretended:
             addresses, before, seconds = [p.data_ptr() for p in model.parameters() if p.requires_grad], 1.0, 0.0
+            pace = ""
 
             def __init__(self, call, asked, learn, memory, passes):
                 torch.rand(3)
@@ -130,7 +131,7 @@ def test_sizes_that_no_longer_fit_leave_room_for_steps_without_recording(recorde
     [
         (out_of_memory, None, "too small for those of inputs of 3 x 8"),
         (lambda _: "the processor draws", None, "the processor draws"),
-        (lambda _: "", 10 * cudagraph.SPARE, "too little of the GPU's memory for the optimizer"),
+        (lambda _: "", 10 * cudagraph.SPARE_BYTES, "too little of the GPU's memory for the optimizer"),
     ],
 )
 def test_a_gpu_or_a_model_that_cannot_record_goes_on_without(capture, reserve, told, recorder, caplog):
@@ -150,13 +151,13 @@ def test_steps_that_need_less_memory_are_tried_anew(recorder):
 
 
 def test_room_is_left_for_the_optimizer_until_it_has_taken_its_own(recorder, monkeypatch):
-    made, record = recorder(lambda _: "", reserve=8 * cudagraph.SPARE)
+    made, record = recorder(lambda _: "", reserve=8 * cudagraph.SPARE_BYTES)
     assert record(1)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (4 * cudagraph.SPARE, 0))  # after its first step
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (4 * cudagraph.SPARE_BYTES, 0))  # after its first step
     made.optimizer_is_there()
     assert record(2) and len(made.made) == 2
-    made, record = recorder(lambda _: "", reserve=8 * cudagraph.SPARE)
-    assert record(1) is None and made.why_not == cudagraph.NO_ROOM_FOR_OPTIMIZER
+    made, record = recorder(lambda _: "", reserve=8 * cudagraph.SPARE_BYTES)
+    assert record(1) is None and "too little" in made.why_not and made.lacks_memory
 
 
 def test_too_little_memory_is_seen_behind_the_error_of_a_recording_that_could_not_be_ended():

@@ -203,7 +203,7 @@ def test_a_disk_that_fills_up_on_the_way_spoils_no_file(demo, squares, tmp_path,
     from library.runs import reader
 
     facts = reader.at(runs_in(out).pop()).facts
-    assert facts["state"] == "failed" and "disk space" in facts["error"]
+    assert facts["state"] == "failed" and "disk space" in str(facts["error"])
 
 
 @pytest.mark.parametrize(

@@ -255,9 +255,9 @@ class SdxlFamily:
         """log2 of the downsampling of the latents at a block of the U-Net."""
         side, _, below = path.partition(".")
         lowest, number = len(self.layout.attention) - 1, below.partition(".")[0]
-        return {"down_blocks": lambda: int(number), "up_blocks": lambda: lowest - int(number)}.get(
-            side, lambda: lowest
-        )()
+        if side == "down_blocks":
+            return int(number)
+        return lowest - int(number) if side == "up_blocks" else lowest
 
     def execution_key(self, path: str) -> tuple[int, ...]:
         """Execution order in the U-Net: down, middle, up; within a level each resnet before its attention."""
