@@ -290,7 +290,7 @@ def test_what_has_no_effect_is_in_the_record_once(demo, squares, tmp_path, capsy
 def test_guidance_of_a_model_without_it_is_said(demo, squares, tmp_path, monkeypatch, guided):
     config = config_of(demo, "flux_train", train_data_dir=squares, output_dir=tmp_path, guidance_scale=1.0)
     monkeypatch.setattr(type(families.family_for(config)), "is_schnell", not guided)
-    said = [remark for remark in preflight.findings(config)[1] if "guidance_scale" in str(remark)]
+    said = [text for text in map(str, preflight.findings(config)[1]) if "guidance_scale" in text]
     assert said == ([] if guided else ["guidance_scale has no effect here: FLUX.1 schnell takes no guidance"])
 
 
