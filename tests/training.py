@@ -25,6 +25,7 @@ from PIL import Image
 from library import families
 from library.config.building import build
 from library.config.formats import read_toml
+from library.config.problems import Text
 from library.config.schema import options
 from library.demo.images import write_references
 from library.runs import reader
@@ -59,6 +60,10 @@ ENCODED: dict[Any, Any] = {}  # what VAEs have answered in this process
 ENCODING_ONCE: list[bool] = []  # holds something while `train` trains: what is measured elsewhere is computed
 
 
+def in_english(event: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: str(value) if isinstance(value, Text) else value for name, value in event.items()}
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a training left: its file, the folder of its run, and what that folder says."""
@@ -71,7 +76,8 @@ class Outcome:
         return reader.at(self.folder).facts
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        return [event for event in reader.events(self.folder)[0] if event["kind"] == kind]
+        """The events of a kind, their messages in English."""
+        return [in_english(event) for event in reader.events(self.folder)[0] if event["kind"] == kind]
 
     def numbers(self, name: str = "loss") -> dict[int, float]:
         """A number of every step, by step."""
