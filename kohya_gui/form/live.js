@@ -282,8 +282,8 @@ function countAgain(message) {
   if (!title || !message.matches(".bad, .warn")) return;
   const lines = all(message, ":scope > details > ul:not(.findings) > li:not(:has(.elsewhere)), :scope > details > .findings > li.bad");
   const left = lines.filter((line) => !line.querySelector(".fix.done")).length;
-  if (left > 1) title.textContent = say("{count} things have to be fixed first", { count: left });
-  else title.textContent = left ? "This has to be fixed first" : "Everything here is fixed";
+  const still = say("{count} problem to fix", { count: left }, "{count} problems to fix");
+  title.textContent = left ? still : "Everything here is fixed";
   message.classList.toggle("settled", !left);
 }
 

@@ -94,7 +94,7 @@ def test_balance_and_steps_are_those_of_the_training(page, root):
     assert (counted["seen"], counted["steps_per_epoch"], counted["steps"], counted["epochs"]) == (70, 35, 100, 3)
     flat = page.count(train_data_dir=str(root / "flat"))
     assert flat["rows"][0]["captioned"] == 3 and any("without a .txt file" in str(text) for text in flat["warnings"])
-    assert not any("directly in" in text for text in flat["warnings"])
+    assert not any("directly in" in str(text) for text in flat["warnings"])
 
 
 def test_one_number_of_a_file_changes_and_its_comments_stay(page, root):

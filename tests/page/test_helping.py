@@ -64,8 +64,8 @@ def test_a_base_model_that_is_none_is_told_while_one_types(helper, tmp_path):
 
     save_file({"x.lora_down.weight": numpy.zeros(1)}, tmp_path / "cat.safetensors")
     assert "is a LoRA file, not a model" in str(wrong(tmp_path / "cat.safetensors"))
-    assert "does not exist" in wrong(tmp_path / "dog.safetensors") and "must end in" in wrong(tmp_path / "dog.png")
-    assert wrong("org/model-v1.safe") == "" and "does not exist" in wrong(tmp_path / "ca")
+    assert "does not exist" in str(wrong(tmp_path / "dog.safetensors")) and "must end in" in str(wrong(tmp_path / "dog.png"))
+    assert wrong("org/model-v1.safe") == "" and "does not exist" in str(wrong(tmp_path / "ca"))
     assert wrong(tmp_path / "ca", api.MODEL) == "" and wrong(tmp_path.parent, api.MODEL) == ""  # to be typed on
     assert "outside of" in wrong(tmp_path.parent / "x.safetensors", api.MODEL)
     assert os.name == "nt" or "is a path of Windows" in wrong('"C:\\dog.safetensors"')
@@ -174,7 +174,7 @@ def test_the_outlook_knows_what_an_earlier_run_took(helper, tmp_path):
     layout.store(folder / layout.RUN, facts)
     (folder / layout.TOML).write_text("[compile]\ncompile = true\n", encoding="utf-8")
     registry.add(folder)
-    assert compile_summary.outlook(config) == f"2 graphs, about 72 s once, kept for next time (as in {folder.name})."
+    assert str(compile_summary.outlook(config)) == f"2 graphs, about 72 s once, kept for next time (as in {folder.name})."
     assert helper.compile_log(ApiRequest({})) == {"text": ""}  # nothing runs
     with Record.start({}, "flux_train_network", tmp_path / "out", "fox", "FLUX.1 LoRA") as run:
         run.event("compile", block="DoubleStreamBlock", forward=True, seconds=1.5, total=1.5, reason="", failed="")

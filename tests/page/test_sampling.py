@@ -121,7 +121,7 @@ def test_a_runs_samples_and_files_are_there(tab, tmp_path):
     assert [name for name, _ in known["models"]] == [f"tab:{TAB.id}", "run:zorb-1"]
     assert [[key, str(title)] for key, title in known["sheets"]] == [["run:zorb-1", "Run zorb-1"]]
     sheet = tab.sheet(ApiRequest({"name": "run:zorb-1"}))
-    assert sheet["columns"] == ["Step 10", "Step 20"] and sheet["rows"] == ["a cat", "a dog"]
+    assert [*map(str, sheet["columns"])] == ["Step 10", "Step 20"] and sheet["rows"] == ["a cat", "a dog"]
     assert sheet["cells"][1][0] == {"small": "own/picture?run=zorb-1&sample=1&small=1",
                                     "large": "own/picture?run=zorb-1&sample=1"}  # fmt: skip
     found = tab.of_run(ApiRequest({"run": "zorb-1"}))
