@@ -55,7 +55,7 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
     if isinstance(data, Mapping) and is_dataset(data):
         builder.texts["dataset_config"], notes = dataset(data)
         builder.notes += notes
-        builder.change("dataset_config", "the dataset format of musubi-tuner; converted to a file beside the config")
+        builder.change("dataset_config", "the dataset format of musubi-tuner; converted to a file that the import writes")
     for key, version in TABLES["old_versions"].items():  # the older switches for one of Qwen-Image-Edit
         if builder.family == "qwen_image" and is_on(builder.get(key)):
             builder.change(key, f"model_version = {version}", {"model_version": version})

@@ -38,7 +38,7 @@ PART_OPTIONS = {
     "zimage": ("text_encoder", "vae"),
     "anima": ("qwen3", "vae"),
 }
-PREPARED = "it is said in the dataset file that is written beside the config"
+PREPARED = "it is said in the dataset file that the import writes"
 # Parts of a path that do not identify the model: sub-folders and files of diffusers and of the Hugging Face cache.
 NO_NAME = re.compile(r"transformer|snapshots|[0-9a-f]{40}|(diffusion_pytorch_)?model(-\d+-of-\d+)?\.safetensors|")
 
