@@ -176,7 +176,8 @@ def save(form: SettingsForm, given: Submission, sent: ApiRequest, roots: Sequenc
     roots that the file did not name before.
     """
     named = sent.text("file").strip()
-    path = paths.file(named, roots, READ, OPTION) if named else kept_file.free(place_of(form.lenient_config(given), roots))
+    new = form.lenient_config(given)
+    path = paths.file(named, roots, READ, OPTION) if named else kept_file.free(place_of(new, roots))
     before: list[DatasetTable] = []
     if named:
         kept_file.check_size(path, OPTION)

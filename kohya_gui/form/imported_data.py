@@ -41,14 +41,13 @@ def write_new(text: str, config: RunConfig, roots: Sequence[Path]) -> Path:
     No file is overwritten; one that holds the same already is used again.
     """
     try:
-        path = _written(text, datasets.place_of(config, roots))
+        return _written(text, datasets.place_of(config, roots))
     except ConfigError:  # such as a folder of another computer
-        path = _written(text, datasets.place_of(config, roots, is_at_home=True))
-    return path
+        return _written(text, datasets.place_of(config, roots, is_at_home=True))
 
 
 def _written(text: str, wanted: Path) -> Path:
-    path = next((one for one in kept_file.numbered(wanted) if not one.exists() or _holds(one, text)))
+    path = next(one for one in kept_file.numbered(wanted) if not one.exists() or _holds(one, text))
     with clear_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():

@@ -41,7 +41,8 @@ def loaded(form: SettingsForm, path: Path, given: Submission, roots: Sequence[Pa
     places = form.places(config.family)
     shown = messages.loaded(said, found, places, lambda one: fix(form, made, one), _notes(made, found))
     base = {key: value for key, value in presets.base(path, roots).items() if key not in keys.ENVIRONMENT}
-    named = [*flat(source, []), *made.texts]  # of other programs several tables may have a key, as each tensor of a LoRA has a shape
+    # Of other programs several tables may have a key, as each tensor of a LoRA has a shape.
+    named = [*flat(source, []), *made.texts]
     filled = json.loads(form.fill(config, start_preset.loaded(path.name), named))
     more = {"base": base, "launch": form.shown_launch(importers.launch(base)), "prompts": _prompts(made)}
     return {"message": shown, "fill": json.dumps({**filled, **more})}

@@ -55,7 +55,8 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
     if isinstance(data, Mapping) and is_dataset(data):
         builder.texts["dataset_config"], notes = dataset(data)
         builder.notes += notes
-        builder.change("dataset_config", "the dataset format of musubi-tuner; converted to a file that the import writes")
+        said = "the dataset format of musubi-tuner; converted to a file that the import writes"
+        builder.change("dataset_config", said)
     for key, version in TABLES["old_versions"].items():  # the older switches for one of Qwen-Image-Edit
         if builder.family == "qwen_image" and is_on(builder.get(key)):
             builder.change(key, f"model_version = {version}", {"model_version": version})

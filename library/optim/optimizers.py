@@ -280,7 +280,7 @@ def tried(cls: OptimizerSpec) -> str:
 
 
 def _signature_problems(cls: OptimizerSpec, own: dict[str, Any], title: str) -> Iterator[Problem]:
-    if why := code_names.why_not_class(cls.module, cls.name):
+    if why := code_names.why_not_class(cls.module, cls.name, "optimizer_type"):
         yield Problem("optimizer_type", "{title}: {why}; AdamW is an optimizer", title=title, why=why)
     elif code_names.may_look(cls.module):  # importing any other one runs it, which a check must not
         yield from _load_problems(cls, own, title)

@@ -163,10 +163,8 @@ def test_the_data_sets_and_prompts_of_a_config_arrive_on_the_page(visit, served,
         assert [*file.parent.glob("*-dataset*")] == [file] and file.read_bytes() == before
     visitor.click("Sample images")
     for prompt in prompts:
-        visitor.page.wait_for_function(
-            "prompt => [...document.querySelectorAll('.prompts [data-prompt=prompt]')].some(one => one.value === prompt)",
-            arg=prompt,
-        )
+        rows_of = "[...document.querySelectorAll('.prompts [data-prompt=prompt]')]"
+        visitor.page.wait_for_function(f"wanted => {rows_of}.some(({{ value }}) => value === wanted)", arg=prompt)
     if prompts:
         visitor.page.wait_for_function(f"() => document.querySelector('#{tab}-sample_prompts').value")
 

@@ -73,7 +73,8 @@ def test_a_file_that_says_what_it_is_for_is_taken_for_nothing_else(tmp_path):
         presets.fitting(tmp_path / "a.toml", CONFIGS["lora"], "flux", [])
     assert presets.fitting(tmp_path / "a.toml", CONFIGS["finetune"], "flux", []).config == whole
     (tmp_path / "sdxl_train_network-cat.toml").write_text("seed = 1")
-    assert presets.fitting(tmp_path / "sdxl_train_network-cat.toml", CONFIGS["lora"], "flux", []).config.family == "sdxl"
+    named = presets.fitting(tmp_path / "sdxl_train_network-cat.toml", CONFIGS["lora"], "flux", [])
+    assert named.config.family == "sdxl"
 
 
 def test_a_file_with_mistakes_is_loaded_and_all_of_them_are_named(tmp_path):
