@@ -76,7 +76,7 @@ def applied(preset: presets.Preset, config: type, now: JsonMapping, notes: list[
         return _as_the_gpu_can(made, gpu.capability or FP8, notes)
     if not made.compile.compile:
         return made
-    notes.append("Compiling, bf16 and fp8 are off, unlike in the preset: a processor takes minutes for them.")
+    notes.append("No GPU found, so compiling, bf16 and fp8 are switched off.")
     known = options(config)
     kept = {name: value for name, value in flat(changed(made)).items()
             if not presets.is_of_compiling(known[name]) and name not in PRODUCTS + EMULATED}  # fmt: skip
