@@ -130,7 +130,8 @@ def start(kind: str, preset: presets.Preset, config: type, folder: str, why: str
     elif ALONE in text:  # a note, as a phone has no room for the sentence
         text = text.replace(f", {ALONE}", "")
         notes.append("It needs all of the GPU's memory: close other programs that use it, such as games and video.")
-    return {"id": preset.id, "title": preset.title, "text": text, "why": why, "notes": notes, "values": given}
+    return {"id": preset.id, "title": preset.title, "text": text, "why": why,
+            "notes": [note if isinstance(note, Text) else Text(note) for note in notes], "values": given}  # fmt: skip
 
 
 def starts(kind: str, configs: Mapping[str, type], folder: str = "") -> dict[str, JsonObject]:

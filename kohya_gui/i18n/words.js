@@ -1,8 +1,10 @@
 // The page in the reader's language: English is what the page is made in, and a catalogue from the server is put over it.
 import { ask } from "../server/http.js";
+import { labelled, labelOf } from "./labels.js";
 import { remember, sentenceOf } from "./sentences.js";
 
 /** @typedef {import("./sentences.js").Sentence} Sentence */
+/** @typedef {import("./labels.js").Near} Near */
 /** @typedef {{ from: string, shown: string }} Original what a node said in English, and what it was made to say */
 
 /** @type {Record<string, string>} */
@@ -11,6 +13,7 @@ const LANGUAGES = { en: "English", zh: "中文", ja: "日本語" };
 const SKIPPED = "code, pre, style, script, textarea, datalist, .differences td, .who b, .about > b, .name, .preview small, .picker li > span, span.own";
 const ATTRIBUTES = ["placeholder", "aria-label", "title"];
 const TEXTS = "data-texts"; // how the sentences in an element were made
+const FLAG = "--"; // the place of an option of a command line
 
 /** @param {string} [value] without it what was kept is read */
 const store = (value) => {
@@ -37,7 +40,7 @@ const written = new Map();
  * @returns {string}
  */
 export function translated(text) {
-  const shown = translation(text);
+  const shown = translation(text, { element: null, used: [] });
   if (shown === text) return shown;
   written.delete(shown);
   written.set(shown, text);
@@ -47,11 +50,12 @@ export function translated(text) {
 
 /**
  * @param {string} text
+ * @param {Near} near
  * @returns {string}
  */
-function translation(text) {
+function translation(text, near) {
   const sentence = sentenceOf(text);
-  return sentence ? filled(sentence) : line(text) ?? text;
+  return sentence ? filled(sentence, near) : line(text) ?? text;
 }
 
 /**
@@ -71,21 +75,34 @@ function line(template) {
 const signs = (template) => (language === "en" ? template : template.replaceAll(", ", "、").replaceAll("; ", "；"));
 
 /**
- * A sentence with all that is put into it, and the option's name that a problem begins with.
+ * A sentence with all that is put into it, and the option that a problem begins with. Options are called as their fields.
  * @param {Sentence} sentence
+ * @param {Near} near
  * @returns {string}
  */
-function filled({ text, template, arguments: given, option = "", place = "" }) {
-  const isSigns = !/\p{L}/u.test(template.replace(/\{\w+\}/g, ""));
-  const bare = template.replace(/^:\s*/, "");
+function filled({ text, template, arguments: given, option = "", place = "", isOption = false }, near) {
+  if (isOption) return labelOf(text, near, (words) => translation(words, near));
+  const isSigns = !/\p{L}/u.test(template.replace(/\{\w+\}/g, "")), before = near.used.length;
+  const bare = template.replace(/^:\s*/, ""), label = (/** @type {string} */ words) => translation(words, near);
   const other = line(bare) ?? line(bare.charAt(0).toUpperCase() + bare.slice(1)) ?? (isSigns ? signs(template) : null);
-  if (other === null) return text;
-  const said = other.replace(/\{(\w+)\}/g, (as, name) => {
+  const said = labelled(other ?? template, near, label).replace(/\{(\w+)\}/g, (as, name) => {
     const value = given[name] ?? as;
-    return typeof value === "string" ? translation(value) : filled(value);
+    return typeof value === "string" ? label(value) : filled(value, near);
   });
-  if (!option) return said;
-  return `${place}${translation(option)}${/^[=（]/.test(said) ? " " : "："}${said}`;
+  const name = option && (place === FLAG ? option : labelOf(option, near, label, place !== ""));
+  if (other === null || language === "en") return near.used.length > before ? inEnglishForm({ text, template, place }, name, said) : text;
+  return option ? `${place}${name}${/^[=（]/.test(said) ? " " : "："}${said}` : said;
+}
+
+/**
+ * A sentence as problems.py makes it.
+ * @param {Pick<Sentence, "text" | "template" | "place">} sentence
+ * @param {string} name of the option that it begins with
+ * @param {string} said
+ */
+function inEnglishForm({ text, template, place }, name, said) {
+  const whole = name ? `${place}${name}${template.startsWith(":") ? "" : " "}${said}` : said;
+  return /^\p{Lu}/u.test(text) ? whole.charAt(0).toUpperCase() + whole.slice(1) : whole;
 }
 
 /**
@@ -110,8 +127,10 @@ function put(node, key, now, write) {
   if (!bare) return;
   const from = known[key] && known[key].shown === now ? known[key].from : now.replace(bare, () => written.get(bare) ?? bare);
   const core = from.trim();
-  const other = translation(core.replace(/\s+/g, " "));
-  const behind = key === "data" && other !== core && node.previousSibling?.nodeName === "CODE" && !/^[：（=]/.test(other);
+  const element = node instanceof Element ? node : node.parentElement, near = { element, used: /** @type {string[]} */ ([]) };
+  const other = translation(core.replace(/\s+/g, " "), near);
+  if (key === "data" && element instanceof HTMLElement && near.used.length && !element.title) element.title = [...new Set(near.used)].join(", ");
+  const behind = key === "data" && language !== "en" && other !== core && node.previousSibling?.nodeName === "CODE" && !/^[：（=]/.test(other);
   const shown = behind ? `：${other}` : from.replace(core, () => other);
   originals.set(node, { ...known, [key]: { from, shown } });
   if (shown !== now) write(shown);
@@ -122,7 +141,7 @@ function translate(root) {
   if (root instanceof Text) return void translateText(root);
   if (!(root instanceof Element) || root.closest("script, style")) return;
   for (const element of [root, ...root.querySelectorAll(`[${TEXTS}]`)]) remember(JSON.parse(element.getAttribute(TEXTS) ?? "[]"));
-  for (const element of [root, ...root.querySelectorAll("[placeholder], [aria-label], [title]")]) translateAttributes(element);
+  if (!isPlain()) for (const element of [root, ...root.querySelectorAll("[placeholder], [aria-label], [title]")]) translateAttributes(element);
   const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) translateText(/** @type {Text} */ (walker.currentNode));
 }
@@ -130,6 +149,7 @@ function translate(root) {
 /** @param {Text} node */
 function translateText(node) {
   const box = node.parentElement;
+  if (isPlain() && !sentenceOf(node.data)) return;
   // A choice that is a value stays as it is.
   if (box instanceof HTMLOptionElement && (box.value.endsWith(node.data.trim()) || !box.hasAttribute("value"))) return;
   if (box && !box.closest(SKIPPED)) put(node, "data", node.data, (to) => (node.data = to));
@@ -143,15 +163,17 @@ function translateAttributes(element) {
 
 const observer = new MutationObserver((changes) => {
   addSwitch();
-  if (language === "en" && !started) return;
   for (const { type, target, attributeName, addedNodes } of changes) {
     if (type === "characterData") translateText(/** @type {Text} */ (target));
     else if (attributeName === TEXTS) translate(target); // its text node may have been changed before
-    else if (type === "attributes") translateAttributes(/** @type {Element} */ (target));
-    else addedNodes.forEach(translate);
+    else if (type === "attributes" && !isPlain()) translateAttributes(/** @type {Element} */ (target));
+    else if (type === "childList") addedNodes.forEach(translate);
   }
 });
 let started = false;
+
+/** Whether the page is in English and always was: only names of options in its sentences are replaced then. */
+const isPlain = () => language === "en" && !started;
 
 /** @param {string} name */
 async function use(name) {

@@ -88,9 +88,7 @@ def folder(text: Any, allowed: Sequence[Path], what: str = "folder") -> Path:
     return path
 
 
-def file(
-    text: Any, allowed: Sequence[Path], endings: Iterable[str], what: str = "file", is_new: bool = False
-) -> Path:
+def file(text: Any, allowed: Sequence[Path], endings: Iterable[str], what: str = "file", is_new: bool = False) -> Path:
     """Like `inside`, for a file with one of `endings` (lower case, such as ".safetensors"), there or still to be."""
     path, endings = inside(text, allowed, what, is_new), tuple(endings)
     if path.suffix.lower() not in endings:

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from library.config.formats import toml_value
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.problems import Problem, Text
+from library.config.problems import Problem, Text, option_values
 from library.config.sections.learning import OptimizerName
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, to_number
 from library.importers.result import KeyOutcome
@@ -183,9 +183,9 @@ def to_download(builder: ImportBuilder, key: str, path: str) -> None:
     builder.problems.append(Problem("base_weights", template, path=path))
 
 
-def said_of(values: JsonMapping) -> str:
+def said_of(values: JsonMapping) -> Text:
     """Options and their values, as one would write them: "a = 1, b = true"."""
-    return ", ".join(f"{name} = {_shown(value)}" for name, value in values.items())
+    return option_values({name: _shown(value) for name, value in values.items()})
 
 
 def _shown(value: JsonValue) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from library.config.environment import first_process, lacks_memory
-from library.config.problems import ConfigError, Text, either
+from library.config.problems import ConfigError, Text, either, option_name
 from library.config.run_config import RunConfig
 from library.data.folders import some
 from library.data.not_finite import NotFiniteError
@@ -142,7 +142,7 @@ def _smaller(config: RunConfig, doing: str) -> Iterator[str]:
     """Settings that need less memory in this phase, as texts."""
     if doing.startswith("caching latents"):
         if config.cache.vae_batch_size > 1:
-            yield Text("lower {name}", name="vae_batch_size")
+            yield Text("lower {name}", name=option_name("vae_batch_size"))
         yield Text("lower resolution")
         return
     if doing.startswith("caching captions"):
