@@ -87,7 +87,8 @@ function filled({ text, template, arguments: given, option = "", place = "", isO
   const other = line(bare) ?? line(bare.charAt(0).toUpperCase() + bare.slice(1)) ?? (isSigns ? signs(template) : null);
   const said = labelled(other ?? template, near, label).replace(/\{(\w+)\}/g, (as, name) => {
     const value = given[name] ?? as;
-    return typeof value === "string" ? label(value) : filled(value, near);
+    if (typeof value !== "string") return filled(value, near);
+    return value.trim() === text.trim() ? value : label(value); // of a sentence that is its argument alone
   });
   const name = option && (place === FLAG ? option : labelOf(option, near, label, place !== ""));
   if (other === null || language === "en") return near.used.length > before ? inEnglishForm({ text, template, place }, name, said) : text;

@@ -274,7 +274,7 @@ def closest(name: str, known: Any) -> str:
 
 
 def did_you_mean(name: str, known: Any, shown: Callable[[str], str] = str) -> str:
-    """The ending " (did you mean ...?)" when something close is known, else nothing; `shown` makes the argument of it."""
+    """The ending " (did you mean ...?)" when something close is known, else nothing; `shown` makes its argument."""
     close = closest(name, known)
     return Text(" (did you mean {name}?)", name=shown(close)) if close else ""
 

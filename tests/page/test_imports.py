@@ -212,3 +212,29 @@ def test_where_the_page_may_not_write_the_data_sets_lie_below_the_first_root(vis
     load(visitor, path)
     held = visitor.held()["values"]["dataset_config"]
     assert held.startswith(str(served[1] / "kohya")) and held.endswith("-dataset.toml")
+
+
+@pytest.mark.browser
+def test_on_a_phone_and_by_keyboard_one_gets_from_an_import_to_a_start(visit, served, images):
+    folder = served[1] / "phone"
+    folder.mkdir()
+    path, visitor = simpletuner(folder, images), visit()
+    found = {**json.loads(path.read_text(encoding="utf-8")), "learning_rate": "abc"}
+    write(path, json.dumps({**found, "pretrained_model_name_or_path": "org/model"}))
+    page = visitor.page
+    page.set_viewport_size({"width": 390, "height": 844})
+    press = lambda locator: (locator.focus(), page.keyboard.press("Enter"))  # noqa: E731
+    press(page.locator(".begin .extra:visible"))
+    page.get_by_placeholder("Config file").locator("visible=true").fill(str(path))
+    press(page.locator(".begin .load:visible"))
+    visitor.until("Loaded s.json").until("has to be fixed first")
+    fix = page.locator(".message:visible .fix")
+    assert all(one.bounding_box()["height"] >= 36 for one in page.locator(".message:visible :is(.fix, .undo)").all())
+    bar = page.locator(".message:visible").bounding_box()
+    assert bar["x"] >= 0 and bar["x"] + bar["width"] <= 390 and bar["height"] < 844 / 2
+    press(fix)
+    page.wait_for_function("document.activeElement.id === 'lora-learning_rate'")
+    press(page.locator(".bar .train:visible"))
+    visitor.until("It goes on when this page is closed")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    visitor.state("finished")

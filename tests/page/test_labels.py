@@ -96,6 +96,7 @@ def test_what_is_no_name_of_an_option_stays(visit):
         Text("run `kohya train --network_dim 8` in a shell, or set network_dim"),
         Text("the tensor lora.network_dim and network_dim.safetensors"),
         Text("compile the blocks, and lower the resolution"),
+        Text("{name}", name=f"{own} of mine"),
         Problem("network_dim", "must be at least {least}", least=1, place="in cat.toml: "),
         Problem("network_dim", "must be at least {least}", least=1, place="--"),
     ]
@@ -105,6 +106,7 @@ def test_what_is_no_name_of_an_option_stays(visit):
         "run `kohya train --network_dim 8` in a shell, or set Rank",
         str(said[3]),
         str(said[4]),
+        str(said[5]),
         "in cat.toml: Rank (network_dim) must be at least 1",
         "--network_dim must be at least 1",
     ]
