@@ -149,6 +149,21 @@ function neededBy(where, { path, options = {}, proposed = {} }) {
 }
 
 /**
+ * The options that a model needs, and the defaults of those that the one before needed and that nobody has changed since.
+ * @param {Field[]} mine
+ * @param {form.Values} options
+ * @param {form.Values} before
+ */
+function valuesFor(mine, options, before) {
+  const values = { ...options };
+  for (const field of mine) {
+    const name = field.dataset.option ?? "";
+    if (name in before && !(name in options) && fieldValue(field) === before[name]) values[name] = field.dataset.default ?? "";
+  }
+  return values;
+}
+
+/**
  * The family of a checkpoint and the options that it needs are in its header: choose them, once each time that the
  * file is named. Those of the model before go back to their defaults.
  * @param {HTMLFormElement} where
@@ -165,13 +180,7 @@ function recognise(where, model) {
   if (isNamed) setTimeout(() => fillBeside(where, path)); // once the family is that of the model
   const held = form.held(where), key = `${where.id} ${family}`, before = needed[key] ?? {};
   needed[key] = options;
-  /** @type {form.Values} */
-  const values = { ...options };
-  const mine = inputs.fields(where).filter((field) => inputs.isFor(field, family));
-  for (const field of mine) {
-    const name = field.dataset.option ?? "";
-    if (name in before && !(name in options) && fieldValue(field) === before[name]) values[name] = field.dataset.default ?? "";
-  }
+  const mine = inputs.fields(where).filter((field) => inputs.isFor(field, family)), values = valuesFor(mine, options, before);
   const differs = mine.some((field) => String(fieldValue(field)) !== String(values[field.dataset.option ?? ""] ?? fieldValue(field)));
   if (family === held.family && !differs) return;
   form.remember(where);

@@ -263,7 +263,7 @@ def test_from_nothing_to_a_trained_lora(visit, demo, monkeypatch, tmp_path):
     assert 'set Caption extension = ".txt" to use them' in visitor.said() and reader.runs() == []
     visitor.click("Check")
     visitor.until("Nothing has to be fixed")
-    for words in ("12 images", "caption_extension is '.caption'", "no GPU was found", "one saved file takes about"):
+    for words in ("12 images", "Caption extension is '.caption'", "no GPU was found", "one saved file takes about"):
         assert words in visitor.said()
     visitor.page.locator(".findings .fix").first.click()
     assert visitor.page.locator("#lora-caption_extension").input_value() == ".txt"
