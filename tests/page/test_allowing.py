@@ -352,6 +352,20 @@ def test_what_may_not_be_allowed_has_no_button(visitor):
 
 
 @pytest.mark.browser
+def test_below_a_field_a_folder_that_is_not_there_has_no_button_and_one_that_is_there_has_one(visitor, place):
+    help_of = visitor.page.locator("#lora-train_data_dir-help")
+    visitor.fill(train_data_dir=place / "gone" / "images")
+    visitor.page.locator("#lora-train_data_dir").blur()
+    help_of.get_by_text("does not exist").wait_for()
+    assert visitor.page.locator(".allow").count() == 0
+    visitor.fill(train_data_dir=place / "file")
+    visitor.page.locator("#lora-train_data_dir").blur()
+    help_of.locator(".allow").click()
+    help_of.get_by_text("Allowed").or_(help_of.get_by_text("A folder of images")).first.wait_for()
+    assert allowed_folders.remembered() == (place / "file",)
+
+
+@pytest.mark.browser
 def test_save_and_probe_ask_and_then_go_on_by_themselves(visitor, place, monkeypatch):
     from kohya_gui.form import probe
 
