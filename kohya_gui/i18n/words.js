@@ -72,7 +72,7 @@ function line(template) {
  * A list without words of its own, with the signs between its parts that Chinese and Japanese have.
  * @param {string} template
  */
-const signs = (template) => (language === "en" ? template : template.replaceAll(", ", "、").replaceAll("; ", "；"));
+const signs = (template) => template.replaceAll(", ", "、").replaceAll("; ", "；");
 
 /**
  * A sentence with all that is put into it, and the option that a problem begins with. Options are called as their fields.
@@ -84,7 +84,7 @@ function filled({ text, template, arguments: given, option = "", place = "", isO
   if (isOption) return labelOf(text, near, (words) => translation(words, near));
   const isSigns = !/\p{L}/u.test(template.replace(/\{\w+\}/g, "")), before = near.used.length;
   const bare = template.replace(/^:\s*/, ""), label = (/** @type {string} */ words) => translation(words, near);
-  const other = line(bare) ?? line(bare.charAt(0).toUpperCase() + bare.slice(1)) ?? (isSigns ? signs(template) : null);
+  const other = line(bare) ?? line(bare.charAt(0).toUpperCase() + bare.slice(1)) ?? (isSigns && language !== "en" ? signs(bare) : null);
   const said = labelled(other ?? template, near, label).replace(/\{(\w+)\}/g, (as, name) => {
     const value = given[name] ?? as;
     if (typeof value !== "string") return filled(value, near);

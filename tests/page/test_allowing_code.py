@@ -101,8 +101,9 @@ def test_what_can_be_no_such_code_is_refused_and_not_asked_for(ready, mark, opti
 
 def test_the_words_are_the_readers_own(ready, mark):
     ready.page.locator("select.language").select_option("zh")
-    ready.put(optimizer_type=NAMES["optimizer_type"])
+    ready.put(optimizer_type=NAMES["optimizer_type"], network_module="page_code.classes")
     ready.page.get_by_role("button", name="检查", exact=True).locator("visible=true").click()
     ready.page.locator(".message:visible .allow", has_text="允许").wait_for()
+    assert "network_module：page_code.classes" in ready.said()  # one colon, and not two
     assert "page_code.classes.Own" in ready.said() and "Allow" not in ready.said() and not mark.exists()
     ready.page.locator("select.language").select_option("en")
