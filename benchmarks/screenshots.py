@@ -205,7 +205,7 @@ def main() -> int:
 
         from library.demo.files import prepare
 
-        demo = prepare(folder / "demo", ("flux", "sdxl"))
+        demo = prepare(folder / "demo", ("flux", "sdxl"), compiled=True)
         chromium = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, CHROMIUM)), None)
         with working(demo, folder), online(folder) as address, sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])

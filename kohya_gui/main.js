@@ -5,6 +5,7 @@ import { mountTraining } from "./form/tab.js";
 import "./form/adapter.js";
 import "./form/datasets.js";
 import "./form/gpus.js";
+import "./form/labels.js";
 import "./form/live.js";
 import "./form/print_command.js";
 import "./form/prompts.js";

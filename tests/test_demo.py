@@ -23,7 +23,7 @@ from library.runs import layout
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    return files.prepare(tmp_path_factory.mktemp("demo") / "out", FAMILIES)
+    return files.prepare(tmp_path_factory.mktemp("demo") / "out", FAMILIES, compiled=True)
 
 
 def config_of(demo, script):
@@ -265,6 +265,25 @@ def test_an_sdxl_lora_fits_diffusers(demo, tmp_path):
     matched, wrong = lora.check(tmp_path / "lora.safetensors", config_of(demo, "sdxl_train_network"))
     assert wrong == []
     assert matched == len(adapters) // 3
+
+
+@pytest.mark.parametrize(
+    ("devices", "flags", "compiled"),
+    [("", [], False), ("", ["--compile"], True), ("0", [], True), ("0", ["--no-compile"], False)],
+)
+def test_a_processor_trains_eagerly_unless_asked(tmp_path, monkeypatch, devices, flags, compiled):
+    """The TOML files, which the page loads as well, and the trainings of the demo."""
+    trained = []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
+    monkeypatch.setattr("library.demo.train", lambda toml, script, config, name, flags, steps: trained.append(flags[0]))
+    monkeypatch.setattr(summary, "read", lambda folder: None)
+    monkeypatch.setattr(summary, "text", lambda model, outcomes, config: " ".join(outcomes))
+    assert command(["--family", "sdxl", "--out", str(tmp_path / "demo"), *flags]) == 0
+    assert trained == ["--no-compile", "--compile"][: 1 + compiled]
+    for name in ("sdxl_train_network", "sdxl_train"):
+        found = build(config_class(name), read_toml(tmp_path / "demo" / f"{name}.toml"), notes=(notes := []))
+        assert found.compile.compile is compiled and notes == []
+        assert bool(found.compile.compile_blocks) is compiled
 
 
 def test_a_demo_without_a_family_trains_one_that_compiles_in_two_graphs(tmp_path, capsys):

@@ -272,7 +272,7 @@ def demo(tmp_path_factory: Any) -> Any:
     """Tiny models of all families and a TOML per script; one folder, whichever tests ask for it."""
     from library.demo import files
 
-    return files.prepare(tmp_path_factory.getbasetemp() / "shared-demo", families.FAMILIES)
+    return files.prepare(tmp_path_factory.getbasetemp() / "shared-demo", families.FAMILIES, compiled=True)
 
 
 SHORT = 64  # tokens; the captions of the tests have fewer
@@ -321,16 +321,16 @@ def _with_fewer_blocks(folder: Path, of_families: Iterable[str]) -> Any:
         return SimpleNamespace(write=functools.partial(module.write, sizes=sizes))
 
     with mock.patch.object(files, "random_module", smaller):
-        return files.prepare(folder, families.FAMILIES)
+        return files.prepare(folder, families.FAMILIES, compiled=True)
 
 
 def copied(demo: Any, folder: Path) -> Any:
     """The demo's models in a folder of their own, with new pictures."""
     from library.demo import files
 
-    files.prepare(folder, ())
+    files.prepare(folder, (), compiled=True)
     shutil.copytree(demo.folder / "models", folder / "models")
-    return files.prepare(folder, ())
+    return files.prepare(folder, (), compiled=True)
 
 
 @pytest.fixture(scope="session")

@@ -76,7 +76,7 @@ class MaskEditing:
         return {"undone": trash.undo(masks).title, **self.look(sent)}
 
     def _folder(self, collection: ImageCollection) -> Path:
-        return paths.inside(str(files.usual_folder(collection.root)), self.roots, "mask folder")
+        return paths.inside(str(files.usual_folder(collection.root)), self.roots, "mask folder", is_new=True)
 
     def _file(self, collection: ImageCollection, query: Mapping[str, str]) -> Path:
         """The mask of an image that is in the opened folder; a link in its place leads nowhere else."""

@@ -111,8 +111,9 @@ class FormApi:
         try:
             path = paths.inside(text, self.roots, MODEL)
         except ConfigError as error:
-            is_begun = is_typed and typed_paths.leads_to(text, self.roots)
-            return {}, None if is_begun else error.problems[0]
+            problem = error.problems[0]
+            is_begun = is_typed and typed_paths.may_become_right(text, problem, self.roots)
+            return {}, None if is_begun else problem
         try:
             if not path.suffix and not path.exists():
                 raise ConfigError(Problem(MODEL, ": {path} does not exist", path=path))

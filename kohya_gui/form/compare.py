@@ -46,7 +46,7 @@ def config_of(key: str, form: Callable[[], Any], roots: Sequence[Path]) -> tuple
         return found.title, build(config_class(script), read_toml(found.path), notes=[])
     path = paths.readable(key, roots, importers.SUFFIXES)
     runs = {script: config_class(script) for script in RUNS}
-    return path.name, importers.load(path, runs, may_read=presets.may_read).config
+    return path.name, importers.load(path, runs, may_read=presets.readable_below(roots)).config
 
 
 def _of_run(run_id: str) -> Any:

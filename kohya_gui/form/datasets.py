@@ -176,7 +176,8 @@ def save(form: SettingsForm, given: Submission, sent: ApiRequest, roots: Sequenc
     roots that the file did not name before.
     """
     named = sent.text("file").strip()
-    path = paths.file(named, roots, READ, OPTION) if named else _new(form.lenient_config(given), roots)
+    new = form.lenient_config(given)
+    path = paths.file(named, roots, READ, OPTION) if named else kept_file.free(place_of(new, roots))
     before: list[DatasetTable] = []
     if named:
         kept_file.check_size(path, OPTION)
@@ -231,9 +232,9 @@ def _place(sent: JsonObject) -> int | None:
     return at
 
 
-def _new(config: RunConfig, roots: Sequence[Path]) -> Path:
-    """A dataset file that is not there yet: beside the result of the training, or in a folder of the user's home."""
+def place_of(config: RunConfig, roots: Sequence[Path], is_at_home: bool = False) -> Path:
+    """Where the dataset file of a training is kept: beside its result, or in a folder of the user's home."""
     home = next((root for root in roots if root.is_dir()), roots[0])
-    folder = config.save.output_dir or str(home / "kohya")
+    folder = "" if is_at_home else config.save.output_dir
     name = f"{config.save.output_name or 'images'}-dataset.toml"
-    return kept_file.free(paths.file(os.path.join(folder, name), roots, READ, "output_dir"))
+    return paths.file(os.path.join(folder or str(home / "kohya"), name), roots, READ, "output_dir")

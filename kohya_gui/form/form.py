@@ -168,9 +168,11 @@ class SettingsForm:
             f"<span>{escape(self.families[family])}</span></label>"
             for family in self.configs
         )
+        said = [note for start in starts.values() for note in start.get("notes", ())]
         return (
             f'<form id="{self.tab}-form" class="settings" novalidate autocomplete="off"'
-            f' data-starts="{escape(json.dumps(dict(starts)))}" data-scripts="{escape(json.dumps(scripts))}">'
+            f' data-starts="{escape(json.dumps(dict(starts)))}" data-scripts="{escape(json.dumps(scripts))}"'
+            f"{data(*said)}>"
             f'<div class="choose"><fieldset class="family"><legend>Model family</legend>{radios}</fieldset>'
             f"{self._search()}"
             '<label class="all"><input type="checkbox" name="advanced"><span>Show rarely used settings</span></label>'
@@ -255,7 +257,7 @@ class SettingsForm:
         text = (
             Text("Not usable yet: {pending}.", pending=field.pending)
             if field.pending
-            else sentence(option.help, option.choices)
+            else Text(sentence(option.help, option.choices))
         )
         about = f'<small id="{element}-help"{data(text)}>{escape(str(text))}</small>'
         if option.type is bool:

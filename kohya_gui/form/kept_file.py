@@ -1,6 +1,8 @@
 """Files that the form writes while the user types, without overwriting what another program has written meanwhile."""
 
 import hashlib
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 from kohya_gui.server import paths
@@ -27,8 +29,11 @@ def check_size(path: Path, option: str) -> None:
 
 def free(path: Path) -> Path:
     """This path, or the first with a number behind its name that is not there."""
-    number, found = 1, path
-    while found.exists():
-        number += 1
-        found = path.with_stem(f"{path.stem}-{number}")
-    return found
+    return next(one for one in numbered(path) if not one.exists())
+
+
+def numbered(path: Path) -> Iterator[Path]:
+    """This path, and then with the numbers from 2 on behind its name."""
+    yield path
+    for number in count(2):
+        yield path.with_stem(f"{path.stem}-{number}")

@@ -149,6 +149,21 @@ function neededBy(where, { path, options = {}, proposed = {} }) {
 }
 
 /**
+ * The options that a model needs, and the defaults of those that the one before needed and that nobody has changed since.
+ * @param {Field[]} mine
+ * @param {form.Values} options
+ * @param {form.Values} before
+ */
+function valuesFor(mine, options, before) {
+  const values = { ...options };
+  for (const field of mine) {
+    const name = field.dataset.option ?? "";
+    if (name in before && !(name in options) && fieldValue(field) === before[name]) values[name] = field.dataset.default ?? "";
+  }
+  return values;
+}
+
+/**
  * The family of a checkpoint and the options that it needs are in its header: choose them, once each time that the
  * file is named. Those of the model before go back to their defaults.
  * @param {HTMLFormElement} where
@@ -164,37 +179,15 @@ function recognise(where, model) {
   if (isNamed) setTimeout(() => fillBeside(where, path)); // once the family is that of the model
   const held = form.held(where), key = `${where.id} ${family}`, before = needed[key] ?? {};
   needed[key] = options;
-  const mine = inputs.fields(where).filter((field) => inputs.isFor(field, family));
-  const values = { ...options, ...defaultsOf(mine, before, options) };
-  if (family === held.family && !mine.some((field) => differs(field, values[field.dataset.option ?? ""]))) return;
+  const mine = inputs.fields(where).filter((field) => inputs.isFor(field, family)), values = valuesFor(mine, options, before);
+  const differs = mine.some((field) => String(fieldValue(field)) !== String(values[field.dataset.option ?? ""] ?? fieldValue(field)));
+  if (family === held.family && !differs) return;
   form.remember(where);
   if (family !== held.family) form.chooseFamily(where, family);
   values[MODEL] = held.values[MODEL];
   for (const field of mine) if ((field.dataset.option ?? "") in values) setValue(field, values[field.dataset.option ?? ""]);
   form.settle(where);
 }
-
-/**
- * The defaults of the options that the model before needed and this one does not, where they were left as that needed.
- * @param {import("./inputs.js").Field[]} mine
- * @param {form.Values} before
- * @param {form.Values} options
- */
-function defaultsOf(mine, before, options) {
-  /** @type {form.Values} */
-  const values = {};
-  for (const field of mine) {
-    const name = field.dataset.option ?? "";
-    if (name in before && !(name in options) && fieldValue(field) === before[name]) values[name] = field.dataset.default ?? "";
-  }
-  return values;
-}
-
-/**
- * @param {HTMLInputElement | HTMLSelectElement | HTMLTextAreaElement} field
- * @param {string | boolean | undefined} value what it should hold; undefined: anything
- */
-const differs = (field, value) => value !== undefined && String(fieldValue(field)) !== String(value);
 
 /**
  * Fill in the text encoders and VAE that lie beside a model which somebody has just named, where their fields are empty.

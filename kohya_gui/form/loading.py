@@ -2,16 +2,16 @@
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from kohya_gui.form import messages, presets, start_preset
-from kohya_gui.form.form import SettingsForm
+from kohya_gui.form import imported_data, messages, presets, start_preset
+from kohya_gui.form.form import SettingsForm, Submission
 from library import importers
 from library.config.building import working_fix
 from library.config.json_types import JsonObject
-from library.config.problems import MessageLike, Problem, Text, ngettext
+from library.config.problems import ConfigError, MessageLike, Problem, Text, ngettext
 from library.config.schema import changed, flat, options
 from library.importers import Imported
 from library.outputs import prompt_rows
@@ -20,13 +20,17 @@ from library.runs import keys
 PROMPTS = "sample_prompts"
 
 
-def loaded(form: SettingsForm, path: Path, family: str) -> JsonObject:
+def loaded(form: SettingsForm, path: Path, given: Submission, roots: Sequence[Path]) -> JsonObject:
     """A config file -> what to fill into the form, and a message with all that is wrong in the file.
 
-    Its mistakes are no reason to refuse it: each button that mends one changes what was loaded. Raises ConfigError for
-    what cannot be read, and for another kind of training than the form is for.
+    Its mistakes are no reason to refuse it: each button that mends one changes what was loaded. Data sets of another
+    trainer are written as a dataset file. Raises ConfigError for what cannot be read, and for another kind of training
+    than the form is for.
     """
-    made = presets.fitting(path, form.configs, family)
+    source = importers.parse(path)
+    if data := imported_data.only_data(source, path):
+        return _data_alone(form, data, given, path.name, roots)
+    made = _with_data(presets.fitting(path, form.configs, given.family, roots), roots)
     config, found = made.config, problems(made)
     said = Text(
         "Loaded {name} for {family} ({changes}).",
@@ -35,10 +39,10 @@ def loaded(form: SettingsForm, path: Path, family: str) -> JsonObject:
         changes=differing(len(flat(changed(config)))),
     )
     places = form.places(config.family)
-    shown = messages.loaded(said, found, places, lambda one: fix(form, made, one), _notes(made, found, path.name))
-    source = importers.parse(path)
-    base = {key: value for key, value in presets.base(path).items() if key not in keys.ENVIRONMENT}
-    named = flat(source, [])  # of other programs several tables may have a key, as each tensor of a LoRA has a shape
+    shown = messages.loaded(said, found, places, lambda one: fix(form, made, one), _notes(made, found))
+    base = {key: value for key, value in presets.base(path, roots).items() if key not in keys.ENVIRONMENT}
+    # Of other programs several tables may have a key, as each tensor of a LoRA has a shape.
+    named = [*flat(source, []), *made.texts]
     filled = json.loads(form.fill(config, start_preset.loaded(path.name), named))
     more = {"base": base, "launch": form.shown_launch(importers.launch(base)), "prompts": _prompts(made)}
     return {"message": shown, "fill": json.dumps({**filled, **more})}
@@ -66,17 +70,35 @@ def _unread(made: Imported) -> list[importers.KeyOutcome]:
     return [one for one in made.of("ignored") if one.key in known and known[one.key].kind != "secret"]
 
 
-def _notes(made: Imported, found: list[Problem], name: str) -> list[MessageLike]:
+def _with_data(made: Imported, roots: Sequence[Path]) -> Imported:
+    """The same with the dataset file that its config names, which is written now."""
+    text = made.texts.get(imported_data.OPTION)
+    if not text:
+        return made
+    try:
+        return made.with_files({imported_data.OPTION: str(imported_data.write_new(text, made.config, roots))})
+    except ConfigError as error:
+        return replace(made, problems=(*made.problems, *error.problems))
+
+
+def _data_alone(
+    form: SettingsForm, data: imported_data.ConvertedData, given: Submission, name: str, roots: Sequence[Path]
+) -> JsonObject:
+    """Data sets without a training: they become those of the form, which keeps everything else."""
+    path = imported_data.write_new(data.text, form.lenient_config(given), roots)
+    values = {**dict.fromkeys(imported_data.REPLACED, ""), imported_data.OPTION: str(path)}
+    said = Text("The data sets of {name} are in {path} now.", name=name, path=path)
+    filled = {"family": given.family, "values": form.shown(given.family, values)}
+    return {"message": messages.good(said, data.notes, undo=True), "fill": json.dumps(filled)}
+
+
+def _notes(made: Imported, found: list[Problem]) -> list[MessageLike]:
     """What became of the other keys."""
     said = {problem.option for problem in found}
     rest = tuple(one for one in made.outcomes if one.kind not in ("unknown", "ignored") or one.key not in said)
     notes = presets.report(replace(made, outcomes=rest, problems=()))
-    if others := [option for option in made.texts if option != PROMPTS]:
-        template = (
-            '{options}: converted, but loading writes no file. Run `kohya import "{name}" -o run.toml` in the '
-            "folder of {name}, then load run.toml."
-        )
-        notes.append(Text(template, options=", ".join(others), name=name))
+    if imported_data.OPTION in made.texts and (file := made.config.data.dataset_config):
+        notes.insert(0, Text("The data sets are in {path}.", path=file))
     return notes
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from kohya_gui.i18n.sentences import data
 from kohya_gui.server import allowed_folders
 from library.config.json_types import JsonMapping
-from library.config.problems import FLAG, MessageLike, Problem, Text, counted, ngettext, read
+from library.config.problems import FLAG, MessageLike, Problem, Text, counted, ngettext, option_values, read
 from library.importers.result import TO_FIX
 
 Places = Mapping[str, tuple[str, str]]  # option -> its label, its element's id
@@ -117,7 +117,7 @@ def _sentence(note: MessageLike) -> MessageLike:
     """A note as it stands by itself: with a capital letter, unless it begins with the name of an option or a file."""
     if isinstance(note, Problem) and not note.option and not note.template.startswith("{"):
         return note.capitalized()
-    return note
+    return note if isinstance(note, Text) else Text(note)
 
 
 PROBE = ('<p class="offer"><button type="button" class="probe">Probe</button> <span>Runs some real steps at the '
@@ -134,10 +134,10 @@ def button(values: Mapping[str, bool | str], code: str = "") -> str:
     if code == INEFFECTIVE:
         names = html.escape(" ".join(values))
         return f' <button type="button" class="fix" data-leave="{names}"><span>Leave it out</span></button>'
-    said = ", ".join(f"{name} = {as_word(value)}" for name, value in values.items())
+    said = option_values({name: as_word(value) for name, value in values.items()})
     given = html.escape(json.dumps(dict(values)))
-    shown = f"<span>Fix</span> <code>{html.escape(said)}</code>"
-    return f' <button type="button" class="fix" data-fix="{given}">{shown}</button>'
+    shown = f'<span>Fix</span> <span class="values">{html.escape(str(said))}</span>'
+    return f' <button type="button" class="fix" data-fix="{given}"{data(said)}>{shown}</button>'
 
 
 def _allow(problem: Problem) -> str:

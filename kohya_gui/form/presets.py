@@ -4,7 +4,7 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -177,13 +177,13 @@ def chosen_profile(config: RunConfig) -> str:
     return ""
 
 
-def fitting(path: Path, configs: Mapping[str, type], family: str) -> importers.Imported:
+def fitting(path: Path, configs: Mapping[str, type], family: str, roots: Sequence[Path]) -> importers.Imported:
     """A config file -> what `kohya import` makes of it, of one of these families.
 
     A file that does not say what it is for is taken for the family on screen, `family`, as long as none fits better.
     Raises ConfigError for what cannot be read, and for another kind of training.
     """
-    made = imported(path, configs, family)
+    made = imported(path, configs, family, roots)
     if type(made.config) not in configs.values():
         raise ConfigError("config file: {name} is for {title} ({trainer})", name=path.name, title=made.config.title,
             trainer=made.trainer)  # fmt: skip
@@ -197,32 +197,37 @@ def report(made: importers.Imported) -> list[MessageLike]:
     return [*([] if made.program == importers.FLAT else [kept]), *made.lines()]
 
 
-def imported(path: Path, configs: Mapping[str, type], family: str) -> importers.Imported:
+def imported(path: Path, configs: Mapping[str, type], family: str, roots: Sequence[Path]) -> importers.Imported:
     """What `kohya import` makes of a config file. Where it fits several trainings it is one of `configs`, of the family
-    on screen first. Raises ConfigError with names of files without their folders, which an upload does not have."""
+    on screen first. Of the files that it names only those below `roots` are read. Raises ConfigError with names of
+    files without their folders, which an upload does not have."""
     preferred = [configs[name].script for name in sorted(configs, key=lambda name: name != family)]
     try:
         runs = {script: config_class(script) for script in RUNS}
-        return importers.load(path, runs, preferred=preferred, may_read=may_read)
+        return importers.load(path, runs, preferred=preferred, may_read=readable_below(roots))
     except ConfigError as error:
         shorter = (one.replaced(path=path.name) if "path" in one.arguments else one for one in error.problems)
         raise ConfigError(*shorter) from None
 
 
-def may_read(path: Path) -> bool:
-    """Whether a file that a config names lies where the page may look, as one that is typed into it has to."""
-    try:
-        return bool(paths.inside(str(path), paths.roots()))
-    except ConfigError:
-        return False
+def readable_below(roots: Sequence[Path]) -> Callable[[Path], bool]:
+    """A test for the files that a config names: whether one lies where the page may look."""
+
+    def may_read(path: Path) -> bool:
+        try:
+            return bool(paths.inside(str(path), roots))
+        except ConfigError:
+            return False
+
+    return may_read
 
 
-def base(path: Path) -> JsonObject:
+def base(path: Path, roots: Sequence[Path]) -> JsonObject:
     """The fields of a JSON of kohya_ss, which an export keeps where they have no meaning here; of other files none."""
     found = importers.parse(path)
     if path.suffix.lower() != ".json" or not importers.of_others(found):
         return {}
-    made = importers.load(path, {script: config_class(script) for script in RUNS}, may_read=may_read)
+    made = importers.load(path, {script: config_class(script) for script in RUNS}, may_read=readable_below(roots))
     return found if made.trainer.startswith("kohya_ss") else {}
 
 

@@ -76,7 +76,7 @@ def applied(preset: presets.Preset, config: type, now: JsonMapping, notes: list[
         return _as_the_gpu_can(made, gpu.capability or FP8, notes)
     if not made.compile.compile:
         return made
-    notes.append("Compiling, bf16 and fp8 are off, unlike in the preset: a processor takes minutes for them.")
+    notes.append("No GPU found, so compiling, bf16 and fp8 are switched off.")
     known = options(config)
     kept = {name: value for name, value in flat(changed(made)).items()
             if not presets.is_of_compiling(known[name]) and name not in PRODUCTS + EMULATED}  # fmt: skip
@@ -130,7 +130,8 @@ def start(kind: str, preset: presets.Preset, config: type, folder: str, why: Mes
     elif ALONE in text:  # a note, as a phone has no room for the sentence
         text = text.replace(f", {ALONE}", "")
         notes.append("It needs all of the GPU's memory: close other programs that use it, such as games and video.")
-    return {"id": preset.id, "title": preset.title, "text": text, "why": why, "notes": notes, "values": given}
+    return {"id": preset.id, "title": preset.title, "text": text, "why": why,
+            "notes": [note if isinstance(note, Text) else Text(note) for note in notes], "values": given}  # fmt: skip
 
 
 def starts(kind: str, configs: Mapping[str, type], folder: str = "") -> dict[str, JsonObject]:

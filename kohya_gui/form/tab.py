@@ -311,18 +311,18 @@ class TrainingTab:
             return self._filled(path, sent) | {"path": "", "opened": ""}
 
     def _filled(self, path: Path, sent: str) -> Said:
-        family = self.form.parse_submission(sent).family
+        given = self.form.parse_submission(sent)
         try:
-            return loading.loaded(self.form, path, family)
+            return loading.loaded(self.form, path, given, self.roots)
         except ConfigError as error:
-            raise ConfigError(*error.problems, *self._other_tab(path, family)) from None
+            raise ConfigError(*error.problems, *self._other_tab(path, given.family)) from None
 
     def _other_tab(self, path: Path, family: str) -> Iterator[Problem]:
         """A hint when a file that does not fit here would fit in another tab."""
         for tab in TABS:
             if tab.kind != self.tab.kind:
                 try:
-                    presets.fitting(path, tab.configs, family)
+                    presets.fitting(path, tab.configs, family, self.roots)
                 except ConfigError:
                     continue
                 said = "This is a config for the {title} tab."

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kohya_gui.server import named_paths, paths
+from kohya_gui.server.allowed_folders import ABSENT
 from library.config.problems import ConfigError, Problem
 from library.config.values import Option
 
@@ -35,7 +36,8 @@ def _problem(option: Option, text: str, roots: Sequence[Path], is_typed: bool) -
     try:
         path = paths.inside(text, roots, option.name)
     except ConfigError as error:
-        return None if is_typed and leads_to(text, roots) else error.problems[0]
+        problem = error.problems[0]
+        return None if is_typed and may_become_right(text, problem, roots) else problem
     if option.name in named_paths.MADE:
         return _unwritable(option, path)
     if not path.exists():
@@ -43,6 +45,11 @@ def _problem(option: Option, text: str, roots: Sequence[Path], is_typed: bool) -
     if option.kind == "folder" and not path.is_dir():
         return Problem(option.name, ": {path} is not a folder", path=path)
     return None
+
+
+def may_become_right(text: str, problem: Problem, roots: Sequence[Path]) -> bool:
+    """Whether a text that is refused may be the beginning of a path that is not."""
+    return leads_to(text, roots) or (problem.code == ABSENT and is_begun(Path(os.path.expanduser(text))))
 
 
 def leads_to(text: str, roots: Sequence[Path]) -> bool:

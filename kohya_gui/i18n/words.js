@@ -1,7 +1,9 @@
 // The page in the reader's language: English is what the page is made in, and a catalogue from the server is put over it.
 import { ask } from "../server/http.js";
-import { remember, translate } from "./sentences.js";
+import { translate } from "./render.js";
+import { remember, sentenceOf } from "./sentences.js";
 
+/** @typedef {import("./labels.js").Near} Near */
 /** @typedef {{ from: string, shown: string }} Original what a node said in English, and what it was made to say */
 
 /** @type {Record<string, string>} */
@@ -36,7 +38,7 @@ const written = new Map();
  * @returns {string}
  */
 export function translated(text) {
-  const shown = translation(text);
+  const shown = translation(text, { element: null, used: [] });
   if (shown === text) return shown;
   written.delete(shown);
   written.set(shown, text);
@@ -44,8 +46,11 @@ export function translated(text) {
   return shown;
 }
 
-/** @param {string} text */
-const translation = (text) => translate(text, { words, language });
+/**
+ * @param {string} text
+ * @param {Near} near
+ */
+const translation = (text, near) => translate(text, { words, language }, near);
 
 /**
  * What an element of one text says in English.
@@ -69,8 +74,10 @@ function put(node, key, now, write) {
   if (!bare) return;
   const from = known[key] && known[key].shown === now ? known[key].from : now.replace(bare, () => written.get(bare) ?? bare);
   const core = from.trim();
-  const other = translation(core.replace(/\s+/g, " "));
-  const behind = key === "data" && other !== core && node.previousSibling?.nodeName === "CODE" && !/^[：（=]/.test(other);
+  const element = node instanceof Element ? node : node.parentElement, near = { element, used: /** @type {string[]} */ ([]) };
+  const other = translation(core.replace(/\s+/g, " "), near);
+  if (key === "data" && element instanceof HTMLElement && near.used.length && !element.title) element.title = [...new Set(near.used)].join(", ");
+  const behind = key === "data" && language !== "en" && other !== core && node.previousSibling?.nodeName === "CODE" && !/^[：（=]/.test(other);
   const shown = behind ? `：${other}` : from.replace(core, () => other);
   originals.set(node, { ...known, [key]: { from, shown } });
   if (shown !== now) write(shown);
@@ -81,7 +88,7 @@ function translateAll(root) {
   if (root instanceof Text) return void translateText(root);
   if (!(root instanceof Element) || root.closest("script, style")) return;
   for (const element of [root, ...root.querySelectorAll(`[${TEXTS}]`)]) remember(JSON.parse(element.getAttribute(TEXTS) ?? "[]"));
-  for (const element of [root, ...root.querySelectorAll("[placeholder], [aria-label], [title]")]) translateAttributes(element);
+  if (!isPlain()) for (const element of [root, ...root.querySelectorAll("[placeholder], [aria-label], [title]")]) translateAttributes(element);
   const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) translateText(/** @type {Text} */ (walker.currentNode));
 }
@@ -89,6 +96,7 @@ function translateAll(root) {
 /** @param {Text} node */
 function translateText(node) {
   const box = node.parentElement;
+  if (isPlain() && !sentenceOf(node.data)) return;
   // A choice that is a value stays as it is.
   if (box instanceof HTMLOptionElement && (box.value.endsWith(node.data.trim()) || !box.hasAttribute("value"))) return;
   if (box && !box.closest(SKIPPED)) put(node, "data", node.data, (to) => (node.data = to));
@@ -102,15 +110,17 @@ function translateAttributes(element) {
 
 const observer = new MutationObserver((changes) => {
   addSwitch();
-  if (language === "en" && !started) return;
   for (const { type, target, attributeName, addedNodes } of changes) {
     if (type === "characterData") translateText(/** @type {Text} */ (target));
     else if (attributeName === TEXTS) translateAll(target); // its text node may have been changed before
-    else if (type === "attributes") translateAttributes(/** @type {Element} */ (target));
-    else addedNodes.forEach(translateAll);
+    else if (type === "attributes" && !isPlain()) translateAttributes(/** @type {Element} */ (target));
+    else if (type === "childList") addedNodes.forEach(translateAll);
   }
 });
 let started = false;
+
+/** Whether the page is in English and always was: only names of options in its sentences are replaced then. */
+const isPlain = () => language === "en" && !started;
 
 /** @param {string} name */
 async function use(name) {

@@ -143,7 +143,7 @@ class ModelsApi:
     def _folder(self, sent: ApiRequest) -> Path:
         """The folder for models: as it was sent, or the usual one. It need not be there yet."""
         text = sent.text("folder").strip() or str(self.roots[0].joinpath(*FOLDER))
-        path = paths.inside(text, self.roots, "folder")
+        path = paths.inside(text, self.roots, "folder", is_new=True)
         if path.exists() and not path.is_dir():
             raise ConfigError("folder: {path} is not a folder", path=path)
         return path

@@ -90,7 +90,7 @@ class SamplingTab:
         lines = _lines(sent)
         columns = plan.columns(compare, loras, strengths)
         plan.check_size(len(columns), [prompts.parse_line(line) for line in lines])
-        folder = paths.inside(sent.text("folder"), self.roots, "folder")
+        folder = paths.inside(sent.text("folder"), self.roots, "folder", is_new=True)
         place = jobs.new(KIND)
         write_atomic(place / f"{config.script}.toml", to_toml(config))
         write_atomic(place / "prompts.txt", "\n".join(lines) + "\n")

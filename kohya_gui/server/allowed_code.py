@@ -38,4 +38,4 @@ def refusal(option: str, name: str) -> Text | str:
     if option in code_names.MODULES:
         return code_names.why_not_network(name)
     module, _, own = name.rpartition(".")
-    return code_names.why_not_class(module, own)
+    return code_names.why_not_class(module, own, option)

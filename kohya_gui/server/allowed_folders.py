@@ -22,6 +22,7 @@ from library.runs import keys, layout, registry
 ENDING = re.compile(r"\.[a-z]\w{1,11}", re.I)  # of a file; v1.5 is a folder
 MOST = 200  # folders that are kept
 CODE = "code:"  # before a name of code that the page asks to allow
+ABSENT = "absent"  # the code of the problem of a folder that does not exist
 NAME = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
 # Below these lie programs, settings of the computer and devices, on any of the systems.
@@ -76,6 +77,8 @@ class AllowedFolders:
             raise ConfigError("This is not a folder on this computer.")
         if why := refusal(folder):
             raise ConfigError("{folder} cannot be allowed: {why}.", folder=folder, why=why)
+        if not folder.is_dir():
+            raise ConfigError("{path} does not exist", path=folder)
         kept = list(remembered())
         if folder not in kept:
             if len(kept) >= MOST:
@@ -133,8 +136,11 @@ def _remembered(path: Path, modified: int, number: int) -> tuple[Path, ...]:
     return tuple(folder for folder in named[:MOST] if folder.is_absolute() and not _forbidden(folder))
 
 
-def outside_roots(what: str, path: Path, roots: Sequence[Path]) -> Problem:
-    """The problem of a path outside of the roots, with a question, a reason, or what to start the page with."""
+def outside_roots(what: str, path: Path, roots: Sequence[Path], is_new: bool = False) -> Problem:
+    """The problem of a path outside of the roots, with a question, a reason, or what to start the page with.
+
+    Only a folder that exists can be allowed. Where one may be made (`is_new`) that is the one that it will be in.
+    """
     if not isinstance(roots, Roots) or not roots.asks:
         template = ": {path} is outside of {roots}; start the page with --root FOLDER to allow more"
         return Problem(what, template, path=path, roots=", ".join(map(str, roots)))
@@ -142,6 +148,14 @@ def outside_roots(what: str, path: Path, roots: Sequence[Path]) -> Problem:
     if why := refusal(folder):
         template = ": {path} is outside of the folders that this page may use, and {why}"
         return Problem(what, template, path=path, why=Text(why))
+    if not folder.is_dir():
+        above = next(one for one in folder.parents if one.is_dir())
+        if not is_new:
+            return Problem(what, ": {path} does not exist", path=folder, code=ABSENT)
+        if refusal(above):
+            template = ": {folder} does not exist; make it first, or choose a folder that is there"
+            return Problem(what, template, folder=folder)
+        folder = above
     template = ": {path} is outside of the folders that this page may use. Allow {folder}?"
     return Problem(what, template, path=path, folder=folder, code="allow")
 

@@ -49,11 +49,12 @@ def _others() -> Iterator[Path]:
                 yield place
 
 
-def inside(text: Any, allowed: Sequence[Path], what: str = "path") -> Path:
+def inside(text: Any, allowed: Sequence[Path], what: str = "path", is_new: bool = False) -> Path:
     """A path from a browser -> the place that it really means, with symbolic links followed, or ConfigError.
 
     It is one of `allowed` or below one, and not in a hidden folder: those hold other programs' settings and keys.
-    What lies there is not looked at. `what` names the field in the messages.
+    What lies there is not looked at. `what` names the field in the messages; `is_new` says that the folder may be one
+    that is still to be made, as that of an option whose folder a training makes.
     """
     if not isinstance(text, str) or not text.strip():
         raise ConfigError(Problem(what, ": write where it is"))
@@ -70,7 +71,7 @@ def inside(text: Any, allowed: Sequence[Path], what: str = "path") -> Path:
     below = [path.relative_to(root) for root in allowed if path.is_relative_to(root)]
     below = min(below, key=lambda path: len(path.parts), default=None)
     if below is None:
-        raise ConfigError(outside_roots(what, path, allowed))
+        raise ConfigError(outside_roots(what, path, allowed, is_new or what in named_paths.MADE))
     if any(len(os.fsencode(part)) > 255 for part in below.parts):
         raise ConfigError(Problem(what, ": a name in this path is longer than file systems allow"))
     if any(part.startswith(".") or RESERVED.fullmatch(part) or ":" in part for part in below.parts):
@@ -87,9 +88,9 @@ def folder(text: Any, allowed: Sequence[Path], what: str = "folder") -> Path:
     return path
 
 
-def file(text: Any, allowed: Sequence[Path], endings: Iterable[str], what: str = "file") -> Path:
+def file(text: Any, allowed: Sequence[Path], endings: Iterable[str], what: str = "file", is_new: bool = False) -> Path:
     """Like `inside`, for a file with one of `endings` (lower case, such as ".safetensors"), there or still to be."""
-    path, endings = inside(text, allowed, what), tuple(endings)
+    path, endings = inside(text, allowed, what, is_new), tuple(endings)
     if path.suffix.lower() not in endings:
         template = ": {name} must end in {endings}"
         raise ConfigError(Problem(what, template, name=path.name or text, endings=either(endings)))
@@ -105,16 +106,16 @@ def present(text: Any, allowed: Sequence[Path], endings: Iterable[str], what: st
     return path
 
 
-def config_file(text: Any, allowed: Sequence[Path], endings: Sequence[str] = CONFIGS) -> Path:
-    """Like `file`, for a config."""
+def config_file(text: Any, allowed: Sequence[Path], endings: Sequence[str] = CONFIGS, is_new: bool = True) -> Path:
+    """Like `file`, for a config that is to be saved."""
     if not isinstance(text, str) or not text.strip():
         raise ConfigError("config file: write where it is, such as ~/kohya/cat.toml")
-    return file(text, allowed, endings, "config file")
+    return file(text, allowed, endings, "config file", is_new)
 
 
 def readable(text: Any, allowed: Sequence[Path], endings: Sequence[str] = CONFIGS) -> Path:
     """Like `config_file`, for a file that must be there and be of a config's size."""
-    config_file(text, allowed, endings)
+    config_file(text, allowed, endings, is_new=False)
     path = present(text, allowed, endings, "config file")
     if path.suffix.lower() not in WEIGHTS and path.stat().st_size > LARGEST:
         raise ConfigError("config file: {path} is far too large to be a config", path=path)

@@ -70,7 +70,7 @@ class ImageUploads:
         A file is {name, size, modified, sums}; `sums` are CRC-32 of its first so many bytes, which the browser works
         out where it is asked to ("check"), and by which a file is known that is there already, wholly or in part.
         """
-        folder = paths.inside(sent.text("folder"), self.roots, "folder")
+        folder = paths.inside(sent.text("folder"), self.roots, "folder", is_new=True)
         files = sent.fields.get("files")
         if not isinstance(files, list) or len(files) > MOST_FILES or not all(map(_is_file, files)):
             raise ConfigError(DEEPEST)

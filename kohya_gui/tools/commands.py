@@ -44,7 +44,7 @@ class ToolCommands:
         forms, name = _forms(sent), sent.text("name")
         words = forms.words(name, sent.values("values"), self.guard)
         if forms is MASK:  # which writes beside the folder that is named
-            paths.inside(str(usual_folder(Path(words[2]))), self.roots, "mask folder")
+            paths.inside(str(usual_folder(Path(words[2]))), self.roots, "mask folder", is_new=True)
         working = [job.id for job in jobs.every(forms.command) if job.active]
         if len(working) >= AT_ONCE[forms.command]:
             raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=working[0])
@@ -71,7 +71,7 @@ class ToolCommands:
         if kind in ("folder", "model"):
             return paths.folder(text, self.roots, label)
         if kind == "new":
-            path = paths.file(text, self.roots, (ENDING,), label)
+            path = paths.file(text, self.roots, (ENDING,), label, is_new=True)
             if path.exists():
                 raise ConfigError(
                     "{label}: {path} exists already and is not overwritten; choose another name", label=label, path=path

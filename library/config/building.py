@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, MessageLike, Problem, Text
+from library.config.problems import ConfigError, MessageLike, Problem, Text, option_name
 from library.config.run_config import RunConfig
 from library.config.schema import options, section_options, values
 from library.config.values import Option, closest, did_you_mean
@@ -84,7 +84,9 @@ def read_layers(config: type[C], layers: Iterable[Layer], unreadable: Collection
             elif option := _resolve(config, layer, name, value, problems, remarks):
                 if option in here:
                     template = "and {other} are the same option: keep one of the two"
-                    problems.append(Problem(name, template, place=layer.place, other=here[option], also=option))
+                    problems.append(
+                        Problem(name, template, place=layer.place, other=option_name(here[option]), also=option)
+                    )
                 here[option] = name
                 chosen[option] = layer.place, name, value
             elif name not in known:
@@ -204,7 +206,9 @@ def _resolve(config: type[RunConfig], layer: Layer, name: str, value: Any, probl
         )
     else:
         problems.append(
-            Problem(name, "is not an option{hint}", place=place, hint=did_you_mean(name, understood(config)))
+            Problem(
+                name, "is not an option{hint}", place=place, hint=did_you_mean(name, understood(config), option_name)
+            )
         )
     return None
 

@@ -5,15 +5,11 @@ nothing is imported before a training starts, and from the page only after a con
 """
 
 import ast
-import importlib.machinery
-import importlib.util
 import sys
 from collections.abc import Mapping
-from functools import lru_cache
-from pathlib import Path
 
-from library.config.outside_files import read_text
-from library.config.problems import ConfigError, Text
+from library.config import code_bases
+from library.config.problems import Text
 from library.config.run_config import RunConfig
 from library.config.schema import options, values
 from library.config.values import did_you_mean
@@ -25,7 +21,7 @@ LISTED = ("torch.optim", "transformers.optimization", "diffusers.optimization", 
 MODULES = ("network_module",)  # options that name a module and not a class
 BACKEND = "compile_backend"  # which an installed package may bring
 CREATE = "create_network"  # what a network module has
-LARGEST = 3_000_000  # bytes of a source file
+BASES = {"optimizer_type": "Optimizer", "lr_scheduler_type": "LRScheduler"}  # what classes of options derive from
 
 
 def code_options(config: type[RunConfig]) -> tuple[str, ...]:
@@ -45,7 +41,7 @@ def may_look(module: str) -> bool:
 
 def is_absent(name: str) -> bool:
     """Whether the package of a name is not there at all."""
-    return _spec(name.partition(".")[0]) is None
+    return code_bases.spec_of(name.partition(".")[0]) is None
 
 
 def unlisted(config: RunConfig) -> Mapping[str, str]:
@@ -62,14 +58,20 @@ def unlisted(config: RunConfig) -> Mapping[str, str]:
     return found
 
 
-def why_not_class(module: str, name: str) -> Text | str:
-    """Why a name cannot be a class of a module, "" where it can be one, from the module's file alone."""
+def why_not_class(module: str, name: str, option: str) -> Text | str:
+    """Why a name cannot be a class of a module that an option takes, "" where it can be one.
+
+    It is looked up in source files, and nothing is run.
+    """
     if why := why_not_module(module):
         return why
     found = _names(module)
     if found and name in found.functions:
         return Text("{module}.{name} is a function and no class", module=module, name=name)
-    if found is None or found.is_open or name.lower() in {one.lower() for one in found.classes | found.others}:
+    named = next((one for one in found.classes | found.others if one.lower() == name.lower()), name) if found else name
+    if code_bases.derives(module, named, BASES[option]) is False:
+        return Text("{module}.{name} is no subclass of {base}", module=module, name=named, base=BASES[option])
+    if found is None or found.is_open or named in found.classes | found.others:
         return ""
     return Text("{module} has no {name}{hint}", module=module, name=name, hint=did_you_mean(name, found.classes))
 
@@ -91,7 +93,7 @@ def why_not_module(module: str) -> Text | str:
         return Text("{module} belongs to Python itself and holds nothing that trains", module=module)
     if not all(part.isidentifier() for part in module.split(".")) or module.endswith("__main__"):
         return Text("{module} is not the name of a module", module=module)
-    return Text("there is no module {module}", module=module) if _spec(module) is None else ""
+    return Text("there is no module {module}", module=module) if code_bases.spec_of(module) is None else ""
 
 
 class _Names:
@@ -110,30 +112,7 @@ class _Names:
         self.is_open = self.is_open or any(alias.name == "*" for alias in imported)
 
 
-@lru_cache(maxsize=64)
 def _names(module: str) -> _Names | None:
     """None for a module that is no readable source."""
-    spec = _spec(module)
-    if spec is None or not spec.origin or Path(spec.origin).suffix != ".py":
-        return None
-    try:
-        return _Names(ast.parse(read_text(spec.origin, LARGEST)).body)
-    except (ConfigError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-
-
-def _spec(module: str) -> importlib.machinery.ModuleSpec | None:
-    """Where a module is, found without importing the packages that it is in."""
-    root, *inner = module.split(".")
-    try:
-        spec = importlib.util.find_spec(root)
-        for at, _ in enumerate(inner, 1):
-            if spec is None or spec.submodule_search_locations is None:
-                return None
-            name = ".".join([root, *inner[:at]])
-            # Texts, since transformers puts in paths once it is imported, in which nothing is found.
-            places = [str(place) for place in spec.submodule_search_locations]
-            spec = importlib.machinery.PathFinder.find_spec(name, places)
-    except (ImportError, ValueError, AttributeError, OSError):
-        return None
-    return spec
+    tree = code_bases.source(module)
+    return _Names(tree.body) if tree else None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from library.config.building import Layer, read_section
-from library.config.problems import ConfigError, Problem
+from library.config.problems import ConfigError, Problem, option_name
 from library.config.reading import count
 from library.config.schema import opt
 from library.config.values import did_you_mean, quoted
@@ -130,7 +130,7 @@ def _extra(launch: Launch) -> Iterator[Problem]:
         elif (option := name.removeprefix("--")) in own and str(own[option]).lower() != value.lower():
             yield Problem(EXTRA,
                 ": {name} says something else than {other} ({value}); set {other} instead", name=name,
-                other=option, value=own[option])  # fmt: skip
+                other=option_name(option), value=own[option])  # fmt: skip
 
 
 @lru_cache(maxsize=1)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import Problem, Text, together
+from library.config.problems import Problem, Text, option_name, together
 from library.config.schema import opt, section_options
 
 SPLIT = 18  # blocks, as sd-scripts reads split_mode
@@ -31,7 +31,7 @@ def blocks(old: JsonMapping, given: bool) -> tuple[JsonObject, list[Problem]]:
     on = [name for name in OLD_BLOCKS if old.get(name)]
     if not on:
         return {}, []
-    names, many = together(on[1:]), len(on) > 1
+    names, many = together(map(option_name, on[1:])), len(on) > 1
     if given:
         template = "and {names} have no effect: {why}" if many else "has no effect: {why}"
         return {}, [Problem(on[0], template, names=names, why=Text("blocks_to_swap is set, and counts alone"))]

@@ -160,7 +160,11 @@ def _datasets(path: str | Path, config: RunConfig, problems: list[Problem]) -> t
     """
     found, name = tables(Path(path)), Path(path).name
     if MUSUBI & {key for table in _tables(found, "datasets", name, []) for key in table}:
-        raise ConfigError("{name} is written for musubi-tuner: `kohya import {path}` rewrites it", name=name, path=path)
+        template = (
+            "{name} is written for musubi-tuner: on the page, Load config rewrites it, and in a shell "
+            "`kohya import {path}` does"
+        )
+        raise ConfigError(template, name=name, path=path)
     problems += [
         _wrong(name, key, "is not known at the top; there are [general] and [[datasets]]")
         for key in found

@@ -25,12 +25,17 @@ __all__ = [
     "listed",
     "locate_texts",
     "ngettext",
+    "option_name",
+    "option_names",
+    "option_values",
     "problems_of",
     "read",
     "restored",
     "together",
 ]
 FLAG = "--"  # the place of an option of a command line
+# What names of options have in them, or are; other names are words as well (kohya_gui/i18n/labels.js).
+NAMED = re.compile(r"\w_\w|\b(?:fsdp|sdpa|xformers|lowram|highvram|t5xxl|qwen3)\b")
 SURROGATES = re.compile("[\ud800-\udfff]")
 FACTS = ("also", "fix", "place", "topic", "code")  # of a problem, besides its option and its text
 
@@ -203,6 +208,40 @@ class Problem(Text):
         return {**super().as_json(), "option": self.option, **facts, "also": sorted(self.also)}
 
 
+class OptionName(Text):
+    """The name of an option as an argument of a text. A form shows the label of the option's field instead."""
+
+    __slots__ = ()
+
+    def as_json(self) -> JsonObject:
+        """As of any text, and that it is a name."""
+        return {**super().as_json(), "isOption": True}
+
+    def changed(self, change: Callable[[str], str]) -> "Text":
+        """A name stays as it is."""
+        return self
+
+    def capitalized(self) -> "Text":
+        """A name stays as it is."""
+        return self
+
+
+def option_name(name: str) -> OptionName:
+    """The name of an option where it is an argument of a text."""
+    return OptionName(name)
+
+
+def option_names(names: Iterable[str]) -> Text:
+    """The names of options, one after the other."""
+    return listed([*map(option_name, names)])
+
+
+def option_values(shown: Mapping[str, str]) -> Text:
+    """Options with their values as text: "a = 1, b = true"."""
+    template = "{option} = {value}"
+    return listed([Text(template, option=option_name(name), value=value) for name, value in shown.items()])
+
+
 MessageLike = str | Text  # plain text of the user's or of another program, or a sentence of ours
 
 
@@ -240,9 +279,9 @@ Report = Callable[[Text, int, int], None]  # what is done now, how much of how m
 
 
 def how_made(found: Any) -> Iterator[JsonObject]:
-    """How the texts among some values were made, of those that are not their template as it stands."""
+    """How the texts among some values were made, of those that are not their template as it stands or name options."""
     if isinstance(found, Text):
-        if found.arguments or str(found) != found.template:
+        if found.arguments or str(found) != found.template or NAMED.search(str(found)):
             yield found.as_json()
         if "\n" in str(found):  # each line is shown by itself
             yield from how_made(found.arguments)
@@ -297,6 +336,8 @@ def _arguments(sent: JsonMapping) -> JsonObject:
 def _text(sent: JsonMapping) -> Text:
     if "option" in sent:
         return read(sent)
+    if sent.get("isOption"):
+        return OptionName(sent["template"])
     made = Text(sent["template"], **_arguments(sent))
     made._set(plural=sent.get("plural", ""))
     return made

@@ -7,12 +7,14 @@ from dataclasses import Field, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.problems import MessageLike
 
 if TYPE_CHECKING:
     from library.config import sections
     from library.config.problems import Problem
 
-Rule = tuple[str, Callable[[Any], Any], str]  # options with blanks between, what wakes them, why they sleep otherwise
+# Options with blanks between, when they have an effect, and the reason shown otherwise.
+Rule = tuple[str, Callable[[Any], Any], MessageLike]
 
 
 @dataclass(frozen=True)

@@ -273,10 +273,10 @@ def closest(name: str, known: Any) -> str:
     return names[close[0]] if close else ""
 
 
-def did_you_mean(name: str, known: Any) -> MessageLike:
-    """The ending " (did you mean ...?)" when something close is known, else nothing."""
+def did_you_mean(name: str, known: Any, shown: Callable[[str], MessageLike] = str) -> MessageLike:
+    """The ending " (did you mean ...?)" when something close is known, else nothing; `shown` makes its argument."""
     close = closest(name, known)
-    return Text(" (did you mean {name}?)", name=close) if close else ""
+    return Text(" (did you mean {name}?)", name=shown(close)) if close else ""
 
 
 def _pointed(value: Any) -> str:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from PIL import Image as Pillow
 
 from library.config.dataset import decided
-from library.config.problems import SURROGATES, Problem, Report, Text, counted, either, together
+from library.config.problems import SURROGATES, Problem, Report, Text, counted, either, option_name, together
 from library.config.run_config import RunConfig
 from library.config.sections import EmbeddingRun
 from library.data import augment, finding, mask_check
@@ -269,7 +269,7 @@ def _in_vain(config: RunConfig, found: Survey) -> Iterator[Problem]:
             yield Problem(names[0], "has no effect: {why}", why=why)
         else:
             template, also = "{names} have no effect: {why}", " ".join(names)
-            yield Problem("", template, also=also, names=together(names), why=why, topic="images")
+            yield Problem("", template, also=also, names=together(map(option_name, names)), why=why, topic="images")
     images = found.images
     if repeated := [place for dataset in images.datasets for place in dataset.repeated]:
         yield about_images(

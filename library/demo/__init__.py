@@ -1,7 +1,8 @@
 """`kohya demo`: from nothing to a trained LoRA on this machine, in minutes, with files in the real formats.
 
 It writes a tiny checkpoint (random weights, real layout), a dozen pictures with captions, and a ready TOML for each
-script; trains a LoRA as any headless training is started, once plainly and once compiled, and says what came of it.
+script; trains a LoRA as any headless training is started, plainly and, on a GPU, once more compiled, and says what came
+of it.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from library.config.run_config import RunConfig
 from library.demo import summary
 from library.demo.configs import name_of
 from library.demo.files import Demo, prepare
-from library.runs import foreground, reader
+from library.runs import foreground, gpu_slots, reader
 from library.runs.job_work import joined
 from library.runs.launcher import starting
 
@@ -30,15 +31,17 @@ def main(argv: list[str] | None = None) -> int:
     """The command. Returns 0, or raises ConfigError with what went wrong."""
     asked = _arguments().parse_args(argv)
     wanted = families.FAMILIES if asked.family == "all" else (asked.family,)
+    # A processor takes minutes to compile, and gains little by it.
+    compiled = gpu_slots.has_gpu() if asked.compile is None else asked.compile
     with joined("demo") as work:
-        demo = prepare(Path(asked.out).absolute(), wanted)
+        demo = prepare(Path(asked.out).absolute(), wanted, compiled)
         work.store({"configs": {name: str(path) for name, path in demo.configs.items()}})
     if asked.no_train:
         print(f"Ready in {demo.folder}: {', '.join(path.name for path in demo.configs.values())}")
         return 0
     lines = []
     for model in wanted:
-        lines.append(compare(demo, model, asked.steps, compiled=not asked.no_compile))
+        lines.append(compare(demo, model, asked.steps, compiled))
     print("\n".join(["", *lines, *closing(demo, wanted[0])]))
     return 0
 
@@ -51,7 +54,8 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--family", choices=names, default=default, help=which)
     parser.add_argument("--out", default="demo", metavar="DIR", help="the folder for all files (default: demo)")
     parser.add_argument("--steps", type=int, metavar="N", help="number of training steps, instead of the TOML's")
-    parser.add_argument("--no-compile", action="store_true", help="train once only, without torch.compile")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction,
+                        help="train once more, with torch.compile (default: on a GPU)")  # fmt: skip
     parser.add_argument("--no-train", action="store_true", help="write the files and do not train")
     return parser
 

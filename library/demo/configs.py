@@ -19,16 +19,17 @@ RATES = {"lora": (5e-3, "real: 1e-4"), "finetune": (1e-3, "real: 1e-5"), "textua
 WORD = "zorb"  # which is in all captions of the demo's images
 
 
-def write(folder: Path, models: Mapping[str, Mapping[str, Path]], images: Path, output: Path) -> dict[str, Path]:
+def write(folder: Path, models: Mapping[str, Mapping[str, Path]], images: Path, output: Path,
+          compiled: bool) -> dict[str, Path]:  # fmt: skip
     """Write `<script>.toml` for every family in `models`, `<relative>_<script>.toml` for a relative; the files by those
-    names. A file that exists is kept as it is."""
+    names. A file that exists is kept as it is; `compiled` is for new ones."""
     written = {}
     for model, files in models.items():
         for script in families.facts(families.owner(model)).scripts:
             name = name_of(script, model)
             path = folder / f"{name}.toml"
             if not path.exists():
-                write_atomic(path, text(script, files, images, output, model))
+                write_atomic(path, text(script, files, images, output, model, compiled))
             written[name] = path
     return written
 
@@ -46,8 +47,9 @@ def title(script: str, model: str) -> str:
     return {"lora": f"LoRA for {name}", "finetune": f"Fine-tuning of {name}"}.get(config.kind, config.title)
 
 
-def text(script: str, models: Mapping[str, Path], images: Path, output: Path, model: str) -> str:
-    """The TOML of one script, for a family or a relative of it."""
+def text(script: str, models: Mapping[str, Path], images: Path, output: Path, model: str,
+         compiled: bool = False) -> str:  # fmt: skip
+    """The TOML of one script, for a family or a relative of it, which compiles or not."""
     config = families.config_class(script)
     family = families.facts(config.family)
     shown = images.with_name("references")
@@ -68,7 +70,9 @@ def text(script: str, models: Mapping[str, Path], images: Path, output: Path, mo
         ],
         "steps": [("max_train_steps", 60, "real: 1000 or more"), ("seed", 42, "")],
         "precision": [("mixed_precision", "no", "real, on a GPU: bf16")],
-        "compile": [("compile", True, "compiles the blocks of the denoiser before the first step")],
+        "compile": [("compile", True, "compiles the blocks of the denoiser before the first step")]
+        if compiled
+        else [("compile", False, "real, on a GPU: true")],
         "save": [
             ("output_dir", str(output), ""),
             ("output_name", f"{model}-{ENDINGS.get(config.kind, config.kind)}", ""),
@@ -83,6 +87,7 @@ def text(script: str, models: Mapping[str, Path], images: Path, output: Path, mo
     if config.kind == "textual-inversion":
         del tables["cache"][1]  # captions are read anew in each step
     own = importlib.import_module(family.demo).tables(models)
+    own = own if compiled else {name: lines for name, lines in own.items() if name != "compile"}
     own = {name: [(option, str(shown) if value == "{references}" else value, why) for option, value, why in lines]
            for name, lines in own.items()}  # fmt: skip
     order = [name for name in ("model", "noise", *tables) if name in own or name in tables]

@@ -25,10 +25,10 @@ class Demo:
     configs: Mapping[str, Path]  # script, of a relative <relative>_<script> -> its TOML
 
 
-def prepare(folder: Path, families: Iterable[str]) -> Demo:
+def prepare(folder: Path, families: Iterable[str], compiled: bool = False) -> Demo:
     """Make what is missing of a demo in `folder`, or in `folder-2` and so on if that holds something else.
 
-    `families` may name relatives, too, which have models and TOML files of their own.
+    `families` may name relatives, too, which have models and TOML files of their own; new ones say `compiled`.
     """
     folder = _place(folder)
     if not (folder / RECORD).exists():
@@ -39,7 +39,7 @@ def prepare(folder: Path, families: Iterable[str]) -> Demo:
     for family in families:
         _once(folder / "models" / family, lambda place, family=family: _model(family, place))
     models = {known.parent.name: _files(known) for known in sorted((folder / "models").glob("*/files.json"))}
-    written = configs.write(folder, models, pictures, folder / "output")
+    written = configs.write(folder, models, pictures, folder / "output", compiled)
     return Demo(folder, pictures, models, written)
 
 

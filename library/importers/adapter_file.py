@@ -7,7 +7,7 @@ from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import opened, parse_json
-from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import ConfigError, Problem, Text, listed, option_name
 from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import (
     ONLY,
@@ -122,7 +122,7 @@ def _kind(builder: ImportBuilder, version: str) -> None:
         values["model_version"] = name if name == "dev" else name.replace("klein-", "klein-base-")
     elif builder.family == "qwen_image" and "edit" in version:
         values["model_version"] = _edit(str(builder.get("modelspec.architecture") or ""))
-    chosen = ", ".join([builder.script, *(f"{option} = {value}" for option, value in values.items())])
+    chosen = listed([builder.script, *([said_of(values)] if values else [])])
     set_by(builder, "ss_base_model_version", Text("chooses the script: {script}", script=chosen), values)
     builder.explain("is part of ss_base_model_version", "modelspec.architecture")
     if builder.values.get("model_type") == "chroma":
@@ -143,7 +143,7 @@ def _model(builder: ImportBuilder) -> None:
             builder.rename(key, option)
         elif name:
             builder.ignore(key, Text("it was {name}, without its folder: choose it in {option}", name=name,
-                           option=option))  # fmt: skip
+                           option=option_name(option)))  # fmt: skip
 
 
 def _network(builder: ImportBuilder) -> None:
@@ -226,7 +226,7 @@ def _images(builder: ImportBuilder) -> None:
         if folders := _table(builder.get(key)):
             template = "its folders were {names}: choose them in {option}"
             option = "train_data_dir" if key == "ss_dataset_dirs" else "reg_data_dir"
-            builder.ignore(key, Text(template, names=", ".join(folders), option=option))
+            builder.ignore(key, Text(template, names=", ".join(folders), option=option_name(option)))
         elif key in builder.source:
             builder.change(key, "it names no folder")
 
@@ -245,7 +245,7 @@ def _modelspec(builder: ImportBuilder) -> None:
         builder.change("modelspec.timestep_range", said_of(values), values)
     for key, option in (("modelspec.encoder_layer", "clip_skip"), ("modelspec.resolution", "resolution")):
         if key in builder.source:
-            builder.explain(Text("is {option} here", option=option), key)
+            builder.explain(Text("is {option} here", option=option_name(option)), key)
             builder.values.setdefault(option, str(builder.source[key]).replace("x", ","))
             builder.keys.setdefault(option, key)
     if "modelspec.is_negative_embedding" in builder.source:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from library.config.json_types import JsonMapping
-from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import ConfigError, Problem, Text, listed, option_names
 from library.importers import aitoolkit_data, aitoolkit_learning
 from library.importers.builder import ImportBuilder, is_on
 from library.importers.shared import (
@@ -22,6 +22,7 @@ from library.importers.shared import (
     own_name,
     precision,
     rest,
+    said_of,
     take,
     to_download,
 )
@@ -131,7 +132,7 @@ def _model(builder: ImportBuilder) -> None:
     words = f"{str(builder.get('model.arch')).casefold()} {own_name(builder.get('model.name_or_path'))}"
     kind = next((kind for word, kind in TABLES["model_types"].items() if word in words), "")
     relative = {"model_type": kind} if kind and builder.family == "flux" else {}
-    chosen = ", ".join([builder.script, *(f"{option} = {value}" for option, value in relative.items())])
+    chosen = listed([builder.script, *([said_of(relative)] if relative else [])])
     for key in ("model.is_flux", "model.is_xl", "model.arch"):
         if builder.get(key):
             builder.change(key, Text("chooses the script: {script}", script=chosen), relative)
@@ -159,7 +160,7 @@ def _model(builder: ImportBuilder) -> None:
         share = builder.number("model.layer_offloading_transformer_percent")
         blocks, most = BLOCKS[builder.family]
         blocks = min(most, max(1, round((1.0 if share is None else share) * blocks)))
-        builder.change("model.layer_offloading", f"blocks_to_swap = {blocks}", {"blocks_to_swap": blocks})
+        builder.change("model.layer_offloading", said_of({"blocks_to_swap": blocks}), {"blocks_to_swap": blocks})
         if share is not None:
             builder.change("model.layer_offloading_transformer_percent", "is part of blocks_to_swap")
 
@@ -173,19 +174,21 @@ def _networks_beside(builder: ImportBuilder) -> None:
     unread = {"clip_l"} if "chroma" in _names(builder.source) else set()  # which Chroma does not have
     options = (option for option in PART_OPTIONS.get(builder.family, ()) if option not in {*builder.values, *unread})
     beside = dict.fromkeys(options, other)
-    builder.change(key, Text("the networks beside the transformer: {names}", names=", ".join(beside)), beside)
+    builder.change(key, Text("the networks beside the transformer: {names}", names=option_names(beside)), beside)
 
 
 def _output(builder: ImportBuilder) -> None:
     folder, name = builder.get("training_folder"), builder.get("name")
     if folder:
         path = f"{str(folder).rstrip('/')}/{name}" if name else str(folder)
-        builder.change("training_folder", f"output_dir = {path}", {"output_dir": path})
+        builder.change("training_folder", said_of({"output_dir": path}), {"output_dir": path})
     builder.rename("save.dtype", "save_precision", precision(builder.get("save.dtype"), "float"))
     keep, every = builder.number("save.max_step_saves_to_keep"), builder.number("save.save_every")
     if keep and every:
         steps = int(keep * every)
-        builder.change("save.max_step_saves_to_keep", f"save_last_n_steps = {steps}", {"save_last_n_steps": steps})
+        builder.change(
+            "save.max_step_saves_to_keep", said_of({"save_last_n_steps": steps}), {"save_last_n_steps": steps}
+        )
     if str(builder.get("save.save_format")) == "diffusers" and builder.script == "sdxl_train":
         builder.rename("save.save_format", "save_model_as", "diffusers_safetensors")
     if is_on(builder.get("save.push_to_hub")) and builder.get("save.hf_repo_id"):
@@ -193,7 +196,7 @@ def _output(builder: ImportBuilder) -> None:
         builder.rename("save.hf_repo_id", "huggingface_repo_id")
         seen = "private" if is_on(builder.get("save.hf_private")) else "public"
         builder.change(
-            "save.hf_private", f"huggingface_repo_visibility = {seen}", {"huggingface_repo_visibility": seen}
+            "save.hf_private", said_of({"huggingface_repo_visibility": seen}), {"huggingface_repo_visibility": seen}
         )
     if is_on(builder.get("logging.use_wandb")):
         builder.change("logging.use_wandb", "log_with = wandb", {"log_with": "wandb"})

@@ -12,6 +12,7 @@ from library.importers.shared import (
     guidance,
     guidance_flag,
     load_tables,
+    said_of,
     tables,
     told_datasets,
     told_prompts,
@@ -183,7 +184,9 @@ def _samples(builder: ImportBuilder) -> None:
     builder.assume("sample.sample_every", every)
     builder.rename("sample.sample_every", "sample_every_n_steps", every)
     first = not is_on(builder.get("train.skip_first_sample"))
-    builder.change("train.skip_first_sample", f"sample_at_first = {str(first).lower()}", {"sample_at_first": first})
+    builder.change(
+        "train.skip_first_sample", said_of({"sample_at_first": str(first).lower()}), {"sample_at_first": first}
+    )
     if "sample.walk_seed" in builder.source:
         builder.ignore("sample.walk_seed", "each prompt of the file has a seed of its own: change --d there")
 

@@ -1,9 +1,9 @@
 """Import ai-toolkit's adapters, length, optimizer, schedule, dtypes and noise."""
 
 from library.config.json_types import JsonObject
-from library.config.problems import Text
+from library.config.problems import Text, listed, option_name
 from library.importers.builder import ImportBuilder, is_on, to_number
-from library.importers.shared import equal, load_tables, nearest, optimizer, optimizer_args, plain, precision
+from library.importers.shared import equal, load_tables, nearest, optimizer, optimizer_args, plain, precision, said_of
 
 TRAINER = "ai-toolkit"
 # In order of precedence.
@@ -27,7 +27,7 @@ def _network(builder: ImportBuilder) -> None:
         if builder.get(key) is not None and option not in builder.values:
             builder.rename(key, option)
         elif key in builder.source:
-            builder.change(key, Text("another key says {option}", option=option))
+            builder.change(key, Text("another key says {option}", option=option_name(option)))
     arguments = _convolutions(builder)
     if kind in ("lokr", "locon", "loha", "dora"):
         algo = {"dora": ["algo=lora", "dora_wd=True"]}.get(kind, [f"algo={kind}"])
@@ -58,7 +58,13 @@ def _convolutions(builder: ImportBuilder) -> list[str]:
         value = builder.get(key) if builder.get(key) is not None else builder.get("network.conv")
         if builder.number("network.conv") and to_number(value) is not None:
             arguments.append(f"{argument}={value}")
-            builder.explain(Text("is {option} here", option=f"network_args {argument}"), key)
+            builder.explain(
+                Text(
+                    "is {option} here",
+                    option=Text("{option} {value}", option=option_name("network_args"), value=argument),
+                ),
+                key,
+            )
     return arguments
 
 
@@ -66,7 +72,7 @@ def _length(builder: ImportBuilder) -> None:
     """Steps; ai-toolkit's older gradient accumulation counts each batch as a step."""
     steps, batches = int(builder.number("train.steps") or 1000), int(builder.number("train.gradient_accumulation") or 1)
     old = int(builder.number("train.gradient_accumulation_steps") or 1)
-    said, key = f"max_train_steps = {steps}", "train.gradient_accumulation"
+    said, key = said_of({"max_train_steps": steps}), "train.gradient_accumulation"
     if old > 1 and batches <= 1:
         steps, batches, key = max(1, steps // old), old, "train.gradient_accumulation_steps"
         template = "max_train_steps = {steps}: {trainer} counts each of the {count} batches of a step"
@@ -76,7 +82,7 @@ def _length(builder: ImportBuilder) -> None:
     builder.change("train.steps", said, {"max_train_steps": steps})
     if key in builder.source:
         count = max(1, batches)
-        builder.change(key, f"gradient_accumulation_steps = {count}", {"gradient_accumulation_steps": count})
+        builder.change(key, said_of({"gradient_accumulation_steps": count}), {"gradient_accumulation_steps": count})
     builder.empty("train.gradient_accumulation", "train.gradient_accumulation_steps")
 
 
@@ -110,7 +116,7 @@ def _schedule(builder: ImportBuilder) -> None:
     steps = builder.number("train.steps") or 1000
     period = builder.number("train.lr_scheduler_params.total_iters") or steps
     values: JsonObject = {"lr_scheduler": name}
-    said = f"lr_scheduler = {name}"
+    said = said_of({"lr_scheduler": name})
     if name == "constant_with_warmup":
         values["lr_warmup_steps"] = int(builder.number("train.lr_scheduler_params.num_warmup_steps") or 1000)
     elif name == "cosine_with_restarts":
@@ -132,7 +138,7 @@ def _schedule(builder: ImportBuilder) -> None:
 def _training(builder: ImportBuilder) -> None:
     dtype = precision(builder.get("train.dtype"))
     half = {} if builder.adapters or dtype == "no" else {f"full_{dtype}": True}
-    said = ", ".join([f"mixed_precision = {dtype}", *half])
+    said = listed([said_of({"mixed_precision": dtype}), *map(option_name, half)])
     builder.change("train.dtype", said, {"mixed_precision": dtype, **half})
     encoders = is_on(builder.get("train.train_text_encoder"))
     key = "train.train_text_encoder"
@@ -188,13 +194,15 @@ def _range(builder: ImportBuilder) -> None:
             continue
         if linear:
             value = 1000 - int(number)
-            said = Text("counted from the noisiest timestep there: {option} = {value}", option=option, value=value)
+            said = Text(
+                "counted from the noisiest timestep there: {option} = {value}", option=option_name(option), value=value
+            )
             builder.change(key, said, {option: value})
         else:
             template = (
                 "a place among 1000 drawn timesteps there, the noisiest first; {option} limits the timestep itself"
             )
-            builder.ignore(key, Text(template, option=option))
+            builder.ignore(key, Text(template, option=option_name(option)))
 
 
 def _noise(builder: ImportBuilder) -> None:
@@ -202,10 +210,10 @@ def _noise(builder: ImportBuilder) -> None:
     kind = str(builder.get("train.loss_type"))
     known = LOSSES.get(kind)
     said = "loss_type = l2" if kind == "mse" else nearest(kind, "loss_type = l2")
-    said = equal(kind, f"loss_type = {known['loss_type']}") if known else said
+    said = equal(kind, said_of({"loss_type": known["loss_type"]})) if known else said
     builder.change("train.loss_type", said, known or {})
     if (gamma := builder.number("train.snr_gamma")) and "min_snr_gamma" not in builder.values:
-        builder.ignore("train.snr_gamma", nearest("snr_gamma", f"min_snr_gamma = {gamma:g}"))
+        builder.ignore("train.snr_gamma", nearest("snr_gamma", said_of({"min_snr_gamma": f"{gamma:g}"})))
     if str(builder.get("train.content_or_style") or "balanced") != "balanced":
         chosen = "min_timestep, max_timestep" if builder.family == "sdxl" else "timestep_sampling"
         said = Text("all timesteps count alike; {names} choose others", names=chosen)
@@ -225,8 +233,7 @@ def _noise(builder: ImportBuilder) -> None:
     values |= {"model_prediction_type": "raw"} | ({"guidance_scale": 1.0} if guided else {})
     own = {"qwen_image": "qwen_", "flux_2": "flux2_"}.get(builder.family, "flux_")
     values["timestep_sampling"] = str(values["timestep_sampling"]).replace("flux_", own)
-    guidance = ", guidance_scale = 1" if guided else ""
-    said = f"timestep_sampling = {values['timestep_sampling']}, model_prediction_type = raw{guidance}"
+    said = said_of(values)
     said = said if kind in ("sigmoid", "linear") else nearest(kind, said)
     builder.change(key, said, values)
     builder.explain("is part of timestep_sampling", "train.linear_timesteps")

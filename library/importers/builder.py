@@ -8,7 +8,7 @@ from typing import Any
 from library.config.building import build, draft, understood
 from library.config.ineffective import ineffective_options
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.problems import ConfigError, MessageLike, Problem, Text, together
+from library.config.problems import ConfigError, MessageLike, Problem, Text, option_name, option_values, together
 from library.config.run_config import RunConfig
 from library.config.schema import options
 from library.config.sections.run import INEFFECTIVE_EVERYWHERE
@@ -153,7 +153,7 @@ def _of_another(name: str, configs: Configs) -> bool:
 def _unknown_key(config: type[RunConfig], name: str, value: Any, given: JsonMapping) -> KeyOutcome:
     """The outcome of a key that is no option anywhere, with the option that was probably meant."""
     known = options(config)
-    hint, meant = did_you_mean(name, understood(config)), closest(name, known)
+    hint, meant = did_you_mean(name, understood(config), option_name), closest(name, known)
     fix: JsonObject = {}
     if meant and meant not in given:
         with contextlib.suppress(ConfigError):
@@ -205,14 +205,14 @@ def _mostly_unknown(trainer: str, outcomes: tuple[KeyOutcome, ...]) -> Iterator[
 def _outcomes(builder: ImportBuilder, config: type[RunConfig], read: JsonMapping) -> tuple[KeyOutcome, ...]:
     """The outcomes under the names in the file; of the trainer's defaults only those that differ from ours."""
     known, outcomes = options(config), []
-    differing: dict[str, list[str]] = {}
+    differing: dict[str, dict[str, str]] = {}
     for name, key in builder.keys.items():
         if name in read and read[name] != known[name].default:
-            differing.setdefault(key, []).append(f"{name} = {known[name].text(read[name])}")
+            differing.setdefault(key, {})[name] = known[name].text(read[name])
     for key in [*builder.source, *(k for k in builder.outcomes if k not in builder.source)]:
         outcome = builder.outcomes[key]
         if key in builder.absent and key in differing:
-            outcome = replace(outcome, kind="default", text=", ".join(differing[key]))
+            outcome = replace(outcome, kind="default", text=option_values(differing[key]))
         if key not in builder.absent or key in differing:
             outcomes.append(replace(outcome, key=builder.names[key]) if key in builder.names else outcome)
     return tuple(outcomes)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, Text, listed, option_name, option_names
 from library.importers import diffusion_pipe_data, diffusion_pipe_learning
 from library.importers.builder import ImportBuilder, is_on
 from library.importers.shared import (
@@ -75,7 +75,7 @@ def _model(builder: ImportBuilder) -> None:
     given = [key for key in TRANSFORMERS if builder.get(key)]
     words = " ".join(own_name(builder.get(key)) for key in given)
     kind = {"model_type": "kontext"} if "kontext" in words and builder.family == "flux" else {}
-    chosen = ", ".join([builder.script, *(f"{option} = {value}" for option, value in kind.items())])
+    chosen = listed([builder.script, *([said_of(kind)] if kind else [])])
     builder.change("model.type", Text("chooses the script: {script}", script=chosen), kind)
     chooses_version(builder, "model.type", words)
     chooses_edit(builder, "model.type", words)
@@ -86,10 +86,10 @@ def _model(builder: ImportBuilder) -> None:
     beside = [option for option in beside if builder.source.get("model.type") != "chroma" or option != "clip_l"]
     for key in given[1:]:
         if key == "model.diffusers_path" and beside:
-            said = Text("the networks beside the transformer: {names}", names=", ".join(beside))
+            said = Text("the networks beside the transformer: {names}", names=option_names(beside))
             builder.change(key, said, dict.fromkeys(beside, builder.get(key)))
         else:
-            builder.ignore(key, Text("another key says {option}", option="pretrained_model_name_or_path"))
+            builder.ignore(key, Text("another key says {option}", option=option_name("pretrained_model_name_or_path")))
 
 
 def _parts(builder: ImportBuilder) -> None:
@@ -150,7 +150,7 @@ def _text_adapter(builder: ImportBuilder) -> None:
 def _memory(builder: ImportBuilder) -> None:
     if (count := builder.number("blocks_to_swap")) and builder.family in BLOCKS:
         most = BLOCKS[builder.family][1]
-        builder.change("blocks_to_swap", f"blocks_to_swap = {min(int(count), most)}",
+        builder.change("blocks_to_swap", said_of({"blocks_to_swap": min(int(count), most)}),
             {"blocks_to_swap": min(int(count), most)})  # fmt: skip
     key = "activation_checkpointing"
     if str(builder.get(key)) == "unsloth":

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.problems import ConfigError, MessageLike, Text
+from library.config.problems import ConfigError, MessageLike, Text, option_name
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import PREPARED, dataset_toml, load_tables, tables, told_datasets
 
@@ -58,7 +58,7 @@ def _batches(builder: ImportBuilder) -> dict[int, int]:
         builder.rename(used, "train_batch_size", sizes[0])
     for key in keys:
         if key in builder.left():
-            builder.ignore(key, Text("another key says {option}", option="train_batch_size"))
+            builder.ignore(key, Text("another key says {option}", option=option_name("train_batch_size")))
     return sizes
 
 

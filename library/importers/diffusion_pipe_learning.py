@@ -85,7 +85,7 @@ def _rates(builder: ImportBuilder) -> None:
     keys = [f"model.text_encoder_{number}_lr" for number in (1, 2)]
     if builder.adapters:
         for key in keys:
-            builder.explain(f"text_encoder_lr = {rates}", key)
+            builder.explain(said_of({"text_encoder_lr": rates}), key)
         builder.values["text_encoder_lr"], builder.keys["text_encoder_lr"] = rates, keys[first is None]
     else:
         for number, (key, rate) in enumerate(zip(keys, rates, strict=True), 1):
@@ -96,7 +96,7 @@ def _schedule(builder: ImportBuilder) -> None:
     name, warmup = str(builder.get("lr_scheduler") or "constant"), int(builder.number("warmup_steps") or 0)
     fixed = builder.number("force_constant_lr")
     if fixed is not None:
-        builder.change("force_constant_lr", f"learning_rate = {fixed:g}, lr_scheduler = constant",
+        builder.change("force_constant_lr", said_of({"learning_rate": f"{fixed:g}", "lr_scheduler": "constant"}),
             {"learning_rate": fixed})  # fmt: skip
         name, warmup = "constant", 0
     values: JsonObject = {"lr_scheduler": "constant_with_warmup" if name == "constant" and warmup else name}
@@ -120,7 +120,7 @@ def _length(builder: ImportBuilder) -> None:
     batch = _batch(builder) * int(builder.number("gradient_accumulation_steps") or 1)
     if examples := builder.number("save_every_n_examples"):
         every = max(1, int(examples) // batch)
-        builder.change("save_every_n_examples", f"save_every_n_steps = {every}", {"save_every_n_steps": every})
+        builder.change("save_every_n_examples", said_of({"save_every_n_steps": every}), {"save_every_n_steps": every})
     if builder.number("checkpoint_every_n_epochs"):
         builder.ignore("checkpoint_every_n_epochs", "save_state saves a state with each file")
     if share := builder.number("uncond_fraction"):

@@ -108,8 +108,8 @@ def _network(builder: ImportBuilder) -> None:
         module = "lycoris.kohya" if any(one.startswith("algo=") for one in arguments) else usual
     if is_on(builder.get("fa")):
         module = "networks.lora_fa"
-        builder.explain(f"network_module = {module}", "fa")
-    builder.explain(f"network_module = {module}", "lora_fa")
+        builder.explain(said_of({"network_module": module}), "fa")
+    builder.explain(said_of({"network_module": module}), "lora_fa")
     values: JsonObject = {"network_module": module} | ({"network_args": arguments} if arguments else {})
     shown = {name: " ".join(value) if isinstance(value, list) else value for name, value in values.items()}
     set_by(builder, "network_args", said_of(shown), values)
@@ -126,7 +126,7 @@ def _optimizer(builder: ImportBuilder) -> None:
             builder.change(key, f"{key} = {' '.join(arguments)}", {key: arguments})
     schedule = str(builder.get("lr_scheduler_type") or "")
     if near := TABLES["schedules"].get(schedule.rpartition(".")[2]):
-        builder.change("lr_scheduler_type", nearest(schedule, f"lr_scheduler = {near}"), {"lr_scheduler": near})
+        builder.change("lr_scheduler_type", nearest(schedule, said_of({"lr_scheduler": near})), {"lr_scheduler": near})
         builder.ignore("lr_scheduler", "lr_scheduler_type names another")
         builder.ignore("lr_scheduler_args", Text("it is for {name}, which is not offered here", name=schedule))
         builder.values.pop("lr_scheduler_args", None)

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, MessageLike, Text
+from library.config.problems import ConfigError, MessageLike, Text, option_name, option_values
 from library.importers import flat, kohya_adapters, kohya_flags, kohya_launch
 from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
-from library.importers.shared import ONLY, chooses_chroma, load_tables, nearest, set_by
+from library.importers.shared import ONLY, chooses_chroma, load_tables, nearest, said_of, set_by
 
 TRAINER = "kohya_ss"
 TABLES = load_tables("kohya_ss")
@@ -168,7 +168,9 @@ def _warmup(builder: ImportBuilder, tab: str) -> None:
     none = schedule.split(":")[0] in ("constant", "adafactor") or builder.get("lr_scheduler_type")
     used = "lr_warmup_steps" if steps else "lr_warmup"
     if (percent or steps) and none:
-        builder.change(used, Text("{schedule} has no warm-up, so there is none", schedule=f"lr_scheduler = {schedule}"))
+        builder.change(
+            used, Text("{schedule} has no warm-up, so there is none", schedule=said_of({"lr_scheduler": schedule}))
+        )
     elif steps and steps > 0:
         builder.keep("lr_warmup_steps", int(steps))
         builder.ignore("lr_warmup", "lr_warmup_steps is set, and wins")
@@ -178,7 +180,11 @@ def _warmup(builder: ImportBuilder, tab: str) -> None:
             share = int(total) if total else 0.9999
         elif tab == "lora" and builder.get("dataset_config") and total:
             share = round(percent * total / 100)
-        said = Text("{percent} % of all steps is {option}", percent=f"{percent:g}", option=f"lr_warmup_steps = {share}")
+        said = Text(
+            "{percent} % of all steps is {option}",
+            percent=f"{percent:g}",
+            option=option_values({"lr_warmup_steps": str(share)}),
+        )
         builder.change("lr_warmup", said, {"lr_warmup_steps": share})
     builder.empty("lr_warmup", "lr_warmup_steps")
 
@@ -254,7 +260,7 @@ def _noise(builder: ImportBuilder, tab: str) -> None:
                 if key == "multires_noise_discount" and not builder.number("multires_noise_iterations"):
                     builder.empty(key)
                 else:
-                    builder.ignore(key, f"noise_offset_type = {kind}")
+                    builder.ignore(key, said_of({"noise_offset_type": kind}))
         builder.explain(Text("{kind}: only the settings of that noise are taken", kind=kind), "noise_offset_type")
     elif "noise_offset_type" in builder.source:
         said = "it does nothing in this tab: noise_offset and multires_noise_* both count"
@@ -303,19 +309,21 @@ def _folders(builder: ImportBuilder, tab: str) -> None:
         line = "\\" if "\\" in folder and "/" not in folder else "/"
         path = folder.rstrip("/\\") + line + name
         builder.change(
-            "train_dir", Text("with {key}: {option}", key=used, option=f"in_json = {path}"), {"in_json": path}
+            "train_dir",
+            Text("with {key}: {option}", key=used, option=option_values({"in_json": str(path)})),
+            {"in_json": path},
         )
         builder.explain("is the file name of in_json", used)
     builder.explain(Text("chooses {key} for in_json", key=used), "use_latent_files")
     for key in (used, other):
         if key in builder.left():
-            builder.ignore(key, f"in_json = {used}" if key == other else "there is no train_dir")
+            builder.ignore(key, said_of({"in_json": used}) if key == other else "there is no train_dir")
 
 
 def _word(builder: ImportBuilder, tab: str) -> None:
     """The template that replaces captions, one field on kohya_ss's page."""
     if tab == "textual-inversion" and (option := TEMPLATES.get(str(builder.get("template")))):
-        builder.change("template", Text("is {option} here", option=option), {option: True})
+        builder.change("template", Text("is {option} here", option=option_name(option)), {option: True})
     builder.empty("template")
 
 

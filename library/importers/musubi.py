@@ -6,7 +6,7 @@ from typing import Any
 
 from library.config import schema
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, MessageLike, Text
+from library.config.problems import ConfigError, MessageLike, Text, option_name
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import ONLY, dataset_toml, equal, load_tables, nearest, said_of, set_by, tables, take
 
@@ -55,10 +55,11 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
     if isinstance(data, Mapping) and is_dataset(data):
         builder.texts["dataset_config"], notes = dataset(data)
         builder.notes += notes
-        builder.change("dataset_config", "the dataset format of musubi-tuner; converted to a file beside the config")
+        said = "the dataset format of musubi-tuner; converted to a file that the import writes"
+        builder.change("dataset_config", said)
     for key, version in TABLES["old_versions"].items():  # the older switches for one of Qwen-Image-Edit
         if builder.family == "qwen_image" and is_on(builder.get(key)):
-            builder.change(key, f"model_version = {version}", {"model_version": version})
+            builder.change(key, said_of({"model_version": version}), {"model_version": version})
     _lycoris(builder, module)
     sampling = _sampling(builder)
     _timesteps(builder, sampling)
@@ -96,7 +97,7 @@ def _timesteps(builder: ImportBuilder, sampling: str) -> None:
             if edge is not None and edge != usual:
                 value = 1000 - int(edge)
                 template = "with sigma, {trainer} counts from the noisiest timestep: {option} = {value}"
-                said = Text(template, trainer=TRAINER, option=option, value=value)
+                said = Text(template, trainer=TRAINER, option=option_name(option), value=value)
                 builder.change(key, said, {option: value})
     if builder.family == "flux" and scheme in ("sigma_sqrt", "cosmap"):
         template = "{trainer} weighs the loss by it; for FLUX.1 here that needs model_prediction_type = sigma_scaled"
@@ -114,7 +115,7 @@ def _sampling(builder: ImportBuilder) -> str:
         builder.change("timestep_sampling", said("logsnr", said_of(values)), values)
         builder.explain("is part of timestep_sampling", "logit_mean", "logit_std")
     elif near := TABLES["timestep_sampling"].get(sampling):
-        said_near = nearest(sampling, f"timestep_sampling = {near}")
+        said_near = nearest(sampling, said_of({"timestep_sampling": near}))
         builder.change("timestep_sampling", said_near, {"timestep_sampling": near})
     return sampling
 

@@ -3,7 +3,7 @@
 import re
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, MessageLike, Text
+from library.config.problems import ConfigError, MessageLike, Text, option_names
 from library.importers import onetrainer_data, onetrainer_learning, onetrainer_model
 from library.importers.builder import ImportBuilder, is_on, to_number
 from library.importers.shared import (
@@ -18,6 +18,7 @@ from library.importers.shared import (
     own_name,
     precision,
     rest,
+    said_of,
     split_path,
     take,
 )
@@ -47,7 +48,7 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
     builder = ImportBuilder(source, _script(source, script), TRAINER, absent=absent, names=names, notes=notes)
     kind = TABLES["model_types"].get(str(source["model_type"]))
     builder.change("training_method", Text("chooses the script: {script}", script=builder.script))
-    said = f"model_type = {kind}" if kind else Text("chooses the script: {script}", script=builder.script)
+    said = said_of({"model_type": kind}) if kind else Text("chooses the script: {script}", script=builder.script)
     builder.change("model_type", said, {"model_type": kind} if kind else {})
     names_given = " ".join(own_name(builder.get(key)) for key in ("transformer.model_name", "base_model_name"))
     for chooses in (chooses_version, chooses_edit):
@@ -101,10 +102,10 @@ def _own_transformer(builder: ImportBuilder) -> None:
     if str(builder.source["model_type"]) == "CHROMA_1":
         options = [option for option in options if option != "clip_l"]
     beside = {option: base for option in options if base and option not in builder.values}
-    builder.change(key, f"pretrained_model_name_or_path = {name}", {"pretrained_model_name_or_path": name})
+    builder.change(key, said_of({"pretrained_model_name_or_path": name}), {"pretrained_model_name_or_path": name})
     if beside:
         builder.change(
-            "base_model_name", Text("the networks beside the transformer: {names}", names=", ".join(beside)), beside
+            "base_model_name", Text("the networks beside the transformer: {names}", names=option_names(beside)), beside
         )
 
 
@@ -112,13 +113,13 @@ def _output(builder: ImportBuilder) -> None:
     if path := builder.get("output_model_destination"):
         folder, name = split_path(str(path))
         values = {"output_dir": folder, "output_name": name} if builder.given("output_model_destination") else {}
-        said = f"output_dir = {folder}, output_name = {name}"
+        said = said_of({"output_dir": folder, "output_name": name})
         builder.change("output_model_destination", said, values)
     take(builder, {"output_dtype": "save_precision"}, lambda value: precision(value, "float"))
     kind = str(builder.get("output_model_format") or "")
     if kind and not builder.adapters and builder.family == "sdxl":
         ours = {"DIFFUSERS": "diffusers_safetensors", "CKPT": "ckpt"}.get(kind, "safetensors")
-        builder.change("output_model_format", equal(kind, f"save_model_as = {ours}"), {"save_model_as": ours})
+        builder.change("output_model_format", equal(kind, said_of({"save_model_as": ours})), {"save_model_as": ours})
     elif kind:
         builder.change(
             "output_model_format", Text("{kind}: saved as a .safetensors file with sd-scripts' names", kind=kind)

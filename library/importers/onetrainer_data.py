@@ -11,6 +11,7 @@ from library.importers.shared import (
     guidance,
     guidance_flag,
     nearest,
+    said_of,
     small_buckets,
     tables,
     told_prompts,
@@ -46,7 +47,7 @@ def _timesteps(builder: ImportBuilder) -> None:
         values["timestep_sampling"] = {"qwen_image": "qwen_shift", "flux_2": "flux2_shift"}.get(
             builder.family, "flux_shift"
         )
-    said = ", ".join(f"{name} = {value}" for name, value in values.items())
+    said = said_of(values)
     key = "timestep_distribution"
     builder.assume(key, kind)
     builder.change(key, said if is_same else nearest(kind, said), values)
@@ -111,7 +112,7 @@ def _images(builder: ImportBuilder) -> None:
             {} if concepts else {"resolution": text} | (small_buckets([*largest]) if buckets else {}),
         )
     values: JsonObject = {"enable_bucket": buckets, "max_bucket_reso": 2048, "caption_extension": ".txt"}
-    said = f"enable_bucket = {str(buckets).lower()}"
+    said = said_of({"enable_bucket": str(buckets).lower()})
     builder.change("aspect_ratio_bucketing", said, {} if concepts else values)  # a dataset file has its own
     _caching(builder, concepts)
 
@@ -216,9 +217,7 @@ def _caching(builder: ImportBuilder, concepts: list[JsonMapping]) -> None:
     varied = any(is_on(t.get("enable_tag_shuffling")) or is_on(t.get("tag_dropout_enable")) for t in texts)
     if on and not learns and not varied and not builder.values.get("caption_dropout_rate"):
         values |= {"cache_text_encoder_outputs": True, "cache_text_encoder_outputs_to_disk": True}
-    builder.change(
-        "latent_caching", ", ".join(f"{name} = {str(value).lower()}" for name, value in values.items()), values
-    )
+    builder.change("latent_caching", said_of(values), values)
 
 
 def _samples(builder: ImportBuilder) -> None:
@@ -247,7 +246,7 @@ def _sample_interval(builder: ImportBuilder) -> None:
     unit, count = str(builder.get("sample_after_unit")), builder.number("sample_after")
     if unit in ("STEP", "EPOCH") and count:
         name = f"sample_every_n_{unit.casefold()}s"
-        builder.change("sample_after", f"{name} = {int(count)}", {name: int(count)})
+        builder.change("sample_after", said_of({name: int(count)}), {name: int(count)})
     elif unit not in ("NEVER", "ALWAYS"):
         said = "samples are generated every N epochs or steps here, not by time; once per epoch is set"
         builder.change("sample_after", said, {"sample_every_n_epochs": 1})

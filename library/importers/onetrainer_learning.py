@@ -3,10 +3,10 @@
 import math
 
 from library.config.json_types import JsonObject
-from library.config.problems import Text
+from library.config.problems import Text, option_name
 from library.importers.builder import ImportBuilder, is_on
 from library.importers.onetrainer_model import ENCODERS, image_part
-from library.importers.shared import equal, load_tables, nearest, optimizer, plain
+from library.importers.shared import equal, load_tables, nearest, optimizer, plain, said_of
 
 TABLES = load_tables("onetrainer")
 NO_BETAS = (
@@ -104,7 +104,7 @@ def _schedule(builder: ImportBuilder) -> None:
     elif floor := builder.number("learning_rate_min_factor"):
         if name == "COSINE":
             chosen, values = "cosine_with_min_lr", {"lr_scheduler_min_lr_ratio": floor}
-            builder.change("learning_rate_min_factor", f"lr_scheduler_min_lr_ratio = {floor:g}")
+            builder.change("learning_rate_min_factor", said_of({"lr_scheduler_min_lr_ratio": f"{floor:g}"}))
         elif name != "CONSTANT":
             builder.ignore("learning_rate_min_factor", "only cosine_with_min_lr ends above 0 here")
     if chosen == "constant" and warmup:
@@ -156,13 +156,13 @@ def _rates(builder: ImportBuilder) -> None:
     rates = [(base if (r := rate(f"{n}.learning_rate")) is None else r) for n in ENCODERS]
     rates = [r if on else 0.0 for r, on in zip(rates, learns, strict=True)]
     if builder.adapters:
-        builder.change("learning_rate", f"learning_rate = {base:g}", {"learning_rate": base})
+        builder.change("learning_rate", said_of({"learning_rate": f"{base:g}"}), {"learning_rate": base})
         if own is not None:
-            builder.change(f"{part}.learning_rate", f"unet_lr = {own:g}", {"unet_lr": own})
+            builder.change(f"{part}.learning_rate", said_of({"unet_lr": f"{own:g}"}), {"unet_lr": own})
         _encoder_adapters(builder, learns, rates if several else rates[:1], 0 if is_chroma else 1)
     else:
         rate_here = base if own is None else own
-        builder.change("learning_rate", f"learning_rate = {rate_here:g}", {"learning_rate": rate_here})
+        builder.change("learning_rate", said_of({"learning_rate": f"{rate_here:g}"}), {"learning_rate": rate_here})
         _encoders(builder, learns, rates)
     _frozen(builder, part, learns)
     _stops(builder, learns)
@@ -178,7 +178,7 @@ def _encoder_adapters(builder: ImportBuilder, learns: list[bool], rates: list[fl
     if not any(learns):
         builder.change(key, "no text encoder learns: network_train_unet_only", {"network_train_unet_only": True})
         return
-    builder.change(key, f"text_encoder_lr = {rates}", {"text_encoder_lr": rates})
+    builder.change(key, said_of({"text_encoder_lr": rates}), {"text_encoder_lr": rates})
     if builder.family == "flux" and learns[t5]:
         arguments = [*builder.values.get("network_args", ()), "train_t5xxl=True"]
         said = "network_args train_t5xxl=True"
@@ -196,7 +196,7 @@ def _encoders(builder: ImportBuilder, learns: list[bool], rates: list[float]) ->
     values: JsonObject = {"train_text_encoder": any(learns)}
     if any(learns):
         values |= {"learning_rate_te1": rates[0], "learning_rate_te2": rates[1]}
-    builder.change("text_encoder.train", f"train_text_encoder = {str(any(learns)).lower()}", values)
+    builder.change("text_encoder.train", said_of({"train_text_encoder": str(any(learns)).lower()}), values)
 
 
 def _frozen(builder: ImportBuilder, part: str, learns: list[bool]) -> None:
@@ -226,7 +226,7 @@ def _stops(builder: ImportBuilder, learns: list[bool]) -> None:
 def _steps(builder: ImportBuilder) -> None:
     """Gradient clipping, EMA, and the half precision that they depend on."""
     clip = builder.number("clip_grad_norm")
-    builder.change("clip_grad_norm", f"max_grad_norm = {clip or 0:g}", {"max_grad_norm": clip or 0.0})
+    builder.change("clip_grad_norm", said_of({"max_grad_norm": f"{clip or 0:g}"}), {"max_grad_norm": clip or 0.0})
     mode = str(builder.get("ema") or "OFF").upper()
     keys = ("ema_decay", "ema_update_step_interval")
     if mode in ("GPU", "CPU"):
@@ -245,7 +245,7 @@ def _loss(builder: ImportBuilder) -> None:
     if gamma and not builder.given("loss_weight_fn"):
         builder.keep("min_snr_gamma", gamma)
     elif kind == "MIN_SNR_GAMMA":
-        builder.change("loss_weight_fn", f"min_snr_gamma = {strength:g}", {"min_snr_gamma": strength})
+        builder.change("loss_weight_fn", said_of({"min_snr_gamma": f"{strength:g}"}), {"min_snr_gamma": strength})
     elif kind == "DEBIASED_ESTIMATION":
         builder.change("loss_weight_fn", "debiased_estimation_loss", {"debiased_estimation_loss": True})
     elif kind not in ("CONSTANT", "SIGMA"):
@@ -261,7 +261,7 @@ def _loss(builder: ImportBuilder) -> None:
     if used in ("huber", "log_cosh"):
         values |= {"huber_schedule": "constant", "huber_c": builder.number("huber_delta") if used == "huber" else 1.0}
     count = sum(map(bool, strengths.values()))
-    said = f"loss_type = {values.get('loss_type', 'l2')}"
+    said = said_of({"loss_type": values.get("loss_type", "l2")})
     for key in strengths:
         if key != used:
             builder.ignore(f"{key}_strength", "one loss is used here, the one with the largest strength")
@@ -270,7 +270,7 @@ def _loss(builder: ImportBuilder) -> None:
     if values or count > 1:
         builder.change(f"{used}_strength", said, values)
     builder.empty("mse_strength", "vb_loss_strength")
-    said = Text("is {option} here", option="huber_c") if used == "huber" else Text("only huber has it")
+    said = Text("is {option} here", option=option_name("huber_c")) if used == "huber" else Text("only huber has it")
     builder.explain(said, "huber_delta")
 
 
@@ -279,7 +279,7 @@ def _intervals(builder: ImportBuilder) -> None:
     unit, count = str(builder.get("save_every_unit") or "NEVER"), builder.number("save_every")
     if unit in ("STEP", "EPOCH") and count:
         name = f"save_every_n_{unit.casefold()}s"
-        builder.change("save_every", f"{name} = {int(count)}", {name: int(count)})
+        builder.change("save_every", said_of({name: int(count)}), {name: int(count)})
         builder.explain("is the unit of save_every", "save_every_unit")
     elif unit not in ("NEVER", "ALWAYS") and count:
         for key in ("save_every", "save_every_unit"):
@@ -289,7 +289,7 @@ def _intervals(builder: ImportBuilder) -> None:
     minutes = {"SECOND": 1 / 60, "MINUTE": 1.0, "HOUR": 60.0}.get(unit)
     if minutes and count:
         every = max(1, round(count * minutes))
-        said = f"save_state_every_n_minutes = {every}"
+        said = said_of({"save_state_every_n_minutes": every})
         builder.change("backup_after", said, {"save_state_every_n_minutes": every})
     elif unit in ("STEP", "EPOCH") and count:
         builder.ignore("backup_after", "save_state saves a state with each file")
@@ -306,7 +306,7 @@ def _noise(builder: ImportBuilder) -> None:
     for key, option, off in (("min_noising_strength", "min_timestep", 0), ("max_noising_strength", "max_timestep", 1)):
         share = builder.number(key)
         if share is not None and share != off:
-            builder.change(key, f"{option} = {round(share * 1000)}", {option: round(share * 1000)})
+            builder.change(key, said_of({option: round(share * 1000)}), {option: round(share * 1000)})
         builder.empty(key)
 
 

@@ -1,9 +1,9 @@
 """Import OneTrainer's trained parts, their dtypes, and the adapters."""
 
 from library.config.json_types import JsonObject
-from library.config.problems import MessageLike, Text, listed
+from library.config.problems import MessageLike, Text, listed, option_name, option_values
 from library.importers.builder import ImportBuilder, is_on
-from library.importers.shared import BLOCKS, equal, load_tables, nearest, precision
+from library.importers.shared import BLOCKS, equal, load_tables, nearest, precision, said_of
 
 EIGHT = load_tables("onetrainer")["eight_bit_formats"]
 SAME = ("FLOAT_8", "INT_8")
@@ -29,17 +29,17 @@ def _formats(builder: ImportBuilder) -> None:
     kept, used = dtype(builder, part), str(builder.get("train_dtype")).upper()
     mixed, half = precision(used), precision(kept)
     values: JsonObject = {"mixed_precision": mixed}
-    said = f"mixed_precision = {mixed}"
+    said = said_of({"mixed_precision": mixed})
     if used == "TFLOAT_32":
         values, said = (
             {"mixed_precision": "no", "cuda_allow_tf32": True},
-            "mixed_precision = no, cuda_allow_tf32 = true",
+            said_of({"mixed_precision": "no", "cuda_allow_tf32": True}),
         )
     elif not builder.adapters and half in ("bf16", "fp16"):
         both = "bf16" if "bf16" in (half, mixed) else "fp16"
         values = {"mixed_precision": both, f"full_{both}": True}
         template = "with weights in {format}: {options}, since both have one format here"
-        said = Text(template, format=kept, options=f"mixed_precision = {both}, full_{both} = true")
+        said = Text(template, format=kept, options=said_of({"mixed_precision": both, f"full_{both}": True}))
         if half != mixed:
             template = "OneTrainer computes in {used} with weights in {kept}; both are {ours} here"
             builder.notes.append(Text(template, used=used, kept=kept, ours=both))
@@ -78,9 +78,9 @@ def _other_formats(builder: ImportBuilder) -> None:
         builder.ignore(key, "the VAE is in mixed_precision, and in float32 instead of fp16")
     elif builder.family == "flux_2":
         kind = "float32" if full else "bfloat16"
-        builder.change(key, f"vae_dtype = {kind}", {"vae_dtype": kind})
+        builder.change(key, said_of({"vae_dtype": kind}), {"vae_dtype": kind})
     elif builder.family == "sdxl" or builder.adapters:
-        builder.change(key, f"no_half_vae = {str(full).lower()}",
+        builder.change(key, said_of({"no_half_vae": str(full).lower()}),
                       {"no_half_vae": full})  # fmt: skip
     else:
         builder.ignore(key, "the autoencoder of a FLUX.1 fine-tune is always run in the same way")
@@ -194,11 +194,11 @@ def _checkpointing(builder: ImportBuilder) -> None:
     offloaded = word == "CPU_OFFLOADED" or is_on(builder.get(f"{part}.activation_offloading"))
     offloaded = offloaded and builder.source.get("enable_activation_offloading", True) is not False
     values: JsonObject = {"gradient_checkpointing": word in ("ON", "TRUE", "1", "CPU_OFFLOADED")}
-    said = f"gradient_checkpointing = {str(values['gradient_checkpointing']).lower()}"
+    said = said_of({"gradient_checkpointing": str(values["gradient_checkpointing"]).lower()})
     if share and builder.family in BLOCKS:
         blocks, most = BLOCKS[builder.family]
         values["blocks_to_swap"] = min(most, max(1, round(share * blocks)))
-        option = f"blocks_to_swap = {values['blocks_to_swap']}"
+        option = said_of({"blocks_to_swap": values["blocks_to_swap"]})
         said = Text("{option}, for {share} of the layers", option=option, share=f"{share:g}")
     elif offloaded and values["gradient_checkpointing"]:
         values = {"gradient_checkpointing": False, "cpu_offload_checkpointing": True}
@@ -207,7 +207,7 @@ def _checkpointing(builder: ImportBuilder) -> None:
     if whole not in builder.source:
         builder.assume(own, True)
     if "blocks_to_swap" in values:
-        builder.explain(Text("is {option} here", option="blocks_to_swap"), f"{part}.offload_fraction")
+        builder.explain(Text("is {option} here", option=option_name("blocks_to_swap")), f"{part}.offload_fraction")
     for key in builder.left():
         if key.endswith((".gradient_checkpointing", ".offload_fraction", ".activation_offloading")) or key in (
             "layer_offload_fraction", "enable_activation_offloading"):  # fmt: skip
@@ -232,7 +232,7 @@ def _captions(builder: ImportBuilder) -> None:
     rates = [builder.number(f"{name}.dropout_probability") or 0.0 for name in ENCODERS]
     if any(rates):
         template = "{option}; both text encoders miss the same captions here"
-        said = Text(template, option=f"caption_dropout_rate = {max(rates):g}")
+        said = Text(template, option=option_values({"caption_dropout_rate": f"{max(rates):g}"}))
         for name, rate in zip(ENCODERS, rates, strict=True):
             if rate:
                 builder.change(f"{name}.dropout_probability", said, {"caption_dropout_rate": max(rates)})

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import MessageLike, Problem, Text
+from library.config.problems import MessageLike, Problem, Text, listed, option_name
 from library.config.run_config import RunConfig
 from library.config.schema import changed, flat, options
 
@@ -52,18 +52,19 @@ class Imported:
     def lines(self) -> list[MessageLike]:
         """The messages of the page: what to fix, what was guessed, changed or left out, and notes."""
         to_fix = [Text(TO_FIX, problem=problem) for problem in self.problems]
-        changed = [Text("{key}: {text}", key=outcome.key, text=outcome.text) for outcome in self.of("changed")]
+        changed = [Text("{key}: {text}", key=outcome.key, text=said(outcome.text)) for outcome in self.of("changed")]
         renamed = [
-            Text("{key} is now {option}", key=outcome.key, option=outcome.text) for outcome in self.of("renamed")
+            Text("{key} is now {option}", key=outcome.key, option=option_name(str(outcome.text)))
+            for outcome in self.of("renamed")
         ]
-        every = ", ".join(self._defaults())
+        every = listed(self._defaults())
         template = "not in the file, so {trainer} has: {values}"
         defaults = [Text(template, trainer=self.program, values=every)] if every else []
         grouped = _grouped(self.of("ignored"))
-        ignored = [Text("ignored: {names}: {reason}", names=names, reason=reason) for reason, names in grouped]
+        ignored = [Text("ignored: {names}: {reason}", names=names, reason=said(reason)) for reason, names in grouped]
         guessed = [self.guess] if self.guess else []
-        said = [*to_fix, *guessed, *self.unknown(), *changed, *renamed, *defaults]
-        return [*said, *self._idle(), *ignored, *self.notes]
+        first = [*to_fix, *guessed, *self.unknown(), *changed, *renamed, *defaults]
+        return [*first, *self._idle(), *ignored, *self.notes]
 
     def unknown(self) -> list[Problem]:
         """A problem for each key that is no option here; its fix is the option that was probably meant."""
@@ -73,15 +74,16 @@ class Imported:
     def _idle(self) -> list[Text]:
         """A text for each reason why options have no effect."""
         grouped = _grouped(self.of("ineffective"))
-        return [Text("without effect: {names}: {reason}", names=names, reason=reason) for reason, names in grouped]
+        template = "without effect: {names}: {reason}"
+        return [Text(template, names=names, reason=said(reason)) for reason, names in grouped]
 
     @property
     def program(self) -> str:
         """The trainer without the tab."""
         return self.trainer.partition(" (")[0]
 
-    def _defaults(self) -> list[str]:
-        return [f"{outcome.key} ({outcome.text})" for outcome in self.of("default")]
+    def _defaults(self) -> list[Text]:
+        return [Text("{key} ({values})", key=one.key, values=said(one.text)) for one in self.of("default")]
 
     def account(self) -> JsonObject:
         """The whole report as JSON."""
@@ -103,7 +105,7 @@ class Imported:
         if changed := self.of("changed"):
             blocks.append(_block("changed", len(changed), [f"{f.key}: {f.text}" for f in changed]))
         if self.of("default"):
-            blocks.append(_block(f"defaults of {self.program}", len(self.of("default")), self._defaults()))
+            blocks.append(_block(f"defaults of {self.program}", len(self.of("default")), map(str, self._defaults())))
         if idle := self.of("ineffective"):
             grouped = [f"{names}: {reason}" for reason, names in _grouped(idle)]
             blocks.append(_block("kept, but without effect", len(idle), grouped))
@@ -118,6 +120,11 @@ class Imported:
             if remarks:
                 blocks.append(_block(title, len(remarks), remarks))
         return "\n".join(blocks)
+
+
+def said(text: MessageLike) -> Text:
+    """What is said of a key, as a text whose names of options a form replaces."""
+    return text if isinstance(text, Text) else Text(text)
 
 
 def _grouped(outcomes: Iterable[KeyOutcome]) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from library.config.formats import toml_value
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.problems import MessageLike, Problem, Text, ngettext
+from library.config.problems import MessageLike, Problem, Text, ngettext, option_values
 from library.config.sections.learning import OptimizerName
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, to_number
 from library.importers.result import KeyOutcome
@@ -38,7 +38,7 @@ PART_OPTIONS = {
     "zimage": ("text_encoder", "vae"),
     "anima": ("qwen3", "vae"),
 }
-PREPARED = "it is said in the dataset file that is written beside the config"
+PREPARED = "it is said in the dataset file that the import writes"
 # Parts of a path that do not identify the model: sub-folders and files of diffusers and of the Hugging Face cache.
 NO_NAME = re.compile(r"transformer|snapshots|[0-9a-f]{40}|(diffusion_pytorch_)?model(-\d+-of-\d+)?\.safetensors|")
 
@@ -164,7 +164,7 @@ def plain(name: object) -> str:
     return "".join(letter for letter in str(name).casefold() if letter.isalnum())
 
 
-def equal(theirs: object, ours: str) -> Text:
+def equal(theirs: object, ours: MessageLike) -> Text:
     """A message: the equivalent of another trainer's setting."""
     return Text("{theirs} is {ours} here", theirs=theirs, ours=ours)
 
@@ -183,9 +183,9 @@ def to_download(builder: ImportBuilder, key: str, path: str) -> None:
     builder.problems.append(Problem("base_weights", template, path=path))
 
 
-def said_of(values: JsonMapping) -> str:
+def said_of(values: JsonMapping) -> Text:
     """Options and their values, as one would write them: "a = 1, b = true"."""
-    return ", ".join(f"{name} = {_shown(value)}" for name, value in values.items())
+    return option_values({name: _shown(value) for name, value in values.items()})
 
 
 def _shown(value: JsonValue) -> str:

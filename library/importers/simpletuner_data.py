@@ -12,6 +12,7 @@ from library.importers.shared import (
     guidance,
     guidance_flag,
     load_tables,
+    said_of,
     tables,
     told_prompts,
 )
@@ -35,7 +36,7 @@ def _datasets(builder: ImportBuilder) -> None:
             said = "this file was not found; name the images with train_data_dir or dataset_config"
             builder.ignore(key, said)
         size = _side(builder.source)
-        builder.change("resolution", f"resolution = {size}", {"resolution": str(size), "enable_bucket": True})
+        builder.change("resolution", said_of({"resolution": size}), {"resolution": str(size), "enable_bucket": True})
         builder.explain("is part of resolution", "resolution_type", "aspect_bucket_alignment", "caption_strategy",
                         "instance_prompt", "prepend_instance_prompt", "only_instance_prompt")  # fmt: skip
         return

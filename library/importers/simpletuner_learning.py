@@ -46,7 +46,7 @@ def _network(builder: ImportBuilder) -> None:
         values = {"network_module": "lycoris.kohya", "network_args": ["algo=lora", "dora_wd=True", *bypass]}
         builder.change("use_dora", equal("DoRA", f"lycoris.kohya {' '.join(values['network_args'])}"), values)
     builder.explain("LoRA", "lora_type") if kind == "standard" else None
-    set_by(builder, "lora_alpha", f"network_alpha = {alpha or rank:g}", {"network_alpha": alpha or rank})
+    set_by(builder, "lora_alpha", said_of({"network_alpha": f"{alpha or rank:g}"}), {"network_alpha": alpha or rank})
     if "lycoris_config" in builder.left():
         builder.ignore("lycoris_config", "lora_type is not lycoris")
 
@@ -118,7 +118,7 @@ def _schedule(builder: ImportBuilder) -> None:
     ours = "constant_with_warmup" if ours == "constant" and warmup else ours
     free = "schedulefree" in plain(builder.get("optimizer"))
     ours = "constant" if free or (ours == "constant_with_warmup" and not warmup) else ours
-    builder.change("lr_scheduler", f"lr_scheduler = {ours}" if name in known else nearest(name, ours),
+    builder.change("lr_scheduler", said_of({"lr_scheduler": ours}) if name in known else nearest(name, ours),
         {"lr_scheduler": ours})  # fmt: skip
     for key, option, schedule in (("lr_power", "lr_scheduler_power", "polynomial"),
                                   ("lr_num_cycles", "lr_scheduler_num_cycles", "cosine_with_restarts")):  # fmt: skip

@@ -149,7 +149,7 @@ def _custom_problems(config: RunConfig, own: JsonObject) -> Iterator[Problem]:
         yield Problem("lr_scheduler_type", "{chosen} {absent}", chosen=config.optim.lr_scheduler_type,
             absent=absent)  # fmt: skip
         return
-    if why := code_names.why_not_class(cls.module, cls.name):
+    if why := code_names.why_not_class(cls.module, cls.name, "lr_scheduler_type"):
         yield Problem("lr_scheduler_type", NO_SCHEDULER, chosen=config.optim.lr_scheduler_type, why=why)
     elif code_names.may_look(cls.module):  # importing any other one runs it, which a check must not
         yield from load_problems(config, own)

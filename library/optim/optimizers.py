@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from library import packages
 from library.config import code_names
 from library.config.fixes import other_optimizer
-from library.config.problems import ConfigError, MessageLike, Problem, together
+from library.config.problems import ConfigError, MessageLike, Problem, option_name, together
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.methods import TrainingMethod
@@ -118,7 +118,7 @@ def problems(config: RunConfig) -> Iterator[Problem]:
             fix={"ema_decay": 0})  # fmt: skip
     if (early := config.optim.stepped_early) and is_schedule_free(config):
         yield Problem(early, "cannot be used with {name}: use AdamW or Adafactor, or leave {early} out",
-            name=cls.name, early=early)  # fmt: skip
+            name=cls.name, early=option_name(early))  # fmt: skip
     if config.distributed.fsdp and not config.adapters and not steps_rows(config):
         yield Problem("optimizer_type",
             ": {name} needs whole weights, and with fsdp each GPU has only rows of them: use AdamW, or leave fsdp out",
@@ -280,7 +280,7 @@ def tried(cls: OptimizerSpec) -> str:
 
 
 def _signature_problems(cls: OptimizerSpec, own: dict[str, Any], title: str) -> Iterator[Problem]:
-    if why := code_names.why_not_class(cls.module, cls.name):
+    if why := code_names.why_not_class(cls.module, cls.name, "optimizer_type"):
         yield Problem("optimizer_type", "{title}: {why}; AdamW is an optimizer", title=title, why=why)
     elif code_names.may_look(cls.module):  # importing any other one runs it, which a check must not
         yield from _load_problems(cls, own, title)

@@ -25,6 +25,11 @@ def devices() -> tuple[str, ...]:
     return tuple(map(str, range(_count()))) or (CPU,)
 
 
+def has_gpu() -> bool:
+    """Whether this process may use a GPU."""
+    return devices()[0] != CPU
+
+
 @lru_cache(maxsize=1)
 def _count() -> int:
     return machine.gpu_count()

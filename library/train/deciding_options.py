@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import MessageLike, Text
+from library.config.problems import MessageLike, Text, option_name
 from library.config.run_config import RunConfig
 from library.config.schema import options
 
@@ -61,7 +61,12 @@ def differences(known: JsonMapping, now: JsonMapping) -> Iterator[MessageLike]:
     skipped."""
     for name, value in now.items():
         if name in known and known[name] != value:
-            yield Text("{name} was {before} and is {now}", name=name, before=_shown(known[name]), now=_shown(value))
+            yield Text(
+                "{name} was {before} and is {now}",
+                name=option_name(name),
+                before=_shown(known[name]),
+                now=_shown(value),
+            )
 
 
 def _shown(value: Any) -> MessageLike:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from library.config.environment import first_process, lacks_memory
-from library.config.problems import ConfigError, MessageLike, Text, either
+from library.config.problems import ConfigError, MessageLike, Text, either, option_name
 from library.config.run_config import RunConfig
 from library.data.folders import some
 from library.data.not_finite import NotFiniteError
@@ -143,7 +143,7 @@ def _smaller(config: RunConfig, doing: MessageLike) -> Iterator[MessageLike]:
     work = doing.template if isinstance(doing, Text) else doing
     if work.startswith("caching latents"):
         if config.cache.vae_batch_size > 1:
-            yield Text("lower {name}", name="vae_batch_size")
+            yield Text("lower {name}", name=option_name("vae_batch_size"))
         yield Text("lower resolution")
         return
     if work.startswith("caching captions"):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, MessageLike, Problem, Text, listed
+from library.config.problems import ConfigError, MessageLike, Problem, Text, listed, option_name
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.data.held_out import IN_STATE
@@ -162,7 +162,9 @@ def changes(config: RunConfig, total: int | None = None) -> list[Problem]:
         found.append(Text("the seed stays {seed}, {given} is not used", seed=facts["seed"], given=given))
     said = [Problem("resume", CHANGED, differences=listed(found, "; "))] if found else []
     said += [] if has_checksums(folder) else [Problem("resume", NO_CHECKSUMS, folder=folder)]
-    return said + [Problem("resume", STARTS_ONLY, name=name) for name in resuming.only_for_starts(known, config)]
+    return said + [
+        Problem("resume", STARTS_ONLY, name=option_name(name)) for name in resuming.only_for_starts(known, config)
+    ]
 
 
 def _compare(facts: JsonMapping, training: "Training", data: MessageLike) -> None:

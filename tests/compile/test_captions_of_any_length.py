@@ -59,7 +59,7 @@ def test_relatives_need_their_familys_graphs_for_five_sizes_and_lengths(tmp_path
 
     Its blocks are those of its family, whose other kinds and backward passes are traced elsewhere.
     """
-    demo = files.prepare(tmp_path / "demo", (relative,))
+    demo = files.prepare(tmp_path / "demo", (relative,), compiled=True)
     written(tmp_path / "set" / "1_zorb toy", [(64, 64), (64, 128), (128, 64), (64, 192), (192, 64)])
     given = {"train_data_dir": tmp_path / "set", "max_train_steps": 5, "train_batch_size": 1, "enable_bucket": True}
     family = families.owner(relative)

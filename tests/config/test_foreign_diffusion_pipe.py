@@ -92,7 +92,7 @@ def test_a_file_of_data_sets_alone_is_converted_and_is_no_training(tmp_path):
     with pytest.raises(ConfigError, match=r"data set file of diffusion-pipe.*kohya import dataset\.toml"):
         importers.load(path, CONFIGS)
     with pytest.raises(ConfigError, match="data set file of diffusion-pipe"):
-        presets.fitting(path, {"sdxl": CONFIGS["sdxl_train"]}, "sdxl")
+        presets.fitting(path, {"sdxl": CONFIGS["sdxl_train"]}, "sdxl", [])
 
 
 @pytest.mark.parametrize(

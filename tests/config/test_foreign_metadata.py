@@ -112,7 +112,7 @@ def test_a_damaged_file_is_a_sentence(tmp_path, data):
 def test_the_shell_writes_it_and_the_page_loads_it(tmp_path):
     path = saved(tmp_path / "cat.safetensors", SDXL)
     assert main.main(["import", str(path), "-o", str(tmp_path / "run.toml")]) == 0
-    made = presets.fitting(path, {"sdxl": CONFIGS["sdxl_train_network"]}, "sdxl")
+    made = presets.fitting(path, {"sdxl": CONFIGS["sdxl_train_network"]}, "sdxl", [])
     assert made.config == importers.load(path, CONFIGS).config
     assert any("LoRA metadata" in str(note) for note in presets.report(made))
 

@@ -44,7 +44,7 @@ def test_a_folder_is_asked_for_once_and_holds_at_once_and_after_a_restart(place)
     roots = Roots([place / "root"], asks=True)
     with pytest.raises(ConfigError) as said:
         paths.inside(str(place / "other" / "out"), roots, "output_dir")
-    assert allowed_folders.asked(said.value.problems[0]) == str(place / "other" / "out")
+    assert allowed_folders.asked(said.value.problems[0]) == str(place / "other")
     allow(roots, place / "other")
     assert paths.inside(str(place / "other" / "out"), roots) == place / "other" / "out"
     assert list(Roots([place / "root"], asks=True)) == [place / "root", place / "other"]
@@ -66,6 +66,30 @@ def test_of_a_file_its_folder_is_asked_for(place):
     for text, folder in (("a.safetensors", "other"), ("v1.5", "other/v1.5"), ("model", "other"), ("new", "other/new"),
                          ("v2.5", "other/v2.5"), ("run.toml", "other")):  # fmt: skip
         assert allowed_folders.meant(place / "other" / text) == place / folder, text
+
+
+@pytest.mark.parametrize("what", ["train_data_dir", "pretrained_model_name_or_path", "config file", "image_dir"])
+def test_what_does_not_exist_is_said_not_to_exist_and_is_not_asked_for(place, what):
+    roots = Roots([place / "root"], asks=True)
+    for text, absent in (("gone", "gone"), ("gone/deeper/a.png", "gone/deeper"), ("other/gone", "other/gone")):
+        with pytest.raises(ConfigError, match="does not exist") as said:
+            paths.inside(str(place / text), roots, what)
+        (problem,) = said.value.problems
+        assert allowed_folders.asked(problem) == "" and problem.arguments == {"path": str(place / absent)}
+        with pytest.raises(ConfigError, match="does not exist"):
+            allow(roots, place / absent)
+    assert not allowed_folders.place().exists()
+
+
+def test_of_a_folder_that_a_training_makes_the_one_that_it_will_be_in_is_asked_for(place):
+    roots = Roots([place / "root"], asks=True)
+    for is_new, what in ((False, "output_dir"), (False, "logging_dir"), (True, "folder")):
+        with pytest.raises(ConfigError) as said:
+            paths.inside(str(place / "other" / "new" / "out"), roots, what, is_new)
+        assert allowed_folders.asked(said.value.problems[0]) == str(place / "other")
+    with pytest.raises(ConfigError, match="make it first") as said:  # above it are the homes of all users
+        paths.inside(str(Path.home().parent / "nobody-of-this-name" / "out"), roots, "output_dir")
+    assert allowed_folders.asked(said.value.problems[0]) == ""
 
 
 def bad_places(place):
@@ -239,18 +263,19 @@ OUTSIDE = paths._outside
 @pytest.mark.browser
 def test_train_asks_for_each_folder_and_then_starts(visitor, place):
     model, results = place / "other" / "base.safetensors", place / "out" / "new"
+    (place / "out").mkdir()
     visitor.fill(pretrained_model_name_or_path=model, train_data_dir=place / "file", resolution="1024",
                  output_name="cat", max_train_steps="20", output_dir=results)  # fmt: skip
     visitor.click("Train")
     visitor.until("3 problems to fix")
     buttons = visitor.page.locator(".message:visible .allow")
-    assert buttons.count() == 3 and not (place / "out").exists()
+    assert buttons.count() == 3 and not results.exists()
     for left in (2, 1):
         buttons.first.click()
         visitor.page.wait_for_function(f"document.querySelectorAll('.message .allow').length === {left}")
     buttons.first.click()
     visitor.until("It goes on when this page is closed")
-    assert set(allowed_folders.remembered()) == {place / "other", place / "file", place / "out" / "new"}
+    assert set(allowed_folders.remembered()) == {place / "other", place / "file", place / "out"}
     visitor.state("finished")
 
 
@@ -265,6 +290,7 @@ def test_a_folder_that_is_allowed_while_an_answer_is_on_its_way_is_not_asked_for
         else:
             held.append((route, route.fetch()))
 
+    (place / "out").mkdir()
     visitor.page.route("**/own/press", hold)
     visitor.fill(pretrained_model_name_or_path=place / "other" / "base.safetensors", train_data_dir=place / "file",
                  resolution="1024", output_name="cat", max_train_steps="20", output_dir=place / "out")  # fmt: skip
@@ -307,8 +333,11 @@ def test_the_picker_the_configs_the_data_set_and_the_tools_ask_too(visitor, plac
     page.locator("#tools-merge-loras-first").fill(str(place / "tools" / "x.safetensors"))
     page.locator("#tools-merge-out").fill(str(place / "root" / "y.safetensors"))
     page.locator(".tools [data-go]").click()
-    page.locator(".message:visible .allow").first.wait_for()
+    page.get_by_text(f"{place / 'tools'} does not exist").wait_for()
+    assert page.locator(f'.allow[data-allow="{place / "tools"}"]').count() == 0
     (place / "tools").mkdir()
+    page.locator(".tools [data-go]").click()
+    page.locator(f'.allow[data-allow="{place / "tools"}"]').wait_for()
     page.locator(".message:visible .allow").first.click()
     page.get_by_text("does not exist").wait_for()  # the file in it, which is looked for again at once
     assert place / "tools" in allowed_folders.remembered()
@@ -320,6 +349,20 @@ def test_what_may_not_be_allowed_has_no_button(visitor):
     visitor.click("Load config")
     visitor.until("belongs to the system")
     assert visitor.page.locator(".allow").count() == 0
+
+
+@pytest.mark.browser
+def test_below_a_field_a_folder_that_is_not_there_has_no_button_and_one_that_is_there_has_one(visitor, place):
+    help_of = visitor.page.locator("#lora-train_data_dir-help")
+    visitor.fill(train_data_dir=place / "gone" / "images")
+    visitor.page.locator("#lora-train_data_dir").blur()
+    help_of.get_by_text("does not exist").wait_for()
+    assert visitor.page.locator(".allow").count() == 0
+    visitor.fill(train_data_dir=place / "file")
+    visitor.page.locator("#lora-train_data_dir").blur()
+    help_of.locator(".allow").click()
+    help_of.get_by_text("Allowed").or_(help_of.get_by_text("A folder of images")).first.wait_for()
+    assert allowed_folders.remembered() == (place / "file",)
 
 
 @pytest.mark.browser
@@ -339,6 +382,7 @@ def test_save_and_probe_ask_and_then_go_on_by_themselves(visitor, place, monkeyp
                  resolution="1024", output_dir=place / "other")  # fmt: skip
     visitor.click("Check")
     visitor.until("No problems found")
+    (place / "out").mkdir()
     visitor.fill(output_dir=place / "out")
     visitor.click("Probe")
     page.locator(".message:visible .allow").click()

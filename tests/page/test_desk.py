@@ -84,7 +84,7 @@ def test_what_is_told_while_one_types(visit, demo, served):
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "lora-huber_c"
     assert page.locator(".field.found #lora-huber_c").is_visible()
-    visitor.until("No effect: loss_type is neither huber nor smooth_l1", ".ineffective")
+    visitor.until("No effect: Loss is neither huber nor smooth_l1", ".ineffective")
     page.locator("#lora-loss_type").select_option("huber")
     page.locator(".field:not(.ineffective) > #lora-huber_c").wait_for()
     # A profile compiles, and says what that means; the rest of the form stays as it is written.
@@ -149,9 +149,9 @@ def test_a_profile_looks_chosen_while_the_form_compiles_by_it_and_help_stays_bel
     visitor.click("Torch Compile Settings")
     chosen = page.locator('.profile:visible[aria-pressed="true"]')
     asleep = page.locator(".ineffective:visible #lora-compile_backend-help")
-    asleep.locator("em", has_text="No effect: compile is off").wait_for()
+    asleep.locator("em", has_text="No effect: Enable torch.compile is off").wait_for()
     words = asleep.inner_text().split("\n")
-    assert len(words) == 2 and "inductor" in words[0] and words[1] == "No effect: compile is off"
+    assert len(words) == 2 and "inductor" in words[0] and words[1] == "No effect: Enable torch.compile is off"
     assert chosen.count() == 0
     box = page.locator(".profile:visible", has_text="Max").bounding_box()
     page.mouse.move(box["x"] + 20, box["y"] + 20)  # a pointer that rests there chooses nothing
@@ -260,10 +260,10 @@ def test_from_nothing_to_a_trained_lora(visit, demo, monkeypatch, tmp_path):
     visitor.fill(caption_extension=".caption")
     visitor.click("Train")  # nothing is lost when captions are overlooked: it asks first
     visitor.until("It has not started: no image has a caption")
-    assert 'set caption_extension = ".txt" to use them' in visitor.said() and reader.runs() == []
+    assert 'set Caption extension = ".txt" to use them' in visitor.said() and reader.runs() == []
     visitor.click("Check")
     visitor.until("No problems found")
-    for words in ("12 images", "caption_extension is '.caption'", "no GPU was found", "one saved file takes about"):
+    for words in ("12 images", "Caption extension is '.caption'", "no GPU was found", "one saved file takes about"):
         assert words in visitor.said()
     visitor.page.locator(".findings .fix").first.click()
     assert visitor.page.locator("#lora-caption_extension").input_value() == ".txt"

@@ -174,7 +174,9 @@ def test_the_outlook_knows_what_an_earlier_run_took(helper, tmp_path):
     layout.store(folder / layout.RUN, facts)
     (folder / layout.TOML).write_text("[compile]\ncompile = true\n", encoding="utf-8")
     registry.add(folder)
-    assert str(compile_summary.outlook(config)) == f"2 graphs, about 72 s once, kept for next time (as in {folder.name})."
+    assert (
+        str(compile_summary.outlook(config)) == f"2 graphs, about 72 s once, kept for next time (as in {folder.name})."
+    )
     assert helper.compile_log(ApiRequest({})) == {"text": ""}  # nothing runs
     with Record.start({}, "flux_train_network", tmp_path / "out", "fox", "FLUX.1 LoRA") as run:
         run.event("compile", block="DoubleStreamBlock", forward=True, seconds=1.5, total=1.5, reason="", failed="")

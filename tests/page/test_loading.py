@@ -72,10 +72,10 @@ def test_a_config_with_mistakes_is_loaded_and_its_fixes_mend_what_was_loaded(vis
     held = visitor.held()["values"]
     assert (held["seed"], held["full_bf16"], held["train_batch_size"]) == ("7", True, "1")
     assert "max_train_steps" in visitor.said() and "'many'" in visitor.said()
-    visitor.page.get_by_role("button", name="Fix network_dim = 24").click()
+    visitor.page.get_by_role("button", name="Fix Rank = 24").click()
     visitor.until("3 problems to fix")
     assert visitor.held()["values"]["network_dim"] == "24"
-    visitor.page.get_by_role("button", name=re.compile("^Fix mixed_precision")).click()
+    visitor.page.get_by_role("button", name=re.compile("^Fix Mixed precision")).click()
     visitor.until("2 problems to fix")
     visitor.click("Check")
     visitor.until("full_bf16" if visitor.held()["values"]["mixed_precision"] == "no" else "train_data_dir")
@@ -120,9 +120,9 @@ def test_fixes_are_those_that_one_would_press(visit, monkeypatch):
     visitor.fill(learning_rate="-1", train_batch_size="-2")
     visitor.click("Print command")
     visitor.until("2 problems to fix")
-    page.get_by_role("button", name=f"Fix learning_rate = {begun['learning_rate']}").click()
+    page.get_by_role("button", name=f"Fix Learning rate = {begun['learning_rate']}").click()
     visitor.until("1 problem to fix")
-    page.get_by_role("button", name="Fix train_batch_size = 1").click()
+    page.get_by_role("button", name="Fix Batch size = 1").click()
     visitor.until("Everything here is fixed")
     assert visitor.held()["values"] == begun
     visitor.put(keep_tokens="3")

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from kohya_gui.form import loading, presets, start_preset
-from kohya_gui.form.form import SettingsForm
+from kohya_gui.form.form import SettingsForm, Submission
 from kohya_gui.form.tab import FAMILIES, TABS
 from library import importers
 from library.config.building import build
@@ -57,7 +57,7 @@ def test_a_preset_replaces_all_but_paths_and_names(preset):
 def load(tmp_path, text, family="sdxl", kind="lora"):
     path = tmp_path / "a.toml"
     path.write_text(text, encoding="utf-8")
-    return presets.fitting(path, CONFIGS[kind], family).config
+    return presets.fitting(path, CONFIGS[kind], family, []).config
 
 
 def test_a_file_finds_its_family_and_else_keeps_the_one_on_screen(tmp_path):
@@ -70,17 +70,18 @@ def test_a_file_that_says_what_it_is_for_is_taken_for_nothing_else(tmp_path):
     whole = build(CONFIGS["finetune"]["sdxl"], {"learning_rate": 1e-5})  # every key of it would fit a LoRA, too
     presets.save(tmp_path / "a.toml", whole, "")
     with pytest.raises(ConfigError, match="a.toml is for SDXL fine-tune"):
-        presets.fitting(tmp_path / "a.toml", CONFIGS["lora"], "flux")
-    assert presets.fitting(tmp_path / "a.toml", CONFIGS["finetune"], "flux").config == whole
+        presets.fitting(tmp_path / "a.toml", CONFIGS["lora"], "flux", [])
+    assert presets.fitting(tmp_path / "a.toml", CONFIGS["finetune"], "flux", []).config == whole
     (tmp_path / "sdxl_train_network-cat.toml").write_text("seed = 1")
-    assert presets.fitting(tmp_path / "sdxl_train_network-cat.toml", CONFIGS["lora"], "flux").config.family == "sdxl"
+    named = presets.fitting(tmp_path / "sdxl_train_network-cat.toml", CONFIGS["lora"], "flux", [])
+    assert named.config.family == "sdxl"
 
 
 def test_a_file_with_mistakes_is_loaded_and_all_of_them_are_named(tmp_path):
     """As `kohya import` answers: the reader is the same."""
     path = tmp_path / "a.toml"
     path.write_text('lerning_rate = 1\nmax_train_steps = "many"\nseed = 7\nfull_bf16 = true', encoding="utf-8")
-    made = presets.fitting(path, CONFIGS["lora"], "flux")
+    made = presets.fitting(path, CONFIGS["lora"], "flux", [])
     config = made.config
     assert (config.family, config.steps.seed, config.precision.full_bf16) == ("flux", 7, True)
     said = [str(note) for note in presets.report(made)]
@@ -96,7 +97,7 @@ def test_a_file_with_mistakes_is_loaded_and_all_of_them_are_named(tmp_path):
 
 def loaded(path, tab=TABS[0]):
     form = SettingsForm(tab.id, FAMILIES, tab.configs, tab.basics)
-    return loading.loaded(form, path, next(iter(tab.configs)))
+    return loading.loaded(form, path, Submission(next(iter(tab.configs)), {}, {}), [path.parent])
 
 
 def test_files_whose_tables_share_keys_are_loaded(tmp_path):
@@ -149,7 +150,7 @@ def test_a_saved_config_is_the_same_when_it_is_loaded(tmp_path):
         config = build(chosen, given, notes=[])
         path = tmp_path / f"{config.script}.toml"
         presets.save(path, config, "")
-        assert presets.fitting(path, CONFIGS[config.kind], config.family).config == config
+        assert presets.fitting(path, CONFIGS[config.kind], config.family, []).config == config
 
 
 def test_tokens_never_reach_a_file(tmp_path):
@@ -161,7 +162,7 @@ def test_tokens_never_reach_a_file(tmp_path):
 def test_what_is_no_text_is_refused_in_words(tmp_path):
     write_atomic(tmp_path / "a.toml", b"\x80\x81")
     with pytest.raises(ConfigError, match="not a text file"):
-        presets.fitting(tmp_path / "a.toml", CONFIGS["lora"], "sdxl")
+        presets.fitting(tmp_path / "a.toml", CONFIGS["lora"], "sdxl", [])
 
 
 KOHYA = {"sdxl": True, "LoRA_type": "Standard", "network_dim": "16", "lowvram": True, "wandb_api_key": "canary"}
@@ -170,7 +171,7 @@ KOHYA = {"sdxl": True, "LoRA_type": "Standard", "network_dim": "16", "lowvram": 
 def test_a_file_of_kohya_ss_is_imported_and_replaces_what_was_there(tmp_path):
     path = tmp_path / "cat.json"
     path.write_text(json.dumps(KOHYA | {"sample_prompts": "a cat"}), encoding="utf-8")
-    made = presets.fitting(path, CONFIGS["lora"], "flux")
+    made = presets.fitting(path, CONFIGS["lora"], "flux", [])
     config = made.config
     assert config.script == "sdxl_train_network" and flat(changed(config))["network_dim"] == 16
     told = "\n".join(map(str, presets.report(made)))
@@ -181,7 +182,7 @@ def test_a_file_of_kohya_ss_is_imported_and_replaces_what_was_there(tmp_path):
 def test_what_does_not_go_together_can_be_mended_in_the_form(tmp_path):
     path = tmp_path / "cat.json"
     path.write_text(json.dumps(KOHYA | {"full_bf16": True, "mixed_precision": "fp16"}), encoding="utf-8")
-    made = presets.fitting(path, CONFIGS["lora"], "sdxl")
+    made = presets.fitting(path, CONFIGS["lora"], "sdxl", [])
     assert made.config.precision.full_bf16 and [problem.option for problem in made.problems] == ["full_bf16"]
 
 
@@ -189,24 +190,23 @@ def test_a_foreign_file_for_another_tab_or_model_is_refused(tmp_path):
     path = tmp_path / "cat.json"
     path.write_text(json.dumps(KOHYA), encoding="utf-8")
     with pytest.raises(ConfigError, match="SDXL LoRA"):
-        presets.fitting(path, CONFIGS["finetune"], "sdxl")
+        presets.fitting(path, CONFIGS["finetune"], "sdxl", [])
     path.write_text(json.dumps({"LoRA_type": "Standard"}), encoding="utf-8")
     with pytest.raises(ConfigError, match=r"Stable Diffusion 1\.5"):
-        presets.fitting(path, CONFIGS["lora"], "sdxl")
+        presets.fitting(path, CONFIGS["lora"], "sdxl", [])
 
 
-def test_files_that_a_config_names_are_read_where_the_page_may_look_alone(tmp_path, monkeypatch):
+def test_files_that_a_config_names_are_read_where_the_page_may_look_alone(tmp_path):
     """The shell reads them wherever they lie; a config that a browser sends may not make the page do so."""
     home, outside = tmp_path / "home", tmp_path / "outside"
     for folder in (home, outside):
         folder.mkdir()
         data = [{"id": "cats", "type": "local", "instance_data_dir": f"/{folder.name}/cats"}]
         (folder / "data.json").write_text(json.dumps(data), encoding="utf-8")
-    monkeypatch.setattr(presets.paths, "roots", lambda: (home.resolve(),))
     found = {"model_family": "sdxl", "model_type": "lora", "max_train_steps": 1}
     for folder, is_read in ((home, True), (outside, False)):
         path = home / "config.json"
         path.write_text(json.dumps({**found, "data_backend_config": str(folder / "data.json")}), encoding="utf-8")
-        made = presets.imported(path, CONFIGS["lora"], "sdxl")
+        made = presets.imported(path, CONFIGS["lora"], "sdxl", [home.resolve()])
         assert ("/cats" in made.texts.get("dataset_config", "")) == is_read
         assert "cats" in importers.load(path, EVERY_SCRIPT).texts["dataset_config"]

@@ -83,7 +83,7 @@ def test_under_a_path_of_a_proxy_everything_works(visitor, proxy, cut):
     proxy.cut = cut
     visitor.open()
     visitor.click("Train")  # an event goes to the server and comes back
-    visitor.until("things have to be fixed first")
+    visitor.until("problems to fix")
     visitor.tab("Finetune")
     visitor.family("FLUX.1")
     visitor.click("More")

@@ -88,5 +88,5 @@ def test_where_an_optimizer_is_missing_the_start_says_which_one_stands_in(visit,
     visitor.click("Presets")
     visitor.page.locator(f'.preset:visible[data-preset="{chosen.id}"]').click()
     for where in (".start small", ".message p"):
-        visitor.until("optimizer_type is AdamW here, as AdamW8bit needs a package that is not installed", where)
+        visitor.until("Optimizer is AdamW here, as AdamW8bit needs a package that is not installed", where)
     assert visitor.page.locator("#lora-optimizer_type").input_value() == "AdamW"

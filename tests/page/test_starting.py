@@ -106,7 +106,7 @@ def test_where_no_gpu_is_found_the_start_does_not_compile_and_says_so(monkeypatc
 
     text, notes, config = opened(None)
     assert text and not re.search("compiled|CUDA graphs|per step|on the GPU|fp8", text)
-    assert [note for note in notes if "Compiling, bf16 and fp8 are off" in note] and "compile" not in changed(config)
+    assert "No GPU found, so compiling, bf16 and fp8 are switched off." in notes and "compile" not in changed(config)
     precision = config.precision  # a processor takes up to a hundred times as long for a convolution in bf16
     assert precision.mixed_precision == "no" and not precision.full_bf16 and not precision.fp8_base
     assert list(ineffective.remarks(config, [])) == []  # and nothing of compiling is left to be remarked on

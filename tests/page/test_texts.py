@@ -157,7 +157,9 @@ def test_why_an_option_has_no_effect_is_in_every_catalogue():
         *ineffective.WHOLE,
         *own,
     )
-    why = [reason for *_, reason in rules] + list(INEFFECTIVE_EVERYWHERE.values())
+    why = [reason.template if isinstance(reason, Text) else reason for *_, reason in rules] + list(
+        INEFFECTIVE_EVERYWHERE.values()
+    )
     why += [reason for script in RUNS for reason in config_class(script).ineffective.values()]
     assert len(why) > 80 and not absent([*why, "No effect: {reason}"]), "add these"
 

@@ -11,16 +11,17 @@ from kohya_gui.server.allowed_folders import AllowedFolders, Roots
 from kohya_gui.server.json_api import ApiRequest, refused
 from library import families, packages
 from library.check import preflight
-from library.config import code_names
+from library.config import code_bases, code_names
 from library.config.building import build
 from library.config.problems import ConfigError
 from library.config.schema import options
 from library.families import config_class
 from library.methods import lycoris
-from library.optim import lr_schedule, optimizers
+from library.optim import lr_schedule, names, optimizers
 
 SCRIPTS = [script for known in families.every() for script in known.scripts]
 SDXL = config_class("sdxl_train_network")
+OFFERED = [f"{one.module}.{one.name}" for one in names.SPECS.values() if packages.installed(one.package)]
 NO_CLASSES = ("pydoc.pipepager", "threading.Thread", "subprocess.Popen", "os.getpid", "builtins.eval", "torch.hub.load",
               "torch.nn.Linear", "transformers.optimization.get_scheduler", "torch.optim",
               "torch.optim.swa_utils.AveragedModel", "runpy.run_path", "library.__main__.x",
@@ -40,6 +41,8 @@ class Schedule(ConstantLR):
 class Other:
     def __init__(self, *args, **kwargs):
         raise SystemExit("it was called")
+
+Made = type("Made", (Other,), dict())  # of which no source says what it derives from
 
 def function(*args, **kwargs):
     raise SystemExit("it was called")
@@ -88,8 +91,11 @@ def test_a_shell_command_of_a_config_is_not_run(tmp_path):
 
 
 def test_a_check_imports_nothing_that_is_not_listed_and_a_training_only_what_fits(package):
-    for option, name in (("optimizer_type", "Own"), ("lr_scheduler_type", "Schedule"), ("optimizer_type", "Other")):
+    for option, name in (("optimizer_type", "Own"), ("lr_scheduler_type", "Schedule")):
         assert not optimizer_problems(option, f"own_package.classes.{name}")
+    for option, name in (("optimizer_type", "Schedule"), ("lr_scheduler_type", "Own"), ("optimizer_type", "Other")):
+        (said,) = optimizer_problems(option, f"own_package.classes.{name}")
+        assert "is no subclass of" in said
     assert any("is a function" in one for one in optimizer_problems("optimizer_type", "own_package.classes.function"))
     assert any("did you mean Own" in one for one in optimizer_problems("optimizer_type", "own_package.classes.Owm"))
     assert [*lycoris.problems(config(network_module="own_package.nothing"))]
@@ -97,10 +103,65 @@ def test_a_check_imports_nothing_that_is_not_listed_and_a_training_only_what_fit
     preflight.load_named_code(config(optimizer_type="own_package.classes.Own",
                                      lr_scheduler_type="own_package.classes.Schedule"))  # fmt: skip
     assert package.exists()
-    with pytest.raises(ConfigError, match="Other is no subclass of Optimizer"):
-        preflight.load_named_code(config(optimizer_type="own_package.classes.Other"))
+    with pytest.raises(ConfigError, match="Made is no subclass of Optimizer"):
+        preflight.load_named_code(config(optimizer_type="own_package.classes.Made"))
     with pytest.raises(ConfigError, match="has no create_network"):
         preflight.load_named_code(config(network_module="own_package.classes"))
+
+
+KINDS = """
+import torch
+from torch import optim as tools
+from torch.optim import lr_scheduler
+from torch.optim.adam import Adam as Known
+from typing import Generic, TypeVar
+from .more import Far, hidden
+from .stars import *
+import own_package.more as whole
+T = TypeVar("T")
+try:
+    from torch.optim import SGD as Maybe
+except ImportError:
+    Maybe = None
+class Plain: pass
+class Threads(__import__("threading").Thread): pass
+class Mapped(dict): pass
+class Whole(torch.optim.Optimizer): pass
+class Part(tools.SGD): pass
+class Rate(lr_scheduler.LRScheduler): pass
+class Third(Known): pass
+class Inner(Third, Plain): pass
+class Typed(Generic[T]): pass
+class Moved(Far): pass
+class Aside(whole.Far): pass
+class Guarded(Maybe): pass
+class Starred(Star): pass
+@hidden
+class Decorated: pass
+class Loop(Loop): pass
+Alias = Part
+"""
+MORE = "from torch.optim import *\nclass Far(SGD): pass\ndef hidden(one): return one\n"
+DERIVES = {"Plain": False, "Threads": None, "Mapped": False, "Whole": True, "Part": True, "Rate": False, "Third": True,
+           "Inner": True, "Typed": False, "Moved": True, "Aside": True, "Guarded": True, "Starred": False,
+           "Decorated": None, "Loop": None, "Alias": True, "hidden": False, "Nothing": None}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DERIVES)
+def test_what_a_class_derives_from_is_known_from_its_source(package, tmp_path, name):
+    folder = tmp_path / "site" / "own_package"
+    (folder / "kinds.py").write_text(KINDS)
+    (folder / "more.py").write_text(MORE)
+    (folder / "stars.py").write_text("class Star: pass\n")
+    assert code_bases.derives("own_package.kinds", name, "Optimizer") is DERIVES[name]
+    assert not package.exists() and "own_package" not in sys.modules
+
+
+def test_every_class_that_is_offered_derives_from_what_its_option_expects():
+    """By the files of its package as by the class itself, where that can be known."""
+    for name in OFFERED:
+        module, _, own = name.rpartition(".")
+        assert code_names.why_not_class(module, own, "optimizer_type") == "", name
 
 
 def test_only_listed_packages_are_advised_to_be_installed():
@@ -124,7 +185,7 @@ def test_from_the_page_unlisted_code_is_asked_for_once(script, package, tmp_path
     for option in code_names.code_options(kind):
         name = "other" if option == code_names.BACKEND else "own_package.classes"
         if option not in (code_names.BACKEND, *code_names.MODULES):
-            name += ".Own"
+            name += {"optimizer_type": ".Own", "lr_scheduler_type": ".Schedule"}[option]
         monkeypatch.setattr(code_names, "why_not_network", lambda module: "")
         made = build(kind, {option: name}, notes=[])
         with pytest.raises(ConfigError, match="only in a training started in a shell"):

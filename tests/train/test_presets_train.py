@@ -46,7 +46,9 @@ DIFFERENT = {asked(preset): preset for preset in EVERY.values()}
 @pytest.fixture(scope="module")
 def relatives(tmp_path_factory):
     """Tiny models of the relatives that presets are for."""
-    return files.prepare(tmp_path_factory.mktemp("relatives") / "demo", [n for f in every() for n in f.demo_variants])
+    return files.prepare(
+        tmp_path_factory.mktemp("relatives") / "demo", [n for f in every() for n in f.demo_variants], compiled=True
+    )
 
 
 def relative_of(preset):

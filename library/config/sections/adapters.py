@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from library.config.problems import Problem
+from library.config.problems import Problem, option_name
 from library.config.reading import LARGEST_RANK
 from library.config.run_config import RunConfig
 from library.config.schema import opt
@@ -85,7 +85,7 @@ class Network:
         """Rules about which adapters are trained and how they are initialized."""
         if self.network_train_unet_only and self.network_train_text_encoder_only:
             yield Problem("network_train_unet_only", "and {other} leave nothing to train: choose one",
-                other="network_train_text_encoder_only", also="network_train_text_encoder_only",
+                other=option_name("network_train_text_encoder_only"), also="network_train_text_encoder_only",
                 fix={"network_train_text_encoder_only": False})  # fmt: skip
         if self.dim_from_weights and not self.network_weights:
             yield Problem(
@@ -182,8 +182,8 @@ class AdapterSteps(Steps):
                 fix={"skip_until_initial_step": False})  # fmt: skip
         if self.moved and not self.resume:
             yield Problem("",
-                "without resume, the optimizer and the learning rate schedule start again, whatever the first step",
-                also="resume initial_step initial_epoch", topic="training")  # fmt: skip
+                "without {other}, the optimizer and the learning rate schedule start again, whatever the first step",
+                other=option_name("resume"), also="resume initial_step initial_epoch", topic="training")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from library.config.block_choices import BlockChoice, chosen_blocks, classes_by_word, never_begun, steps_by_word
-from library.config.problems import ConfigError, MessageLike, Problem, Text
+from library.config.problems import ConfigError, MessageLike, Problem, Text, option_name
 from library.config.reading import switch
 from library.config.run_config import RunConfig
 from library.config.schema import opt
@@ -159,7 +159,7 @@ class Compile:
         """What does nothing without compiling."""
         if not self.compile and self.compile_activation_budget < 1:
             yield Problem("compile_activation_budget",
-                "has no effect here: add compile, or use gradient_checkpointing",
+                "has no effect here: add {other}, or use gradient_checkpointing", other=option_name("compile"),
                 fix={"compile_activation_budget": 1.0})  # fmt: skip
         if self.compile and self.compile_warmup == "beside" and (why := self.why_not_in_background(run)):
             yield Problem("compile_warmup", "has no effect here: {reason}", reason=why,
@@ -371,7 +371,7 @@ class Compile:
             return f"compile_warmup is {self.compile_warmup}"
         if self.compile_from_step or self.compile_compare_steps:
             option = "compile_from_step" if self.compile_from_step else "compile_compare_steps"
-            return Text("{option} says when compiling begins", option=option)
+            return Text("{option} says when compiling begins", option=option_name(option))
         if self.compile_warmup == "auto" and self.backends != {"inductor"}:
             return "only inductor keeps what it compiles"
         if self.compile_warmup == "auto" and (run.precision.fp8_compute or run.precision.int8_compute):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from library.config.fixes import exclusive, other_optimizer
-from library.config.problems import Problem, together
+from library.config.problems import Problem, option_name, together
 from library.config.reading import count, steps_or_share
 from library.config.run_config import RunConfig
 from library.config.schema import opt
@@ -301,7 +301,8 @@ class Steps:
         """A state on the hub needs a name."""
         if self.resume_from_huggingface and not re.fullmatch(ON_HUB, self.resume or ""):
             yield Problem("resume_from_huggingface",
-                "needs resume, written owner/repository/folder[:revision[:type]]", also="resume")  # fmt: skip
+                "needs {other}, written owner/repository/folder[:revision[:type]]", other=option_name("resume"),
+                also="resume")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

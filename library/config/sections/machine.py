@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from library.config.fixes import exclusive
-from library.config.problems import Problem
+from library.config.problems import Problem, option_name
 from library.config.run_config import RunConfig
 from library.config.schema import opt
 
@@ -104,8 +104,8 @@ class Precision:
         for name in ("fp8_compute", "int8_compute", "auto_compute"):
             if getattr(self, name) and run.adapters and not run.compile.compile:
                 yield Problem(name,
-                    "is faster with compile only: without it, rounding to 8 bits takes longer than 8 bits save",
-                    also="compile")  # fmt: skip
+                    "is faster with {other} only: without it, rounding to 8 bits takes longer than 8 bits save",
+                    other=option_name("compile"), also="compile")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

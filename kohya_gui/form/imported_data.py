@@ -1,0 +1,62 @@
+"""Data sets of another trainer's file, written as a dataset file of ours that the form then names."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kohya_gui.form import datasets, kept_file
+from library import importers
+from library.config.json_types import JsonMapping
+from library.config.outside_files import read_text
+from library.config.problems import ConfigError, MessageLike
+from library.config.run_config import RunConfig
+from library.files import clear_errors, write_atomic
+
+OPTION = "dataset_config"
+REPLACED = ("train_data_dir", "reg_data_dir", "in_json")  # by a dataset file
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertedData:
+    """Data sets of another trainer: the text of a dataset file, and a sentence for each key that was left out."""
+
+    text: str
+    notes: tuple[MessageLike, ...]
+
+
+def only_data(found: JsonMapping, path: Path) -> ConvertedData | None:
+    """The data sets of a file that holds no training; None of any other file."""
+    try:
+        importers.refuse_data(found, path)
+    except ConfigError:
+        if importers.is_dataset(found):
+            text, notes = importers.dataset(found)
+            return ConvertedData(text, tuple(notes))
+    return None
+
+
+def write_new(text: str, config: RunConfig, roots: Sequence[Path]) -> Path:
+    """Write a dataset file beside the result of a training, or below the first root where the page may not write there.
+
+    No file is overwritten; one that holds the same already is used again.
+    """
+    try:
+        return _written(text, datasets.place_of(config, roots))
+    except ConfigError:  # such as a folder of another computer
+        return _written(text, datasets.place_of(config, roots, is_at_home=True))
+
+
+def _written(text: str, wanted: Path) -> Path:
+    path = next(one for one in kept_file.numbered(wanted) if not one.exists() or _holds(one, text))
+    with clear_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            write_atomic(path, text)
+    return path
+
+
+def _holds(path: Path, text: str) -> bool:
+    try:
+        return path.is_file() and read_text(path) == text
+    except (ConfigError, OSError):
+        return False

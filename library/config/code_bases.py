@@ -1,0 +1,190 @@
+"""What a class derives from, as far as source files say it: none of the code is run.
+
+A class may also come of a call, a decorator or a compiled module. What that makes nobody knows without running it.
+"""
+
+import ast
+import builtins
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from library.config.outside_files import read_text
+from library.config.problems import ConfigError
+
+LARGEST = 3_000_000  # bytes of a source file
+DEEPEST = 30  # classes and modules from one to the next
+# The classes that options expect, by name: the modules that have them.
+EXPECTED = {
+    "Optimizer": ("torch.optim", "torch.optim.optimizer"),
+    "LRScheduler": ("torch.optim.lr_scheduler",),
+}
+Known = bool | None  # whether something derives from a class; None where only running it would tell
+
+
+def derives(module: str, name: str, base: str) -> Known:
+    """Whether a class of a module derives from one of `EXPECTED`; None where its source does not say that."""
+    return _derives(module, name, base, DEEPEST)
+
+
+def _derives(module: str, name: str, base: str, left: int) -> Known:
+    if module in EXPECTED[base] and name in (base, f"_{base}"):
+        return True
+    if module.partition(".")[0] in sys.stdlib_module_names:
+        return False
+    tree = source(module) if left else None
+    if tree is None:
+        return None
+    found = [*_definitions(tree, name)]
+    if not found:
+        return _from_stars(module, tree, name, base, left)
+    return _any(_defined(one, module, name, base, left - 1) for one in found)
+
+
+def _any(answers: Iterator[Known]) -> Known:
+    """True where one of them is, else None where one of them is unknown."""
+    seen = [*answers]
+    return True if True in seen else None if None in seen else False
+
+
+def _defined(one: ast.stmt, module: str, name: str, base: str, left: int) -> Known:
+    """The same of a statement that defines a name."""
+    if isinstance(one, ast.ClassDef):
+        if one.decorator_list or one.keywords:
+            return None
+        return _any(_expression(each, module, base, left) for each in one.bases)
+    if isinstance(one, ast.ImportFrom):
+        origin = _origin(one, module)
+        real = next(alias.name for alias in one.names if (alias.asname or alias.name) == name)
+        return _derives(origin, real, base, left) if origin else None
+    if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef):
+        return False
+    if isinstance(one, ast.Assign) and isinstance(one.value, ast.Name | ast.Attribute):
+        return _expression(one.value, module, base, left)
+    return None
+
+
+def _expression(given: ast.expr, module: str, base: str, left: int) -> Known:
+    """The same of what stands where a class is expected: a name, or one in a module."""
+    if isinstance(given, ast.Subscript):  # Generic[T]
+        return _expression(given.value, module, base, left)
+    if isinstance(given, ast.Name):
+        tree = source(module)
+        is_own = tree is not None and any(True for _ in _definitions(tree, given.id))
+        is_plain = not is_own and hasattr(builtins, given.id)
+        return False if is_plain else _derives(module, given.id, base, left)
+    words = ast.unparse(given).split(".") if isinstance(given, ast.Attribute) else []
+    place = _imported(module, words[0]) if words and all(word.isidentifier() for word in words) else ""
+    return _derives(".".join([place, *words[1:-1]]), words[-1], base, left) if place else None
+
+
+def _imported(module: str, name: str) -> str:
+    """The module that a name stands for in another: of `import a.b` the name is a."""
+    tree = source(module)
+    for one in _definitions(tree, name) if tree else ():
+        if isinstance(one, ast.Import):
+            alias = next(each for each in one.names if _bound(each) == name)
+            return alias.name if alias.asname else name
+        if isinstance(one, ast.ImportFrom):
+            real = next(each.name for each in one.names if (each.asname or each.name) == name)
+            return f"{_origin(one, module)}.{real}"
+    return ""
+
+
+def _from_stars(module: str, tree: ast.Module, name: str, base: str, left: int) -> Known:
+    """The same of a name that a module has from `from other import *`, if it has."""
+    for one in _statements(tree.body):
+        if isinstance(one, ast.ImportFrom) and any(alias.name == "*" for alias in one.names):
+            origin = _origin(one, module)
+            answer = _derives(origin, name, base, left - 1) if origin and left else None
+            if answer is not None:
+                return answer
+    return None
+
+
+def _origin(one: ast.ImportFrom, module: str) -> str:
+    """The module that a statement imports from."""
+    if not one.level:
+        return one.module or ""
+    parts = module.split(".")
+    drop = one.level - is_package(module)
+    kept = parts[: len(parts) - drop] if drop < len(parts) else []
+    return ".".join([*kept, *filter(None, [one.module])]) if kept else ""
+
+
+def _definitions(tree: ast.Module, name: str) -> Iterator[ast.stmt]:
+    """The statements outside of functions and classes that give a name its value."""
+    for one in _statements(tree.body):
+        if isinstance(one, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            names = {one.name}
+        elif isinstance(one, ast.Import | ast.ImportFrom):
+            is_whole = isinstance(one, ast.Import)
+            names = {_bound(alias) if is_whole else alias.asname or alias.name for alias in one.names}
+        else:
+            written = (each for each in ast.walk(one) if isinstance(each, ast.Name))
+            names = {each.id for each in written if isinstance(each.ctx, ast.Store | ast.Del)}
+        if name in names:
+            yield one
+
+
+def _bound(alias: ast.alias) -> str:
+    return alias.asname or alias.name.partition(".")[0]
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements, those in branches included."""
+    for one in body:
+        inner = [getattr(one, part, []) for part in ("body", "orelse", "finalbody")]
+        if isinstance(one, ast.If | ast.Try | ast.With | ast.For | ast.While):
+            caught = [handler.body for handler in getattr(one, "handlers", [])]
+            for part in (*inner, *caught):
+                yield from _statements(part)
+        else:
+            yield one
+
+
+def is_package(module: str) -> bool:
+    """Whether a module is a folder of others."""
+    spec = spec_of(module)
+    return spec is not None and spec.submodule_search_locations is not None
+
+
+def source(module: str) -> ast.Module | None:
+    """The source of a module; None of one that has no readable source."""
+    spec = spec_of(module)
+    if spec is None or not spec.origin or Path(spec.origin).suffix != ".py":
+        return None
+    try:
+        changed = Path(spec.origin).stat().st_mtime_ns
+    except OSError:
+        return None
+    return _parsed(spec.origin, changed)
+
+
+@lru_cache(maxsize=256)
+def _parsed(path: str, changed: int) -> ast.Module | None:
+    """The source in a file; `changed` tells it from what it was before."""
+    try:
+        return ast.parse(read_text(path, LARGEST))
+    except (ConfigError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def spec_of(module: str) -> importlib.machinery.ModuleSpec | None:
+    """Where a module is, found without importing the packages that it is in."""
+    root, *inner = module.split(".")
+    try:
+        spec = importlib.util.find_spec(root)
+        for at, _ in enumerate(inner, 1):
+            if spec is None or spec.submodule_search_locations is None:
+                return None
+            name = ".".join([root, *inner[:at]])
+            # Texts, since transformers puts in paths once it is imported, in which nothing is found.
+            places = [str(place) for place in spec.submodule_search_locations]
+            spec = importlib.machinery.PathFinder.find_spec(name, places)
+    except (ImportError, ValueError, AttributeError, OSError):
+        return None
+    return spec

@@ -1,0 +1,109 @@
+"""Code that a form names and this program does not list: the page asks on this computer before any of it runs."""
+
+import json
+import sys
+
+import pytest
+
+from kohya_gui.server import allowed_folders
+from library.runs import reader
+from tests.page.test_allowing import asking, home, place, visitor  # noqa: F401
+
+pytestmark = pytest.mark.browser
+
+SOURCE = """
+from pathlib import Path
+Path({mark!r}).write_text("it ran")
+from torch.optim import SGD
+from torch.optim.lr_scheduler import ConstantLR
+
+class Own(SGD):
+    pass
+
+class Schedule(ConstantLR):
+    pass
+
+class Other:
+    pass
+"""
+NETWORK = "from pathlib import Path\nPath({mark!r}).write_text('it ran')\ndef create_network(*args): pass\n"
+NAMES = {"optimizer_type": "page_code.classes.Own", "lr_scheduler_type": "page_code.classes.Schedule",
+         "network_module": "page_code.network"}  # fmt: skip
+WRONG = {
+    "optimizer_type": {
+        "page_code.classes.Other": "page_code.classes.Other is no subclass of Optimizer",
+        "page_code.classes.Schedule": "page_code.classes.Schedule is no subclass of Optimizer",
+        "page_code.classes.Own2": "page_code.classes has no Own2",
+        "page_code.gone.Own": "there is no module page_code.gone",
+        "subprocess.Popen": "subprocess belongs to Python itself",
+    },
+    "lr_scheduler_type": {"page_code.classes.Own": "page_code.classes.Own is no subclass of LRScheduler"},
+    "network_module": {"page_code.classes": "page_code.classes has no create_network"},
+}
+
+
+@pytest.fixture
+def mark(tmp_path, monkeypatch):
+    """The file that a package which nobody lists leaves when it is imported."""
+    folder, mark = tmp_path / "site" / "page_code", tmp_path / "mark"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("")
+    (folder / "classes.py").write_text(SOURCE.format(mark=str(mark)))
+    (folder / "network.py").write_text(NETWORK.format(mark=str(mark)))
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    return mark
+
+
+@pytest.fixture
+def ready(visitor, place):  # noqa: F811
+    """A form that could start, in folders that are allowed."""
+    for name in ("base", "images", "out"):
+        (place / name).mkdir()
+    allowed_folders._store([place / "base", place / "images", place / "out"], [])
+    visitor.fill(pretrained_model_name_or_path=place / "base" / "m.safetensors", train_data_dir=place / "images",
+                 output_dir=place / "out", output_name="cat", max_train_steps="20", resolution="512")  # fmt: skip
+    return visitor
+
+
+def stored():
+    return json.loads(allowed_folders.place().read_text())["code"]
+
+
+@pytest.mark.parametrize("option", NAMES)
+def test_code_is_asked_for_by_name_and_nothing_runs_before(ready, mark, option):
+    page, name = ready.page, NAMES[option]
+    ready.put(**{option: name})
+    for button in ("Train", "Check", "Add to queue"):
+        ready.click(button)
+        ready.until(f"{name} is code that this program does not list, and can do all that you can. Allow it to run?")
+        (allow,) = page.locator(".message:visible .allow").all()
+        assert allow.inner_text() == "Allow this code" and allow.get_attribute("data-allow") == f"code:{name}"
+        page.locator(".message:visible .away").click()  # which is no: it is asked for again
+        assert stored() == [] and not reader.runs() and not mark.exists() and "page_code" not in sys.modules
+    ready.click("Train")
+    page.locator(".message:visible .allow").click()
+    ready.until("It goes on when this page is closed")  # what was refused is done
+    assert stored() == [name] and not mark.exists() and "page_code" not in sys.modules  # the page itself runs none
+    ready.state("finished")
+    ready.click("Check")
+    ready.until("No problems found")
+    assert page.locator(".allow").count() == 0
+
+
+@pytest.mark.parametrize(("option", "name"), [(option, name) for option, names in WRONG.items() for name in names])
+def test_what_can_be_no_such_code_is_refused_and_not_asked_for(ready, mark, option, name):
+    ready.put(**{option: name})
+    ready.click("Train")
+    ready.until(WRONG[option][name])
+    assert ready.page.locator(".allow").count() == 0 and stored() == []
+    assert not reader.runs() and not mark.exists() and "page_code" not in sys.modules
+
+
+def test_the_words_are_the_readers_own(ready, mark):
+    ready.page.locator("select.language").select_option("zh")
+    ready.put(optimizer_type=NAMES["optimizer_type"], network_module="page_code.classes")
+    ready.page.get_by_role("button", name="检查", exact=True).locator("visible=true").click()
+    ready.page.locator(".message:visible .allow", has_text="允许").wait_for()
+    assert "network_module：page_code.classes" in ready.said()  # one colon, and not two
+    assert "page_code.classes.Own" in ready.said() and "Allow" not in ready.said() and not mark.exists()
+    ready.page.locator("select.language").select_option("en")
