@@ -95,11 +95,16 @@ def _limited(parts: Parts) -> Parts:
 
 def _as_butterfly(parts: Parts) -> Parts:
     """OFT as the one stage of BOFT that makes the same of a weight: rows of a block alternate between its halves there,
-    and its blocks are applied from the other side. Blocks of an odd size stay as they are."""
+    and its blocks are applied from the other side. Blocks of an odd size become pairs; a layer with an odd number of
+    outputs stays as it is."""
     blocks = parts[BLOCKS]
-    size = blocks.shape[-1]
+    number, size, _ = blocks.shape
     if size % 2:
-        return parts
+        if number % 2:
+            return parts
+        pairs = blocks.new_zeros(number // 2, 2 * size, 2 * size)
+        pairs[:, :size, :size], pairs[:, size:, size:] = blocks[::2], blocks[1::2]
+        blocks, size = pairs, 2 * size
     order = torch.arange(size).reshape(2, -1).T.flatten()
     turned = blocks.transpose(-1, -2)[:, order][:, :, order]
     return {**parts, BLOCKS: turned[None].contiguous()}

@@ -187,12 +187,12 @@ def test_rotations_are_written_as_comfyui_computes_them():
     """Its limit is not times the outputs, and it uses the learned scale of BOFT alone."""
     torch.manual_seed(0)
     module, weight = names.Module("denoiser", "blocks.0.mlp.layer1"), torch.randn(48, 20)
-    for blocks, size in ((torch.randn(6, 8, 8), 4), (torch.randn(2, 6, 8, 8), 4), (torch.randn(16, 3, 3), 3)):
+    for blocks in (torch.randn(6, 8, 8), torch.randn(2, 6, 8, 8), torch.randn(16, 3, 3)):
         for limit in (0.0, 0.003):
             parts = {"oft_blocks": blocks, "rescale": torch.rand(48, 1) + 1, "alpha": torch.tensor(limit)}
             lora = adapters.Lora("anima", {}, others={module: LayerChange(parts)})
             made = for_comfyui.prepared(lora, "a.safetensors").others[module]
-            assert made.parts["oft_blocks"].ndim == size and float(made.parts["alpha"]) == 0
+            assert made.parts["oft_blocks"].ndim == 4 and float(made.parts["alpha"]) == 0
             torch.testing.assert_close(made.delta(weight), LayerChange(parts).delta(weight), rtol=1e-4, atol=1e-4)
 
 
