@@ -21,6 +21,14 @@ from library.tools.names import ALPHA, DOWN, UP, Module
 from library.tools.storage import Metadata
 
 FOLDED = "kohya_folded_alpha"  # metadata: the alphas of a file whose format has none
+NO_PEFT = (
+    "{module} is {kind}, which diffusers has no names for: make a LoRA of it first, with {command}, or choose comfy or "
+    "kohya as the names"
+)
+NO_BIAS = (
+    "{module} changes a norm or a bias, which diffusers has no names for: add the file to a checkpoint with {command}, "
+    "or choose comfy or kohya as the names"
+)
 HALF = "{name} lacks its {matrix} matrix: the file is damaged or was edited"
 OTHER_KINDS = {  # by a pattern in keys
     "dora_scale": "DoRA",
@@ -202,7 +210,8 @@ def tensors_of(lora: Lora, style: str) -> tuple[dict[str, Tensor], Metadata]:
         written = adapter if ALPHA in endings else _folded(adapter)
         for name, piece in _spelled(lora.family, module, written, style):
             out[name + endings[DOWN]] = piece.down.clone()  # pieces may share one
-            out[name + endings[UP]] = piece.up
+            flat = piece.down.ndim == 4 and piece.up.ndim == 2 and style != "kohya"  # of DyLoRA, as diffusers needs it
+            out[name + endings[UP]] = piece.up[:, :, None, None] if flat else piece.up
             if ALPHA in endings:
                 rank = torch.tensor(float(piece.rank))
                 out[name + endings[ALPHA]] = rank if piece.alpha is None else piece.alpha
@@ -210,11 +219,19 @@ def tensors_of(lora: Lora, style: str) -> tuple[dict[str, Tensor], Metadata]:
         extra[FOLDED] = _record(lora)
     for module, change in sorted(lora.others.items()):
         if style == "diffusers":
-            raise ConfigError("{module} is {kind}, which diffusers has no names for: choose comfy or kohya",
-                module=module.kohya, kind=change.title)  # fmt: skip
+            raise _no_peft(module, change)
         name = names.whole_name(module, lora.family, style)
         out |= {f"{name}{names.WRITTEN['kohya'].get(part, f'.{part}')}": one for part, one in change.parts.items()}
     return {name: tensor.contiguous() for name, tensor in out.items()}, extra
+
+
+def _no_peft(module: Module, change: LayerChange) -> ConfigError:
+    """Why a module that is no plain LoRA cannot be written for diffusers, and what to write instead."""
+    command = "kohya tools merge FILE {} --out NEW"
+    if change.bias() is not None or change.kind.title == "norm":
+        return ConfigError(NO_BIAS, module=module.kohya, command=command.format("--base MODEL"))
+    options = "--trained_on MODEL --rank 16" if change.uses_weight else "--rank 16"
+    return ConfigError(NO_PEFT, module=module.kohya, kind=change.title, command=command.format(options))
 
 
 def _spelled(family: str, module: Module, adapter: AdapterFactors, style: str) -> list[tuple[str, AdapterFactors]]:

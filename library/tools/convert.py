@@ -1,9 +1,10 @@
 """A LoRA under other names: kohya's, diffusers' (PEFT), or those of ComfyUI's own model tree."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from library.config.problems import ConfigError, Report, Text
-from library.tools import adapters, storage, writing
+from library.tools import adapters, for_comfyui, storage, writing
 from library.tools.names import FORMATS
 from library.tools.storage import silent
 
@@ -15,13 +16,15 @@ def convert(
     to: str,
     dtype: str | None = None,
     report: Report = silent,
+    note: Callable[[Text], object] = repr,
 ) -> Path:
     """Write a LoRA in the format `to` ("kohya", "diffusers", "comfy"), from whichever it is in.
 
     The products stay the same, and so do the tensors where the format allows. diffusers has no alphas: there the
     strength goes into `lora_B` and is noted in the metadata for the way back. FLUX.1's fused layers, apart in
     diffusers, are split and joined exactly; pieces of a file that was trained in diffusers become one adapter whose
-    rank is their sum.
+    rank is their sum. For ComfyUI, OFT and BOFT are written so that its formulas give the same; `note` gets a sentence
+    for each kind that it computes otherwise all the same. Raises ConfigError for kinds that have no names there.
     """
     if to not in FORMATS:
         raise ConfigError("to is {to}: use one of {formats}", to=repr(to), formats=", ".join(FORMATS))
@@ -29,4 +32,8 @@ def convert(
     report(Text("reading"), 0, 1)
     found = adapters.read(lora)
     found.metadata.pop("lora_adapter_metadata", None)
+    if to == "comfy":
+        found = for_comfyui.prepared(found, lora)
+        for sentence in for_comfyui.notes(found):
+            note(sentence)
     return writing.save(found, out, style=to, dtype=dtype, report=report)

@@ -112,7 +112,11 @@ def convert(asked: argparse.Namespace) -> int:
     """A LoRA under other names."""
     from library.tools.convert import convert as tool
 
-    print(f"{tool(asked.lora, asked.out, to=asked.to, dtype=asked.dtype, report=asked.report)}: {asked.to} names")
+    said: list[Text] = []
+    written = tool(asked.lora, asked.out, to=asked.to, dtype=asked.dtype, report=asked.report, note=said.append)
+    print(f"{written}: {asked.to} names")
+    for sentence in said:
+        print(f"note: {str(sentence)}")
     return DONE
 
 

@@ -22,7 +22,7 @@ class Flux2LoraNames(DoubleStreamLoraNames):
     # In diffusers' tree names differ from those of FLUX.1, in BFL's sizes alone.
     marks: ClassVar[str] = r"\.(to_qkv_mlp_proj|ff(_context)?\.linear_(in|out)|attn\.to_out(?!\.\d))(\.|$)"
     ratios: ClassVar[Mapping[str, int]] = {"linear1": 9, "img_mlp.0": 6, "txt_mlp.0": 6}
-    shared: ClassVar[SharedForm] = SharedForm(has_alphas=False)  # which diffusers refuses
+    shared: ClassVar[SharedForm] = SharedForm(has_alphas=False, has_lokr=True)  # alphas diffusers refuses
     mergeable: ClassVar[tuple[str, ...]] = (TRANSFORMER,)
     layouts: ClassVar[DoubleStreamKeys] = keys.TREES
     sources: ClassVar[Callable[[Shapes], Mapping[str, tuple[str, ...]]]] = staticmethod(keys.sources)

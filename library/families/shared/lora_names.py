@@ -38,6 +38,7 @@ class SharedForm:
     names: str = "comfy"  # the format whose names these are
     is_peft: bool = True  # lora_A and lora_B, not lora_down and lora_up
     has_alphas: bool = True  # or the strength is multiplied into lora_B
+    has_lokr: bool = False  # whether diffusers loads LoKr under these names as well
 
 
 class LoraNames:

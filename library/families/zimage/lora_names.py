@@ -24,7 +24,7 @@ class ZImageLoraNames(LoraNames):
         "feed_forward",
     )  # fmt: skip
     mergeable: ClassVar[tuple[str, ...]] = (TRANSFORMER,)
-    shared: ClassVar[SharedForm] = SharedForm(is_peft=False)
+    shared: ClassVar[SharedForm] = SharedForm(is_peft=False, has_lokr=True)
     saved: ClassVar[str] = "comfy"
     elsewhere: ClassVar[str] = r"^lora_unet_(layers|noise_refiner|context_refiner)_\d+_attention_(qkv|out)\."
 

@@ -1,0 +1,110 @@
+"""What ComfyUI computes otherwise than the training did: written so that it computes the same, refused, or noted.
+
+Its formulas are those of ComfyUI 0.19. A limit on rotations (OFT's `constraint`) is there that of the whole layer, not
+times its outputs; OFT's learned scale is not used, that of BOFT is; and there is no iA3.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from library.config.problems import ConfigError, Text
+from library.tools.adapters import Lora
+from library.tools.changes import KINDS, MAGNITUDE, ON_INPUT, TINY, LayerChange, Parts
+from library.tools.names import ALPHA, names_of
+
+BLOCKS, SCALE, CORE = "oft_blocks", "rescale", "bm.weight"
+UNREAD = (
+    "{path} is iA3 (first {module}), which ComfyUI has no names for: add it to a checkpoint with {merge}, or make a "
+    "LoRA of it with {join}"
+)
+
+
+def prepared(lora: Lora, path: str | Path) -> Lora:
+    """A file's adapters as ComfyUI computes them as they were trained, where that can be written. Raises ConfigError
+    for kinds that it does not read."""
+    if unread := next((module for module, one in sorted(lora.others.items()) if one.kind is KINDS[ON_INPUT]), None):
+        raise ConfigError(
+            UNREAD,
+            path=path,
+            module=unread.kohya,
+            merge=f"kohya tools merge {path} --base MODEL --out NEW",
+            join=f"kohya tools merge {path} --trained_on MODEL --rank 16 --out NEW",
+        )
+    return replace(lora, others={module: LayerChange(_written(one.parts)) for module, one in lora.others.items()})
+
+
+def notes(lora: Lora) -> Iterator[Text]:
+    """A sentence for each kind in a file that ComfyUI computes otherwise, however it is written, and one for those that
+    diffusers does not read."""
+    kinds = list(lora.others.values())
+    if any(MAGNITUDE in one.parts and _by_rows(one.parts[MAGNITUDE]) for one in kinds):
+        yield Text(
+            "ComfyUI computes DoRA over outputs otherwise than the training, so that images differ a little: add the "
+            "file to a checkpoint for the same images, or train with {option}",
+            option="wd_on_output=False",
+        )
+    if any(BLOCKS in one.parts for one in kinds):
+        yield Text(
+            "ComfyUI multiplies OFT and BOFT by the strength twice: use the file there at strength 1, or add it to a "
+            "checkpoint with the strength that you want"
+        )
+    if unread := sorted({one.title for one in kinds if not _is_read_by_diffusers(one, lora.family)}):
+        yield Text(
+            "diffusers does not read {kinds}: make a LoRA of the file for it, with {command}",
+            kinds=", ".join(unread),
+            command="kohya tools merge FILE --trained_on MODEL --rank 16 --out NEW",
+        )
+
+
+def _is_read_by_diffusers(change: LayerChange, family: str) -> bool:
+    has_lokr = names_of(family).shared.has_lokr
+    return has_lokr and change.kind is KINDS["lokr_"] and not {MAGNITUDE, "lokr_t2"} & change.parts.keys()
+
+
+def _by_rows(magnitudes: Tensor) -> bool:
+    return magnitudes.ndim == 1 or magnitudes.shape[0] == magnitudes.numel()
+
+
+def _written(parts: Parts) -> Parts:
+    if BLOCKS in parts:
+        limited = _limited(parts)
+        return _as_butterfly(limited) if SCALE in limited and limited[BLOCKS].ndim == 3 else limited
+    if CORE in parts:  # of GLoRA on convolutions, which is not used there
+        inner = torch.einsum("m n ..., n i -> m i ...", parts[CORE].float(), parts["b2.weight"].float().flatten(1))
+        rest = {name: one for name, one in parts.items() if name != CORE}
+        return {**rest, "b2.weight": inner.to(parts["b2.weight"].dtype)}
+    return parts
+
+
+def _limited(parts: Parts) -> Parts:
+    """The limit inside the blocks, and 0 as the alpha, where it stands: without one ComfyUI fails on BOFT."""
+    blocks = parts[BLOCKS]
+    outputs = blocks.shape[-3] * blocks.shape[-2]
+    limit = float(parts.get(ALPHA, 0.0)) * outputs
+    none = {**parts, ALPHA: torch.zeros_like(parts.get(ALPHA, torch.tensor(0.0)))}
+    if not limit:
+        return none
+    whole = blocks.float()
+    size = (whole - whole.transpose(-1, -2)).norm() + TINY
+    return {**none, BLOCKS: (whole * (limit / size).clamp(max=1.0)).to(blocks.dtype)}
+
+
+def _as_butterfly(parts: Parts) -> Parts:
+    """OFT as the one stage of BOFT that makes the same of a weight: rows of a block alternate between its halves there,
+    and its blocks are applied from the other side. Blocks of an odd size become pairs; a layer with an odd number of
+    outputs stays as it is."""
+    blocks = parts[BLOCKS]
+    number, size, _ = blocks.shape
+    if size % 2:
+        if number % 2:
+            return parts
+        pairs = blocks.new_zeros(number // 2, 2 * size, 2 * size)
+        pairs[:, :size, :size], pairs[:, size:, size:] = blocks[::2], blocks[1::2]
+        blocks, size = pairs, 2 * size
+    order = torch.arange(size).reshape(2, -1).T.flatten()
+    turned = blocks.transpose(-1, -2)[:, order][:, :, order]
+    return {**parts, BLOCKS: turned[None].contiguous()}
