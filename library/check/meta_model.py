@@ -18,6 +18,7 @@ from library.families import network_args
 from library.families.base import Family, ModelComponents
 from library.families.shared import weights
 from library.methods import snapshot
+from library.optim import lr_schedule
 from library.train import resume_state
 from library.train.state_files import WEIGHTS
 
@@ -39,11 +40,14 @@ def problems(config: RunConfig) -> Iterator[Problem]:
             raise
         logging.getLogger(__name__).debug("%s could not be tried beforehand: %s", config.network.module, e)
         return
+    yield from lr_schedule.for_groups(config, [group["lr"] for group in method.groups() if group["params"]])
     if _resumes(config):
         yield from _misfits(Path(config.steps.resume or ""), method)
 
 
 def _in_question(config: RunConfig) -> bool:
+    if lr_schedule.has_lists(config):
+        return network_args.args_class(config) is not None if isinstance(config, AdapterRun) else True
     if isinstance(config, ControlRun):
         return bool(config.control.network_weights) or _resumes(config)
     if isinstance(config, EmbeddingRun):
