@@ -27,6 +27,7 @@ from library.importers.shared import (
 )
 
 TRAINER = "ai-toolkit"
+APPLIES_EXIF = True  # its data loader calls exif_transpose
 TABLES = load_tables("aitoolkit")
 HUB_FILE = re.compile(r"[\w.-]+/[\w.-]+/[^\\]+")  # as paths within repositories are written
 TRAINERS = ("sd_trainer", "ui_trainer", "diffusion_trainer")

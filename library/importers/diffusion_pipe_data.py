@@ -65,9 +65,11 @@ def _batches(builder: ImportBuilder) -> dict[int, int]:
 def _written(found: JsonMapping, batches: Mapping[int, int]) -> tuple[str, list[str]]:
     sets: list[tuple[JsonObject, list[JsonObject]]] = []
     notes: list[str] = []
-    for table in tables(found.get("directory")):
+    for table in tables(found.get("directory"), "directory", notes):
         whole = {**{key: value for key, value in found.items() if key != "directory"}, **table}
         if is_empty(whole.get("path")):
+            reason = Text("it names no folder ({key})", key="path")
+            notes.append(Text("data set {name} is left out: {reason}", name="directory", reason=reason))
             continue
         _note(whole, notes)
         for size in _sizes(whole.get("resolutions")):

@@ -22,6 +22,7 @@ from library.importers.shared import (
 )
 
 TRAINER = "LoRA_Easy_Training_Scripts"
+APPLIES_EXIF = False  # as sd-scripts
 TABLES = load_tables("easy_scripts")
 PARTS = {"args", "dataset_args"}
 SUBSET = {field.name for field in dataclasses.fields(SubsetConfig)}
@@ -46,7 +47,7 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
     _names(builder)
     _network(builder)
     _optimizer(builder)
-    _images(builder, general, tables(found.get("subsets")))
+    _images(builder, general, tables(found.get("subsets"), "subsets", builder.notes))
     for key in builder.left():
         value = source[key]
         if key in TABLES["ignored"]:

@@ -28,6 +28,7 @@ from library.importers.shared import (
 )
 
 TRAINER = "SimpleTuner"
+APPLIES_EXIF = True  # its TrainingSample calls exif_transpose
 TABLES = load_tables("simpletuner")
 ADAPTERS_ALONE = ("lora_rank", "lora_alpha", "lora_dropout", "lora_type", "init_lora", "lycoris_config")
 OTHER_METHODS = {

@@ -39,7 +39,11 @@ def _datasets(builder: ImportBuilder) -> None:
         builder.explain("is part of resolution", "resolution_type", "aspect_bucket_alignment", "caption_strategy",
                         "instance_prompt", "prepend_instance_prompt", "only_instance_prompt")  # fmt: skip
         return
-    used = [one for one in tables(listed) if not is_on(one.get("disabled")) and not is_on(one.get("disable"))]
+    used = [
+        one
+        for one in tables(listed, key, builder.notes)
+        if not is_on(one.get("disabled")) and not is_on(one.get("disable"))
+    ]
     kinds = {str(one.get("dataset_type") or "image") for one in used}
     if "image" not in kinds and (other := next((OTHER_KINDS[kind] for kind in kinds if kind in OTHER_KINDS), "")):
         raise ConfigError("this file of {trainer} trains on {what}, which is not done here: use {trainer} for it",
@@ -68,13 +72,14 @@ def _is_left_out(builder: ImportBuilder, table: JsonMapping) -> bool:
     kind = str(table.get("dataset_type") or "image")
     if kind in HELPERS:
         return True
-    name, reason = str(table["id"]), ""
+    name = str(table["id"])
+    reason: Text | str = ""
     if kind != "image":
         reason = "videos are not trained; images are"
     elif str(table.get("type") or "local") != "local":
         reason = "only folders of this computer are read: download the images, and name their folder"
     elif is_empty(table.get("instance_data_dir")):
-        reason = "it names no folder (instance_data_dir)"
+        reason = Text("it names no folder ({key})", key="instance_data_dir")
     if reason:
         builder.notes.append(Text("data set {name} is left out: {reason}", name=name, reason=reason))
     return bool(reason)

@@ -121,13 +121,17 @@ def too_long(config: RunConfig, total: int) -> Iterator[Problem]:
 
 def _ends_early(config: RunConfig, total: int) -> Iterator[Problem]:
     chosen = config.optim.lr_scheduler_type or config.optim.lr_scheduler
-    if not (config.optim.lr_scheduler_args or config.optim.lr_scheduler_type) or [*problems(config)]:
+    is_plain = not (config.optim.lr_scheduler_args or config.optim.lr_scheduler_type or chosen == "polynomial")
+    if is_plain or [*problems(config)]:
         return
     if config.optim.lr_scheduler_type and not code_names.may_look(_custom(config).module):
         return
     own = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args")
     if why := _tried(config, own, total):
-        yield Problem("lr_scheduler_args", ": {title} cannot be followed for all {total} steps ({why})",
+        option = (
+            "lr_scheduler_args" if own else "lr_scheduler_type" if config.optim.lr_scheduler_type else "lr_scheduler"
+        )
+        yield Problem(option, ": {title} cannot be followed for all {total} steps ({why})",
             title=chosen, total=total, why=why)  # fmt: skip
 
 

@@ -302,7 +302,9 @@ def test_a_named_schedule_is_tried_too():
     assert "lr_scheduler_args: cosine does not take these values (ValueError" in str(said)
     (said,) = checked(lr_scheduler="polynomial", learning_rate=1e-9)
     assert said.option == "lr_scheduler" and "lr_end (1e-07) must be smaller than initial lr" in str(said)
-    assert not checked(lr_scheduler="polynomial", lr_warmup_steps=1, max_train_steps=1)
+    (said,) = checked(lr_scheduler="polynomial", lr_warmup_steps=20)  # which divides by the steps after the warm-up
+    assert "lr_scheduler: polynomial cannot be followed for all 20 steps (ZeroDivisionError" in str(said)
+    assert not checked(lr_scheduler="polynomial", lr_warmup_steps=21)
 
 
 def test_lists_of_a_schedule_are_tried_with_the_groups_of_the_model():
