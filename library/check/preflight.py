@@ -29,7 +29,7 @@ from library.outputs import hub, prompts, trackers
 from library.outputs import paths as save
 from library.runs import reader, registry
 from library.runs.record import Record
-from library.train import resume_state
+from library.train import base_files, resume_state
 from library.train.clock import Clock
 from library.train.journal import Progress
 
@@ -125,6 +125,8 @@ def judged(
     is left out.
     """
     problems, wrong = (reading.problems, reading.wrong) if reading else ([], frozenset())
+    config = base_files.with_local_files(config)
+    unreachable, announced = base_files.remote_files(config)
     named = wrong.union(*(problem.options for problem in problems))
     missing = building.missing(config)
     silent = {problem.option for problem in missing}  # what is not given at all is said once
@@ -134,7 +136,7 @@ def judged(
         "model": lambda: families.family_for(config).problems(),
         "images": lambda: images.problems,
         "length": lambda: _length(config, images),
-        "network": lambda: methods.problems(config),
+        "network": lambda: [*methods.problems(config), *unreachable],
         "optimizer": lambda: optimizers.problems(config),
         "save": lambda: save.problems(config),
         "space": lambda: _space(config),
@@ -158,7 +160,7 @@ def judged(
             known = again or problem in (*problems, *found) or problem.option in silent
             if not known and wrong.isdisjoint(problem.options):
                 found.append(problem)
-    remarks: list[str] = [*images.warnings, *_late(config, images), *code_notes(config)]
+    remarks: list[str] = [*images.warnings, *_late(config, images), *code_notes(config), *announced]
     with _tolerant(bool(problems), []):  # notes about what cannot be read would only be errors
         family = families.family_for(config)
         remarks += [] if failed["model"] else [*family.notes(), *_cut_captions(family, images)]
@@ -192,6 +194,7 @@ def _tolerant(unsound: bool, said: list[Problem]) -> Iterator[None]:
 
 def _fitted(config: RunConfig, failed: Mapping[str, bool]) -> Iterator[Problem]:
     """What does not go together, of what is in order by itself."""
+    config = base_files.without_remote_files(config)
     if failed["resume"]:
         config = replace(config, steps=replace(config.steps, resume=None))
     if failed["rates"]:  # as if something learned

@@ -30,6 +30,8 @@ SIZE_SHIFTS = {
     "anima": "flux_shift",
 }
 ENCODED_ONCE = "captions are encoded once, before the training (cache_text_encoder_outputs)"
+HUB_NAME = re.compile(r"(?!\.)[\w-][\w.-]*(?:/(?!\.)[\w .()+-]+)+", re.ASCII)  # owner/name, and a file in it
+DIFFUSERS_LORA = "pytorch_lora_weights.safetensors"
 MAX_NAMED = 5  # entries of a list that is wrong
 LEAST_SIDE = 256  # of buckets, by default
 EDIT = r"(?<![a-z])edit(?![a-z])(?:[ _-]?plus)?(?:[ _:-]*(2509|2511))?"
@@ -208,9 +210,21 @@ def nearest(theirs: object, ours: str) -> Text:
     return Text("{theirs} is not offered here; the nearest is {ours}", theirs=theirs, ours=ours)
 
 
-def to_download(builder: ImportBuilder, key: str, path: str) -> None:
-    """Record an adapter that is merged before the training and has to be downloaded: training without it would train
-    another model."""
+def is_hub_name(path: str) -> bool:
+    """Whether this is owner/name on the Hugging Face Hub, or a .safetensors file in it, and no path here."""
+    parts = path.split("/")
+    is_name = bool(HUB_NAME.fullmatch(path)) and (len(parts) == 2) != parts[-1].endswith(".safetensors")
+    return is_name and not Path(parts[0]).exists()
+
+
+def merged_from_hub(builder: ImportBuilder, key: str, path: str) -> None:
+    """Record an adapter of the Hugging Face Hub that is merged before the training: by its file, which is downloaded
+    where it is missing. An id alone stands for the file that diffusers looks for in such a repository."""
+    if is_hub_name(path):
+        name = f"{path}/{DIFFUSERS_LORA}" if path.count("/") == 1 else path
+        builder.change(key, Text("base_weights = {name}, which is downloaded where it is missing", name=name),
+                       {"base_weights": [name]})  # fmt: skip
+        return
     said = Text("download {path} and name its file in base_weights, which merges it before the training", path=path)
     builder.ignore(key, said)
     template = "needs {path}, which the training starts from: download it, and name its file here"
