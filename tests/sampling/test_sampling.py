@@ -1,6 +1,8 @@
 """Drawing: columns of strengths and files with one seed, exact sums, waiting for the GPU, and files that do not fit."""
 
 import json
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from library.cli.main import main
 from library.config.problems import ConfigError
 from library.methods import lora
 from library.methods.applied import AppliedLoras
+from library.methods.applied_files import AppliedFiles
 from library.outputs.prompts import Prompt
 from library.runs import gpu_slots, gpu_wait, layout, process, reader, start
 from library.runs import job as jobs
@@ -150,6 +153,39 @@ def test_files_that_do_not_fit_are_sentences(given, tmp_path, tensors, says):
     (tmp_path / "y.safetensors").write_bytes(b"nothing")
     with pytest.raises(ConfigError):
         AppliedLoras(parts, family).add(tmp_path / "y.safetensors")
+
+
+@pytest.mark.parametrize("when", ["loading the model", "generating"])
+def test_a_file_that_is_replaced_meanwhile_is_said(given, tmp_path, when):
+    """While it is read, nothing is generated; afterwards the images are kept."""
+    config = given(SCRIPTS[0])
+    family = families.family_for(config)
+    file = lora_file(tmp_path / "zorb.safetensors", adapter_names(family, family.load(torch.float32, torch.float32)))
+    model = Path(config.model.pretrained_model_name_or_path or "")
+    copy = Path(shutil.copytree(model.parent, tmp_path / "model")) / model.name if model.is_file() else None
+    assert copy, "a single file"
+    config = replace(config, model=replace(config.model, pretrained_model_name_or_path=str(copy)))
+    read, changes = AppliedFiles.add, iter([copy, file])
+
+    def exchange():
+        for path in changes:
+            os.replace(shutil.copy(path, tmp_path / "new"), path)
+            return
+
+    def add(self, path):
+        read(self, path)
+        if when == "loading the model":
+            exchange()
+
+    def report(what, done, total):
+        if str(what) == when == "generating":
+            exchange()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AppliedFiles, "add", add)
+        with pytest.raises(ConfigError, match=f"{copy.name} was replaced or changed"):
+            generate(config, [plan.Column("", ((file, 1.0),))], [CAT], tmp_path / "out", report)
+    assert len([*(tmp_path / "out").rglob("00_00.png")]) == (when == "generating")
 
 
 def test_columns_and_prompts_that_make_no_sense_are_refused():
