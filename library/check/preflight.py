@@ -171,7 +171,8 @@ def judged(
         remarks += [] if failed["optimizer"] else optimizers.notes(config)
         path = config.sample.sample_prompts
         if path and not failed["samples"]:
-            remarks += [*_unasked(config), *prompts.notes(path, config.control_images, config.shifts_samples)]
+            about = config.control_images, config.shifts_samples, family.sample_multiple
+            remarks += [*_unasked(config), *prompts.notes(path, *about)]
         remarks += [unlisted] if (unlisted := registry.unusable()) else []
         of_machine = [*_single_process(config), *_sixteen_bits(config), *_missing_gpu_features(config)]
         remarks += [one for one in of_machine if one.option not in {p.option for p in (*problems, *found)}]

@@ -229,7 +229,7 @@ def test_images_of_prompts_are_looked_at_before_loading_where_the_model_is_shown
 def test_the_shell_draws_and_says_what_is_wrong(given, shallow, tmp_path, capsys, monkeypatch):  # noqa: F811
     given(SCRIPTS[0])
     config = str(shallow.configs[SCRIPTS[0]])
-    line = "a cat --w 64 --h 64 --s 1"
+    line = "a cat --w 68 --h 64 --s 1 --l nan"
     folder = tmp_path / "job"
     folder.mkdir()
     monkeypatch.setenv(jobs.FOLDER, str(folder))
@@ -237,7 +237,8 @@ def test_the_shell_draws_and_says_what_is_wrong(given, shallow, tmp_path, capsys
     result = layout.load(folder / jobs.RESULT)
     assert result["rows"] == ["a cat"] and Path(result["files"][0][0]).is_file() and Path(result["grid"]).is_file()
     assert gpu_slots.held() == set()
-    capsys.readouterr()
+    told = capsys.readouterr().err
+    assert "note: prompt: --w 68 becomes 64" in told and "note: prompt: --l nan has no effect" in told
     for words, says in (
         (["--lora", "x=strong"], "strength is no number"),
         (["--set", "novalue"], "OPTION=VALUE"),
