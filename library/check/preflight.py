@@ -164,7 +164,8 @@ def judged(
     with _tolerant(bool(problems), []):  # notes about what cannot be read would only be errors
         family = families.family_for(config)
         remarks += [] if failed["model"] else [*family.notes(), *_cut_captions(family, images)]
-        remarks += [] if failed["resume"] or failed["length"] else _changed(config, images)
+        resumes = not (failed["length"] or any(one.option == "resume" for one in found))
+        remarks += _changed(config, images) if resumes else []
         remarks += [] if failed["network"] else methods.notes(config)
         remarks += [] if failed["model"] or failed["other adapters"] else adapter_files.notes(config)
         remarks += [] if config.compile.compile_fullgraph else _graphs(config, images, failed)

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,6 +62,11 @@ LEARNED = {
     "textual-inversion": "a word",
     "lllite": "LLLite",
 }
+# Options that decide what is trained and how it is grouped, and rates that leave a part out.
+SHAPING = ("network_module", "network_dim", "network_args", "network_train_unet_only",
+           "network_train_text_encoder_only", "train_text_encoder", "fused_optimizer_groups",
+           "fused_backward_pass", "blockwise_fused_optimizers", "full_bf16", "full_fp16")  # fmt: skip
+RATES = ("learning_rate", "unet_lr", "text_encoder_lr", "block_lr", "learning_rate_te1", "learning_rate_te2")
 RANK = 4  # where network_dim is not set
 OTHER_OPTIMIZER = Problem("resume",
     ": the state is of a run with another optimizer, or with other learning rates for other parts; "
@@ -274,11 +279,51 @@ def _memory(optimizer: str) -> tuple[str, str]:
     return made.module.split(".")[0], made.name.removeprefix("Paged").lower()
 
 
-def counts(folder: Path) -> list[int]:
-    """The number of parameters in each group of the saved optimizer, [] where it has none. Reads no tensor data."""
+def saved_groups(folder: Path) -> dict[str, int]:
+    """The number of parameters in each group of the saved optimizer by its name, {} where it has none. Reads no tensor
+    data."""
     saved = read_values(folder / OPTIMIZER, "meta")
-    groups = saved.get("param_groups", []) if isinstance(saved, dict) else []
-    return [len(group["params"]) for group in groups]
+    bundles = saved.get("bundles", [saved]) if isinstance(saved, dict) else []
+    return group_sizes([group for bundle in bundles for group in bundle.get("param_groups", ())])
+
+
+def group_sizes(groups: Iterable[JsonMapping]) -> dict[str, int]:
+    """The number of parameters by the name of their group, those without any left out."""
+    found: dict[str, int] = {}
+    for at, group in enumerate(groups):
+        name = str(group.get("name") or f"group {at + 1}")
+        if group["params"]:
+            found[name] = found.get(name, 0) + len(group["params"])
+    return found
+
+
+def other_groups(theirs: Mapping[str, int], ours: Mapping[str, int], changes: Text | None) -> Problem | None:
+    """The problem if a state's optimizer has other groups of parameters than this training; `changes` are the options
+    that do not agree."""
+    if not theirs or theirs == ours:
+        return None
+    named = {"theirs": _named(theirs), "ours": _named(ours)}
+    start = ": the optimizer of the state has other groups of parameters ({theirs}) than this config makes ({ours})"
+    if changes is None:
+        return Problem("resume", start + "; resume with its own config", **named)
+    template = start + ", as {changes}; set this back, or start another training from the weights that it has saved"
+    return Problem("resume", template, **named, changes=changes)
+
+
+def _named(groups: Mapping[str, int]) -> Text:
+    return listed([Text("{name}: {count}", name=name, count=count) for name, count in groups.items()])
+
+
+def shaping_changes(folder: Path, config: RunConfig) -> Text | None:
+    """The options that decide what is trained, in which groups, and differ from those of a state; None without any."""
+    try:
+        known = read_progress(folder).get("settings", {})
+    except ConfigError:
+        return None
+    now = deciding_options(config, 0)
+    rates = [name for name in RATES if not known.get(name) or not now.get(name)]  # of which 0 leaves a group out
+    found = [*differences(known, {name: now[name] for name in (*SHAPING, *rates) if name in now})]
+    return listed(found, "; ") if found else None
 
 
 def finished(folder: Path, facts: JsonMapping, total_steps: int, result: Path) -> Problem | None:
