@@ -306,8 +306,8 @@ def _late(config: RunConfig, images: data.Check) -> Iterator[Problem]:
             steps=steps.total)  # fmt: skip
     if config.steps.max_train_epochs and warm > 1 and warm >= steps.total:
         yield Problem("lr_warmup_steps",
-            "{warm} is not below all {total} steps: the learning rate never reaches its value", warm=warm,
-            total=steps.total)  # fmt: skip
+            "{warm} is not below the {steps} of this training: the learning rate never reaches its value", warm=warm,
+            steps=counted(steps.total, "step"))  # fmt: skip
 
 
 def _resumed(config: RunConfig) -> Iterator[Problem]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, Text, counted
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import PREPARED, dataset_toml, load_tables, tables, told_datasets
 
@@ -52,7 +52,8 @@ def _batches(builder: ImportBuilder) -> dict[int, int]:
         for pair in value:
             if isinstance(pair, list) and len(pair) == 2:
                 sizes[int(to_number(pair[0]) or 0)] = int(to_number(pair[1]) or 1)
-        builder.change(used, Text("{count} sizes of batches by resolution: {place}", count=len(sizes), place=PREPARED))
+        template = "{sizes} of batches by resolution: {place}"
+        builder.change(used, Text(template, sizes=counted(len(sizes), "size"), place=PREPARED))
     elif used:
         sizes[0] = max(1, int(to_number(value) or 1))
         builder.rename(used, "train_batch_size", sizes[0])

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from library.config.dataset import SubsetConfig
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, Text, counted
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on
 from library.importers.shared import (
     ONLY,
@@ -154,5 +154,5 @@ def _images(builder: ImportBuilder, general: JsonMapping, subsets: list[JsonMapp
                 builder.notes.append(line)
     own = {key: value for key, value in general.items() if not is_empty(value)}
     builder.texts["dataset_config"] = dataset_toml({}, [(own, sets)])
-    builder.change("subsets", Text("{count} folders: {place}", count=len(sets), place=PREPARED))
+    builder.change("subsets", Text("{folders}: {place}", folders=counted(len(sets), "folder"), place=PREPARED))
     builder.explain(PREPARED, *own)

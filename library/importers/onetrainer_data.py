@@ -3,7 +3,7 @@
 import math
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import Problem, Text
+from library.config.problems import Problem, Text, counted
 from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import (
     PREPARED,
@@ -139,7 +139,7 @@ def _dataset(builder: ImportBuilder, concepts: list[JsonMapping], sizes: list[tu
     sets += [({"resolution": list(size)}, [_subset(builder, c, repeats[id(c)])]) for c in used for size in own[id(c)]]
     if sets:
         builder.texts["dataset_config"] = dataset_toml(general, sets)
-    builder.change("concepts", Text("{count} folders: {place}", count=len(used), place=PREPARED))
+    builder.change("concepts", Text("{folders}: {place}", folders=counted(len(used), "folder"), place=PREPARED))
 
 
 def _override(concept: JsonMapping) -> list[tuple[int, int]]:

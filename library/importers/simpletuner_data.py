@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, Text, counted
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import (
     PREPARED,
@@ -63,7 +63,7 @@ def _datasets(builder: ImportBuilder) -> None:
     if sets:
         builder.texts["dataset_config"] = dataset_toml({}, sets)
     values = {"masked_loss": True} if masked else {}
-    builder.change(key, Text("{count} folders: {place}", count=len(sets), place=PREPARED), values)
+    builder.change(key, Text("{folders}: {place}", folders=counted(len(sets), "folder"), place=PREPARED), values)
     builder.explain(PREPARED, *shared, "aspect_bucket_alignment")
 
 

@@ -45,8 +45,8 @@ def _shown(shape: tuple[int, ...]) -> str:
 @torch.no_grad()
 def put_back(named: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
     """Copy saved values into the parameters. ConfigError, and nothing changed, when names or shapes differ."""
-    shapes = ({name: tuple(whole_shape(tensor)) for name, tensor in some.items()} for some in (named, tensors))
-    if problem := differing(*shapes):
+    here, saved = ({name: tuple(whole_shape(tensor)) for name, tensor in some.items()} for some in (named, tensors))
+    if problem := differing(here, saved):
         raise ConfigError(problem)
     for name, parameter in named.items():
         parameter.copy_(own_part(tensors[name], parameter))

@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from library.config import code_names
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Problem, together
+from library.config.problems import ConfigError, Problem, counted, together
 from library.config.run_config import RunConfig
 from library.config.sections import Optim
 from library.config.sections.learning import own_warmup
@@ -115,8 +115,9 @@ def too_long(config: RunConfig, total: int) -> Iterator[Problem]:
     warm, decay = steps_of(optim.lr_warmup_steps, total), steps_of(optim.lr_decay_steps, total)
     if warm < total < warm + decay:  # a longer warm-up alone ends on its way up, which is a remark
         yield Problem("lr_decay_steps",
-            "are {decay} steps, and lr_warmup_steps {warm}: more than all {total}, so that the learning rate would "
-            "jump; lower one of them", also="lr_warmup_steps", decay=decay, warm=warm, total=total)  # fmt: skip
+            "come to {decay}, and lr_warmup_steps to {warm}: more than all {total}, so that the learning rate would "
+            "jump; lower one of them", also="lr_warmup_steps", decay=counted(decay, "step"), warm=warm,
+            total=total)  # fmt: skip
 
 
 def _ends_early(config: RunConfig, total: int) -> Iterator[Problem]:
@@ -131,8 +132,8 @@ def _ends_early(config: RunConfig, total: int) -> Iterator[Problem]:
         option = (
             "lr_scheduler_args" if own else "lr_scheduler_type" if config.optim.lr_scheduler_type else "lr_scheduler"
         )
-        yield Problem(option, ": {title} cannot be followed for all {total} steps ({why})",
-            title=chosen, total=total, why=why)  # fmt: skip
+        yield Problem(option, ": {title} cannot be followed for the {steps} of this training ({why})",
+            title=chosen, steps=counted(total, "step"), why=why)  # fmt: skip
 
 
 def for_groups(config: RunConfig, rates: Sequence[float]) -> Iterator[Problem]:

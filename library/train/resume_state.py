@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Problem, Text, listed
+from library.config.problems import ConfigError, Problem, Text, counted, listed
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.data.held_out import IN_STATE
@@ -331,9 +331,9 @@ def finished(folder: Path, facts: JsonMapping, total_steps: int, result: Path) -
     if facts["current_step"] < total_steps or (facts["current_step"] == total_steps and not result.exists()):
         return None
     return Problem("resume",
-        ": {folder} was saved after step {step}, and this training has {total} steps, so nothing is left to do; "
+        ": {folder} was saved after step {step}, and this training has {steps}, so nothing is left to do; "
         "raise max_train_steps or max_train_epochs to go on", folder=folder, step=facts["current_step"],
-        total=total_steps)  # fmt: skip
+        steps=counted(total_steps, "step"))  # fmt: skip
 
 
 def read_progress(folder: Path) -> JsonObject:

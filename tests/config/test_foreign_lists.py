@@ -1,4 +1,4 @@
-"""Lists of tables that hold something else, and EXIF rotation: each importer says what it leaves out and what it sets."""
+"""Lists of tables that hold something else, and EXIF rotation: importers say what they leave out and set."""
 
 import pytest
 
@@ -15,24 +15,81 @@ EASY = {"general_args": {"args": {"pretrained_model_name_or_path": "x", "sdxl": 
 MUSUBI = {"dit": "flux.safetensors", "network_module": "networks.lora_flux", "network_dim": 4}
 IMAGES = {"id": "a", "type": "local", "instance_data_dir": "/a"}
 LISTS = {  # a file of each program -> the words that say what is left out
-    "OneTrainer concepts": ({**SDXL_LORA, "concepts": ["/cats", 7, {"path": "/a"}]}, "concepts: entries", "1 ('/cats'), 2 (7)"),
+    "OneTrainer concepts": (
+        {**SDXL_LORA, "concepts": ["/cats", 7, {"path": "/a"}]},
+        "concepts: entries",
+        "1 ('/cats'), 2 (7)",
+    ),
     "OneTrainer samples": ({**SDXL_LORA, "samples": ["a cat", {"prompt": "a dog"}]}, "samples: entries", "1 ('a cat')"),
     "OneTrainer, no list": ({**SDXL_LORA, "concepts": "cats"}, "concepts is left out", "'cats'"),
-    "OneTrainer, a part": ({**SDXL_LORA, "concepts": [{"path": "/a", "text": "x"}]}, "concept /a: text is left out", "'x'"),
-    "OneTrainer, no path": ({**SDXL_LORA, "concepts": [{"path": "/a"}, {"name": "x"}]}, "data set 2 is left out", "path"),
-    "ai-toolkit": (of_aitoolkit({**FLUX_AI, "datasets": ["/cats", {"folder_path": "/a"}]}), "datasets: entries", "1 ('/cats')"),
-    "ai-toolkit, no folder": (of_aitoolkit({**FLUX_AI, "datasets": [{"x": 1}, {"folder_path": "/a"}]}), "data set 1 is", "folder_path"),
-    "ai-toolkit prompts": (of_aitoolkit({**FLUX_AI, "sample.prompts": [{"a": 1}, "a dog"]}), "sample.prompts: entries", "1 ({'a': 1})"),
-    "ai-toolkit samples": (of_aitoolkit({**FLUX_AI, "sample.samples": ["a", {"prompt": "b"}]}), "sample.samples: entries", "1 ('a')"),
-    "SimpleTuner": ({**SIMPLE, "data_backend_config": [IMAGES, "/cats", 3]}, "data_backend_config: entries", "2 ('/cats'), 3 (3)"),
-    "diffusion-pipe": ({**PIPE, "dataset": {"directory": [{"path": "/a"}, "/cats"]}}, "directory: entries", "2 ('/cats')"),
-    "diffusion-pipe, no path": ({**PIPE, "dataset": {"directory": [{"path": "/a"}, {"x": 1}]}}, "data set directory is left out", "path"),
+    "OneTrainer, a part": (
+        {**SDXL_LORA, "concepts": [{"path": "/a", "text": "x"}]},
+        "concept /a: text is left out",
+        "'x'",
+    ),
+    "OneTrainer, no path": (
+        {**SDXL_LORA, "concepts": [{"path": "/a"}, {"name": "x"}]},
+        "data set 2 is left out",
+        "path",
+    ),
+    "ai-toolkit": (
+        of_aitoolkit({**FLUX_AI, "datasets": ["/cats", {"folder_path": "/a"}]}),
+        "datasets: entries",
+        "1 ('/cats')",
+    ),
+    "ai-toolkit, no folder": (
+        of_aitoolkit({**FLUX_AI, "datasets": [{"x": 1}, {"folder_path": "/a"}]}),
+        "data set 1 is",
+        "folder_path",
+    ),
+    "ai-toolkit prompts": (
+        of_aitoolkit({**FLUX_AI, "sample.prompts": [{"a": 1}, "a dog"]}),
+        "sample.prompts: entries",
+        "1 ({'a': 1})",
+    ),
+    "ai-toolkit samples": (
+        of_aitoolkit({**FLUX_AI, "sample.samples": ["a", {"prompt": "b"}]}),
+        "sample.samples: entries",
+        "1 ('a')",
+    ),
+    "SimpleTuner": (
+        {**SIMPLE, "data_backend_config": [IMAGES, "/cats", 3]},
+        "data_backend_config: entries",
+        "2 ('/cats'), 3 (3)",
+    ),
+    "diffusion-pipe": (
+        {**PIPE, "dataset": {"directory": [{"path": "/a"}, "/cats"]}},
+        "directory: entries",
+        "2 ('/cats')",
+    ),
+    "diffusion-pipe, no path": (
+        {**PIPE, "dataset": {"directory": [{"path": "/a"}, {"x": 1}]}},
+        "data set directory is left out",
+        "path",
+    ),
     "LoRA_Easy": ({**EASY, "subsets": ["/cats", {"image_dir": "/a"}]}, "subsets: entries", "1 ('/cats')"),
-    "musubi-tuner": ({**MUSUBI, "dataset_config": {"datasets": ["/cats", {"image_directory": "/a"}]}}, "datasets: entries", "1 ('/cats')"),
-    "musubi-tuner, general": ({**MUSUBI, "dataset_config": {"general": "x", "datasets": [{"image_directory": "/a"}]}}, "general is left out", "'x'"),
-    "metadata": ({"__metadata__": {"ss_network_module": "networks.lora", "ss_base_model_version": "sdxl_base_v1-0",
-                                   "ss_datasets": '["x", {"resolution": [64, 64]}]'}}, "ss_datasets: entries", "1 ('x')"),
-}  # fmt: skip
+    "musubi-tuner": (
+        {**MUSUBI, "dataset_config": {"datasets": ["/cats", {"image_directory": "/a"}]}},
+        "datasets: entries",
+        "1 ('/cats')",
+    ),
+    "musubi-tuner, general": (
+        {**MUSUBI, "dataset_config": {"general": "x", "datasets": [{"image_directory": "/a"}]}},
+        "general is left out",
+        "'x'",
+    ),
+    "metadata": (
+        {
+            "__metadata__": {
+                "ss_network_module": "networks.lora",
+                "ss_base_model_version": "sdxl_base_v1-0",
+                "ss_datasets": '["x", {"resolution": [64, 64]}]',
+            }
+        },
+        "ss_datasets: entries",
+        "1 ('x')",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", LISTS)
@@ -49,7 +106,10 @@ def test_many_entries_are_one_sentence():
 
 
 TURNING = {  # what each program does, found in its source
-    "LoRA metadata": ({"__metadata__": {"ss_network_module": "networks.lora", "ss_base_model_version": "sdxl_base_v1-0"}}, False),
+    "LoRA metadata": (
+        {"__metadata__": {"ss_network_module": "networks.lora", "ss_base_model_version": "sdxl_base_v1-0"}},
+        False,
+    ),
     "SimpleTuner": (SIMPLE, True),
     "diffusion-pipe": (PIPE, False),
     "lora-scripts": ({"model_train_type": "sdxl-lora", "pretrained_model_name_or_path": "x"}, False),
@@ -58,7 +118,7 @@ TURNING = {  # what each program does, found in its source
     "OneTrainer": (SDXL_LORA, True),
     "musubi-tuner": (MUSUBI, False),
     "kohya_ss": ({"LoRA_type": "Standard", "sdxl": True, "max_train_steps": 10}, False),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("reader", files.READERS, ids=lambda reader: reader.TRAINER)
