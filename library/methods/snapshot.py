@@ -31,11 +31,14 @@ def differing(
         what = [Text("{layer} has the shape {theirs} in the state and {ours} here", layer=odd[0], **sizes)]
     if not what:
         return None
-    start = ": the state was made with other networks than this config describes ({what})"
     if changes is None:
-        return Problem("resume", start + "; resume with its own config", what=listed(what, "; "))
-    template = start + ", as {changes}; set this back, or start another training from the weights that it has saved"
-    return Problem("resume", template, what=listed(what, "; "), changes=changes)
+        return Problem("resume",
+            ": the state was made with other networks than this config describes ({what}); resume with its own config",
+            what=listed(what, "; "))  # fmt: skip
+    return Problem("resume",
+        ": the state was made with other networks than this config describes ({what}), as {changes}; set this back, or "
+        "start another training from the weights that it has saved", what=listed(what, "; "),
+        changes=changes)  # fmt: skip
 
 
 def _shown(shape: tuple[int, ...]) -> str:

@@ -303,11 +303,14 @@ def other_groups(theirs: Mapping[str, int], ours: Mapping[str, int], changes: Te
     if not theirs or theirs == ours:
         return None
     named = {"theirs": _named(theirs), "ours": _named(ours)}
-    start = ": the optimizer of the state has other groups of parameters ({theirs}) than this config makes ({ours})"
     if changes is None:
-        return Problem("resume", start + "; resume with its own config", **named)
-    template = start + ", as {changes}; set this back, or start another training from the weights that it has saved"
-    return Problem("resume", template, **named, changes=changes)
+        return Problem("resume",
+            ": the optimizer of the state has other groups of parameters ({theirs}) than this config makes ({ours}); "
+            "resume with its own config", **named)  # fmt: skip
+    return Problem("resume",
+        ": the optimizer of the state has other groups of parameters ({theirs}) than this config makes ({ours}), as "
+        "{changes}; set this back, or start another training from the weights that it has saved", **named,
+        changes=changes)  # fmt: skip
 
 
 def _named(groups: Mapping[str, int]) -> Text:
