@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from library.config import dataset
+from library.config.hub_names import is_file_id
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.config.schema import options, section_options, values
@@ -15,7 +16,6 @@ from library.config.sections import AdapterRun
 from library.config.values import Option
 from library.data import metadata
 from library.families import network_args
-from library.families.shared.hub import is_file_id
 from library.outputs import prompts
 
 PATHS = ("file", "files", "folder")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from library import data, families, methods
-from library.check import adapter_files, graph_limit, meta_model
+from library.check import adapter_files, graph_limit, meta_model, sample_prompts
 from library.compiler import checks
 from library.config import building, code_names, fixes, ineffective, schema
 from library.config.environment import SWITCHED_ON, first_process, processes, shards_asked
@@ -18,14 +18,14 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem, Text, counted, problems_of, together
 from library.config.run_config import RunConfig
 from library.config.sections.learning import LONGEST
-from library.data import debug_dataset, pixels, text_encoding
+from library.data import debug_dataset, text_encoding
 from library.data.length import Length, length
 from library.families.base import Family
 from library.files import free_space
 from library.memory.quantization import fp8_matmul, int8_matmul
 from library.methods import lycoris
 from library.optim import lr_schedule, optimizers
-from library.outputs import hub, prompts, trackers
+from library.outputs import hub, trackers
 from library.outputs import paths as save
 from library.runs import reader, registry
 from library.runs.record import Record
@@ -141,7 +141,7 @@ def judged(
         "save": lambda: save.problems(config),
         "space": lambda: _space(config),
         "alone": lambda: _alone(config),
-        "samples": lambda: _samples(config),
+        "samples": lambda: sample_prompts.unusable_prompts(config),
         "machine": lambda: _machine(config),
         "hub": lambda: hub.problems(config),
         "trackers": lambda: trackers.problems(config),
@@ -170,10 +170,7 @@ def judged(
         remarks += [] if failed["model"] or failed["other adapters"] else adapter_files.notes(config)
         remarks += [] if config.compile.compile_fullgraph else _graphs(config, images, failed)
         remarks += [] if failed["optimizer"] else optimizers.notes(config)
-        path = config.sample.sample_prompts
-        if path and not failed["samples"]:
-            about = config.control_images, config.shifts_samples, family.sample_multiple
-            remarks += [*_unasked(config), *prompts.notes(path, *about)]
+        remarks += [] if failed["samples"] else sample_prompts.idle_prompts(config, family)
         remarks += [unlisted] if (unlisted := registry.unusable()) else []
         of_machine = [*_single_process(config), *_sixteen_bits(config), *_missing_gpu_features(config)]
         remarks += [one for one in of_machine if one.option not in {p.option for p in (*problems, *found)}]
@@ -347,27 +344,6 @@ def _alone(config: RunConfig) -> Iterator[Problem]:
         if run.active and not mine and run.facts.get("output_name") == config.save.output_name:
             template = ": a training that writes these files is {state}; stop it, or choose another name"
             yield Problem("output_name", template, state=Text(run.state), fix=save.free_name(config))
-
-
-def _unasked(config: RunConfig) -> Iterator[Problem]:
-    """Prompts of sample images that nothing says when to generate."""
-    if not config.sample.scheduled:
-        yield Problem("sample_prompts",
-            ": samples are generated only when somebody asks for them; set sample_every_n_epochs, "
-            "sample_every_n_steps or sample_at_first")  # fmt: skip
-
-
-def _samples(config: RunConfig) -> Iterator[Problem]:
-    sample = config.sample
-    if sample.scheduled and not sample.sample_prompts:
-        off = {"sample_every_n_steps": None, "sample_every_n_epochs": None, "sample_at_first": False}
-        template = ": sample images are asked for, but there is no prompt file; give one, or switch them off"
-        yield Problem("sample_prompts", template, fix=off)
-    if sample.sample_prompts:
-        try:
-            yield from prompts.unreadable(sample.sample_prompts, config.control_images, pixels.check_file)
-        except ConfigError as e:
-            yield from e.problems
 
 
 def _device() -> Any:

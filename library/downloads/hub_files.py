@@ -4,9 +4,10 @@ from pathlib import Path
 
 import huggingface_hub
 
+from library.config.hub_names import is_file_id
 from library.config.problems import Problem, Report, Text
 from library.downloads import hub
-from library.families.shared.hub import ID, is_file_id
+from library.families.shared.hub import ID
 from library.files import need_space, size_text
 
 UNREACHABLE = (

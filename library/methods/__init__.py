@@ -7,12 +7,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from library.config.hub_names import is_file_id
 from library.config.problems import Problem
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun, ControlRun, EmbeddingRun
 from library.families import network_args
 from library.families.base import Family, ModelComponents
-from library.families.shared import hub
 from library.methods import embedding, full, lllite, lora, lycoris
 from library.methods.factor_cache import FactorCache
 from library.methods.full import FullFinetune
@@ -119,7 +119,7 @@ def problems(config: RunConfig) -> Iterator[Problem]:
     files = {"network_weights": config.network.network_weights}
     files |= {f"base_weights {i}": path for i, path in enumerate(config.network.base_weights or (), 1)}
     for option, path in files.items():
-        if path and not Path(path).is_file() and not (option != "network_weights" and hub.is_file_id(path)):
+        if path and not Path(path).is_file() and not (option != "network_weights" and is_file_id(path)):
             template = ": {path} is a folder: name a file in it" if Path(path).is_dir() else ": {path} does not exist"
             yield Problem(option, template, path=path)
 

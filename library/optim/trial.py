@@ -59,7 +59,7 @@ def arguments(cls: OptimizerSpec, own: Mapping[str, Any]) -> str:
         with _quiet():
             sizes = [SIZE] if cls.module == "torch.optim" and cls.name == "Muon" else [SIZE, SIZE[:1]]
             weights = [torch.nn.Parameter(torch.ones(size, device=device())) for size in sizes]
-            made = _made(cls, own, [{"params": weights, "name": "trial"}], 1e-3)
+            made = _construct(cls, own, [{"params": weights, "name": "trial"}], 1e-3)
             for _ in range(TRIED_STEPS):
                 for weight in weights:
                     weight.grad = torch.full_like(weight, 0.5)
@@ -83,7 +83,7 @@ def schedule(
     groups = [{"params": [w], "lr": rate} for w, rate in zip(weights, rates, strict=True)]
     try:
         with _quiet():
-            optimizer = _made(cls, own, groups, rates[0])
+            optimizer = _construct(cls, own, groups, rates[0])
     except Exception:  # said of the optimizer
         optimizer = torch.optim.SGD(groups, lr=rates[0], momentum=0.9)
     try:
@@ -102,7 +102,7 @@ def schedule(
     return ""
 
 
-def _made(cls: OptimizerSpec, own: Mapping[str, Any], groups: list[dict[str, Any]], rate: float) -> Any:
+def _construct(cls: OptimizerSpec, own: Mapping[str, Any], groups: list[dict[str, Any]], rate: float) -> Any:
     """An optimizer that is ready to step. Adafactor with relative_step sets its own rate, and refuses one."""
     given = None if own.get("relative_step") else rate
     if given is None:
@@ -120,7 +120,7 @@ def memory(cls: OptimizerSpec, own: Mapping[str, Any]) -> dict[str, tuple[int, .
     learned = {name: torch.nn.Parameter(weight) for name, weight in weights.items()}
     try:
         with _quiet():
-            made = _made(cls, own, [{"params": [*learned.values()], "name": "trial"}], 1e-3)
+            made = _construct(cls, own, [{"params": [*learned.values()], "name": "trial"}], 1e-3)
             for weight in learned.values():
                 weight.grad = torch.full_like(weight, 0.5)
             made.step()

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from library.config.hub_names import is_file_id
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.downloads import hub_files
-from library.families.shared.hub import is_file_id
 from library.train.journal import Journal
 from library.train.world import World
 

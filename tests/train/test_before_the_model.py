@@ -51,14 +51,20 @@ FITS = [
 FITS_NOT = [
     ({"resume": "HERE/out/plain-state", "network_dim": 2}, "network_dim 8, and this is 2"),
     ({"resume": "HERE/out/plain-state", "optimizer_type": "Adafactor"}, "optimizer_type AdamW, and this is Adafactor"),
-    ({"resume": "HERE/out/plain-state", "network_args": ["loraplus_lr_ratio=4"]},
-     "as network_args was not set and is loraplus_lr_ratio=4; set this back"),
+    (
+        {"resume": "HERE/out/plain-state", "network_args": ["loraplus_lr_ratio=4"]},
+        "as network_args was not set and is loraplus_lr_ratio=4; set this back",
+    ),
     ({"resume": "HERE/out/plain-state", "network_args": ["train_blocks=single"]}, "made with other networks"),
-    ({"resume": "HERE/out/plain-state", "network_train_unet_only": False},
-     "as network_train_unet_only was true and is false; set this back"),
+    (
+        {"resume": "HERE/out/plain-state", "network_train_unet_only": False},
+        "as network_train_unet_only was true and is false; set this back",
+    ),
     ({"resume": "HERE/out/plain-state", "network_train_unet_only": False}, "only here: "),
-    ({"resume": "HERE/out/plain-state", "network_args": ["loraplus_lr_ratio=4"]},
-     "other groups of parameters (unet: 32) than this config makes (unet: 16, unet plus: 16)"),
+    (
+        {"resume": "HERE/out/plain-state", "network_args": ["loraplus_lr_ratio=4"]},
+        "other groups of parameters (unet: 32) than this config makes (unet: 16, unet plus: 16)",
+    ),
     ({"resume": "HERE/out/plain-state", **LOKR}, "network_module networks.lora_flux, and this is lycoris.kohya"),
     ({"resume": "HERE/out/lokr-state", **LOKR, "network_args": ["algo=loha"]}, "made with other networks"),
     ({"network_weights": "HERE/out/plain.safetensors", "network_dim": 2}, "has rank 8 in the file and 2 here"),

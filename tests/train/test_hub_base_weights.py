@@ -5,9 +5,9 @@ from huggingface_hub import constants
 from safetensors.torch import load_file
 
 from library.check import preflight
+from library.config.hub_names import is_file_id
 from library.config.problems import ConfigError
 from library.downloads import hub_files
-from library.families.shared.hub import is_file_id
 from library.train import base_files
 from tests.downloads.conftest import hub, small  # noqa: F401
 from tests.training import config_of, train

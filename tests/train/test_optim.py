@@ -288,8 +288,8 @@ def test_what_the_check_lets_through_a_schedule_takes_for_all_steps(name):
         ("CyclicLR", ["base_lr=1"], "lr_scheduler_args: CyclicLR needs max_lr; add max_lr=VALUE"),
         ("StepLR", ["step_size='5'"], "lr_scheduler_args: StepLR does not take these values (TypeError"),
         ("ExponentialLR", ["gamma=-1"], "(its learning rate is -0.5 at step 1)"),
-        ("OneCycleLR", ["max_lr=0.1", "total_steps=10"], "OneCycleLR cannot be followed for the 20 steps of this training"),
-        ("MultiStepLR", ["milestones=[9]", "gamma='x'"], "MultiStepLR cannot be followed for the 20 steps of this training"),
+        ("OneCycleLR", ["max_lr=0.1", "total_steps=10"], "OneCycleLR cannot be followed for the 20 steps"),
+        ("MultiStepLR", ["milestones=[9]", "gamma='x'"], "MultiStepLR cannot be followed for the 20 steps"),
     ],
 )
 def test_a_schedule_by_class_is_tried_before_a_model_is_loaded(name, args, words):
@@ -303,7 +303,7 @@ def test_a_named_schedule_is_tried_too():
     (said,) = checked(lr_scheduler="polynomial", learning_rate=1e-9)
     assert said.option == "lr_scheduler" and "lr_end (1e-07) must be smaller than initial lr" in str(said)
     (said,) = checked(lr_scheduler="polynomial", lr_warmup_steps=20)  # which divides by the steps after the warm-up
-    assert "lr_scheduler: polynomial cannot be followed for the 20 steps of this training (ZeroDivisionError" in str(said)
+    assert "lr_scheduler: polynomial cannot be followed for the 20 steps of this training (ZeroDivision" in str(said)
     assert not checked(lr_scheduler="polynomial", lr_warmup_steps=21)
 
 

@@ -14,7 +14,6 @@ from library.config.problems import ConfigError, Problem, Text
 
 PATIENCE = 5.0  # seconds for the hub to answer
 ID = re.compile(r"[\w.-]+/[\w.-]+")
-PART = re.compile(r"(?![.-])[\w .()+-]{1,150}(?<![. ])", re.ASCII)  # of the name of a file in a repository
 Answer = TypeVar("Answer")
 
 
@@ -22,13 +21,6 @@ def is_id(name: str) -> bool:
     """Whether a name has the form owner/name and is not a local path, not even one with a misspelt last part."""
     path = Path(name)
     return bool(ID.fullmatch(name)) and not path.parent.exists() and path.suffix not in (".safetensors", ".ckpt")
-
-
-def is_file_id(name: str) -> bool:
-    """Whether a name has the form owner/name/file.safetensors, also with folders, and is no path on this computer."""
-    parts = name.split("/")
-    is_plain = all(PART.fullmatch(part) for part in parts) and "--" not in "/".join(parts[:2])
-    return len(parts) > 2 and is_plain and name.endswith(".safetensors") and not Path(parts[0]).exists()
 
 
 def _about(option: str, template: str, **facts: Any) -> Problem:
