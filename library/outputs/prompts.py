@@ -339,7 +339,7 @@ def _number(name: str, value: JsonValue, kind: Callable[[Any], Any]) -> Any:
             raise TypeError(value)
         if kind is str and isinstance(value, float) and not math.isfinite(value):
             raise TypeError(value)
-        if kind is not str and isinstance(value, str) and "_" in value:  # which Python takes for a separator
+        if kind in (int, float) and isinstance(value, str) and "_" in value:  # which Python takes for a separator
             raise ValueError(value)
         if kind is int and float(value) != int(float(value)):  # type: ignore[arg-type]  # a part of it would be lost
             raise ValueError(value)

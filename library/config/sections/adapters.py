@@ -60,7 +60,7 @@ class Network:
     )
     base_weights: tuple[str, ...] = opt(
         (),
-        "Adapter files that are merged into the model before training, or owner/name/file.safetensors on Hugging Face.",
+        "Adapters that are merged into the model first; owner/name/FILE is one of Hugging Face.",
         label="Base weights",
         kind="files",
         advanced=True,
