@@ -24,6 +24,7 @@ from library.optim.classes import import_class
 from library.optim.names import SPECS, OptimizerSpec
 
 SIZE = (64, 128)  # large enough for 8-bit kernels, which leave small tensors to others
+OF_DEVICES = {"capturable", "fused", "foreach"}  # arguments that some devices take
 TRIED_STEPS = 3  # of an optimizer: the first takes nothing from what it keeps
 MAX_SCHEDULE_STEPS = 5000  # that are tried one by one, about 0.1 s
 ROUNDING = 1e-9  # how far below zero a rate that falls to zero may end, as a share of what it was
@@ -58,7 +59,10 @@ def arguments(cls: OptimizerSpec, own: Mapping[str, Any]) -> str:
     try:
         with _quiet():
             sizes = [SIZE] if cls.module == "torch.optim" and cls.name == "Muon" else [SIZE, SIZE[:1]]
-            weights = [torch.nn.Parameter(torch.ones(size, device=device())) for size in sizes]
+            # A GPU is only opened where it matters, as it may be busy with another training.
+            on_device = cls.package in packages.PACKAGES or not OF_DEVICES.isdisjoint(own)
+            where = device() if on_device else "cpu"
+            weights = [torch.nn.Parameter(torch.ones(size, device=where)) for size in sizes]
             made = _construct(cls, own, [{"params": weights, "name": "trial"}], 1e-3)
             for _ in range(TRIED_STEPS):
                 for weight in weights:
