@@ -70,7 +70,7 @@ MAY_IMPORT = {
     "library.sampling": (*ENGINE, "library.outputs", "library.train"),
     "library.importers": BOTTOM,
     "library.outputs": (*BOTTOM, *PROTOCOL, "library.families.shared", "library.methods", "library.tools"),
-    "library.train": (*ENGINE, "library.outputs", "library.measuring"),
+    "library.train": (*ENGINE, "library.outputs", "library.measuring", "library.downloads"),
     "library.check": (*ENGINE, "library.outputs", "library.train", "library.measuring"),
     "library.measuring": (*BOTTOM, REGISTRY, "library.compiler"),
     "library.bench": ("library",),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from library.config import dataset
+from library.config.hub_names import is_file_id
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.config.schema import options, section_options, values
@@ -20,6 +21,7 @@ from library.outputs import prompts
 PATHS = ("file", "files", "folder")
 ARGUMENTS = "_args"  # what the names of options of arguments, as key=value, end in
 HUB_ID = re.compile(r"(?![.-])[\w.-]+(?<![.-])/(?![.-])[\w.-]+(?<![.-])")
+OF_HUB_FILES = "base_weights"
 MADE = ("output_dir", "logging_dir", "compile_cache_dir", "tokenizer_cache_dir", "console_log_file")  # by a training
 # A text that can only be meant as a path; a backslash is one of Windows alone, elsewhere it is of a pattern.
 LIKE_A_PATH = re.compile(r"~|/|\.{1,2}/|.*/\.\.(?:/|$)" + (r"|[A-Za-z]:|.*\\" if os.name == "nt" else ""))
@@ -48,8 +50,10 @@ def every(config: RunConfig, may: Callable[[NamedPath], bool]) -> None:
 
 
 def is_hub_id(option: Option, text: str) -> bool:
-    """Whether a value is an id on the Hugging Face Hub. Only parts of the model can be one, as they are only read; in
-    any other option, and where there is such a folder, the same text is a path."""
+    """Whether a value is an id on the Hugging Face Hub. Only parts of the model can be one, and the base weights a file
+    there, as they are only read; in any other option, and where there is such a folder, the same text is a path."""
+    if option.name == OF_HUB_FILES:
+        return is_file_id(text)
     may_be = option.section == "model" and option.kind in PATHS and option.name not in MADE
     return may_be and bool(HUB_ID.fullmatch(text)) and not os.path.exists(text)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from library.bench import report
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import Text, listed
+from library.config.problems import Text, counted, listed
 from library.config.run_config import RunConfig
 from library.config.schema import values
 from library.measuring.candidates import shown
@@ -212,7 +212,7 @@ def _swapping(facts: Facts, now: Facts) -> Iterator[Advice]:
         return
     cure, options = Text("nothing is swapped, so look in the trace for what is copied"), {}
     if swapped := now.get("blocks_to_swap"):
-        cure = Text("swap fewer than {blocks} blocks, as far as memory allows", blocks=swapped)
+        cure = Text("swap fewer than {blocks}, as far as memory allows", blocks=counted(swapped, "block"))
     elif now.get("cpu_offload_checkpointing"):
         cure = Text("keep checkpoints on the GPU, if they fit")
         options = {"cpu_offload_checkpointing": False, "gradient_checkpointing": True}

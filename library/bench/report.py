@@ -77,8 +77,8 @@ def _with_break_even(compared: Text, row: Row, first: Row) -> Text:
     spent, gain = row.get("compile", {}).get("seconds", 0.0), (first["ms"]["p50"] - row["ms"]["p50"]) / 1000
     if not spent or gain <= 0:
         return compared
-    template = "{compared}, compiled in {seconds} s, which are saved after {steps} steps"
-    return Text(template, compared=compared, seconds=f"{spent:.0f}", steps=math.ceil(spent / gain))
+    template = "{compared}, compiled in {seconds} s, which are saved after {steps}"
+    return Text(template, compared=compared, seconds=f"{spent:.0f}", steps=counted(math.ceil(spent / gain), "step"))
 
 
 def titled(row: Row) -> str:

@@ -18,6 +18,7 @@ from library.families import network_args
 from library.families.base import Family, ModelComponents
 from library.families.shared import weights
 from library.methods import snapshot
+from library.optim import lr_schedule
 from library.train import resume_state
 from library.train.state_files import WEIGHTS
 
@@ -39,11 +40,14 @@ def problems(config: RunConfig) -> Iterator[Problem]:
             raise
         logging.getLogger(__name__).debug("%s could not be tried beforehand: %s", config.network.module, e)
         return
+    yield from lr_schedule.for_groups(config, [group["lr"] for group in method.groups() if group["params"]])
     if _resumes(config):
-        yield from _misfits(Path(config.steps.resume or ""), method)
+        yield from _misfits(Path(config.steps.resume or ""), method, config)
 
 
 def _in_question(config: RunConfig) -> bool:
+    if lr_schedule.has_lists(config):
+        return network_args.args_class(config) is not None if isinstance(config, AdapterRun) else True
     if isinstance(config, ControlRun):
         return bool(config.control.network_weights) or _resumes(config)
     if isinstance(config, EmbeddingRun):
@@ -89,14 +93,14 @@ def _method(config: RunConfig) -> methods.TrainingMethod:
         logging.disable(level)
 
 
-def _misfits(folder: Path, method: methods.TrainingMethod) -> Iterator[Problem]:
+def _misfits(folder: Path, method: methods.TrainingMethod, config: RunConfig) -> Iterator[Problem]:
     """A state of other networks, or of another optimizer over the same."""
+    changes = resume_state.shaping_changes(folder, config)
     here = {name: tuple(tensor.shape) for name, tensor in method.snapshot().items()}
-    if problem := snapshot.differing(here, weights.header(folder / WEIGHTS)):
+    if problem := snapshot.differing(here, weights.header(folder / WEIGHTS), changes):
         yield problem
         return
     with contextlib.suppress(ConfigError):  # a damaged file is not looked into here
-        saved = resume_state.counts(folder)
-        now = [len(group["params"]) for group in method.groups() if group["params"]]
-        if saved and saved != now:
-            yield resume_state.OTHER_OPTIMIZER
+        saved, now = resume_state.saved_groups(folder), resume_state.group_sizes(method.groups())
+        if problem := resume_state.other_groups(saved, now, changes):
+            yield problem

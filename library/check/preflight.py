@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from library import data, families, methods
-from library.check import adapter_files, graph_limit, meta_model
+from library.check import adapter_files, graph_limit, meta_model, sample_prompts
 from library.compiler import checks
 from library.config import building, code_names, fixes, ineffective, schema
 from library.config.environment import SWITCHED_ON, first_process, processes, shards_asked
@@ -18,18 +18,18 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, MessageLike, Problem, Text, counted, problems_of, together
 from library.config.run_config import RunConfig
 from library.config.sections.learning import LONGEST
-from library.data import debug_dataset, pixels, text_encoding
+from library.data import debug_dataset, text_encoding
 from library.data.length import Length, length
 from library.families.base import Family
 from library.files import free_space
 from library.memory.quantization import fp8_matmul, int8_matmul
 from library.methods import lycoris
 from library.optim import lr_schedule, optimizers
-from library.outputs import hub, prompts, trackers
+from library.outputs import hub, trackers
 from library.outputs import paths as save
 from library.runs import reader, registry
 from library.runs.record import Record
-from library.train import resume_state
+from library.train import base_files, resume_state
 from library.train.clock import Clock
 from library.train.journal import Progress
 
@@ -125,6 +125,8 @@ def judged(
     is left out.
     """
     problems, wrong = (reading.problems, reading.wrong) if reading else ([], frozenset())
+    config = base_files.with_local_files(config)
+    unreachable, announced = base_files.remote_files(config)
     named = wrong.union(*(problem.options for problem in problems))
     missing = building.missing(config)
     silent = {problem.option for problem in missing}  # what is not given at all is said once
@@ -134,12 +136,12 @@ def judged(
         "model": lambda: families.family_for(config).problems(),
         "images": lambda: images.problems,
         "length": lambda: _length(config, images),
-        "network": lambda: methods.problems(config),
+        "network": lambda: [*methods.problems(config), *unreachable],
         "optimizer": lambda: optimizers.problems(config),
         "save": lambda: save.problems(config),
         "space": lambda: _space(config),
         "alone": lambda: _alone(config),
-        "samples": lambda: _samples(config),
+        "samples": lambda: sample_prompts.unusable_prompts(config),
         "machine": lambda: _machine(config),
         "hub": lambda: hub.problems(config),
         "trackers": lambda: trackers.problems(config),
@@ -158,18 +160,17 @@ def judged(
             known = again or problem in (*problems, *found) or problem.option in silent
             if not known and wrong.isdisjoint(problem.options):
                 found.append(problem)
-    remarks: list[MessageLike] = [*images.warnings, *_late(config, images), *code_notes(config)]
+    remarks: list[MessageLike] = [*images.warnings, *_late(config, images), *code_notes(config), *announced]
     with _tolerant(bool(problems), []):  # notes about what cannot be read would only be errors
         family = families.family_for(config)
         remarks += [] if failed["model"] else [*family.notes(), *_cut_captions(family, images)]
-        remarks += [] if failed["resume"] or failed["length"] else _changed(config, images)
+        resumes = not (failed["length"] or any(one.option == "resume" for one in found))
+        remarks += _changed(config, images) if resumes else []
         remarks += [] if failed["network"] else methods.notes(config)
         remarks += [] if failed["model"] or failed["other adapters"] else adapter_files.notes(config)
         remarks += [] if config.compile.compile_fullgraph else _graphs(config, images, failed)
         remarks += [] if failed["optimizer"] else optimizers.notes(config)
-        path = config.sample.sample_prompts
-        if path and not failed["samples"]:
-            remarks += [*_unasked(config), *prompts.notes(path, config.control_images, config.shifts_samples)]
+        remarks += [] if failed["samples"] else sample_prompts.idle_prompts(config, family)
         remarks += [unlisted] if (unlisted := registry.unusable()) else []
         of_machine = [*_single_process(config), *_sixteen_bits(config), *_missing_gpu_features(config)]
         remarks += [one for one in of_machine if one.option not in {p.option for p in (*problems, *found)}]
@@ -192,6 +193,7 @@ def _tolerant(unsound: bool, said: list[Problem]) -> Iterator[None]:
 
 def _fitted(config: RunConfig, failed: Mapping[str, bool]) -> Iterator[Problem]:
     """What does not go together, of what is in order by itself."""
+    config = base_files.without_remote_files(config)
     if failed["resume"]:
         config = replace(config, steps=replace(config.steps, resume=None))
     if failed["rates"]:  # as if something learned
@@ -301,8 +303,8 @@ def _late(config: RunConfig, images: data.Check) -> Iterator[Problem]:
             steps=steps.total)  # fmt: skip
     if config.steps.max_train_epochs and warm > 1 and warm >= steps.total:
         yield Problem("lr_warmup_steps",
-            "{warm} is not below all {total} steps: the learning rate never reaches its value", warm=warm,
-            total=steps.total)  # fmt: skip
+            "{warm} is not below the {steps} of this training: the learning rate never reaches its value", warm=warm,
+            steps=counted(steps.total, "step"))  # fmt: skip
 
 
 def _resumed(config: RunConfig) -> Iterator[Problem]:
@@ -342,27 +344,6 @@ def _alone(config: RunConfig) -> Iterator[Problem]:
         if run.active and not mine and run.facts.get("output_name") == config.save.output_name:
             template = ": a training that writes these files is {state}; stop it, or choose another name"
             yield Problem("output_name", template, state=Text(run.state), fix=save.free_name(config))
-
-
-def _unasked(config: RunConfig) -> Iterator[Problem]:
-    """Prompts of sample images that nothing says when to generate."""
-    if not config.sample.scheduled:
-        yield Problem("sample_prompts",
-            ": samples are generated only when somebody asks for them; set sample_every_n_epochs, "
-            "sample_every_n_steps or sample_at_first")  # fmt: skip
-
-
-def _samples(config: RunConfig) -> Iterator[Problem]:
-    sample = config.sample
-    if sample.scheduled and not sample.sample_prompts:
-        off = {"sample_every_n_steps": None, "sample_every_n_epochs": None, "sample_at_first": False}
-        template = ": sample images are asked for, but there is no prompt file; give one, or switch them off"
-        yield Problem("sample_prompts", template, fix=off)
-    if sample.sample_prompts:
-        try:
-            yield from prompts.unreadable(sample.sample_prompts, config.control_images, pixels.check_file)
-        except ConfigError as e:
-            yield from e.problems
 
 
 def _device() -> Any:

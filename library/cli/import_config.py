@@ -11,7 +11,7 @@ from library.config.command import printable
 from library.config.formats import to_toml
 from library.config.json_types import JsonObject
 from library.config.outside_files import read_text
-from library.config.problems import ConfigError, Problem
+from library.config.problems import ConfigError, Problem, counted
 from library.families import RUNS, config_class
 from library.files import clear_errors, write_atomic
 from library.importers import musubi
@@ -119,7 +119,7 @@ def diff(argv: list[str]) -> int:
         return MISUSED
     found = importers.differences(first.config, second.config)
     for path, made in ((asked.first, first), (asked.second, second)):
-        ignored = f", {len(made.of('ignored'))} keys ignored" if made.of("ignored") else ""
+        ignored = f", {counted(len(made.of('ignored')), 'key')!s} ignored" if made.of("ignored") else ""
         print(f"{path}: {made.trainer}, {made.config.script}{ignored}")
     for name, one, two in found:
         print(f"  {name}: {one} -> {two}")
@@ -166,10 +166,8 @@ def _export(made: importers.Imported, base: Path | None, path: Path | None) -> i
     for line in [*lost, *(f"to fix: {problem}" for problem in made.problems)]:
         print(f"note: {line}", file=shown)
     if path:
-        print(
-            f"wrote {path} ({len(fields)} keys): load it in the {importers.tab_title(fields)} tab of kohya_ss",
-            file=shown,
-        )
+        keys, tab = str(counted(len(fields), "key")), importers.tab_title(fields)
+        print(f"wrote {path} ({keys}): load it in the {tab} tab of kohya_ss", file=shown)
     return DONE
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
+from library.config import phases
 from library.config.problems import ConfigError, Report, Text, counted
 from library.config.run_config import RunConfig
 from library.data import augment, caches, control_pixels, identity, pixels, stamps, text_encoding
@@ -171,7 +172,7 @@ def _encode_images(todo: list[Wanted], work: EncodingJob, keep: Callable[[Wanted
             keep(wanted, arrays)
         return len(batch)
 
-    finish(kept, encoded(), Text("caching latents"), len(todo), work.report)
+    finish(kept, encoded(), phases.CACHING_LATENTS, len(todo), work.report)
     vae.to("cpu")
 
 

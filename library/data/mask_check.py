@@ -18,6 +18,8 @@ from library.data.threads import spread
 
 MOST = 500  # masks that are decoded; of more, this many at equal distances
 LABELS = 16  # values below are numbers of classes, or the noise of a black JPEG
+LARGEST_BYTE, LARGEST_WORD = 255, 65535
+WHOLE, DECIMAL = "whole", "decimal"
 ALIKE = 8  # how far values of one color are apart where a JPEG or an editor has touched them
 HALF = 128  # what is at least as bright is painted by an inpainting model
 
@@ -31,6 +33,15 @@ class Content(NamedTuple):
     brightest: int  # value of any channel
     is_colored: bool
     is_hidden: bool  # of one color everywhere, with a shape in its transparency only
+    wide: str = ""  # WHOLE or DECIMAL: how numbers of more than 8 bits are stored
+    largest_stored: float = 0.0  # of these
+    is_cut: bool = False  # whether different ones of them are above what can be white
+
+    @property
+    def is_small(self) -> bool:
+        """Whether its numbers have more than 8 bits and are meant to be of 255, of 1 or of classes, and would count as
+        black or nearly so."""
+        return 0 < self.largest_stored <= (LARGEST_BYTE if self.wide == WHOLE else 1) and bool(self.wide)
 
 
 class Mask(NamedTuple):
@@ -57,15 +68,29 @@ class Mistake(NamedTuple):
     instead: str = ""  # the warning; "" where one such mask is an error
 
 
-BLACK = Mistake(lambda mask: mask.brightest == 0,
+BLACK = Mistake(lambda mask: mask.brightest == 0 and not mask.is_small,
     "all masks are black, so nothing would be learned: {paths}; paint what should be learned white",
     "black masks, whose images have no effect: {paths}; paint what should be learned white, or take the "
     "images out")  # fmt: skip
+OF_WIDE_FILES = (
+    Mistake(lambda mask: mask.is_small and mask.wide == WHOLE and mask.largest_stored > 1,
+        "masks of more than 8 bits with values up to 255, which are next to nothing of 65535 and would count as black: "
+        "{paths}; save them with 8 bits, or multiply the values by 257"),
+    Mistake(lambda mask: mask.is_small and mask.wide == WHOLE and mask.largest_stored == 1,
+        "masks of more than 8 bits with values of 0 and 1, of which 65535 would be white: {paths}; save them with 8 "
+        "bits and values of 0 and 255"),
+    Mistake(lambda mask: mask.is_small and mask.wide == DECIMAL,
+        "masks of decimal numbers up to 1, of which 255 would be white: {paths}; save them with 8 bits and values from "
+        "0 to 255"),
+    Mistake(lambda mask: mask.is_cut,
+        "masks of 32 bits with different values above 65535, which would all count as white: {paths}; save them with "
+        "8 bits"),
+)  # fmt: skip
 OF_FILES = (
     BLACK,
-    Mistake(lambda mask: mask.brightest == 1,
+    Mistake(lambda mask: mask.brightest == 1 and not mask.is_small,
         "masks with values of 0 and 1, of which 1 is nearly black: {paths}; multiply the values by 255"),
-    Mistake(lambda mask: 1 < mask.brightest < LABELS,
+    Mistake(lambda mask: 1 < mask.brightest < LABELS and not mask.is_small,
         "all masks are nearly black, with values below 16 of 255, so next to nothing would be learned: {paths}; paint "
         "what should be learned white",
         "masks that are nearly black, with values below 16 of 255, so next to nothing of their images is learned: "
@@ -81,7 +106,7 @@ OF_TRANSPARENCY = Mistake(lambda mask: mask.largest == 0,
     "learned opaque",
     "fully transparent images, which have no effect with alpha_mask: {paths}; make what should be learned "
     "opaque, or take the images out")  # fmt: skip
-NOTHING_TO_PAINT = Mistake(lambda mask: mask.painted == 0,
+NOTHING_TO_PAINT = Mistake(lambda mask: mask.painted == 0 and not mask.is_small,
     "no mask is bright anywhere, so nothing would be painted: {paths}; paint white what the model should paint",
     "masks that are bright nowhere, so nothing is painted: {paths}; paint white what the model should paint, or take "
     "the images out")  # fmt: skip
@@ -100,7 +125,8 @@ def judged(config: RunConfig, found: Survey, report: Report | None = None) -> Ma
     stops: list[Problem] = [*_themselves(of_files, found)]
     notes: list[Problem] = []
     if not stops:
-        for mistake in (NOTHING_TO_PAINT, *OF_FILES[1:]) if use.inpaints else OF_FILES:
+        usual = (NOTHING_TO_PAINT, *OF_FILES[1:]) if use.inpaints else OF_FILES
+        for mistake in (*OF_WIDE_FILES, *usual):
             _sort(mistake, of_files, stops, notes)
         _sort(NOTHING_TO_PAINT if use.inpaints else OF_TRANSPARENCY, of_alpha, stops, notes)
         coloured = [mask.path for mask, content in of_files if content.is_colored and content.largest]
@@ -166,7 +192,13 @@ def _read(path: str, is_alpha: bool, modified: int, num_bytes: int) -> Content:
     brightest = int(counts.max() if is_alpha else colors[:, :, :3].max())
     is_hidden = is_flat and int(np.ptp(alpha)) >= ALIKE
     share, painted = float(counts.mean()) / 255, float((counts >= HALF).mean())
-    return Content(share, painted, int(counts.max()), brightest, is_colored, is_hidden)
+    found = Content(share, painted, int(counts.max()), brightest, is_colored, is_hidden)
+    values = None if is_alpha else pixels.wide_values(path)
+    if values is None:
+        return found
+    is_cut = len(np.unique(values[values > LARGEST_WORD])) > 1 and values.dtype.kind != "f"
+    kind = DECIMAL if values.dtype.kind == "f" else WHOLE
+    return found._replace(wide=kind, largest_stored=float(values.max()), is_cut=is_cut)
 
 
 def _sort(mistake: Mistake, known: Sequence[tuple[Mask, Content]], stops: list[Problem], notes: list[Problem]) -> None:

@@ -147,6 +147,24 @@ def read_mask(path: str | Path, how: Decoding = AS_STORED) -> np.ndarray:
     return read(path, Decoding(how.upright))[:, :, 0]
 
 
+def mask_channel(image: Image.Image) -> Image.Image:
+    """What `read_mask` takes of an opened image."""
+    return _eight_bit(image).convert("RGB").getchannel(0)
+
+
+def wide_values(path: str | Path) -> np.ndarray | None:
+    """The values of a grey image of 16 or 32 bits as they are stored, integers or decimal numbers [H,W]; None for an
+    image of 8 bits. Raises as `read`."""
+    extensions()
+    try:
+        with Image.open(path) as image:
+            return np.asarray(image) if image.mode.startswith(("I", "F")) else None
+    except Exception as e:
+        raise ConfigError(
+            "{path} cannot be read as an image ({reason}): replace or remove it", path=path, reason=_reason(e)
+        ) from e
+
+
 def expect_size(path: str, picture: np.ndarray, size: tuple[int, int]) -> None:
     """Raise ConfigError unless an image has the size that a metadata file or the name of a cache states."""
     height, width = picture.shape[:2]

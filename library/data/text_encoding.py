@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from library.config import phases
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem, Text, counted
 from library.config.sections import TextBatchCache
@@ -195,7 +196,7 @@ def _encode_phrases(
                 keep(name, arrays)
         return len(batch)
 
-    finish(kept, encoded(), Text("caching captions"), len(todo), work.report)
+    finish(kept, encoded(), phases.CACHING_CAPTIONS, len(todo), work.report)
     for encoder in encoders:
         encoder.to("cpu")
 

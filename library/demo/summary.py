@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.problems import counted
 from library.config.run_config import RunConfig
 from library.demo import configs, lora, measured
 from library.runs import reader
@@ -76,7 +77,8 @@ def difference(one: Outcome, other: Outcome) -> float | None:
 
 def text(model: str, outcomes: Mapping[str, Outcome], config: RunConfig) -> str:
     """The lines about the runs of a family or a relative: `outcomes` by "eager" and, if it was tried, "compiled"."""
-    lines = [f"{configs.title(config.script, model)}, {len(outcomes['eager'].losses)} steps", *table(outcomes), ""]
+    steps = str(counted(len(outcomes["eager"].losses), "step"))
+    lines = [f"{configs.title(config.script, model)}, {steps}", *table(outcomes), ""]
     eager, fast = outcomes["eager"], outcomes.get("compiled")
     if fast and fast.compiled and (apart := difference(eager, fast)) is not None:
         lines.append(f"  With and without compile the losses differ by at most {apart:.2g} of their size.")
@@ -109,7 +111,7 @@ def verdict(family: str, eager: Outcome, fast: Outcome) -> list[str]:
         if fast.speed >= 1.02 * eager.speed:
             said.append(
                 f"Compiled steps were {fast.speed / eager.speed:.2f} times as fast; "
-                f"the {spent:.1f} s of compiling are recovered after {math.ceil(spent / saved)} steps."
+                f"the {spent:.1f} s of compiling are recovered after {counted(math.ceil(spent / saved), 'step')!s}."
             )
         else:
             said.append(
@@ -138,4 +140,4 @@ def fits(file: Path, config: RunConfig) -> str:
     matched, wrong = lora.check(file, config)
     if wrong:
         return "\n    ".join([f"In diffusers {len(wrong)} of its keys fit nowhere:", *wrong[:5]])
-    return f"Loads into diffusers: {matched} layers, no key left over."
+    return f"Loads into diffusers: {counted(matched, 'layer')!s}, no key left over."

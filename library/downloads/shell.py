@@ -8,6 +8,7 @@ from library import families
 from library.config.arguments import Arguments
 from library.config.problems import ConfigError, Text
 from library.downloads import finding, hub
+from library.downloads.hub_files import default_folder
 from library.families.facts import HubModel
 from library.files import need_space
 from library.runs.job_work import joined
@@ -43,11 +44,6 @@ def parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.Argument
                      help="a title from the list, with text encoders and VAE, or owner/name/file")  # fmt: skip
     one.add_argument("--into", type=Path, default=default_folder(), metavar="FOLDER", help="where files are kept")
     return made
-
-
-def default_folder() -> Path:
-    """The default folder of downloads."""
-    return Path.home() / "kohya" / "models"
 
 
 def cache() -> Path:

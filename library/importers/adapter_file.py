@@ -19,9 +19,11 @@ from library.importers.shared import (
     rest,
     said_of,
     set_by,
+    tables,
 )
 
 TRAINER = "LoRA metadata"
+APPLIES_EXIF = False  # as sd-scripts, which trains images as they are stored
 TABLES = load_tables("adapter_file")
 METADATA = "__metadata__"
 LARGEST = 100_000_000  # bytes of a header; that of a LoRA has a few hundred thousand
@@ -206,10 +208,10 @@ def _images(builder: ImportBuilder) -> None:
         sets = parse_json(listed, "metadata") if isinstance(listed, str) else []
     except ConfigError:
         sets = []
-    sets = [one for one in sets if isinstance(one, Mapping)] if isinstance(sets, list) else []
+    sets = tables(sets, "ss_datasets", builder.notes)
     if sets:
         first = sets[0]
-        subsets = [one for one in first.get("subsets") or () if isinstance(one, Mapping)]
+        subsets = tables(first.get("subsets"), "subsets", builder.notes)
         about = {**(subsets[0] if subsets else {}), **first}
         values: JsonObject = {name: about[name] for name in OF_IMAGES if not is_empty(about.get(name))}
         if isinstance(size := values.get("resolution"), list):

@@ -1,8 +1,6 @@
 """Import ai-toolkit's YAML files of a training (job: extension), as far as this trainer has equivalent options."""
 
-import re
 from collections.abc import Mapping
-from pathlib import Path
 
 from library.config.json_types import JsonMapping
 from library.config.problems import ConfigError, Problem, Text, listed, option_names
@@ -17,19 +15,20 @@ from library.importers.shared import (
     chooses_version,
     dotted,
     equal,
+    is_hub_name,
     load_tables,
+    merged_from_hub,
     nearest,
     own_name,
     precision,
     rest,
     said_of,
     take,
-    to_download,
 )
 
 TRAINER = "ai-toolkit"
+APPLIES_EXIF = True  # its data loader calls exif_transpose
 TABLES = load_tables("aitoolkit")
-HUB_FILE = re.compile(r"[\w.-]+/[\w.-]+/[^\\]+")  # as paths within repositories are written
 TRAINERS = ("sd_trainer", "ui_trainer", "diffusion_trainer")
 
 
@@ -152,10 +151,10 @@ def _model(builder: ImportBuilder) -> None:
     builder.explain(said, "model.quantize_te", "model.qtype", "model.qtype_te")
     _networks_beside(builder)
     if path := builder.get("model.assistant_lora_path"):
-        if str(path).endswith(".safetensors") and not (HUB_FILE.fullmatch(str(path)) and not Path(path).exists()):
+        if str(path).endswith(".safetensors") and not is_hub_name(str(path)):
             builder.rename("model.assistant_lora_path", "base_weights", [str(path)])
         else:
-            to_download(builder, "model.assistant_lora_path", str(path))
+            merged_from_hub(builder, "model.assistant_lora_path", str(path))
     if is_on(builder.get("model.layer_offloading")) and builder.family in BLOCKS:
         share = builder.number("model.layer_offloading_transformer_percent")
         blocks, most = BLOCKS[builder.family]

@@ -14,6 +14,7 @@ from library.importers.shared import (
     load_tables,
     said_of,
     tables,
+    texts,
     told_datasets,
     told_prompts,
     varied,
@@ -34,10 +35,22 @@ def is_dataset(found: JsonMapping) -> bool:
 
 def dataset(found: JsonMapping) -> tuple[str, list[MessageLike]]:
     """Data sets of ai-toolkit -> the text of a dataset file, and a sentence for each key that was left out."""
-    listed = [d for d in tables(found.get("datasets")) if not is_empty(d.get("folder_path") or d.get("dataset_path"))]
+    left: list[MessageLike] = []
+    listed = _with_folders(found.get("datasets"), left)
     if not listed:
         raise ConfigError("no data set in this file has a folder_path")
-    return _written(listed, WholeTraining(found.get("trigger_word")))
+    text, notes = _written(listed, WholeTraining(found.get("trigger_word")))
+    return text, [*left, *notes]
+
+
+def _with_folders(value: JsonValue, notes: list[MessageLike]) -> list[JsonMapping]:
+    """The data sets that name a folder; the others are said."""
+    listed = tables(value, "datasets", notes)
+    for number, one in enumerate(listed, 1):
+        if is_empty(one.get("folder_path") or one.get("dataset_path")):
+            notes.append(Text("data set {name} is left out: {reason}", name=number,
+                              reason=Text("it names no folder ({key})", key="folder_path")))  # fmt: skip
+    return [one for one in listed if not is_empty(one.get("folder_path") or one.get("dataset_path"))]
 
 
 @dataclass(frozen=True)
@@ -79,7 +92,7 @@ def _written(found: list[JsonMapping], whole: WholeTraining) -> tuple[str, list[
 
 
 def _datasets(builder: ImportBuilder) -> None:
-    listed = [d for d in tables(builder.get("datasets")) if not is_empty(d.get("folder_path") or d.get("dataset_path"))]
+    listed = _with_folders(builder.get("datasets"), builder.notes)
     if not listed:
         return
     word = builder.get("trigger_word")
@@ -151,9 +164,11 @@ def _references(table: JsonMapping) -> list[JsonValue]:
 
 def _samples(builder: ImportBuilder) -> None:
     listed = builder.get("sample.samples")
-    prompts = [s for s in tables(listed) if not is_empty(s.get("prompt"))]
-    if isinstance(builder.get("sample.prompts"), list) and not prompts:
-        prompts = [{"prompt": prompt} for prompt in builder.get("sample.prompts") if not is_empty(prompt)]
+    prompts = [s for s in tables(listed, "sample.samples", builder.notes) if not is_empty(s.get("prompt"))]
+    if not prompts:
+        prompts = [
+            {"prompt": prompt} for prompt in texts(builder.get("sample.prompts"), "sample.prompts", builder.notes)
+        ]
     if not prompts or is_on(builder.get("train.disable_sampling")):
         builder.empty("train.skip_first_sample")
         if builder.given("sample.sample_every"):

@@ -1,7 +1,7 @@
 """Import ai-toolkit's adapters, length, optimizer, schedule, dtypes and noise."""
 
 from library.config.json_types import JsonObject
-from library.config.problems import Text, listed, option_name
+from library.config.problems import Text, counted, listed, option_name
 from library.importers.builder import ImportBuilder, is_on, to_number
 from library.importers.shared import equal, load_tables, nearest, optimizer, optimizer_args, plain, precision, said_of
 
@@ -123,8 +123,8 @@ def _schedule(builder: ImportBuilder) -> None:
         values["lr_scheduler_num_cycles"] = max(1, round(steps / period))
     elif name == "linear":  # PyTorch's LinearLR rises from a third of the rate to the full rate
         values = {"lr_scheduler": "constant_with_warmup", "lr_warmup_steps": int(period)}
-        template = "{trainer}'s linear rises over {steps} steps; the nearest is {nearest}"
-        said = Text(template, trainer=TRAINER, steps=int(period), nearest="constant_with_warmup")
+        template = "{trainer}'s linear rises over {steps}; the nearest is {nearest}"
+        said = Text(template, trainer=TRAINER, steps=counted(int(period), "step"), nearest="constant_with_warmup")
     elif name == "step":
         values, said = {"lr_scheduler": "constant"}, nearest("step", "constant")
     elif warmup := builder.number("train.lr_scheduler_params.num_warmup_steps"):

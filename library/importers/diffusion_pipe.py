@@ -24,9 +24,11 @@ from library.importers.shared import (
     set_by,
     tables,
     take,
+    texts,
 )
 
 TRAINER = "diffusion-pipe"
+APPLIES_EXIF = False  # it trains images as they are stored
 TABLES = load_tables("diffusion_pipe")
 DECISIVE = {"pipeline_stages", "micro_batch_size_per_gpu", "activation_checkpointing"}
 # The files of a model, in order of precedence, and the option that its VAE and text encoder are.
@@ -101,14 +103,16 @@ def _parts(builder: ImportBuilder) -> None:
     encoder = next((option for option in options if option in ("text_encoder", "qwen3")), "")
     for key in ENCODERS if encoder else ():
         value = builder.get(key)
-        named = [one.get("path") or one.get("paths") for one in tables(value)]
+        listed = tables(value, key, builder.notes) if isinstance(value, list) else []
+        named = [one.get("path") or one.get("paths") for one in listed]
         path = named[0] if named else value
         if isinstance(path, str) and path:
             builder.rename(key, encoder, path)
     merged = builder.get("model.merge_adapters")
     if isinstance(merged, list) and merged:
-        builder.rename("model.merge_adapters", "base_weights", [str(path) for path in merged])
-    if fused := tables(builder.get("adapter.fuse_adapters")):
+        paths = texts(merged, "model.merge_adapters", builder.notes)
+        builder.rename("model.merge_adapters", "base_weights", paths)
+    if fused := tables(builder.get("adapter.fuse_adapters"), "adapter.fuse_adapters", builder.notes):
         weights = [one.get("weight", 1.0) for one in fused]
         values: JsonObject = {"base_weights": [str(one.get("path")) for one in fused]}
         builder.change("adapter.fuse_adapters", said_of(values), values | {"base_weights_multiplier": weights})

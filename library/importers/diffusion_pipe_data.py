@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.problems import ConfigError, MessageLike, Text, option_name
+from library.config.problems import ConfigError, MessageLike, Text, counted, option_name
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import PREPARED, dataset_toml, load_tables, tables, told_datasets
 
@@ -52,7 +52,8 @@ def _batches(builder: ImportBuilder) -> dict[int, int]:
         for pair in value:
             if isinstance(pair, list) and len(pair) == 2:
                 sizes[int(to_number(pair[0]) or 0)] = int(to_number(pair[1]) or 1)
-        builder.change(used, Text("{count} sizes of batches by resolution: {place}", count=len(sizes), place=PREPARED))
+        template = "{sizes} of batches by resolution: {place}"
+        builder.change(used, Text(template, sizes=counted(len(sizes), "size"), place=PREPARED))
     elif used:
         sizes[0] = max(1, int(to_number(value) or 1))
         builder.rename(used, "train_batch_size", sizes[0])
@@ -65,9 +66,11 @@ def _batches(builder: ImportBuilder) -> dict[int, int]:
 def _written(found: JsonMapping, batches: Mapping[int, int]) -> tuple[str, list[MessageLike]]:
     sets: list[tuple[JsonObject, list[JsonObject]]] = []
     notes: list[MessageLike] = []
-    for table in tables(found.get("directory")):
+    for table in tables(found.get("directory"), "directory", notes):
         whole = {**{key: value for key, value in found.items() if key != "directory"}, **table}
         if is_empty(whole.get("path")):
+            reason = Text("it names no folder ({key})", key="path")
+            notes.append(Text("data set {name} is left out: {reason}", name="directory", reason=reason))
             continue
         _note(whole, notes)
         for size in _sizes(whole.get("resolutions")):

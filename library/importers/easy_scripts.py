@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from library.config.dataset import SubsetConfig
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, Text, counted
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on
 from library.importers.shared import (
     ONLY,
@@ -22,6 +22,7 @@ from library.importers.shared import (
 )
 
 TRAINER = "LoRA_Easy_Training_Scripts"
+APPLIES_EXIF = False  # as sd-scripts
 TABLES = load_tables("easy_scripts")
 PARTS = {"args", "dataset_args"}
 SUBSET = {field.name for field in dataclasses.fields(SubsetConfig)}
@@ -46,7 +47,7 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
     _names(builder)
     _network(builder)
     _optimizer(builder)
-    _images(builder, general, tables(found.get("subsets")))
+    _images(builder, general, tables(found.get("subsets"), "subsets", builder.notes))
     for key in builder.left():
         value = source[key]
         if key in TABLES["ignored"]:
@@ -153,5 +154,5 @@ def _images(builder: ImportBuilder, general: JsonMapping, subsets: list[JsonMapp
                 builder.notes.append(line)
     own = {key: value for key, value in general.items() if not is_empty(value)}
     builder.texts["dataset_config"] = dataset_toml({}, [(own, sets)])
-    builder.change("subsets", Text("{count} folders: {place}", count=len(sets), place=PREPARED))
+    builder.change("subsets", Text("{folders}: {place}", folders=counted(len(sets), "folder"), place=PREPARED))
     builder.explain(PREPARED, *own)

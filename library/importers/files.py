@@ -32,11 +32,8 @@ from library.importers.shared import load_tables, tables
 
 READERS = (adapter_file, simpletuner, diffusion_pipe, lora_scripts, easy_scripts, aitoolkit, onetrainer, musubi,
            kohya_ss)  # fmt: skip
-DATASETS = {
-    musubi: musubi.TRAINER,
-    aitoolkit_data: aitoolkit.TRAINER,
-    diffusion_pipe_data: diffusion_pipe.TRAINER,
-}  # modules that convert files of data sets
+# Modules that convert files of data sets, and the importer of the same program.
+DATASETS = {musubi: musubi, aitoolkit_data: aitoolkit, diffusion_pipe_data: diffusion_pipe}
 FLAT = flat.TRAINER
 PROGRAMS = (*(reader.TRAINER for reader in READERS), FLAT)
 SUFFIXES = (".json", ".toml", ".yaml", ".yml", ".safetensors")
@@ -70,7 +67,7 @@ def refuse_data(found: JsonMapping, path: Path) -> None:
         raise ConfigError(
             "{path} is a data set file of {trainer}, not a training: {advice}",
             path=path,
-            trainer=DATASETS[kind],
+            trainer=DATASETS[kind].TRAINER,
             advice=advice,
         )
     if tables(found.get("datasets")) and not found.keys() - {"general", "datasets"}:
@@ -84,7 +81,12 @@ def is_dataset(found: JsonMapping) -> bool:
 
 def dataset(found: JsonMapping) -> tuple[str, list[MessageLike]]:
     """Data sets of another trainer -> the text of a dataset file, and a sentence for each key that was left out."""
-    return next(kind for kind in DATASETS if kind.is_dataset(found)).dataset(found)
+    kind = next(kind for kind in DATASETS if kind.is_dataset(found))
+    text, notes = kind.dataset(found)
+    if DATASETS[kind].APPLIES_EXIF:
+        template = "{trainer} turns images as their EXIF orientation says: set exif_rotation = true in the training"
+        notes = [*notes, Text(template, trainer=DATASETS[kind].TRAINER)]
+    return text, notes
 
 
 def read(found: JsonMapping, configs: Configs, script: str = "", preferred: Sequence[str] = ()) -> Imported:
@@ -97,6 +99,9 @@ def read(found: JsonMapping, configs: Configs, script: str = "", preferred: Sequ
         builder = reader.read(found, script)
         if not script:
             flat.refuse_module(builder.values, configs)
+        if reader.APPLIES_EXIF and "exif_rotation" not in builder.values:
+            builder.assume("exif_rotation", True)
+            builder.keep("exif_rotation")
         return settle(builder, configs)
     return settle(flat.read(found, configs, script, preferred), configs)
 

@@ -14,6 +14,7 @@ from library.importers.builder import Configs, ImportBuilder, is_empty, is_on
 from library.importers.shared import ONLY, load_tables, own_name
 
 TRAINER = "sd-scripts"
+APPLIES_EXIF = False  # as sd-scripts
 TABLES = load_tables("sd_scripts")
 
 

@@ -9,6 +9,7 @@ from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import ONLY, chooses_chroma, load_tables, nearest, said_of, set_by
 
 TRAINER = "kohya_ss"
+APPLIES_EXIF = False  # as sd-scripts
 TABLES = load_tables("kohya_ss")
 TITLES = {"lora": "LoRA", "dreambooth": "DreamBooth", "finetune": "Finetune", "textual-inversion": "Textual Inversion"}
 ENDINGS = {"lora": "train_network", "textual-inversion": "train_textual_inversion"}  # of scripts, where not "train"

@@ -11,6 +11,7 @@ from library.importers.builder import ImportBuilder, is_empty, is_on
 from library.importers.shared import NO_MODEL, ONLY, equal, load_tables, said_of, set_by, told_prompts
 
 TRAINER = "lora-scripts"
+APPLIES_EXIF = False  # as sd-scripts
 TABLES = load_tables("lora_scripts")
 FLAGS = {"sample_width": "--w", "sample_height": "--h", "sample_cfg": "--l", "sample_steps": "--s",
          "sample_seed": "--d", "negative_prompts": "--n"}  # fmt: skip

@@ -8,9 +8,21 @@ from library.config import schema
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, MessageLike, Text, option_name
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on, to_number
-from library.importers.shared import ONLY, dataset_toml, equal, load_tables, nearest, said_of, set_by, tables, take
+from library.importers.shared import (
+    ONLY,
+    dataset_toml,
+    equal,
+    load_tables,
+    nearest,
+    said_of,
+    set_by,
+    table_in,
+    tables,
+    take,
+)
 
 TRAINER = "musubi-tuner"
+APPLIES_EXIF = False  # it trains images as they are stored
 TABLES = load_tables("musubi")
 OURS = {"pretrained_model_name_or_path", "train_data_dir", "resolution", "train_batch_size", "cache_latents",
         "cache_latents_to_disk"}  # options that it does not have  # fmt: skip
@@ -194,11 +206,11 @@ def dataset(found: JsonMapping) -> tuple[str, list[MessageLike]]:
     """A dataset file of musubi-tuner -> the text of ours, and a sentence for each key that was left out."""
     notes: list[MessageLike] = []
     known: list[str] = TABLES["dataset_keys"]
-    general = _known(found.get("general", {}), known, "[general]", notes)
+    general = _known(table_in(found, "general", "dataset_config", notes), known, "[general]", notes)
     general = {"resolution": [960, 544], "caption_extension": ".txt"} | general
     repeats = general.pop("num_repeats", 1)
     sets = []
-    for i, table in enumerate(tables(found["datasets"]), 1):
+    for i, table in enumerate(tables(found["datasets"], "datasets", notes), 1):
         place = Text("dataset {number}", number=i)
         if table.get("image_directory") is None and table.get("image_jsonl_file") is None:
             template = "{place} is left out: only images with caption files, or in a .jsonl file, are read"

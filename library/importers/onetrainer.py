@@ -24,6 +24,7 @@ from library.importers.shared import (
 )
 
 TRAINER = "OneTrainer"
+APPLIES_EXIF = True  # its LoadImage (mgds) applies it
 HUB_FILE = re.compile(r"https://huggingface\.co/(?P<repository>[^/]+/[^/]+)/(?:blob|resolve)/[^/]+/(?P<file>.+)")
 TABLES = load_tables("onetrainer")
 # Keys of old versions -> current keys.

@@ -3,7 +3,7 @@
 import math
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import Problem, Text
+from library.config.problems import Problem, Text, counted
 from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import (
     PREPARED,
@@ -13,6 +13,7 @@ from library.importers.shared import (
     nearest,
     said_of,
     small_buckets,
+    table_in,
     tables,
     told_prompts,
 )
@@ -94,7 +95,12 @@ def _images(builder: ImportBuilder) -> None:
     sizes = _sizes(builder)
     exact = any(one != two for one, two in sizes)
     buckets = is_on(builder.get("aspect_ratio_bucketing")) and not exact
-    concepts = [c for c in tables(builder.get("concepts")) if c.get("path") and c.get("enabled", True)]
+    listed = tables(builder.get("concepts"), "concepts", builder.notes)
+    for number, one in enumerate(listed, 1):
+        if is_empty(one.get("path")) and one.get("enabled", True):
+            reason = Text("it names no folder ({key})", key="path")
+            builder.notes.append(Text("data set {name} is left out: {reason}", name=number, reason=reason))
+    concepts = [c for c in listed if c.get("path") and c.get("enabled", True)]
     if concepts:
         _dataset(builder, concepts, sizes or [(512, 512)], buckets)
         builder.empty("concept_file_name")
@@ -134,7 +140,7 @@ def _dataset(builder: ImportBuilder, concepts: list[JsonMapping], sizes: list[tu
     sets += [({"resolution": list(size)}, [_subset(builder, c, repeats[id(c)])]) for c in used for size in own[id(c)]]
     if sets:
         builder.texts["dataset_config"] = dataset_toml(general, sets)
-    builder.change("concepts", Text("{count} folders: {place}", count=len(used), place=PREPARED))
+    builder.change("concepts", Text("{folders}: {place}", folders=counted(len(used), "folder"), place=PREPARED))
 
 
 def _override(concept: JsonMapping) -> list[tuple[int, int]]:
@@ -177,7 +183,8 @@ def _is_whole(counts: list[float], factor: int) -> bool:
 
 
 def _subset(builder: ImportBuilder, concept: JsonMapping, repeats: int) -> JsonObject:
-    text, image = (dict(*tables([concept.get(part)])) for part in ("text", "image"))
+    place = Text("concept {path}", path=concept["path"])
+    text, image = (table_in(concept, part, place, builder.notes) for part in ("text", "image"))
     path, shuffles = concept["path"], is_on(text.get("enable_tag_shuffling"))
 
     def note(said: Text) -> None:
@@ -222,7 +229,8 @@ def _caching(builder: ImportBuilder, concepts: list[JsonMapping]) -> None:
 
 def _samples(builder: ImportBuilder) -> None:
     """Prompts of the config, or of the file that it names, to a prompt file."""
-    found = [s for s in tables(builder.get("samples")) if s.get("enabled", True) and not is_empty(s.get("prompt"))]
+    listed = tables(builder.get("samples"), "samples", builder.notes)
+    found = [s for s in listed if s.get("enabled", True) and not is_empty(s.get("prompt"))]
     keys = ("sample_after", "sample_after_unit")
     if not found:
         if builder.get("sample_definition_file_name"):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import MessageLike, Problem, Text, listed, option_name
+from library.config.problems import MessageLike, Problem, Text, counted, listed, option_name
 from library.config.run_config import RunConfig
 from library.config.schema import changed, flat, options
 
@@ -115,7 +115,7 @@ class Imported:
             grouped = [f"{names}: {reason}" for reason, names in _grouped(ignored)]
             blocks.append(_block("ignored", len(ignored), grouped))
         if empty := self.of("empty"):
-            blocks.append(f"empty or off: {len(empty)} keys")
+            blocks.append(f"empty or off: {counted(len(empty), 'key')!s}")
         for title, remarks in (("notes", self.notes), ("to fix", self.problems)):
             if remarks:
                 blocks.append(_block(title, len(remarks), remarks))

@@ -10,7 +10,9 @@ from typing import Any, get_args
 from library.config.formats import toml_value
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import MessageLike, Problem, Text, ngettext, option_values
+from library.config.problems import listed as listed_texts
 from library.config.sections.learning import OptimizerName
+from library.config.values import quoted
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, to_number
 from library.importers.result import KeyOutcome
 
@@ -28,6 +30,9 @@ SIZE_SHIFTS = {
     "anima": "flux_shift",
 }
 ENCODED_ONCE = "captions are encoded once, before the training (cache_text_encoder_outputs)"
+HUB_NAME = re.compile(r"(?!\.)[\w-][\w.-]*(?:/(?!\.)[\w .()+-]+)+", re.ASCII)  # owner/name, and a file in it
+DIFFUSERS_LORA = "pytorch_lora_weights.safetensors"
+MAX_NAMED = 5  # entries of a list that is wrong
 LEAST_SIDE = 256  # of buckets, by default
 EDIT = r"(?<![a-z])edit(?![a-z])(?:[ _-]?plus)?(?:[ _:-]*(2509|2511))?"
 # The options that name a model's networks beside its transformer.
@@ -120,9 +125,40 @@ def guidance(builder: ImportBuilder, scale: JsonValue) -> JsonValue:
     return scale if builder.family != "zimage" or number is None else f"{max(0.0, number - 1.0):g}"
 
 
-def tables(value: JsonValue) -> list[JsonMapping]:
-    """The tables of a list; none for any other value."""
-    return [table for table in value if isinstance(table, Mapping)] if isinstance(value, list) else []
+def tables(value: JsonValue, key: str = "", notes: list[MessageLike] | None = None) -> list[JsonMapping]:
+    """The tables of a list; none for any other value. With `notes`, what is no table is named there, by its `key`."""
+    listed = value if isinstance(value, list) else []
+    others = [Text("{number} ({value})", number=number, value=quoted(one))
+              for number, one in enumerate(listed, 1) if not isinstance(one, Mapping)]  # fmt: skip
+    if notes is not None and others:
+        template = "{key}: entries are left out that are no tables of names and values: {entries}"
+        more = [Text("...")] if len(others) > MAX_NAMED else []
+        notes.append(Text(template, key=key, entries=listed_texts([*others[:MAX_NAMED], *more])))
+    elif notes is not None and not isinstance(value, list) and not is_empty(value):
+        notes.append(Text("{key} is left out: it is no list of tables, but {value}", key=key, value=quoted(value)))
+    return [table for table in listed if isinstance(table, Mapping)]
+
+
+def texts(value: JsonValue, key: str, notes: list[MessageLike]) -> list[str]:
+    """The texts and numbers of a list, as texts; `notes` says what else is in it."""
+    listed = value if isinstance(value, list) else []
+    others = [Text("{number} ({value})", number=number, value=quoted(one))
+              for number, one in enumerate(listed, 1) if isinstance(one, Mapping | list)]  # fmt: skip
+    if others:
+        notes.append(Text("{key}: entries are left out that are no texts: {entries}", key=key,
+                          entries=listed_texts(others[:MAX_NAMED])))  # fmt: skip
+    return [str(one) for one in listed if not is_empty(one) and not isinstance(one, Mapping | list)]
+
+
+def table_in(outer: JsonMapping, key: str, place: MessageLike, notes: list[MessageLike]) -> JsonMapping:
+    """A table within another one; an empty one where there is none, which `notes` says where something else is."""
+    inner = outer.get(key)
+    if isinstance(inner, Mapping):
+        return inner
+    if not is_empty(inner):
+        template = "{place}: {key} is left out: it is no table of names and values, but {value}"
+        notes.append(Text(template, place=place, key=key, value=quoted(inner)))
+    return {}
 
 
 def take(builder: ImportBuilder, names: Mapping[str, str], read: Callable[[Any], Any] = lambda value: value) -> None:
@@ -174,9 +210,21 @@ def nearest(theirs: object, ours: MessageLike) -> Text:
     return Text("{theirs} is not offered here; the nearest is {ours}", theirs=theirs, ours=ours)
 
 
-def to_download(builder: ImportBuilder, key: str, path: str) -> None:
-    """Record an adapter that is merged before the training and has to be downloaded: training without it would train
-    another model."""
+def is_hub_name(path: str) -> bool:
+    """Whether this is owner/name on the Hugging Face Hub, or a .safetensors file in it, and no path here."""
+    parts = path.split("/")
+    is_name = bool(HUB_NAME.fullmatch(path)) and (len(parts) == 2) != parts[-1].endswith(".safetensors")
+    return is_name and not Path(parts[0]).exists()
+
+
+def merged_from_hub(builder: ImportBuilder, key: str, path: str) -> None:
+    """Record an adapter of the Hugging Face Hub that is merged before the training: by its file, which is downloaded
+    where it is missing. An id alone stands for the file that diffusers looks for in such a repository."""
+    if is_hub_name(path):
+        name = f"{path}/{DIFFUSERS_LORA}" if path.count("/") == 1 else path
+        builder.change(key, Text("base_weights = {name}, which is downloaded where it is missing", name=name),
+                       {"base_weights": [name]})  # fmt: skip
+        return
     said = Text("download {path} and name its file in base_weights, which merges it before the training", path=path)
     builder.ignore(key, said)
     template = "needs {path}, which the training starts from: download it, and name its file here"

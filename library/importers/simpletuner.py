@@ -16,7 +16,9 @@ from library.importers.shared import (
     chooses_edit,
     chooses_version,
     equal,
+    is_hub_name,
     load_tables,
+    merged_from_hub,
     nearest,
     own_name,
     precision,
@@ -24,10 +26,10 @@ from library.importers.shared import (
     said_of,
     set_by,
     take,
-    to_download,
 )
 
 TRAINER = "SimpleTuner"
+APPLIES_EXIF = True  # its TrainingSample calls exif_transpose
 TABLES = load_tables("simpletuner")
 ADAPTERS_ALONE = ("lora_rank", "lora_alpha", "lora_dropout", "lora_type", "init_lora", "lycoris_config")
 OTHER_METHODS = {
@@ -136,13 +138,16 @@ def _assistant(builder: ImportBuilder, flavour: str) -> None:
     key = "assistant_lora_path"
     usual = TABLES["assistants"].get(f"{builder.get('model_family')} {flavour or 'turbo'}")
     path = builder.get(key) or usual
+    if (name := builder.get("assistant_lora_weight_name")) and str(path).count("/") == 1:
+        path = f"{path}/{name}"
+    builder.explain("is part of base_weights", "assistant_lora_weight_name")
     if not path or is_on(builder.get("disable_assistant_lora")) or not builder.adapters:
         builder.explain("no adapter is merged before the training", key, "disable_assistant_lora")
-    elif str(path).endswith(".safetensors") and builder.get(key):
+    elif str(path).endswith(".safetensors") and builder.get(key) and not is_hub_name(str(path)):
         builder.rename(key, "base_weights", [str(path)])
     else:
         builder.assume(key, path)
-        to_download(builder, key, str(path))
+        merged_from_hub(builder, key, str(path))
     builder.empty("disable_assistant_lora", "assistant_lora_strength", "assistant_lora_inference_strength")
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, Text, counted
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import (
     PREPARED,
@@ -40,7 +40,11 @@ def _datasets(builder: ImportBuilder) -> None:
         builder.explain("is part of resolution", "resolution_type", "aspect_bucket_alignment", "caption_strategy",
                         "instance_prompt", "prepend_instance_prompt", "only_instance_prompt")  # fmt: skip
         return
-    used = [one for one in tables(listed) if not is_on(one.get("disabled")) and not is_on(one.get("disable"))]
+    used = [
+        one
+        for one in tables(listed, key, builder.notes)
+        if not is_on(one.get("disabled")) and not is_on(one.get("disable"))
+    ]
     kinds = {str(one.get("dataset_type") or "image") for one in used}
     if "image" not in kinds and (other := next((OTHER_KINDS[kind] for kind in kinds if kind in OTHER_KINDS), "")):
         raise ConfigError("this file of {trainer} trains on {what}, which is not done here: use {trainer} for it",
@@ -60,7 +64,7 @@ def _datasets(builder: ImportBuilder) -> None:
     if sets:
         builder.texts["dataset_config"] = dataset_toml({}, sets)
     values = {"masked_loss": True} if masked else {}
-    builder.change(key, Text("{count} folders: {place}", count=len(sets), place=PREPARED), values)
+    builder.change(key, Text("{folders}: {place}", folders=counted(len(sets), "folder"), place=PREPARED), values)
     builder.explain(PREPARED, *shared, "aspect_bucket_alignment")
 
 
@@ -69,13 +73,14 @@ def _is_left_out(builder: ImportBuilder, table: JsonMapping) -> bool:
     kind = str(table.get("dataset_type") or "image")
     if kind in HELPERS:
         return True
-    name, reason = str(table["id"]), ""
+    name = str(table["id"])
+    reason: Text | str = ""
     if kind != "image":
         reason = "videos are not trained; images are"
     elif str(table.get("type") or "local") != "local":
         reason = "only folders of this computer are read: download the images, and name their folder"
     elif is_empty(table.get("instance_data_dir")):
-        reason = "it names no folder (instance_data_dir)"
+        reason = Text("it names no folder ({key})", key="instance_data_dir")
     if reason:
         builder.notes.append(Text("data set {name} is left out: {reason}", name=name, reason=reason))
     return bool(reason)

@@ -16,7 +16,7 @@ from PIL import Image
 from library.captioning.writing import Written, listings, rgb
 from library.config.problems import ConfigError, Report, Text
 from library.curation import thumbs, trash
-from library.data import folders
+from library.data import folders, pixels
 from library.data.orientation import UPRIGHT, orientation, orientation_of, tag, turned_back
 from library.data.orientation import upright as turned_upright
 
@@ -228,7 +228,7 @@ def tinted(file: Path, side: int, upright: bool = False) -> bytes:
     if file.is_file():
         with thumbs.opened(file) as image:
             try:
-                small = (turned_upright(image) if upright else image).convert("RGB").getchannel(0)
+                small = pixels.mask_channel(turned_upright(image) if upright else image)
             except Exception as error:  # decoders' exceptions have no common class
                 raise ConfigError("{path} cannot be read as an image", path=file) from error
         small.thumbnail((side, side), Image.Resampling.BILINEAR)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from library.config.problems import ConfigError, Problem
+from library.config.problems import ConfigError, Problem, Text, counted, listed
 from library.methods.sharding import own_part, whole_shape
 
 
@@ -14,21 +14,42 @@ def take(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in named.items()}
 
 
-def differing(here: Mapping[str, tuple[int, ...]], saved: Mapping[str, tuple[int, ...]]) -> Problem | None:
-    """The problem if names or shapes of trained and saved tensors differ."""
-    odd = sorted(here.keys() ^ saved.keys()) or sorted(n for n in here if here[n] != saved[n])
-    if not odd:
+def differing(
+    here: Mapping[str, tuple[int, ...]], saved: Mapping[str, tuple[int, ...]], changes: Text | None = None
+) -> Problem | None:
+    """The problem if names or shapes of trained and saved tensors differ; `changes` are the options that do."""
+    what = [
+        Text(template, tensors=counted(len(names), "tensor"), layer=min(names))
+        for template, names in (
+            ("only here: {tensors}, first {layer}", here.keys() - saved.keys()),
+            ("only in the state: {tensors}, first {layer}", saved.keys() - here.keys()),
+        )
+        if names
+    ]
+    if not what and (odd := sorted(name for name in here if here[name] != saved[name])):
+        sizes = {"theirs": _shown(saved[odd[0]]), "ours": _shown(here[odd[0]])}
+        what = [Text("{layer} has the shape {theirs} in the state and {ours} here", layer=odd[0], **sizes)]
+    if not what:
         return None
+    if changes is None:
+        return Problem("resume",
+            ": the state was made with other networks than this config describes ({what}); resume with its own config",
+            what=listed(what, "; "))  # fmt: skip
     return Problem("resume",
-        ": the state was made with other networks than this config describes ({layer} differs); "
-        "resume with its own config", layer=odd[0])  # fmt: skip
+        ": the state was made with other networks than this config describes ({what}), as {changes}; set this back, or "
+        "start another training from the weights that it has saved", what=listed(what, "; "),
+        changes=changes)  # fmt: skip
+
+
+def _shown(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "1"
 
 
 @torch.no_grad()
 def put_back(named: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
     """Copy saved values into the parameters. ConfigError, and nothing changed, when names or shapes differ."""
-    shapes = ({name: tuple(whole_shape(tensor)) for name, tensor in some.items()} for some in (named, tensors))
-    if problem := differing(*shapes):
+    here, saved = ({name: tuple(whole_shape(tensor)) for name, tensor in some.items()} for some in (named, tensors))
+    if problem := differing(here, saved):
         raise ConfigError(problem)
     for name, parameter in named.items():
         parameter.copy_(own_part(tensors[name], parameter))

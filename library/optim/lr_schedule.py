@@ -1,6 +1,8 @@
 """Learning rate schedules: transformers' and diffusers', by the names and with the numbers of sd-scripts."""
 
-from collections.abc import Callable, Iterator
+import inspect
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch.optim import Optimizer
@@ -8,13 +10,15 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from library.config import code_names
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Problem
+from library.config.problems import ConfigError, Problem, counted, together
 from library.config.run_config import RunConfig
 from library.config.sections import Optim
 from library.config.sections.learning import own_warmup
 from library.config.values import did_you_mean
+from library.optim import trial
 from library.optim.classes import (
     OptimizerSpec,
+    arguments,
     import_class,
     is_schedule_free,
     load_subclass,
@@ -27,6 +31,8 @@ from library.optim.classes import (
 
 TRANSFORMERS, DIFFUSERS = "transformers.optimization", "diffusers.optimization"
 NO_SCHEDULER = "{chosen}: {why}; write module.Class, such as torch.optim.lr_scheduler.LinearLR, or leave it empty"
+NOT_TAKEN = ": {title} does not take these values ({why})"
+MAX_GROUPS = 64  # with a list for as many a schedule is tried before the model is known
 FUNCTIONS = {
     "constant": OptimizerSpec(TRANSFORMERS, "get_constant_schedule"),
     "constant_with_warmup": OptimizerSpec(TRANSFORMERS, "get_constant_schedule_with_warmup"),
@@ -54,6 +60,19 @@ def schedule(optimizer: Optimizer, config: RunConfig, total_steps: int) -> LRSch
         raise ConfigError(*wrong)
     if is_schedule_free(config):
         return LambdaLR(optimizer, lambda _: 1.0)
+    try:
+        return _build(optimizer, config, own, total_steps)
+    except ConfigError:
+        raise
+    except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+        title = config.optim.lr_scheduler_type or config.optim.lr_scheduler
+        raise ConfigError(
+            Problem("lr_scheduler_args", NOT_TAKEN, title=title, why=trial.short_reason(error))
+        ) from error
+
+
+def _build(optimizer: Optimizer, config: RunConfig, own: JsonObject, total_steps: int) -> LRScheduler:
+    """The schedule of a config for an optimizer. Raises whatever its class does for arguments that make no sense."""
     if config.optim.lr_scheduler_type:
         return load_subclass(_custom(config), LRScheduler)(optimizer, **own)
     name, given = _chosen(config)
@@ -79,20 +98,62 @@ def problems(config: RunConfig) -> Iterator[Problem]:
             hint=did_you_mean(name, FUNCTIONS), functions=", ".join(FUNCTIONS))  # fmt: skip
         return
     yield from _needs(name, config, own)
-    if own and name != "adafactor":  # loading one loads much else
-        yield from unknown_arguments(import_class(FUNCTIONS[name]), own, "lr_scheduler_args", name)
+    if (own and name != "adafactor") or name == "polynomial":  # loading one loads much else
+        wrong = [*unknown_arguments(import_class(FUNCTIONS[name]), own, "lr_scheduler_args", name)]
+        yield from wrong
+        if not wrong and (why := _tried(config, own)):
+            yield Problem("lr_scheduler_args" if own else "lr_scheduler", NOT_TAKEN, title=name, why=why)
 
 
 def too_long(config: RunConfig, total: int) -> Iterator[Problem]:
-    """Warm-up and decay of warmup_stable_decay that are longer than all `total` steps of the schedule."""
+    """Warm-up and decay of warmup_stable_decay that are longer than all `total` steps of the schedule, and a schedule
+    that cannot be followed that far, such as OneCycleLR of fewer steps."""
     optim = config.optim
+    yield from _ends_early(config, total)
     if not _falls_at_the_end(config):
         return
     warm, decay = steps_of(optim.lr_warmup_steps, total), steps_of(optim.lr_decay_steps, total)
     if warm < total < warm + decay:  # a longer warm-up alone ends on its way up, which is a remark
         yield Problem("lr_decay_steps",
-            "are {decay} steps, and lr_warmup_steps {warm}: more than all {total}, so that the learning rate would "
-            "jump; lower one of them", also="lr_warmup_steps", decay=decay, warm=warm, total=total)  # fmt: skip
+            "come to {decay}, and lr_warmup_steps to {warm}: more than all {total}, so that the learning rate would "
+            "jump; lower one of them", also="lr_warmup_steps", decay=counted(decay, "step"), warm=warm,
+            total=total)  # fmt: skip
+
+
+def _ends_early(config: RunConfig, total: int) -> Iterator[Problem]:
+    chosen = config.optim.lr_scheduler_type or config.optim.lr_scheduler
+    is_plain = not (config.optim.lr_scheduler_args or config.optim.lr_scheduler_type or chosen == "polynomial")
+    if is_plain or [*problems(config)]:
+        return
+    if config.optim.lr_scheduler_type and not code_names.may_look(_custom(config).module):
+        return
+    own = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args")
+    if why := _tried(config, own, total):
+        option = (
+            "lr_scheduler_args" if own else "lr_scheduler_type" if config.optim.lr_scheduler_type else "lr_scheduler"
+        )
+        yield Problem(option, ": {title} cannot be followed for the {steps} of this training ({why})",
+            title=chosen, steps=counted(total, "step"), why=why)  # fmt: skip
+
+
+def for_groups(config: RunConfig, rates: Sequence[float]) -> Iterator[Problem]:
+    """Lists among lr_scheduler_args that are not of as many values as there are groups with a rate of their own."""
+    try:
+        own = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args")
+    except ConfigError:
+        return
+    if rates and has_lists(config) and (why := _tried(config, own, rates=rates)):
+        chosen = config.optim.lr_scheduler_type or config.optim.lr_scheduler
+        yield Problem("lr_scheduler_args", NOT_TAKEN, title=chosen, why=why)
+
+
+def has_lists(config: RunConfig) -> bool:
+    """Whether an argument of the schedule is a list, which may have to be of one value for each group."""
+    try:
+        own = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args")
+    except ConfigError:
+        return False
+    return any(isinstance(one, list | tuple) for one in own.values())
 
 
 def notes(config: RunConfig) -> Iterator[Problem]:
@@ -160,9 +221,62 @@ def load_problems(config: RunConfig, own: JsonObject | None = None) -> Iterator[
     chosen, cls = config.optim.lr_scheduler_type, _custom(config)
     own = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args") if own is None else own
     try:
-        yield from unknown_arguments(load_subclass(cls, LRScheduler), own, "lr_scheduler_args", cls.name)
+        made = load_subclass(cls, LRScheduler)
     except ConfigError as e:
         yield Problem("lr_scheduler_type", NO_SCHEDULER, chosen=chosen, why=e.said)
+        return
+    if wrong := [*_unusable(made, own, cls.name), *unknown_arguments(made, own, "lr_scheduler_args", cls.name)]:
+        yield from wrong
+    elif why := _tried(config, own):
+        yield Problem("lr_scheduler_args", NOT_TAKEN, title=cls.name, why=why)
+
+
+def _unusable(made: type, own: JsonObject, title: str) -> Iterator[Problem]:
+    """What a schedule needs that cannot be given as text, or is not given."""
+    needed = [*_needed(made.__init__)]
+    beyond = [one.name for one in needed if re.search("Callable|LRScheduler", str(one.annotation))]
+    beyond += [one.name for one in _needed(made.step)]
+    if beyond:
+        yield Problem("lr_scheduler_type",
+            ": {title} needs {names}, which cannot be written as a value; choose another schedule, such as "
+            "torch.optim.lr_scheduler.LinearLR", title=title, names=together(beyond))  # fmt: skip
+    elif absent := [one.name for one in needed if one.name not in own]:
+        yield Problem("lr_scheduler_args", ": {title} needs {names}; add {first}=VALUE", title=title,
+            names=together(absent), first=absent[0])  # fmt: skip
+
+
+def _needed(function: Callable[..., object]) -> Iterator[inspect.Parameter]:
+    """The arguments that a method has no values for by itself, besides the optimizer."""
+    try:
+        known = [*inspect.signature(function).parameters.values()][1:]
+    except (TypeError, ValueError):  # of a class that is not Python's
+        return
+    for one in known:
+        is_plain = one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+        if one.default is one.empty and is_plain and one.name != "optimizer":
+            yield one
+
+
+def _tried(config: RunConfig, own: JsonObject, total: int | None = None, rates: Sequence[float] = ()) -> str:
+    """Why a schedule cannot be followed for `total` steps of groups with these rates, '' if it can or is not used.
+    Where the total is not known, only its first step is tried."""
+    if is_schedule_free(config) or (relative_step(config) and not config.optim.lr_scheduler_type):
+        return ""
+    rate = config.optim.learning_rate
+    # One for each group: how many there are is known when the model is.
+    most = max((len(one) for one in own.values() if isinstance(one, list | tuple)), default=1)
+    groups = rates or [rate] * (most if 0 < most <= MAX_GROUPS else 1)
+    cls = spec_of(config)
+    is_known = not missing_package(cls.module) and code_names.may_look(cls.module)
+    try:
+        given = arguments(config)
+    except ConfigError:  # said of optimizer_args
+        given = {}
+    spec = cls if is_known else OptimizerSpec("torch.optim", "AdamW")
+    length = total or int(config.steps.max_train_steps)
+    return trial.schedule(
+        spec, given if is_known else {}, groups, lambda made: _build(made, config, own, length), total or 1
+    )
 
 
 def _custom(config: RunConfig) -> OptimizerSpec:

@@ -293,6 +293,10 @@ def _load_problems(cls: OptimizerSpec, own: dict[str, Any], title: str) -> Itera
         template = "{title}: {why}; AdamW is an optimizer"
         yield Problem("optimizer_type", template, title=title, why=e.said)
         return
+    unknown += [Problem("optimizer_args", ": {title} sets {name} itself; leave it out", title=title, name=name)
+                for name in sorted(cls.always.keys() & own.keys())]  # fmt: skip
     yield from unknown
-    if own and not unknown and (error := trial.arguments(cls, own)):
-        yield Problem("optimizer_args", ": {title} does not take these values ({why})", title=title, why=error)
+    # Of the table, what no argument changes has been tried with the package.
+    if not unknown and (own or cls not in names.SPECS.values()) and (error := trial.arguments(cls, own)):
+        template = ": {title} does not take these values ({why})" if own else ": {title} cannot be used ({why})"
+        yield Problem("optimizer_args" if own else "optimizer_type", template, title=title, why=error)

@@ -9,19 +9,25 @@ import contextlib
 import importlib
 import io
 import json
+import math
 import os
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from library import packages
 from library.optim.classes import import_class
 from library.optim.names import SPECS, OptimizerSpec
 
 SIZE = (64, 128)  # large enough for 8-bit kernels, which leave small tensors to others
+OF_DEVICES = {"capturable", "fused", "foreach"}  # arguments that some devices take
+TRIED_STEPS = 3  # of an optimizer: the first takes nothing from what it keeps
+MAX_SCHEDULE_STEPS = 5000  # that are tried one by one, about 0.1 s
+ROUNDING = 1e-9  # how far below zero a rate that falls to zero may end, as a share of what it was
 
 
 def package(module: str) -> str:
@@ -49,30 +55,76 @@ def optimizer(cls: OptimizerSpec) -> str:
 
 
 def arguments(cls: OptimizerSpec, own: Mapping[str, Any]) -> str:
-    """Why an optimizer does not take these values of its arguments, '' if it does."""
-    rate = None if own.get("relative_step") else 1.0
+    """Why an optimizer does not take these values of its arguments, or cannot step with them, '' if it can."""
     try:
         with _quiet():
-            group = {"params": [torch.nn.Parameter(torch.ones(2, 2))], "name": "trial"}
-            import_class(cls)([group], lr=rate, **{**cls.always, **own})
-    except (ValueError, TypeError, AssertionError) as error:
+            sizes = [SIZE] if cls.module == "torch.optim" and cls.name == "Muon" else [SIZE, SIZE[:1]]
+            # A GPU is only opened where it matters, as it may be busy with another training.
+            on_device = cls.package in packages.PACKAGES or not OF_DEVICES.isdisjoint(own)
+            where = device() if on_device else "cpu"
+            weights = [torch.nn.Parameter(torch.ones(size, device=where)) for size in sizes]
+            made = _construct(cls, own, [{"params": weights, "name": "trial"}], 1e-3)
+            for _ in range(TRIED_STEPS):
+                for weight in weights:
+                    weight.grad = torch.full_like(weight, 0.5)
+                made.step()
+            is_finite = all(bool(weight.isfinite().all()) for weight in weights)
+    except (Exception, SystemExit) as error:  # Lion calls exit() where use_triton finds no Triton
+        return short_reason(error)
+    return "" if is_finite else "its first steps end in NaN"
+
+
+def schedule(
+    cls: OptimizerSpec,
+    own: Mapping[str, Any],
+    rates: Sequence[float],
+    make: Callable[[torch.optim.Optimizer], LRScheduler],
+    total: int,
+) -> str:
+    """Why a schedule cannot be made for an optimizer, or followed for `total` steps, '' if it can. Steps a weight for
+    each of `rates`; of a long training only the first steps and the last."""
+    weights = [torch.nn.Parameter(torch.ones(2, 2)) for _ in rates]
+    groups = [{"params": [w], "lr": rate} for w, rate in zip(weights, rates, strict=True)]
+    try:
+        with _quiet():
+            optimizer = _construct(cls, own, groups, rates[0])
+    except Exception:  # said of the optimizer
+        optimizer = torch.optim.SGD(groups, lr=rates[0], momentum=0.9)
+    try:
+        with _quiet():
+            made = make(optimizer)
+            for step in range(1, min(total, MAX_SCHEDULE_STEPS) + 1):
+                made.step()
+                for group in optimizer.param_groups:
+                    if not -max(rates) * ROUNDING <= float(group["lr"]) < math.inf:
+                        return f"its learning rate is {float(group['lr']):g} at step {step}"
+            if total > MAX_SCHEDULE_STEPS:
+                made.last_epoch = total - 1
+                made.step()
+    except Exception as error:  # as above
         return short_reason(error)
     return ""
+
+
+def _construct(cls: OptimizerSpec, own: Mapping[str, Any], groups: list[dict[str, Any]], rate: float) -> Any:
+    """An optimizer that is ready to step. Adafactor with relative_step sets its own rate, and refuses one."""
+    given = None if own.get("relative_step") else rate
+    if given is None:
+        groups = [{name: value for name, value in group.items() if name != "lr"} for group in groups]
+    made = import_class(cls)(groups, lr=given, **{**cls.always, **own})
+    if callable(switch := getattr(made, "train", None)):
+        switch()
+    return made
 
 
 def memory(cls: OptimizerSpec, own: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """The tensors that an optimizer keeps of a matrix and of a vector with these arguments, as name -> shape; {} where
     no step can be taken."""
-    rate = None if own.get("relative_step") else 1e-3
     weights = {"matrix": torch.ones(SIZE, device=device()), "vector": torch.ones(SIZE[0], device=device())}
     learned = {name: torch.nn.Parameter(weight) for name, weight in weights.items()}
     try:
         with _quiet():
-            made = import_class(cls)(
-                [{"params": [*learned.values()], "name": "trial"}], lr=rate, **{**cls.always, **own}
-            )
-            if callable(switch := getattr(made, "train", None)):
-                switch()
+            made = _construct(cls, own, [{"params": [*learned.values()], "name": "trial"}], 1e-3)
             for weight in learned.values():
                 weight.grad = torch.full_like(weight, 0.5)
             made.step()
@@ -96,7 +148,8 @@ def device() -> str:
 def short_reason(error: BaseException) -> str:
     """An error in one line; where we have put it in words, that of the package."""
     error = error.__cause__ or error
-    lines = str(error).strip().splitlines()
+    text = error.args[0] if isinstance(error, KeyError) and error.args else error  # which shows itself as Python text
+    lines = str(text).strip().splitlines()
     return f"{type(error).__name__}: {lines[0].strip()[:200].rstrip(':. ')}" if lines else type(error).__name__
 
 

@@ -83,6 +83,8 @@ KINDS: dict[str, Callable[[Any], Any]] = {
     "flow_shift": float,
 }
 LARGEST = 8192  # pixels of a side
+STRONGEST = 1000  # of a scale or a shift
+SIDES = ("width", "height")
 SAMPLERS = tuple(section_options(Sample)["sample_sampler"].choices)
 
 
@@ -141,14 +143,19 @@ def images(prompt: Prompt) -> tuple[str, ...]:
     return (*(prompt.control_image_path or ()), *filter(None, others))
 
 
-def notes(path: str | Path, use: ControlUse = NO_CONTROLS, shifts: bool = False) -> list[Problem]:
+def notes(path: str | Path, use: ControlUse = NO_CONTROLS, shifts: bool = False, multiple: int = 1) -> list[Problem]:
     """Options of the prompts of a readable file that will not do what they say, a sentence each; `use` says what images
-    the model is shown, `shifts` whether a prompt may shift the sigmas."""
+    the model is shown, `shifts` whether a prompt may shift the sigmas, and sides are multiples of `multiple`."""
     path = Path(path)
     return [Problem("sample_prompts", ": {name}, {where}: {what} {why}", name=path.name, where=where, what=what,
         why=why)
         for where, entry in _entries(path)
-        for what, why in _idle(entry, use, shifts)]  # fmt: skip
+        for what, why in _idle(entry, use, shifts, multiple)]  # fmt: skip
+
+
+def line_notes(line: str, use: ControlUse, shifts: bool, multiple: int) -> list[Text]:
+    """As `notes`, of one line."""
+    return [Text("prompt: {what} {why}", what=what, why=why) for what, why in _idle(line, use, shifts, multiple)]
 
 
 def _entries(path: Path) -> Iterator[tuple[MessageLike, str | JsonMapping]]:
@@ -166,7 +173,9 @@ def _entries(path: Path) -> Iterator[tuple[MessageLike, str | JsonMapping]]:
             yield Text("line {number}", number=number), line
 
 
-def _idle(entry: str | JsonMapping, use: ControlUse, shifts: bool) -> Iterator[tuple[MessageLike, MessageLike]]:
+def _idle(
+    entry: str | JsonMapping, use: ControlUse, shifts: bool, multiple: int
+) -> Iterator[tuple[MessageLike, MessageLike]]:
     """What of a prompt does not do what it says, as it is written there, each with the reason."""
     shown = 0
     for what, read in _written(entry):
@@ -174,8 +183,22 @@ def _idle(entry: str | JsonMapping, use: ControlUse, shifts: bool) -> Iterator[t
         if not why and read and read[0] == "control_image_path":
             most, shown = use.most or int(use.inpaints), shown + 1
             why = Text("has no effect; this model is shown {most} of them at most", most=most) if shown > most else ""
-        if why:
+        if why := why or _rounded(read, multiple):
             yield what, why
+
+
+def _rounded(read: tuple[str, Any] | None, multiple: int) -> MessageLike:
+    """What becomes of a side that the model cannot generate, as a reason; "" where it can."""
+    if not read or read[0] not in SIDES:
+        return ""
+    wanted = int(float(read[1]))
+    used = _side(wanted, multiple)
+    template = "becomes {used}, as sides are multiples of {multiple} here"
+    return "" if used == wanted else Text(template, used=used, multiple=multiple)
+
+
+def _side(wanted: int, multiple: int) -> int:
+    return max(wanted // multiple * multiple, multiple)
 
 
 def _written(entry: str | JsonMapping) -> Iterator[tuple[str, tuple[str, Any] | None]]:
@@ -189,7 +212,7 @@ def _written(entry: str | JsonMapping) -> Iterator[tuple[str, tuple[str, Any] | 
         return
     for name, value in entry.items():
         for one in value if isinstance(value, list) else [value]:
-            if one is not None and name in IDLE_BY_MODEL:
+            if one is not None and name in (*IDLE_BY_MODEL, *SIDES):
                 yield f"{name} = {one}", (name, one)
 
 
@@ -316,6 +339,10 @@ def _number(name: str, value: JsonValue, kind: Callable[[Any], Any]) -> Any:
     try:
         if kind is not _paths and isinstance(value, bool | list | dict):
             raise TypeError(value)
+        if kind is str and isinstance(value, float) and not math.isfinite(value):
+            raise TypeError(value)
+        if kind in (int, float) and isinstance(value, str) and "_" in value:  # which Python takes for a separator
+            raise ValueError(value)
         if kind is int and float(value) != int(float(value)):  # type: ignore[arg-type]  # a part of it would be lost
             raise ValueError(value)
         return kind(value)
@@ -333,14 +360,16 @@ def problem_of(prompt: Prompt) -> MessageLike:
     """What of a prompt makes no sense; "" where all does."""
     if prompt.sample_steps is not None and not 1 <= prompt.sample_steps <= MAX_STEPS:
         return Text("sample_steps {number} is not between 1 and {most}", number=prompt.sample_steps, most=MAX_STEPS)
-    for name in ("width", "height", "scale", "guidance_scale", "flow_shift"):
-        number, least = getattr(prompt, name), 1 if name in ("width", "height") else 0
+    for name in (*SIDES, "scale", "guidance_scale", "flow_shift"):
+        number, least = getattr(prompt, name), 1 if name in SIDES else 0
         if number is not None and not least <= number < math.inf:
             return Text("{name} {number} is not a number from {least} on; write another, or leave it out", name=name,
                 number=number, least=least)  # fmt: skip
-        if least and (number or 0) > LARGEST:
-            return Text("{name} {number} is more than {most}; write a smaller one", name=name,
-                number=getattr(prompt, name), most=LARGEST)  # fmt: skip
+        if (number or 0) > (most := LARGEST if least else STRONGEST):
+            return Text("{name} {number} is more than {most}; write a smaller one", name=name, number=number,
+                most=most)  # fmt: skip
+    if prompt.flow_shift == 0:
+        return Text("flow_shift 0 leaves no noise to begin with; write 3, or leave it out")
     if prompt.seed is not None and not -(2**63) <= prompt.seed < 2**64:
         return Text("seed {seed} is too large; write one below 2^64", seed=prompt.seed)
     return ""
@@ -354,6 +383,5 @@ def with_defaults(prompt: Prompt, defaults: JsonMapping, multiple: int) -> Promp
     if prompt.sample_sampler and prompt.sample_sampler not in SAMPLERS:
         prompt = replace(prompt, sample_sampler=SAMPLERS[0])
     filled = replace(prompt, **{k: v for k, v in defaults.items() if getattr(prompt, k) is None})
-    sides = (max(side // multiple * multiple, multiple) for side in (filled.width or 0, filled.height or 0))
-    width, height = sides
+    width, height = (_side(side or 0, multiple) for side in (filled.width, filled.height))
     return replace(filled, width=width, height=height)

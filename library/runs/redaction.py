@@ -37,7 +37,7 @@ WORDS = frozenset((
 TOKENS = re.compile(r"hf_\w{8,}|\b[0-9a-f]{40}\b|sk-[\w-]{16,}|gh[pousr]_\w{16,}|(?<=\btoken=)[\w-]+")
 # An absolute path: POSIX, Windows, a network share, or one in the home folder.
 PATH = re.compile(
-    r"(?:(?<![\w<>./:])(?:~|/(?=[^\s/]))|\b[A-Za-z]:[\\/]|\\\\(?=\w)|file://|<(?!program|python)\w+>[\\/])"
+    r"(?:(?<![\w<>./])(?:~|/(?=[^\s/]))|\b[A-Za-z]:[\\/]|\\\\(?=\w)|file://|<(?!program|python)\w+>[\\/])"
 )
 
 
@@ -47,7 +47,7 @@ class Redactor:
     """Removes the private data of one run from texts."""
 
     secrets: Secrets
-    names: tuple[tuple[str, str], ...]  # what is replaced, and by what; the longest first
+    names: tuple[tuple[re.Pattern[str], str], ...]  # what is replaced, and by what; the longest first
     quoted: frozenset[str]  # captions and prompts: a line that contains one is removed
 
     def text(self, text: str) -> str:
@@ -68,10 +68,8 @@ class Redactor:
         if any(words in line for words in self.quoted):
             return "<a line with a caption or a prompt>"
         line = TOKENS.sub("<token>", self.secrets.redact(line))
-        for place, shown in ((str(ROOT), "<program>"), (sys.prefix, "<python>"), (sys.base_prefix, "<python>")):
-            line = line.replace(place, shown)
         for name, shown in self.names:
-            line = line.replace(name, shown)
+            line = name.sub(lambda _, shown=shown: shown, line)
         # Paths may hold spaces, so where one ends is unknown: the rest of the line is removed.
         found = PATH.search(line)
         return f"{line[: found.start()]}<path>" if found else line
@@ -97,8 +95,24 @@ def redactor_for(run: reader.RecordedRun) -> Redactor:
         if event.get("kind") == "sample":
             quoted.add(str(event.get("prompt") or ""))
     quoted = {words for words in quoted if len(words) > SHORT}
-    longest = sorted(((n, shown) for n, shown in private.items() if len(n) >= SHORT), key=lambda pair: -len(pair[0]))
-    return Redactor(Secrets({**config, **keys.kept()}), tuple(longest), frozenset(quoted))
+    named = [*_installation(), *((name, shown) for name, shown in private.items() if len(name) >= SHORT)]
+    longest = sorted(named, key=lambda pair: -len(pair[0]))
+    patterns = tuple((_pattern(name), shown) for name, shown in longest)
+    return Redactor(Secrets({**config, **keys.kept()}), patterns, frozenset(quoted))
+
+
+def _installation() -> Iterator[tuple[str, str]]:
+    """The folders of the program and of Python, whose names stay out, and what is in them does not."""
+    yield str(ROOT), "<program>"
+    for folder in dict.fromkeys((sys.prefix, sys.base_prefix)):
+        if len(folder) >= SHORT:
+            yield folder, "<python>"
+
+
+def _pattern(name: str) -> re.Pattern[str]:
+    """How a name is found in a line: a word anywhere, a path only where it ends at a separator or at the end of a name.
+    Of /data/cat, which is shown as <home>, /data/cats is no part, and would be shown as <home>s."""
+    return re.compile(re.escape(name) + (r"(?![\w.~-]*\w)" if PATH.match(name) else ""))
 
 
 def settings(config: JsonMapping) -> JsonObject:

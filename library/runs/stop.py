@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from library.config import phases
 from library.config.problems import ConfigError
 from library.files import UNFINISHED, write_atomic
 from library.runs import layout, process, reader
@@ -56,7 +57,7 @@ def lost_now(run: reader.RecordedRun) -> tuple[str, float]:
     said, phase = progress.last.get("t"), str((progress.phase or {}).get("name") or "")
     if not isinstance(said, int | float):
         return "start", max(0.0, now - run.facts.get("started", now))
-    if phase in ("generating samples", "validating"):
+    if phase in (str(phases.GENERATING_SAMPLES), str(phases.VALIDATING)):
         return "look", max(0.0, now - said)
     accumulated = layout.section(run.facts, "steps").get("gradient_accumulation_steps", 1)
     processes = (run.facts.get("hardware") or {}).get("processes", 1)

@@ -15,6 +15,7 @@ from library.config.problems import ConfigError, Problem, Report, Text
 from library.config.run_config import RunConfig
 from library.data import pixels
 from library.families.base import Family, ModelComponents, SampleRequest
+from library.families.shared import file_identity
 from library.files import write_atomic
 from library.memory.placement import placement
 from library.memory.prepare import prepare_denoiser, prepare_encoders
@@ -28,6 +29,10 @@ from library.train.samples import request_of
 from library.train.world import World
 
 AS_SEEN = pixels.Decoding(upright=True)  # control images of prompts, as viewers and diffusers show them
+REPLACED = (
+    "{path} was replaced or changed while images were generated, so they show the model as it was before; generate "
+    "them again for the new file"
+)
 MARGIN, TITLE = 8, 22  # pixels in the grid
 SMALLEST = 160
 
@@ -59,14 +64,32 @@ def generate(  # noqa: PLR0913 - the inputs of a comparison, and two callbacks
 ) -> Sheet:
     """Generate each prompt in each column, column by column, into a new folder in `folder`. `store` is called after
     each image; `word` is the prompt word of embeddings whose files name none. Raises ConfigError for files that do not
-    fit the model.
+    fit the model, and for files that are replaced meanwhile.
     """
     family = families.family_for(config)
     if wrong := [*family.problems(), *_unreadable(config, prompts)]:
         raise ConfigError(*wrong)
+    with file_identity.watching() as files:
+        sheet = _generate(family, columns, prompts, folder, report, store, word)
+    if path := files.changed():
+        raise ConfigError(REPLACED, path=path)
+    return sheet
+
+
+def _generate(  # noqa: PLR0913 - as above
+    family: Family,
+    columns: Sequence[Column],
+    prompts: Sequence[Prompt],
+    folder: Path,
+    report: Report,
+    store: Callable[[Sheet], None],
+    word: str,
+) -> Sheet:
+    config = family.config
     report(Text("loading the model"), 0, 1)
     world = World(config)
     components = family.load(world.storage_dtype, world.compute_dtype, deferring=True)
+    file_identity.note(*components.deferred_files)
     fp8_storage.store_when_read(components, config)
     components.read_denoiser(placement(family, config, world.device))
     components.read_vae()
@@ -75,6 +98,7 @@ def generate(  # noqa: PLR0913 - the inputs of a comparison, and two callbacks
         if network is not None:
             network.requires_grad_(False).eval()
     applied = _applied(components, family, columns, word)
+    file_identity.check()  # all was read of the same files
     _check_guides(prompts, bool(applied.controls))
     defaults = {**family.sample_defaults, "sample_sampler": config.sample.sample_sampler}
     whole = [prompt_files.with_defaults(one, defaults, family.sample_multiple) for one in _seen(prompts, config)]

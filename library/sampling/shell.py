@@ -2,7 +2,8 @@
 
 import argparse
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from library.config.arguments import Arguments
 from library.config.building import build
 from library.config.formats import read_toml
 from library.config.json_types import JsonMapping
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, MessageLike
 from library.config.run_config import RunConfig
 from library.families.recognition import recognised
 from library.outputs import prompts as prompt_files
@@ -48,6 +49,8 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
             if not work.folder:
                 print(next(name for row in reversed(sheet.files) for name in reversed(row) if name), flush=True)
 
+        for note in notes(asked, config):
+            print(f"note: {note}", file=sys.stderr)
         sheet = generate(config, columns, prompts, asked.out, work.phase, store, word)
         print(sheet.grid)
     return DONE
@@ -121,6 +124,15 @@ def prompts_of(asked: argparse.Namespace) -> list[Prompt]:
     if asked.seed is not None:
         found = [prompt if prompt.seed is not None else replace(prompt, seed=asked.seed) for prompt in found]
     return found
+
+
+def notes(asked: argparse.Namespace, config: RunConfig) -> Iterator[MessageLike]:
+    """What of the prompts will not do what it says. Loads torch."""
+    use = replace(config.control_images, guided=True)  # control images are for files beside the model
+    about = use, config.shifts_samples, families.family_for(config).sample_multiple
+    yield from prompt_files.notes(asked.prompts, *about) if asked.prompts else ()
+    for line in asked.prompt:
+        yield from prompt_files.line_notes(line, *about)
 
 
 def config_of(path: Path, given: JsonMapping, script_of: Callable[[Path], str]) -> RunConfig:

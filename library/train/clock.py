@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from library.config.problems import ConfigError, Problem
+from library.config.problems import ConfigError, Problem, counted
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterSteps
 from library.data.length import length
@@ -43,9 +43,9 @@ class Clock:
         if first >= self.total:
             name = "initial_epoch" if steps.initial_step is None else "initial_step"
             raise ConfigError(Problem(name,
-                ": this training has {total} steps in {epochs} epochs, so nothing is left to do; "
-                "lower {name}, or raise max_train_steps or max_train_epochs", total=self.total,
-                epochs=self.epochs, name=name))  # fmt: skip
+                ": this training has {steps} in {epochs}, so nothing is left to do; "
+                "lower {name}, or raise max_train_steps or max_train_epochs", steps=counted(self.total, "step"),
+                epochs=counted(self.epochs, "epoch"), name=name))  # fmt: skip
         done, self.in_epoch = divmod(first, self.per_epoch)
         self.epoch = done + 1
         if steps.skip_until_initial_step:

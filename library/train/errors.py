@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from library.config import phases
 from library.config.environment import first_process, lacks_memory
 from library.config.problems import ConfigError, MessageLike, Text, either, option_name
 from library.config.run_config import RunConfig
@@ -138,20 +139,19 @@ def weights_problem(parameters: list[torch.nn.Parameter], step: int, newest: New
     return Text(template, step=step, then=_go_on(newest))
 
 
-def _smaller(config: RunConfig, doing: MessageLike) -> Iterator[MessageLike]:
+def _smaller(config: RunConfig, doing: Text) -> Iterator[MessageLike]:
     """Settings that need less memory in this phase, as texts."""
-    work = doing.template if isinstance(doing, Text) else doing
-    if work.startswith("caching latents"):
+    if doing == phases.CACHING_LATENTS:
         if config.cache.vae_batch_size > 1:
             yield Text("lower {name}", name=option_name("vae_batch_size"))
         yield Text("lower resolution")
         return
-    if work.startswith("caching captions"):
+    if doing == phases.CACHING_CAPTIONS:
         yield Text("lower text_encoder_batch_size or train_batch_size")
         return
-    if work.startswith("encoding the sample prompts"):
+    if doing == phases.ENCODING_PROMPTS:
         return
-    if work.startswith("generating"):
+    if doing == phases.GENERATING_SAMPLES:
         yield Text("ask for smaller sample images (--w and --h in the prompt file)")
         yield from (advised(changes, config) for changes in saving_memory(config) if not OF_STEPS & changes.keys())
         return

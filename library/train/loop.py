@@ -22,7 +22,7 @@ from library.imports import without_collecting
 from library.memory import attention, placement
 from library.memory.prepare import prepare_denoiser, prepare_encoders
 from library.memory.quantization import fp8_storage
-from library.train import autotune, beside, matmul_formats, resume_state, rng, utilization
+from library.train import autotune, base_files, beside, matmul_formats, resume_state, rng, utilization
 from library.train.checkpointer import Checkpointer
 from library.train.clock import Clock
 from library.train.journal import Journal
@@ -57,6 +57,7 @@ def run_training(config: RunConfig, remarks: Sequence[Text] = (), notes: Sequenc
         CompileLog(journal.on_graph) as compile_log,
     ):
         journal.begin(remarks, notes)
+        config = base_files.fetch(config, world, journal)
         family = families.family_for(config)
 
         # The data set. It is encoded once; networks that are only needed for that are freed.

@@ -94,7 +94,7 @@ class Precompiler:
         sizes = batches.kinds()
         passes = (self._clock.total - self._clock.step) * self._config.steps.gradient_accumulation_steps
         if recorder.automatic and passes < PASSES_A_SIZE * len(sizes):
-            recorder.give_up(f"there are {len(sizes)} sizes of image for {passes} batches", expected=True)
+            recorder.give_up(f"the batches ({passes}) are too few for the image sizes ({len(sizes)})", expected=True)
         elif not self.log.active or self._begins_later():
             self._journal.phase(Text("recording CUDA graphs"), 0, 1)
             before = rng.get_rng_state(self._world.device)

@@ -3,13 +3,13 @@
 import contextlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, MessageLike, Problem, Text, listed, option_name
+from library.config.problems import ConfigError, MessageLike, Problem, Text, counted, listed, option_name
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.data.held_out import IN_STATE
@@ -62,6 +62,11 @@ LEARNED = {
     "textual-inversion": "a word",
     "lllite": "LLLite",
 }
+# Options that decide what is trained and how it is grouped, and rates that leave a part out.
+SHAPING = ("network_module", "network_dim", "network_args", "network_train_unet_only",
+           "network_train_text_encoder_only", "train_text_encoder", "fused_optimizer_groups",
+           "fused_backward_pass", "blockwise_fused_optimizers", "full_bf16", "full_fp16")  # fmt: skip
+RATES = ("learning_rate", "unet_lr", "text_encoder_lr", "block_lr", "learning_rate_te1", "learning_rate_te2")
 RANK = 4  # where network_dim is not set
 OTHER_OPTIMIZER = Problem("resume",
     ": the state is of a run with another optimizer, or with other learning rates for other parts; "
@@ -276,11 +281,54 @@ def _memory(optimizer: str) -> tuple[str, str]:
     return made.module.split(".")[0], made.name.removeprefix("Paged").lower()
 
 
-def counts(folder: Path) -> list[int]:
-    """The number of parameters in each group of the saved optimizer, [] where it has none. Reads no tensor data."""
+def saved_groups(folder: Path) -> dict[str, int]:
+    """The number of parameters in each group of the saved optimizer by its name, {} where it has none. Reads no tensor
+    data."""
     saved = read_values(folder / OPTIMIZER, "meta")
-    groups = saved.get("param_groups", []) if isinstance(saved, dict) else []
-    return [len(group["params"]) for group in groups]
+    bundles = saved.get("bundles", [saved]) if isinstance(saved, dict) else []
+    return group_sizes([group for bundle in bundles for group in bundle.get("param_groups", ())])
+
+
+def group_sizes(groups: Iterable[JsonMapping]) -> dict[str, int]:
+    """The number of parameters by the name of their group, those without any left out."""
+    found: dict[str, int] = {}
+    for at, group in enumerate(groups):
+        name = str(group.get("name") or f"group {at + 1}")
+        if group["params"]:
+            found[name] = found.get(name, 0) + len(group["params"])
+    return found
+
+
+def other_groups(theirs: Mapping[str, int], ours: Mapping[str, int], changes: Text | None) -> Problem | None:
+    """The problem if a state's optimizer has other groups of parameters than this training; `changes` are the options
+    that do not agree."""
+    if not theirs or theirs == ours:
+        return None
+    named = {"theirs": _named(theirs), "ours": _named(ours)}
+    if changes is None:
+        return Problem("resume",
+            ": the optimizer of the state has other groups of parameters ({theirs}) than this config makes ({ours}); "
+            "resume with its own config", **named)  # fmt: skip
+    return Problem("resume",
+        ": the optimizer of the state has other groups of parameters ({theirs}) than this config makes ({ours}), as "
+        "{changes}; set this back, or start another training from the weights that it has saved", **named,
+        changes=changes)  # fmt: skip
+
+
+def _named(groups: Mapping[str, int]) -> Text:
+    return listed([Text("{name}: {count}", name=name, count=count) for name, count in groups.items()])
+
+
+def shaping_changes(folder: Path, config: RunConfig) -> Text | None:
+    """The options that decide what is trained, in which groups, and differ from those of a state; None without any."""
+    try:
+        known = read_progress(folder).get("settings", {})
+    except ConfigError:
+        return None
+    now = deciding_options(config, 0)
+    rates = [name for name in RATES if not known.get(name) or not now.get(name)]  # of which 0 leaves a group out
+    found = [*differences(known, {name: now[name] for name in (*SHAPING, *rates) if name in now})]
+    return listed(found, "; ") if found else None
 
 
 def finished(folder: Path, facts: JsonMapping, total_steps: int, result: Path) -> Problem | None:
@@ -288,9 +336,9 @@ def finished(folder: Path, facts: JsonMapping, total_steps: int, result: Path) -
     if facts["current_step"] < total_steps or (facts["current_step"] == total_steps and not result.exists()):
         return None
     return Problem("resume",
-        ": {folder} was saved after step {step}, and this training has {total} steps, so nothing is left to do; "
+        ": {folder} was saved after step {step}, and this training has {steps}, so nothing is left to do; "
         "raise max_train_steps or max_train_epochs to go on", folder=folder, step=facts["current_step"],
-        total=total_steps)  # fmt: skip
+        steps=counted(total_steps, "step"))  # fmt: skip
 
 
 def read_progress(folder: Path) -> JsonObject:

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from library.compiler import cudagraph
+from library.config import phases
 from library.config.problems import ConfigError, MessageLike, Text
 from library.config.run_config import RunConfig
 from library.data import pixels
@@ -76,7 +77,7 @@ class SampleRunner:
         step. What fails is a warning, and tried again when samples are due."""
         if not (self.wanted and self._config.cache.text):
             return
-        journal.phase(Text("encoding the sample prompts"))
+        journal.phase(phases.ENCODING_PROMPTS)
         encoders = self._components.encoders.values()
         try:
             for encoder in encoders:
@@ -138,7 +139,7 @@ class SampleRunner:
         problems: list[MessageLike] = []
         try:
             self._use(changed, training.journal)
-            training.journal.phase(Text("generating samples"), 0, len(self._prompts))
+            training.journal.phase(phases.GENERATING_SAMPLES, 0, len(self._prompts))
             self._generate(training, made, problems)
         except WorkCancelled:
             training.journal.say("Not all samples are generated, as the training ends now.")
@@ -163,7 +164,7 @@ class SampleRunner:
                         raise
                     except Exception as error:  # a missing image, a full disk, a lack of memory, a broken VAE, ...
                         problems.append(beside.reason(error, training))
-                training.journal.phase(Text("generating samples"), number + 1, len(self._prompts))
+                training.journal.phase(phases.GENERATING_SAMPLES, number + 1, len(self._prompts))
 
     @contextlib.contextmanager
     def _vae_on(self, device: torch.device) -> Iterator[None]:
@@ -217,7 +218,7 @@ class SampleRunner:
             self._prompts, self._all_encoded = changed, False
             journal.say(f"{self._file.name} was changed: {len(changed)} sample prompts from here on")
         if self._config.cache.text and not self._all_encoded:
-            journal.phase(Text("encoding the sample prompts"))
+            journal.phase(phases.ENCODING_PROMPTS)
             self._remember()
 
     def _sample_one(self, number: int, prompt: Prompt, training: Training, made: dict[int, Path]) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from library.compiler import cudagraph
+from library.config import phases
 from library.config.problems import Text
 from library.config.sections import AdapterRun, Validation
 from library.data.batch import Batch
@@ -105,7 +106,7 @@ class ValidationRunner:
         workers = num_workers(training.config.data.max_data_loader_n_workers)
         made = ahead(batches.make, [draw for _, draw in own], workers)
         for place, ((number, _), batch) in enumerate(zip(own, made, strict=True)):
-            training.journal.phase(Text("validating"), number, len(numbered))
+            training.journal.phase(phases.VALIDATING, number, len(numbered))
             batch = batch.to(world.device)
             if batch.latents is None:
                 generator = self._generator(number, "image")

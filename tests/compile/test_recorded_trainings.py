@@ -78,7 +78,7 @@ def test_losses_are_those_of_the_same_training_without(way, demo, shapes, tmp_pa
     [
         ({"blocks_to_swap": 1}, "not recorded: blocks_to_swap moves weights"),
         ({"cpu_offload_checkpointing": True}, "not recorded: cpu_offload_checkpointing moves inputs"),
-        ({"max_train_steps": 20}, "there are 3 sizes of image for 20 batches"),
+        ({"max_train_steps": 20}, "the batches (20) are too few for the image sizes (3)"),
         ({}, "Recorded CUDA graphs"),
     ],
 )

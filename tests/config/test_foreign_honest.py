@@ -17,11 +17,30 @@ def outcome(made, key):
     return next(one for one in made.outcomes if one.key == key)
 
 
-@pytest.mark.parametrize("found", [of_aitoolkit({**TURBO, "model.assistant_lora_path": ADAPTER}), SIMPLE])
-def test_an_adapter_that_a_training_needs_merged_has_to_be_fixed(found):
+SCHNELL = {"network.type": "lora", "model.is_flux": True, "model.name_or_path": "black-forest-labs/FLUX.1-schnell"}
+
+
+@pytest.mark.parametrize(
+    ("found", "file"),
+    [
+        (of_aitoolkit({**TURBO, "model.assistant_lora_path": ADAPTER}), ADAPTER),
+        (SIMPLE, ADAPTER.replace("_v2", "_v1")),
+        ({**SIMPLE, "model_flavour": "turbo-ostris-v2"}, ADAPTER),
+        (
+            of_aitoolkit({**SCHNELL, "model.assistant_lora_path": "ostris/FLUX.1-schnell-training-adapter"}),
+            "ostris/FLUX.1-schnell-training-adapter/pytorch_lora_weights.safetensors",
+        ),
+    ],
+)
+def test_an_adapter_of_the_hub_that_a_training_needs_merged_is_named(found, file):
     made = importers.read(found, CONFIGS)
-    assert [one.option for one in made.problems] == ["base_weights"] and "ostris" in str(made.problems[0])
-    assert not importers.read({**SIMPLE, "disable_assistant_lora": True}, CONFIGS).problems
+    assert made.config.network.base_weights == (file,) and not made.problems
+    assert not importers.read({**SIMPLE, "disable_assistant_lora": True}, CONFIGS).config.network.base_weights
+
+
+def test_an_adapter_that_cannot_be_named_has_to_be_fixed():
+    made = importers.read(of_aitoolkit({**TURBO, "model.assistant_lora_path": "somewhere/else/adapter.pt"}), CONFIGS)
+    assert [one.option for one in made.problems] == ["base_weights"] and "somewhere" in str(made.problems[0])
 
 
 @pytest.mark.parametrize(

@@ -172,6 +172,6 @@ def test_networks_and_adapters_beside_the_model_of_ai_toolkit():
     process["model"] = {"arch": "zimage:turbo", "name_or_path": "Tongyi-MAI/Z-Image-Turbo",
                         "assistant_lora_path": adapter}  # fmt: skip
     made = importers.read(found, CONFIGS)
-    assert made.config.model.model_version == "turbo" and not made.config.network.base_weights
+    assert made.config.model.model_version == "turbo" and made.config.network.base_weights == (adapter,)
     (said,) = [outcome.text for outcome in made.outcomes if outcome.key == "model.assistant_lora_path"]
     assert adapter in str(said) and "base_weights" in str(said)

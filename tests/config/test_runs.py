@@ -149,7 +149,7 @@ def noted(script, **given):
         (SDXL, {"optimizer_type": "Lion", "use_8bit_adam": True}, "use_8bit_adam and optimizer_type both choose"),
         (SDXL, {"network_train_unet_only": True, "network_train_text_encoder_only": True}, "leave nothing to train"),
         (SDXL, {"dim_from_weights": True}, "needs network_weights"),
-        (SDXL, {"base_weights_multiplier": "0.5"}, "1 values for 0 base_weights"),
+        (SDXL, {"base_weights_multiplier": "0.5"}, "1 value for 0 base_weights"),
         (SDXL, {"log_with": "tensorboard"}, "needs logging_dir"),
         (SDXL, {"resume_from_huggingface": True}, "needs resume"),
         (SDXL, {"save_state_to_huggingface": True}, "needs huggingface_repo_id"),

@@ -1,5 +1,6 @@
 """What lies beside images: masks that cannot be meant, images that learn from themselves, files of other programs."""
 
+import io
 import shutil
 import unicodedata
 from pathlib import Path
@@ -12,7 +13,7 @@ from library import data
 from library.check import report
 from library.config.run_config import ControlUse
 from library.curation import scanning
-from library.data import folders
+from library.data import folders, pixels
 from library.masking import files
 from tests.data import make
 
@@ -288,3 +289,45 @@ def test_a_folder_is_the_same_however_it_is_written(tmp_path, again):
     more = f"[[datasets.subsets]]\nimage_dir = '{again.format(tmp_path / 'x')}'\nnum_repeats = 5"
     _, notes, found = said(dataset(tmp_path, more))
     assert len(found.images) == 1 and [note for note in notes if "given again" in note]
+
+
+def wide(values, kind):
+    """The left half of a mask with more than 8 bits has the first of two values, the right half the second."""
+    stored = np.zeros((SIZE[1], SIZE[0]), kind)
+    stored[:, : SIZE[0] // 2], stored[:, SIZE[0] // 2 :] = values
+    return Image.fromarray(stored)
+
+
+WIDE = [  # values, type, what is said, or the share that counts
+    ((0, 255), np.uint16, "masks of more than 8 bits with values up to 255"),
+    ((0, 1), np.uint16, "masks of more than 8 bits with values of 0 and 1"),
+    ((0, 255), np.int32, "masks of more than 8 bits with values up to 255"),
+    ((0, 1), np.int32, "masks of more than 8 bits with values of 0 and 1"),
+    ((100_000, 2_000_000), np.int32, "masks of 32 bits with different values above 65535"),
+    ((0, 1), np.float32, "masks of decimal numbers up to 1"),
+    ((0.25, 0.5), np.float32, "masks of decimal numbers up to 1"),
+    ((0, 0), np.uint16, "all masks are black"),
+    ((0, 0), np.float32, "all masks are black"),
+    ((0, 65535), np.uint16, "50 %"),
+    ((0, 65535), np.int32, "50 %"),
+    ((0, 2_000_000), np.int32, "50 %"),
+    ((0, 255), np.float32, "50 %"),
+]
+
+
+@pytest.mark.parametrize(("values", "kind", "words"), WIDE)
+def test_masks_of_more_than_8_bits_are_told_for_what_they_are(tmp_path, values, kind, words):
+    make.folder(tmp_path, "x", (SIZE,))
+    (tmp_path / "masks").mkdir()
+    path = tmp_path / "masks" / "00.png"
+    wide(values, kind).save(path, "PNG" if kind is np.uint16 else "TIFF")
+    config = dataset(tmp_path, f"conditioning_data_dir = '{tmp_path / 'masks'}'", masked_loss=True)
+    stops, _, found = said(config)
+    if words == "50 %":
+        assert not stops and words in str(found.masks)
+    else:
+        assert len(stops) == 1 and words in stops[0] and str(path) in stops[0]
+    mask = pixels.read_mask(path)  # and the data set tab shows what is trained
+    with Image.open(io.BytesIO(files.tinted(path, 64))) as shown:
+        clear = np.asarray(shown.convert("RGBA").getchannel("A"))
+    assert (255 - clear == mask).all()

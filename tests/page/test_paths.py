@@ -126,6 +126,9 @@ def test_a_training_names_only_what_lies_below_the_roots(root):
 
     paths.allow(config(), [root])
     paths.allow(config(pretrained_model_name_or_path="stabilityai/sdxl", output_dir=f"{root}/out", vae=""), [root])
+    paths.allow(config(base_weights=["someone/adapters/a.safetensors"]), [root])  # a file of the hub
+    with pytest.raises(ConfigError, match="network_weights"):
+        paths.allow(config(network_weights="someone/adapters/a.safetensors"), [root])
     with pytest.raises(ConfigError) as said:
         of_others = [f"{root}/a.safetensors", f"{root}/../secret/b.safetensors"]
         paths.allow(

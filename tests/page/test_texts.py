@@ -196,6 +196,7 @@ def test_what_jobs_and_trainings_do_is_said_by_texts_that_are_in_every_catalogue
         for call, told in page_texts.progress(path):
             said += [told] if isinstance(told, str) else []
             others += [f"{path.name}: {call}"] if told is None else []
+    said += page_texts.templates(source.ROOT / "library" / "config" / "phases.py")
     assert len(said) > 45 and {"generating", "caching latents", "waiting for {trainings}"} <= set(said)
     assert not others, "these are no Text"
     assert not absent(said), "add these"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from library.runs import bundle, explain, reader
+from library.runs import bundle, explain, reader, redaction
 from library.runs.record import Record
 
 CANARIES = {
@@ -70,6 +70,29 @@ def test_a_bundle_holds_no_canary(opened):
         assert not found, (name, found)
         assert "ab12" * 10 not in content and str(Path.home()) + os.sep not in content.replace("/root/", "")
         assert len(socket.gethostname()) < 4 or socket.gethostname() not in content
+
+
+PLACES = [  # of the program, of the user, and a line with what is left of it
+    ("/tmp/ci", "/tmp/cihome", "read /tmp/cihome/cat.png", "read <path>"),
+    ("/tmp/ci", "/tmp/cihome", "/tmp/ci/library/x.py in /tmp/cihome", "<program>/library/x.py in <home>"),
+    ("/tmp/cihome", "/tmp/ci", "read /tmp/cihome/library/x.py", "read <program>/library/x.py"),
+    ("/home/me/kohya", "/home/me", "read /home/me/kohya/library/x.py", "read <program>/library/x.py"),
+    ("/home/me/kohya", "/home/me", "read /home/me.", "read <home>."),
+    ("/home/me/kohya", "/home/me", "read /home/me2/cat.png", "read <path>"),
+    ("/home/me/kohya", "/home/me", "error:/home/me-old/cat.png", "error:<path>"),
+    ("/opt/k", "/opt/k/home", "read /opt/k/home", "read <home>"),
+    ("D:\\k", "C:\\Users\\me", "C:\\Users\\mere\\cat and D:\\k\\library", "<path>"),
+    ("D:\\k", "C:\\Users\\me", "D:\\k\\x.py of C:\\Users\\me", "<program>\\x.py of <home>"),
+]
+
+
+@pytest.mark.parametrize(("program", "home", "line", "left"), PLACES)
+def test_a_path_is_known_only_up_to_a_separator(tmp_path, monkeypatch, program, home, line, left):
+    monkeypatch.setattr(redaction, "ROOT", program)
+    monkeypatch.setattr(redaction, "_people", lambda: [(home, "<home>")])
+    with Record.start({}, "sdxl_train", tmp_path, "x", "x") as run:
+        pass
+    assert redaction.redactor_for(reader.at(run.folder)).text(line) == left
 
 
 def test_a_bundle_says_what_helps(opened):

@@ -1,6 +1,8 @@
 """Drawing: columns of strengths and files with one seed, exact sums, waiting for the GPU, and files that do not fit."""
 
 import json
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from library.cli.main import main
 from library.config.problems import ConfigError
 from library.methods import lora
 from library.methods.applied import AppliedLoras
+from library.methods.applied_files import AppliedFiles
 from library.outputs.prompts import Prompt
 from library.runs import gpu_slots, gpu_wait, layout, process, reader, start
 from library.runs import job as jobs
@@ -152,6 +155,39 @@ def test_files_that_do_not_fit_are_sentences(given, tmp_path, tensors, says):
         AppliedLoras(parts, family).add(tmp_path / "y.safetensors")
 
 
+@pytest.mark.parametrize("when", ["loading the model", "generating"])
+def test_a_file_that_is_replaced_meanwhile_is_said(given, tmp_path, when):
+    """While it is read, nothing is generated; afterwards the images are kept."""
+    config = given(SCRIPTS[0])
+    family = families.family_for(config)
+    file = lora_file(tmp_path / "zorb.safetensors", adapter_names(family, family.load(torch.float32, torch.float32)))
+    model = Path(config.model.pretrained_model_name_or_path or "")
+    copy = Path(shutil.copytree(model.parent, tmp_path / "model")) / model.name if model.is_file() else None
+    assert copy, "a single file"
+    config = replace(config, model=replace(config.model, pretrained_model_name_or_path=str(copy)))
+    read, changes = AppliedFiles.add, iter([copy, file])
+
+    def exchange():
+        for path in changes:
+            os.replace(shutil.copy(path, tmp_path / "new"), path)
+            return
+
+    def add(self, path):
+        read(self, path)
+        if when == "loading the model":
+            exchange()
+
+    def report(what, done, total):
+        if str(what) == when == "generating":
+            exchange()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AppliedFiles, "add", add)
+        with pytest.raises(ConfigError, match=f"{copy.name} was replaced or changed"):
+            generate(config, [plan.Column("", ((file, 1.0),))], [CAT], tmp_path / "out", report)
+    assert len([*(tmp_path / "out").rglob("00_00.png")]) == (when == "generating")
+
+
 def test_columns_and_prompts_that_make_no_sense_are_refused():
     file, other = Path("a.safetensors"), Path("b.safetensors")
     assert [one.title for one in plan.columns("files", [(file, 1.0), (other, 0.8)])] == ["a", "b × 0.8"]
@@ -193,7 +229,7 @@ def test_images_of_prompts_are_looked_at_before_loading_where_the_model_is_shown
 def test_the_shell_draws_and_says_what_is_wrong(given, shallow, tmp_path, capsys, monkeypatch):  # noqa: F811
     given(SCRIPTS[0])
     config = str(shallow.configs[SCRIPTS[0]])
-    line = "a cat --w 64 --h 64 --s 1"
+    line = "a cat --w 68 --h 64 --s 1 --l nan"
     folder = tmp_path / "job"
     folder.mkdir()
     monkeypatch.setenv(jobs.FOLDER, str(folder))
@@ -201,7 +237,8 @@ def test_the_shell_draws_and_says_what_is_wrong(given, shallow, tmp_path, capsys
     result = layout.load(folder / jobs.RESULT)
     assert result["rows"] == ["a cat"] and Path(result["files"][0][0]).is_file() and Path(result["grid"]).is_file()
     assert gpu_slots.held() == set()
-    capsys.readouterr()
+    told = capsys.readouterr().err
+    assert "note: prompt: --w 68 becomes 64" in told and "note: prompt: --l nan has no effect" in told
     for words, says in (
         (["--lora", "x=strong"], "strength is no number"),
         (["--set", "novalue"], "OPTION=VALUE"),

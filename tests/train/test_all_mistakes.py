@@ -46,7 +46,7 @@ KINDS = {
     "a picture as large as a town": ({"resolution": "1000000"}, "resolution must be at most"),
     "no number at all": ({"max_grad_norm": "nan"}, "max_grad_norm must be a number"),
     "too many workers' minutes": ({"ddp_timeout": 10**15}, "ddp_timeout must be at most"),
-    "a pair that is none": ({"base_weights_multiplier": "1"}, "base_weights_multiplier has 1 values"),
+    "a pair that is none": ({"base_weights_multiplier": "1"}, "base_weights_multiplier has 1 value"),
     # rules across options
     "half precision without its type": ({"full_bf16": "true", "mixed_precision": "no"}, "full_bf16 needs"),
     "noise of noise": ({"adaptive_noise_scale": "0.1"}, "adaptive_noise_scale needs noise_offset"),

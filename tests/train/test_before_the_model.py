@@ -51,8 +51,20 @@ FITS = [
 FITS_NOT = [
     ({"resume": "HERE/out/plain-state", "network_dim": 2}, "network_dim 8, and this is 2"),
     ({"resume": "HERE/out/plain-state", "optimizer_type": "Adafactor"}, "optimizer_type AdamW, and this is Adafactor"),
-    ({"resume": "HERE/out/plain-state", "network_args": ["loraplus_lr_ratio=4"]}, "other learning rates for other"),
+    (
+        {"resume": "HERE/out/plain-state", "network_args": ["loraplus_lr_ratio=4"]},
+        "as network_args was not set and is loraplus_lr_ratio=4; set this back",
+    ),
     ({"resume": "HERE/out/plain-state", "network_args": ["train_blocks=single"]}, "made with other networks"),
+    (
+        {"resume": "HERE/out/plain-state", "network_train_unet_only": False},
+        "as network_train_unet_only was true and is false; set this back",
+    ),
+    ({"resume": "HERE/out/plain-state", "network_train_unet_only": False}, "only here: "),
+    (
+        {"resume": "HERE/out/plain-state", "network_args": ["loraplus_lr_ratio=4"]},
+        "other groups of parameters (unet: 32) than this config makes (unet: 16, unet plus: 16)",
+    ),
     ({"resume": "HERE/out/plain-state", **LOKR}, "network_module networks.lora_flux, and this is lycoris.kohya"),
     ({"resume": "HERE/out/lokr-state", **LOKR, "network_args": ["algo=loha"]}, "made with other networks"),
     ({"network_weights": "HERE/out/plain.safetensors", "network_dim": 2}, "has rank 8 in the file and 2 here"),
@@ -82,8 +94,9 @@ def test_what_fits_is_not_spoken_of(made, how):
 
 @pytest.mark.parametrize(("how", "words"), FITS_NOT, ids=str)
 def test_what_does_not_fit_is_told_in_one_sentence(made, how, words):
-    (said,) = made(FLUX, **how)[0]
+    (said,), remarks = made(FLUX, **how)
     assert words in str(said)
+    assert not any("the training continues" in str(remark) for remark in remarks)
 
 
 def test_states_of_other_trainings_are_told(made):

@@ -111,6 +111,14 @@ def test_what_the_training_ends_before_is_said(config, tmp_path):
     assert any(str(text).startswith("sample_prompts: samples are generated only when") for text in alone - found)
 
 
+def test_a_prompt_that_is_sampled_at_another_size_is_said(config, tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_text("a cat --w 100\na dog --l nan\n", encoding="utf-8")
+    remarks = [str(one) for one in preflight.findings(replace(config, sample_prompts=str(path)))[1]]
+    assert any("prompts.txt, line 1: --w 100 becomes 96" in one for one in remarks)
+    assert any("prompts.txt, line 2: --l nan has no effect" in one for one in remarks)
+
+
 def test_what_is_held_out_for_validation_is_said_by_folder(config):
     said = [str(one.text) for one in told(replace(config, validation_split=0.25), "ok") if one.topic == "images"]
     wanted = r"\d+ of \d+ images held out for validation: \d+ of \d+ in .+"

@@ -1,3 +1,4 @@
+import inspect
 import itertools
 import math
 from types import SimpleNamespace
@@ -247,3 +248,68 @@ def test_schedule_free_weights_are_averaged_only_inside():
     assert calls == ["train", "eval", "save", "train"]
     with optimizers.averaged(optimizers.optimizer(method(0.1), config())):
         pass
+
+
+BAD = ("-1", "0", "'x'", "None", "[]", "(1,)", "1e999", "{}")
+NEEDED = {"StepLR": ["step_size=5"], "MultiStepLR": ["milestones=[3]"], "ExponentialLR": ["gamma=0.9"],
+          "CosineAnnealingLR": ["T_max=10"], "CyclicLR": ["base_lr=0.1", "max_lr=0.2"],
+          "CosineAnnealingWarmRestarts": ["T_0=5"], "OneCycleLR": ["max_lr=0.1", "total_steps=20"]}  # fmt: skip
+CLASSES = [name for name, cls in vars(torch.optim.lr_scheduler).items()
+           if isinstance(cls, type) and issubclass(cls, torch.optim.lr_scheduler.LRScheduler)]  # fmt: skip
+
+
+def checked(total=20, **values):
+    chosen = config(**values)
+    return [*optimizers.problems(chosen), *lr_schedule.too_long(chosen, total)]
+
+
+@pytest.mark.parametrize("name", [name for name in CLASSES if not name.endswith("LRScheduler")])
+def test_what_the_check_lets_through_a_schedule_takes_for_all_steps(name):
+    """With every argument of every class of PyTorch, and values of every wrong kind."""
+    needed = NEEDED.get(name, [])
+    known = [*inspect.signature(getattr(torch.optim.lr_scheduler, name)).parameters]
+    others = [pair for pair in needed if pair.partition("=")[0] not in known]
+    for arg, value in itertools.product(known, BAD):
+        own = [*(pair for pair in needed if not pair.startswith(f"{arg}=")), *others, f"{arg}={value}"]
+        values = {"lr_scheduler_type": name, "lr_scheduler_args": own}
+        said = checked(**values)
+        assert all(problem.option.startswith("lr_scheduler") and "\n" not in str(problem) for problem in said)
+        if not said:
+            assert all(-1e-6 <= rate < math.inf for rate in curve(20, **values))
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "words"),
+    [
+        ("ChainedScheduler", [], "needs schedulers, which cannot be written as a value"),
+        ("SequentialLR", ["milestones=[3]"], "needs schedulers, which cannot be written as a value"),
+        ("LambdaLR", ["lr_lambda=1"], "needs lr_lambda, which cannot be written as a value"),
+        ("ReduceLROnPlateau", [], "needs metrics, which cannot be written as a value"),
+        ("StepLR", [], "lr_scheduler_args: StepLR needs step_size; add step_size=VALUE"),
+        ("CyclicLR", ["base_lr=1"], "lr_scheduler_args: CyclicLR needs max_lr; add max_lr=VALUE"),
+        ("StepLR", ["step_size='5'"], "lr_scheduler_args: StepLR does not take these values (TypeError"),
+        ("ExponentialLR", ["gamma=-1"], "(its learning rate is -0.5 at step 1)"),
+        ("OneCycleLR", ["max_lr=0.1", "total_steps=10"], "OneCycleLR cannot be followed for the 20 steps"),
+        ("MultiStepLR", ["milestones=[9]", "gamma='x'"], "MultiStepLR cannot be followed for the 20 steps"),
+    ],
+)
+def test_a_schedule_by_class_is_tried_before_a_model_is_loaded(name, args, words):
+    said = checked(lr_scheduler_type=name, lr_scheduler_args=args)
+    assert len(said) == 1 and words in str(said[0]), said
+
+
+def test_a_named_schedule_is_tried_too():
+    (said,) = checked(lr_scheduler="cosine", lr_scheduler_args=["num_cycles='x'"])
+    assert "lr_scheduler_args: cosine does not take these values (ValueError" in str(said)
+    (said,) = checked(lr_scheduler="polynomial", learning_rate=1e-9)
+    assert said.option == "lr_scheduler" and "lr_end (1e-07) must be smaller than initial lr" in str(said)
+    (said,) = checked(lr_scheduler="polynomial", lr_warmup_steps=20)  # which divides by the steps after the warm-up
+    assert "lr_scheduler: polynomial cannot be followed for the 20 steps of this training (ZeroDivision" in str(said)
+    assert not checked(lr_scheduler="polynomial", lr_warmup_steps=21)
+
+
+def test_lists_of_a_schedule_are_tried_with_the_groups_of_the_model():
+    chosen = config(lr_scheduler_type="OneCycleLR", lr_scheduler_args=["max_lr=[0.1, 0.2]", "total_steps=20"])
+    assert not [*optimizers.problems(chosen)] and not [*lr_schedule.for_groups(chosen, [0.1, 0.2])]
+    (said,) = lr_schedule.for_groups(chosen, [0.1])
+    assert "max_lr must have the same length as optimizer.param_groups" in str(said)

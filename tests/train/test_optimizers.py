@@ -1,5 +1,6 @@
 """Every optimizer that is offered by name: it steps and learns here, and goes on exactly from its state."""
 
+import inspect
 import io
 from types import SimpleNamespace
 from typing import get_args
@@ -15,6 +16,7 @@ from library.config.problems import ConfigError
 from library.config.sections.learning import OptimizerName
 from library.families.flux.options import FluxLora, FluxTrain
 from library.optim import optimizers
+from library.optim.classes import import_class, package_class
 from library.optim.names import SPECS, spec_of
 from tests.packages import hide
 from tests.training import config_of, train
@@ -202,12 +204,30 @@ def test_what_takes_matrices_only_is_told_so():
         ("Muon", ["momentun=0.9"], ["has no argument momentun", "momentum"]),
         ("AdamMini", ["eps=-1"], ["optimizer_args: AdamMini does not take these values"]),
         ("Prodigy", ["betas=(2,3)"], ["optimizer_args: Prodigy does not take these values", "beta"]),
+        ("AdamW", ["betas=(0.9,)"], ["optimizer_args: AdamW does not take these values (IndexError"]),
+        ("AdamW", ["foreach='x'", "eps=[1]"], ["optimizer_args: AdamW does not take these values (TypeError"]),
+        ("SGDNesterov", ["momentum=1e999"], ["optimizer_args", "its first steps end in NaN"]),
+        ("SGDNesterov", ["nesterov=True"], ["optimizer_args: SGDNesterov sets nesterov itself; leave it out"]),
+        ("Muon", ["adamw_wd=None"], ["optimizer_args: Muon does not take these values (TypeError"]),
+        ("LBFGS", [], ["optimizer_type: LBFGS cannot be used", "closure"]),
         ("AdamW", ["weight_decay=-1"], ["optimizer_args: AdamW does not take these values", "weight_decay"]),
     ],
 )
 def test_arguments_are_tried_before_a_model_is_loaded(name, args, words):
     (said,) = optimizers.problems(config(name, optimizer_args=args))
     assert all(word in str(said) for word in words), said
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_values_of_a_wrong_kind_are_a_sentence_for_every_argument(name):
+    cls = package_class(import_class(spec_of(name)))
+    for arg in inspect.signature(cls).parameters.keys() - {"params", "lr", "kwargs", "self"}:
+        for value in ("'x'", "(1,)", "{}"):
+            said = [*optimizers.problems(config(name, optimizer_args=[f"{arg}={value}"]))]
+            assert all(str(problem).startswith("optimizer_args: ") for problem in said), said
+            if not said:
+                toy = Toy()
+                assert len(toy.steps(toy.made(config(name, optimizer_args=[f"{arg}={value}"])), 0, 2)) == 2
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if spec_of(name).finds_rate])

@@ -146,6 +146,11 @@ def test_what_is_not_read_whole_is_named(tmp_path, line, what, why):
         ({"guidance_scale": -1}, "guidance_scale -1"),
         ({"flow_shift": "inf"}, "flow_shift inf"),
         ({"seed": "inf"}, "seed should be a number"),
+        ({"seed": "1_0"}, "seed should be a number, not '1_0'"),
+        ({"scale": 1e20}, "scale 1e+20 is more than 1000"),
+        ({"flow_shift": 0}, "flow_shift 0"),
+        ({"prompt": float("nan")}, "prompt should be text, not nan"),
+        ({"negative_prompt": float("inf")}, "negative_prompt should be text, not inf"),
         ({"negative_prompt": ["a"]}, "negative_prompt should be text"),
     ],
 )
@@ -217,3 +222,45 @@ def test_images_that_a_model_is_shown_are_named_once_or_several_times(tmp_path):
     (tmp_path / "d.txt").write_text(f"a --ci {tmp_path / 'p.txt'}")
     (said,) = prompts.unreadable(tmp_path / "d.txt", use, lambda path: "it is text")
     assert "names an image that cannot be read" in str(said) and "(it is text)" in str(said)
+
+
+NUMBERS = [name for name, (field, *_) in prompts.LETTERS.items() if prompts.KINDS.get(field) in (int, float)]
+ODD = ("nan", "inf", "-inf", "-1", "-0", "1e999", "1e-3", "", "true", "1_000", "0x10", "+5", "..", "1.2.3", "1,5")
+
+
+@pytest.mark.parametrize("letter", NUMBERS)
+def test_no_odd_number_is_taken_in_silence(tmp_path, letter):
+    """In a line it is named or refused; in JSON and TOML refused."""
+    field = prompts.LETTERS[letter][0]
+    for value in ODD:
+        path = write(tmp_path, "p.txt", f"cat --{letter} {value}")
+        try:
+            prompts.read(path)
+        except ConfigError:
+            continue
+        assert prompts.notes(path, shifts=True), (letter, value)
+    for value in ("nan", "inf", "-inf", "true", "[1]", '"x"', '"1_0"', '""'):
+        path = write(tmp_path, "p.toml", f'[[prompt.subset]]\nprompt = "a"\n{field} = {value}\n')
+        with pytest.raises(ConfigError, match=field):
+            prompts.read(path)
+        of_json = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}.get(value, value)
+        path = write(tmp_path, "p.json", f'[{{"prompt": "a", "{field}": {of_json}}}]')
+        with pytest.raises(ConfigError, match=field):
+            prompts.read(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("p.txt", "a cat --w 100 --h 64"),
+        ("p.json", '["a cat --w 100 --h 64"]'),
+        ("p.json", '[{"prompt": "a cat", "width": 100, "height": 64}]'),
+        ("p.toml", '[prompt]\nwidth = 100\n[[prompt.subset]]\nprompt = "a cat"\nheight = 64\n'),
+    ],
+)
+def test_a_size_that_is_rounded_is_said(tmp_path, name, text):
+    (said,) = prompts.notes(write(tmp_path, name, text), multiple=16)
+    assert "100 becomes 96, as sides are multiples of 16 here" in str(said)
+    assert not prompts.notes(tmp_path / name, multiple=4)
+    (small,) = prompts.line_notes("a --w 5 --h 32", ControlUse(), False, 16)
+    assert str(small) == "prompt: --w 5 becomes 16, as sides are multiples of 16 here"

@@ -14,8 +14,9 @@ import torch
 from safetensors.torch import load_file
 
 from library.cli import train_script
+from library.config import phases
 from library.config.formats import to_toml
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, Text
 from library.families import config_class
 from library.runs import layout, reader, record
 from library.runs.record import Record
@@ -183,12 +184,13 @@ def test_out_of_memory_names_the_levers_and_the_state(run_shell, monkeypatch, tm
     ],
 )  # fmt: skip
 def test_levers_are_those_that_are_left(config, script, values, doing, words):
-    error = errors.explain_error(torch.OutOfMemoryError("..."), config(script, **values), doing or "step 7", {})
+    phase = Text(doing) if doing else Text("step {step}", step=7)
+    error = errors.explain_error(torch.OutOfMemoryError("..."), config(script, **values), phase, {})
     assert words in str(error)
 
 
 def test_the_computers_own_memory(config):
-    where = (config(), "caching latents", {})
+    where = (config(), phases.CACHING_LATENTS, {})
     for error in (MemoryError(), RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried")):
         assert str(errors.explain_error(error, *where)).startswith(
             "the computer ran out of memory, RAM (caching latents): use fewer"

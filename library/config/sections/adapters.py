@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from library.config.problems import Problem, option_name
+from library.config.problems import Problem, counted, option_name
 from library.config.reading import LARGEST_RANK
 from library.config.run_config import RunConfig
 from library.config.schema import opt
@@ -60,7 +60,7 @@ class Network:
     )
     base_weights: tuple[str, ...] = opt(
         (),
-        "Adapter files that are merged into the model before training.",
+        "Adapters that are merged into the model first; owner/name/FILE is one of Hugging Face.",
         label="Base weights",
         kind="files",
         advanced=True,
@@ -95,8 +95,9 @@ class Network:
             yield Problem("network_dropout", "must be below 1: at 1 nothing would be trained")
         if len(self.base_weights_multiplier) > len(self.base_weights):
             yield Problem("base_weights_multiplier",
-                "has {count} values for {files} base_weights: give at most one for each file",
-                count=len(self.base_weights_multiplier), files=len(self.base_weights), also="base_weights")  # fmt: skip
+                "has {values} for {files} base_weights: give at most one for each file",
+                values=counted(len(self.base_weights_multiplier), "value"),
+                files=len(self.base_weights), also="base_weights")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -325,8 +325,9 @@ class Compile:
             name, number = names[cls], numbers.get(cls, 0)
             if chosen and number and chosen[1] >= number:
                 yield Problem("compile_blocks",
-                    ": this model has {number} {name} blocks, so there is no {asked}; the last is {last}",
-                    number=number, name=name, asked=f"{name}:{chosen[1]}", last=f"{name}:{number - 1}")  # fmt: skip
+                    ": this model has {blocks}, so there is no {asked}; the last is {last}",
+                    blocks=Text("{number} {name} block" if number == 1 else "{number} {name} blocks", number=number,
+                    name=name), asked=f"{name}:{chosen[1]}", last=f"{name}:{number - 1}")  # fmt: skip
 
     def ranges(self) -> dict[str, Chosen]:
         """Classes of blocks -> which of them to compile, counted from 0. Empty where all are. Raises ConfigError."""

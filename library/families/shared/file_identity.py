@@ -41,15 +41,21 @@ class WatchedFiles:
                 return ConfigError(DAMAGED, path=path, tensor=names[0], tensors=counted(len(names), "tensor"))
         return None
 
-    def check(self) -> None:
-        """Raise ConfigError when one of the files has changed since, or is gone."""
+    def changed(self) -> Path | None:
+        """The first of the files that has changed since, or is gone."""
         for path, known in self._known.items():
             try:
                 now = path.stat()
-            except OSError as e:
-                raise ConfigError(CHANGED, path=path) from e
+            except OSError:
+                return path
             if _differs(known, now):
-                raise ConfigError(CHANGED, path=path)
+                return path
+        return None
+
+    def check(self) -> None:
+        """Raise ConfigError when one of the files has changed since, or is gone."""
+        if path := self.changed():
+            raise ConfigError(CHANGED, path=path)
 
 
 def watched() -> WatchedFiles | None:

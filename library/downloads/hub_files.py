@@ -1,0 +1,57 @@
+"""Single files of the Hugging Face Hub that options name as owner/name/file.safetensors: found here, or downloaded."""
+
+from pathlib import Path
+
+import huggingface_hub
+
+from library.config.hub_names import is_file_id
+from library.config.problems import Problem, Report, Text
+from library.downloads import hub
+from library.families.shared.hub import ID
+from library.files import need_space, size_text
+
+UNREACHABLE = (
+    ": {name} is not on this computer and cannot be downloaded now ({why}); go online, or get it elsewhere with "
+    "`kohya models get {name}`"
+)
+ANNOUNCED = ": {name} is downloaded from Hugging Face before the training, {size}"
+
+
+def default_folder() -> Path:
+    """The default folder of downloads."""
+    return Path.home() / "kohya" / "models"
+
+
+def find(name: str) -> Path | None:
+    """The file on this computer: in the folder of downloads, or in the cache of huggingface_hub. None if it is in
+    neither."""
+    found = ID.match(name)
+    if not is_file_id(name) or not found:
+        return None
+    repository, path = found[0], name[found.end() + 1 :]
+    own = default_folder() / repository.rpartition("/")[2] / path.rpartition("/")[2]
+    if own.is_file():
+        return own
+    cached = huggingface_hub.try_to_load_from_cache(repository, path)
+    return Path(cached) if isinstance(cached, str) else None
+
+
+def download(name: str, report: Report) -> Path:
+    """Download the file into the folder of downloads, where its hash and its header are checked. Raises ConfigError."""
+    (file,) = hub.files_of([name])
+    path = hub.place(default_folder(), file)
+    need_space(path, hub.still_needed(path, file))
+    return hub.download(file, path, report)
+
+
+def unreachable(option: str, name: str, why: Text | str) -> Problem:
+    """The problem of a file that is not here and cannot be had."""
+    return Problem(option, UNREACHABLE, name=name, why=why)
+
+
+def announced(option: str, name: str) -> Problem:
+    """The remark that a file will be downloaded, and how large it is. Asks the hub; raises ConfigError where that is
+    out of reach, or does not have it."""
+    (file,) = hub.files_of([name])
+    hub.place(default_folder(), file)
+    return Problem(option, ANNOUNCED, name=name, size=size_text(file.size))

@@ -1,0 +1,94 @@
+"""`base_weights` of the Hugging Face Hub: announced by the check, downloaded once, and used like a local file."""
+
+import pytest
+from huggingface_hub import constants
+from safetensors.torch import load_file
+
+from library.check import preflight
+from library.config.hub_names import is_file_id
+from library.config.problems import ConfigError
+from library.downloads import hub_files
+from library.train import base_files
+from tests.downloads.conftest import hub, small  # noqa: F401
+from tests.training import config_of, train
+
+SCRIPT, NAME = "sdxl_train_network", "someone/adapters/split/a.safetensors"
+
+
+@pytest.fixture
+def downloads(tmp_path, monkeypatch):
+    monkeypatch.setattr(hub_files, "default_folder", lambda: tmp_path / "models")
+    return tmp_path / "models"
+
+
+@pytest.mark.parametrize(
+    ("name", "is_id"),
+    [
+        (NAME, True),
+        ("ostris/zimage_turbo_training_adapter/v2.safetensors", True),
+        ("owner/name", False),
+        ("name/a.safetensors", False),
+        ("owner/name/a.pt", False),
+        ("owner/../../a.safetensors", False),
+        ("./owner/name/a.safetensors", False),
+        ("/owner/name/a.safetensors", False),
+        ("owner/name/.hidden.safetensors", False),
+        ("https://example.com/owner/name/a.safetensors", False),
+        ("owner--x/name/a.safetensors", False),
+        ("owner\\name\\a.safetensors", False),
+    ],
+)
+def test_only_a_plain_name_of_a_safetensors_file_is_of_the_hub(name, is_id, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert is_file_id(name) is is_id
+    if is_id:  # a folder of that name is meant by a path that is misspelt further on
+        (tmp_path / name.partition("/")[0]).mkdir()
+        assert not is_file_id(name)
+
+
+def test_a_training_downloads_them_and_is_the_same_as_with_the_file(hub, downloads, shallow, squares, tmp_path):  # noqa: F811
+    def config(folder, **values):
+        return config_of(shallow, SCRIPT, train_data_dir=squares, output_dir=tmp_path / folder, output_name="m",
+                         network_dim=2, seed=1, max_train_steps=2, **values)  # fmt: skip
+
+    file = train(config("first")).file
+    hub.repositories["someone/adapters"] = {"split/a.safetensors": file.read_bytes()}
+    named, local = config("named", base_weights=[NAME]), config("local", base_weights=[str(file)])
+    problems, remarks = preflight.findings(named)
+    size = hub_files.size_text(file.stat().st_size)
+    assert not problems
+    assert f"base_weights: {NAME} is downloaded from Hugging Face before the training, {size}" in map(str, remarks)
+    assert not hub.requests, "the check downloads nothing"
+    first = load_file(train(named).file)
+    assert [path for path, _ in hub.requests] == ["split/a.safetensors"]
+    assert (downloads / "adapters" / "a.safetensors").read_bytes() == file.read_bytes()
+    second = load_file(train(local).file)
+    assert all(bool((first[key] == second[key]).all()) for key in second)
+    problems, remarks = preflight.findings(config("another", base_weights=[NAME]))
+    assert not problems and not any("is downloaded" in str(remark) for remark in remarks)
+    asked = len(hub.tokens)
+    assert base_files.with_local_files(named).network.base_weights == (str(downloads / "adapters" / "a.safetensors"),)
+    assert len(hub.tokens) == asked, "what is here is not asked for"
+
+
+def test_what_cannot_be_downloaded_is_said_before_the_model_is_loaded(hub, downloads, shallow, squares, monkeypatch):  # noqa: F811
+    named = config_of(shallow, SCRIPT, train_data_dir=squares, output_name="m", base_weights=[NAME])
+
+    def said():
+        return [str(one) for one in preflight.findings(named)[0] if one.option == "base_weights"]
+
+    (problem,) = said()
+    assert "There is no Hugging Face repository someone/adapters" in problem
+    hub.repositories["someone/adapters"] = {"b.safetensors": small()}
+    (problem,) = said()
+    assert "has no file split/a.safetensors; it has b.safetensors" in problem
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    (problem,) = said()
+    assert problem.startswith(f"base_weights: {NAME} is not on this computer") and f"kohya models get {NAME}" in problem
+
+
+def test_a_file_that_is_no_safetensors_file_is_not_kept(hub, downloads):  # noqa: F811
+    hub.repositories["someone/adapters"] = {"split/a.safetensors": b"PK" + bytes(1000)}
+    with pytest.raises(ConfigError):
+        hub_files.download(NAME, lambda *_: None)
+    assert not [*downloads.rglob("*.safetensors")]
