@@ -156,15 +156,10 @@ def with_table(text: str, lines: list[str]) -> str:
 
 
 def overview(every: list[Measured]) -> list[str]:
-    """A row for each model and kind of training, with the seconds per step of its preset for each size of GPU.
-
-    DreamBooth's presets are left out: they hold the settings of the fine-tunes'.
-    """
+    """A row for each model and kind of training, with the seconds per step of its preset for each size of GPU."""
     cells: dict[str, dict[int, str]] = {}
     for path in _presets():
         title = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ").partition(":")[0].rpartition(" on ")[0]
-        if path.stem.startswith("dreambooth"):
-            continue
         size = _gigabytes(path)
         found = _measurement(f"{path.parent.name}/{path.stem}", every)
         times = ""
@@ -188,14 +183,11 @@ def table(every: list[Measured]) -> list[str]:
 
 
 def figures(every: list[Measured]) -> list[str]:
-    """A row for each preset that was measured, with all figures and the file that holds them.
-
-    DreamBooth's presets are left out: they hold the settings of the fine-tunes'.
-    """
+    """A row for each preset that was measured, with all figures and the file that holds them."""
     lines = ["| preset | s | busy | GiB | compile s | measured | |", "|---|---|---|---|---|---|---|"]
     for path in _presets():
         name = f"{path.parent.name}/{path.stem}"
-        if path.stem.startswith("dreambooth") or not (found := _measurement(name, every)):
+        if not (found := _measurement(name, every)):
             continue
         one, row = found
         busy, compiling = (row.get(key) for key in ("gpu_busy_s", "compile_s"))
@@ -225,11 +217,7 @@ def _gigabytes(path: Path) -> int:
 
 
 def _measurement(name: str, every: list[Measured]) -> tuple[Measured, Measured] | None:
-    """The newest measurement of a preset: its file and its row.
-
-    DreamBooth's presets hold the settings of the fine-tunes', so that one measurement is of both.
-    """
-    name = name.replace("/dreambooth-", "/finetune-")
+    """The newest measurement of a preset: its file and its row."""
     return next(((one, row) for one in every for row in one["rows"] if row.get("preset") == name), None)
 
 

@@ -174,7 +174,8 @@ class SettingsForm:
             f'<div class="choose"><fieldset class="family"><legend>Model family</legend>{radios}</fieldset>'
             f"{self._search()}"
             '<label class="all"><input type="checkbox" name="advanced"><span>Show rarely used settings</span></label>'
-            f'</div><p class="start"></p><div class="card basics">{self._basics()}{self.extra.get("basics", "")}</div>'
+            f'</div><p class="start"></p><div class="recipe" hidden></div>'
+            f'<div class="card basics">{self._basics()}{self.extra.get("basics", "")}</div>'
             f"{self.extra.get('images', '')}"
             f"{''.join(self._group(*group) for group in GROUPS)}</form>"
         )

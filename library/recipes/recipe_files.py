@@ -1,0 +1,143 @@
+"""Recipes: what is advised for a purpose (a character, a style, edits) on top of a preset, by family and model."""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from library.config.json_types import JsonMapping, JsonObject
+from library.config.outside_files import load_toml
+from library.config.problems import Text, counted
+from library.config.run_config import RunConfig
+from library.config.schema import values
+from library.recipes.preset_files import PRESETS, RECIPES
+
+# Purposes as people know them, in the order in which they are offered; the first that fits is the default.
+PURPOSES = {"character": "Character or object", "style": "Style", "edit": "Edit"}
+ROUNDED_TO = 50  # steps: proposals are multiples of it
+Condition = Mapping[str, tuple[str, ...]]  # option -> its values
+
+
+def _empty() -> Mapping[str, Any]:
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What is advised for one purpose: options, how many images, and how many steps for each of them.
+
+    Steps are those at batch size 1.
+    """
+
+    kind: str  # of the trainings that it is for: lora, finetune
+    purpose: str  # one of PURPOSES; "" for any
+    images: tuple[int, int]  # of a usual data set, from and to
+    steps_per_image: int
+    least_steps: int
+    most_steps: int
+    options: JsonMapping
+    when: Condition = field(default_factory=_empty)  # it is for models with these values of options alone
+    unless: Condition = field(default_factory=_empty)  # and not for those with these
+
+    def fits(self, given: JsonMapping) -> bool:
+        """Whether it is for a model with these values of options."""
+        return _holds(self.when, given) and not (self.unless and _holds(self.unless, given))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRecipe:
+    """What some models of a family require besides, or other than the family's recipes say."""
+
+    kind: str
+    when: Condition
+    options: JsonMapping
+    steps: Mapping[str, int] = field(default_factory=_empty)  # fields of a Recipe
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A number of steps, and why."""
+
+    steps: int
+    reason: Text
+
+
+def _holds(condition: Condition, given: JsonMapping) -> bool:
+    return all(str(given.get(name) or "") in wanted for name, wanted in condition.items())
+
+
+@functools.cache
+def of_family(family: str) -> tuple[tuple[Recipe, ...], tuple[ModelRecipe, ...]]:
+    """The recipes of a family, and what its models change about them; none for a family without."""
+    path = PRESETS / RECIPES / f"{family}.toml"
+    if not path.is_file():
+        return (), ()
+    found: Any = load_toml(path)
+    recipes = [
+        Recipe(**{**table, "images": tuple(table["images"]), "when": _condition(table, "when"),
+                  "unless": _condition(table, "unless")})
+        for table in found["recipe"]
+    ]  # fmt: skip
+    models = [
+        ModelRecipe(kind=table["kind"], when=_condition(table, "when"), options=table["options"],
+                    steps={name: table[name] for name in ("least_steps", "most_steps") if name in table})
+        for table in found.get("model", ())
+    ]  # fmt: skip
+    return tuple(recipes), tuple(models)
+
+
+def _condition(table: JsonObject, name: str) -> Condition:
+    found: Any = table.get(name, {})
+    return {option: tuple(wanted) for option, wanted in found.items()}
+
+
+def fitting(config: RunConfig) -> list[Recipe]:
+    """The recipes for a training of this model, by purpose; each with what the model itself requires."""
+    recipes, models = of_family(config.family)
+    given = values(config)
+    found = [recipe for recipe in recipes if recipe.kind == config.kind and recipe.fits(given)]
+    for model in models:
+        if model.kind == config.kind and _holds(model.when, given):
+            found = [_of_model(one, model) for one in found]
+    return sorted(found, key=lambda recipe: [*PURPOSES, ""].index(recipe.purpose))
+
+
+def _of_model(recipe: Recipe, model: ModelRecipe) -> Recipe:
+    """A recipe with what a model requires: other options, and never fewer steps."""
+    steps = {name: max(number, getattr(recipe, name)) for name, number in model.steps.items()}
+    given: JsonObject = {**recipe.options, **model.options}
+    given["max_train_steps"] = max(int(given["max_train_steps"]), steps.get("least_steps", 0))
+    return replace(recipe, **steps, options=given)
+
+
+def chosen(config: RunConfig, purpose: str = "") -> Recipe | None:
+    """The recipe for a purpose, or for the first that fits where this one does not fit the model."""
+    found = fitting(config)
+    return next((recipe for recipe in found if recipe.purpose == purpose), found[0] if found else None)
+
+
+def telling(family: str) -> set[str]:
+    """The options that say for which models of a family a recipe is."""
+    recipes, models = of_family(family)
+    conditions = [*(one.when for one in (*recipes, *models)), *(one.unless for one in recipes)]
+    return {name for condition in conditions for name in condition}
+
+
+def proposed_steps(recipe: Recipe, images: int, at_once: int = 1) -> Proposal:
+    """How many steps a data set of so many images should take, with `at_once` images in each of them."""
+    wanted = images * recipe.steps_per_image
+    seen = min(max(wanted, recipe.least_steps), recipe.most_steps)
+    steps = max(ROUNDED_TO, round(seen / max(at_once, 1) / ROUNDED_TO) * ROUNDED_TO)
+    facts = {"steps": f"{steps:,}", "images": counted(images, "image"), "each": recipe.steps_per_image}
+    if seen > wanted:
+        reason = Text("{steps} steps for {images}: about {each} for each, and {least} at least.",
+            **facts, least=f"{recipe.least_steps:,}")  # fmt: skip
+    elif seen < wanted:
+        reason = Text("{steps} steps for {images}: about {each} for each, but {most} at most.",
+            **facts, most=f"{recipe.most_steps:,}")  # fmt: skip
+    else:
+        reason = Text("{steps} steps for {images}: about {each} for each.", **facts)
+    if at_once > 1:
+        reason = Text("{reason} Each step takes {number} images.", reason=reason, number=at_once)
+    return Proposal(steps, reason)
