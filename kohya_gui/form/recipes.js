@@ -37,7 +37,7 @@ async function update(where, purpose) {
  * @param {HTMLFormElement} where
  */
 function show(where) {
-  const box = one(where, ".recipe"), { purpose, purposes = [], sets = [], advice = "" } = startOf(where, family(where));
+  const box = one(where, ".recipe"), { purpose, purposes = [], meant = "", sets = [], advice = "" } = startOf(where, family(where));
   const shown = JSON.stringify([purpose, purposes, sets, advice]);
   if (box.dataset.shown === shown) return;
   const hasFocus = box.contains(document.activeElement);
@@ -45,9 +45,10 @@ function show(where) {
   box.hidden = !advice;
   const radios = purposes.map(([value, title]) => make("label", {},
     make("input", { type: "radio", name: "purpose", value, checked: value === purpose }), make("span", {}, title)));
-  const choice = make("fieldset", { className: "family" }, make("legend", {}, "What it is to learn"), ...radios);
+  const choice = make("fieldset", { className: "family" }, make("legend", {}, "Purpose"), ...radios);
   const pairs = sets.map(([label, value]) => make("span", {}, make("span", {}, label), " ", make("b", { className: "own" }, value)));
-  box.replaceChildren(...(radios.length > 1 ? [choice] : []), make("small", { className: "sets" }, ...pairs), make("small", {}, advice));
+  box.replaceChildren(...(radios.length ? [make("span", { "aria-hidden": "true" }, "Purpose:"), choice, make("small", {}, meant)] : []),
+    make("small", { className: "sets" }, ...pairs, make("span", {}, advice)));
   if (hasFocus) one(box, "input:checked").focus();
 }
 

@@ -2,14 +2,13 @@
 
 from typing import Any
 
-from kohya_gui.form.form import shown_value
 from library.config.building import build
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Text
 from library.config.run_config import RunConfig
 from library.config.schema import changed, flat, options, values
 from library.recipes import recipe_files
-from library.recipes.recipe_files import PURPOSES, Recipe
+from library.recipes.recipe_files import MEANT, PURPOSES, Recipe
 
 STEPS = "max_train_steps"
 AT_ONCE = ("train_batch_size", "gradient_accumulation_steps")
@@ -33,6 +32,7 @@ def applied(made: Any, model: RunConfig, purpose: str, images: int, at_once: int
     return with_recipe, {
         "purpose": recipe.purpose,
         "purposes": [[one.purpose, PURPOSES[one.purpose]] for one in recipe_files.fitting(model) if one.purpose],
+        "meant": MEANT.get(recipe.purpose, ""),
         "sets": _sets(recipe, with_recipe),
         "advice": proposal.reason if proposal else _advice(recipe),
     }
@@ -41,13 +41,20 @@ def applied(made: Any, model: RunConfig, purpose: str, images: int, at_once: int
 def _sets(recipe: Recipe, config: RunConfig) -> list[list[str]]:
     """Label and value of the options that a recipe sets, but for the steps, which the advice explains."""
     known, now = options(type(config)), values(config)
-    return [[known[name].label, str(shown_value(known[name], now[name]))] for name in recipe.options if name != STEPS]
+    return [[known[name].label, _shown(now[name])] for name in recipe.options if name != STEPS]
+
+
+def _shown(value: Any) -> str:
+    """A value in a sentence: 16, 0.0002, the last part of a path."""
+    if isinstance(value, tuple):
+        return ", ".join(str(one).rpartition("/")[2] for one in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _advice(recipe: Recipe) -> Text:
     least, most = recipe.images
-    return Text("{least} to {most} images are usual; with {each} steps for each of them.",
-        least=least, most=f"{most:,}", each=recipe.steps_per_image)  # fmt: skip
+    return Text("{least} to {most} images are usual, each seen about {times} times.",
+        least=least, most=f"{most:,}", times=recipe.steps_per_image)  # fmt: skip
 
 
 def of_model(config: type[RunConfig], given: JsonMapping) -> JsonObject:

@@ -15,6 +15,11 @@ from library.recipes.preset_files import PRESETS, RECIPES
 
 # Purposes as people know them, in the order in which they are offered; the first that fits is the default.
 PURPOSES = {"character": "Character or object", "style": "Style", "edit": "Edit"}
+MEANT = {
+    "character": "One person, character or thing, which your images show in different places.",
+    "style": "The look that all your images share, whatever they show.",
+    "edit": "A change to a picture: each of your images shows it done, its reference image before.",
+}
 ROUNDED_TO = 50  # steps: proposals are multiples of it
 Condition = Mapping[str, tuple[str, ...]]  # option -> its values
 
@@ -52,7 +57,8 @@ class ModelRecipe:
     kind: str
     when: Condition
     options: JsonMapping
-    steps: Mapping[str, int] = field(default_factory=_empty)  # fields of a Recipe
+    least_steps: int = 0
+    most_steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -74,22 +80,18 @@ def of_family(family: str) -> tuple[tuple[Recipe, ...], tuple[ModelRecipe, ...]]
     if not path.is_file():
         return (), ()
     found: Any = load_toml(path)
-    recipes = [
-        Recipe(**{**table, "images": tuple(table["images"]), "when": _condition(table, "when"),
-                  "unless": _condition(table, "unless")})
-        for table in found["recipe"]
-    ]  # fmt: skip
-    models = [
-        ModelRecipe(kind=table["kind"], when=_condition(table, "when"), options=table["options"],
-                    steps={name: table[name] for name in ("least_steps", "most_steps") if name in table})
-        for table in found.get("model", ())
-    ]  # fmt: skip
-    return tuple(recipes), tuple(models)
+    recipes = [Recipe(**_arguments(table)) for table in found["recipe"]]
+    return tuple(recipes), tuple(ModelRecipe(**_arguments(table)) for table in found.get("model", ()))
 
 
-def _condition(table: JsonObject, name: str) -> Condition:
-    found: Any = table.get(name, {})
-    return {option: tuple(wanted) for option, wanted in found.items()}
+def _arguments(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A table of the file as arguments of what it describes."""
+    made = {**table, **{name: _condition(table[name]) for name in ("when", "unless") if name in table}}
+    return made | ({"images": tuple(table["images"])} if "images" in table else {})
+
+
+def _condition(table: Mapping[str, Any]) -> Condition:
+    return {option: tuple(wanted) for option, wanted in table.items()}
 
 
 def fitting(config: RunConfig) -> list[Recipe]:
@@ -105,10 +107,10 @@ def fitting(config: RunConfig) -> list[Recipe]:
 
 def _of_model(recipe: Recipe, model: ModelRecipe) -> Recipe:
     """A recipe with what a model requires: other options, and never fewer steps."""
-    steps = {name: max(number, getattr(recipe, name)) for name, number in model.steps.items()}
     given: JsonObject = {**recipe.options, **model.options}
-    given["max_train_steps"] = max(int(given["max_train_steps"]), steps.get("least_steps", 0))
-    return replace(recipe, **steps, options=given)
+    given["max_train_steps"] = max(int(given["max_train_steps"]), model.least_steps)
+    least, most = max(recipe.least_steps, model.least_steps), max(recipe.most_steps, model.most_steps)
+    return replace(recipe, least_steps=least, most_steps=most, options=given)
 
 
 def chosen(config: RunConfig, purpose: str = "") -> Recipe | None:
@@ -125,19 +127,15 @@ def telling(family: str) -> set[str]:
 
 
 def proposed_steps(recipe: Recipe, images: int, at_once: int = 1) -> Proposal:
-    """How many steps a data set of so many images should take, with `at_once` images in each of them."""
+    """How many steps a data set of so many images, at least 1, should take, with `at_once` images in each of them."""
     wanted = images * recipe.steps_per_image
     seen = min(max(wanted, recipe.least_steps), recipe.most_steps)
     steps = max(ROUNDED_TO, round(seen / max(at_once, 1) / ROUNDED_TO) * ROUNDED_TO)
-    facts = {"steps": f"{steps:,}", "images": counted(images, "image"), "each": recipe.steps_per_image}
+    times = max(1, round(steps * max(at_once, 1) / images))
+    facts = {"images": counted(images, "image"), "times": f"{times:,}", "steps": f"{steps:,}"}
+    template = "{images}, each seen about {times} times: {steps} steps."
     if seen > wanted:
-        reason = Text("{steps} steps for {images}: about {each} for each, and {least} at least.",
-            **facts, least=f"{recipe.least_steps:,}")  # fmt: skip
+        template = "{images}, each seen about {times} times: {steps} steps, as fewer teach too little."
     elif seen < wanted:
-        reason = Text("{steps} steps for {images}: about {each} for each, but {most} at most.",
-            **facts, most=f"{recipe.most_steps:,}")  # fmt: skip
-    else:
-        reason = Text("{steps} steps for {images}: about {each} for each.", **facts)
-    if at_once > 1:
-        reason = Text("{reason} Each step takes {number} images.", reason=reason, number=at_once)
-    return Proposal(steps, reason)
+        template = "{images}, each seen about {times} times: {steps} steps, as more are rarely needed."
+    return Proposal(steps, Text(template, **facts))

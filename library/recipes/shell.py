@@ -82,8 +82,10 @@ def of_model(preset: Preset, name: str | None) -> JsonObject:
     fitting = [option for option in AS_MODEL if option in known and name in known[option].choices]
     if not fitting:
         models = [str(choice) for option in AS_MODEL if option in known for choice in known[option].choices]
+        if not models:
+            raise ConfigError("--model: {preset} has one model only, so leave it out", preset=preset.id)
         raise ConfigError("--model: {preset} knows no {name}; write one of {models}", preset=preset.id, name=name,
-            models=either(models) if models else "-")  # fmt: skip
+            models=either(models))  # fmt: skip
     return {fitting[0]: name}
 
 
@@ -114,7 +116,9 @@ def with_recipe(preset: Preset, given: JsonObject, purpose: str, images: int) ->
 
 def _check_purpose(preset: Preset, fitting: list[Recipe], purpose: str) -> None:
     known = [recipe.purpose for recipe in fitting if recipe.purpose]
-    if purpose and known and purpose not in known:
+    if purpose and not known:
+        raise ConfigError("--purpose: {preset} is for any purpose, so leave it out", preset=preset.id)
+    if purpose and purpose not in known:
         raise ConfigError(
             "--purpose: {preset} is for {purposes}, not for {purpose}",
             preset=preset.id,

@@ -9,7 +9,7 @@ from library.data.images import Image, ImageSet
 from library.outputs.prompts import Prompt
 
 SIDE = 640  # pixels: samples have at most as many as a square of this side, two fifths of 1024 x 1024
-MAX_STEPS = 16  # denoising steps, where the family's default is more
+MAX_STEPS = 14  # denoising steps, where the family's default is more
 MAX_SHARED_WORDS = 8  # of what all captions begin with
 # What follows the words that all captions begin with. The first one that no caption has is used.
 SETTINGS = ("on a beach at sunset", "in a snowy forest", "in front of a brick wall", "under water")

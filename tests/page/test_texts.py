@@ -274,7 +274,7 @@ def test_a_browser_gets_its_language_and_can_choose_another(visit, served, tmp_p
     page.get_by_role("button", name="Train", exact=True).locator("visible=true").wait_for()
     assert page.get_by_label("Base model", exact=True).locator("visible=true").count() == 1
     visitor.fill(max_train_steps="5")
-    page.locator("#lora-max_train_steps-help", has_text="1000 to 2000").wait_for()
+    page.locator("#lora-max_train_steps-help", has_text="1000 to 3000").wait_for()
 
 
 # Labels, help, headings and buttons on screen that are still sentences or words of English.

@@ -131,14 +131,14 @@ class Sample:
     """Sample images that are generated during training."""
 
     sample_images: bool = opt(
-        True, "Generate sample images, as set below. Off: none at all, which saves a few percent of the time."
+        True, "Generate images while it trains, to see what it learns. Off saves a few percent of the time."
     )
     sample_prompts: str | None = opt(
         None, "A file with the prompts of sample images (.txt, .toml or .json).", label="Prompt file", kind="file"
     )
     sample_from_captions: int = opt(
         0,
-        "Without a prompt file: sample this many captions and one new prompt, and at the end too. 2 is usual.",
+        "Without a prompt file: sample this many captions and one new prompt. 2 is usual.",
         label="Samples from captions",
         min=0,
         max=20,
