@@ -28,6 +28,7 @@ def _empty() -> Mapping[str, Any]:
     return MappingProxyType({})
 
 
+# Why: docs/decisions/2026-11-27-recipes-on-top-of-presets.md
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """What is advised for one purpose: options, how many images, and how many steps for each of them.
@@ -62,7 +63,7 @@ class ModelRecipe:
 
 
 @dataclass(frozen=True)
-class Proposal:
+class ProposedSteps:
     """A number of steps, and why."""
 
     steps: int
@@ -126,7 +127,7 @@ def telling(family: str) -> set[str]:
     return {name for condition in conditions for name in condition}
 
 
-def proposed_steps(recipe: Recipe, images: int, at_once: int = 1) -> Proposal:
+def proposed_steps(recipe: Recipe, images: int, at_once: int = 1) -> ProposedSteps:
     """How many steps a data set of so many images, at least 1, should take, with `at_once` images in each of them."""
     wanted = images * recipe.steps_per_image
     seen = min(max(wanted, recipe.least_steps), recipe.most_steps)
@@ -138,4 +139,4 @@ def proposed_steps(recipe: Recipe, images: int, at_once: int = 1) -> Proposal:
         template = "{images}, each seen about {times} times: {steps} steps, as fewer teach too little."
     elif seen < wanted:
         template = "{images}, each seen about {times} times: {steps} steps, as more are rarely needed."
-    return Proposal(steps, Text(template, **facts))
+    return ProposedSteps(steps, Text(template, **facts))

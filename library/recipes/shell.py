@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
         description="Without a name: list the presets. With one: print it as a TOML config, with the learning rate, "
         "alpha and steps that suit a purpose and the number of your images.",
     )
-    parser.add_argument("preset", nargs="?", metavar="PRESET", help="such as flux/lora-24gb")
+    parser.add_argument("preset", nargs="?", metavar="PRESET", help="one of those that are listed")
     parser.add_argument(
         "--purpose", choices=list(PURPOSES), help="what the training is for; default: the first that fits"
     )

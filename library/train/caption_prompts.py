@@ -18,6 +18,7 @@ SUBJECTS = ("a lighthouse on a cliff", "a red bicycle in front of a bakery", "a 
 EDITS = ("make it a pencil drawing", "make it winter", "make it night")  # the same for models that edit a picture
 
 
+# Why: docs/decisions/2026-11-27-samples-from-captions.md
 def prompts_from(images: ImageSet, config: RunConfig) -> list[Prompt]:
     """As many captions as `sample_from_captions` says, from all over the data set, and one prompt that is new.
 
