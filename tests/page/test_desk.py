@@ -69,8 +69,8 @@ def test_what_is_told_while_one_types(visit, demo, served):
     assert help_of(visitor, "lora-max_train_steps").inner_text() == "Must be at least 1, got -5"
     page.locator(".field:has(#lora-max_train_steps) .reset").click()
     page.locator("#lora-max_train_steps:not([aria-invalid])").wait_for()
-    assert page.locator("#lora-max_train_steps").input_value() == "1600"
-    visitor.fill(max_train_steps="1600.0")  # the default's value, in other words
+    assert page.locator("#lora-max_train_steps").input_value() == "2000"
+    visitor.fill(max_train_steps="2000.0")  # the start's value, in other words
     assert not page.locator(".reset:visible").count()
     # What describes the data in detail stands for the folder and the size.
     for given, required in (("set.toml", 0), ("", 2)):
