@@ -174,7 +174,10 @@ class FormApi:
         if chosen.is_profile or chosen.family != given.family:
             raise ConfigError("there is no such preset: load the page again")
         model = recipes.of_model(form.configs[given.family], values(form.lenient_config(given)))
-        images, at_once = recipes.number_of_images(sent.fields.get("images")), recipes.images_in_step(given.values)
+        images, at_once = (
+            recipes.number_of_images(sent.fields.get("images")),
+            recipes.images_in_step({**given.values, **given.launch}),
+        )
         return self._start(form, chosen, start_preset.Situation(model, sent.text("purpose"), images, at_once))
 
     def _chosen_preset(self, form: SettingsForm, name: str) -> preset_files.Preset:

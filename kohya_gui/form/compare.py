@@ -40,7 +40,7 @@ def config_of(key: str, form: Callable[[], Any], roots: Sequence[Path]) -> tuple
     if kind == "run" and layout.is_id(name):
         return name, _of_run(name)
     if kind == "preset":
-        found = next((p for p in preset_files.every() if p.id == name), None)
+        found = preset_files.by_id(name)
         if found is None:
             raise ConfigError("there is no preset called {name}", name=name)
         script = next(s for s in facts(found.family).scripts if config_class(s).kind == found.kind)

@@ -7,7 +7,7 @@ import { jump } from "./sections.js";
 
 /** @typedef {import("./inputs.js").Field} Field */
 /** @typedef {Record<string, string | boolean>} Values by option name, as fields hold them */
-/** @typedef {{ id: string, title: string, why?: string, text?: string, notes?: string[], values: Values, purpose?: string, purposes?: [string, string][], meant?: string, sets?: [string, string][], advice?: string }} Start
+/** @typedef {{ id: string, title: string, why?: string, text?: string, notes?: string[], values: Values, purpose?: string, purposes?: [string, string][], meant?: string, elsewhere?: string, sets?: [string, string][], advice?: string }} Start
  * `purpose` and the rest are of the recipe on top of the preset: `sets` are labels and values, `advice` is about images and steps */
 /** @typedef {{ family: string, starts?: Record<string, Start>, memory?: memories.Memory, kept: [string, string | boolean][], opened?: string }} Copy of one taken before a config was loaded `opened` is the config of then */
 

@@ -21,7 +21,8 @@ async function update(where, purpose) {
   const name = family(where), start = startOf(where, name), tab = where.id.replace(/-form$/, "");
   if (!start.advice) return;
   const wanted = purpose ?? start.purpose ?? "", counted = images[where.id] ?? 0;
-  const about = JSON.stringify([name, start.id, wanted, counted, ...WATCHED.map((option) => fieldOf(where, option)?.value)]);
+  const processes = all(where, "[data-launch=num_processes]", HTMLInputElement)[0]?.value;
+  const about = JSON.stringify([name, start.id, wanted, counted, processes, ...WATCHED.map((option) => fieldOf(where, option)?.value)]);
   const isFirst = !asked[where.id] && !counted; // the start is that of its preset
   if (asked[where.id] === about) return;
   asked[where.id] = about;
@@ -37,8 +38,8 @@ async function update(where, purpose) {
  * @param {HTMLFormElement} where
  */
 function show(where) {
-  const box = one(where, ".recipe"), { purpose, purposes = [], meant = "", sets = [], advice = "" } = startOf(where, family(where));
-  const shown = JSON.stringify([purpose, purposes, sets, advice]);
+  const box = one(where, ".recipe"), { purpose, purposes = [], meant = "", elsewhere = "", sets = [], advice = "" } = startOf(where, family(where));
+  const shown = JSON.stringify([purpose, purposes, elsewhere, sets, advice]);
   if (box.dataset.shown === shown) return;
   const hasFocus = box.contains(document.activeElement);
   box.dataset.shown = shown;
@@ -47,7 +48,7 @@ function show(where) {
     make("input", { type: "radio", name: "purpose", value, checked: value === purpose }), make("span", {}, title)));
   const choice = make("fieldset", { className: "family" }, make("legend", {}, "Purpose"), ...radios);
   const pairs = sets.map(([label, value]) => make("span", {}, make("span", {}, label), " ", make("b", { className: "own" }, value)));
-  box.replaceChildren(...(radios.length ? [make("span", { "aria-hidden": "true" }, "Purpose:"), choice, make("small", {}, meant)] : []),
+  box.replaceChildren(...(radios.length ? [make("span", { "aria-hidden": "true" }, "Purpose:"), choice, make("small", {}, meant), ...(elsewhere ? [make("small", {}, elsewhere)] : [])] : []),
     make("small", { className: "sets" }, ...pairs, make("span", {}, advice)));
   if (hasFocus) one(box, "input:checked").focus();
 }

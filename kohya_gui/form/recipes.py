@@ -1,5 +1,6 @@
 """The purpose of a training in a form: what a recipe sets on top of the preset that the form began with."""
 
+import math
 from typing import Any
 
 from library.config.building import build
@@ -11,7 +12,7 @@ from library.recipes import recipe_files
 from library.recipes.recipe_files import MEANT, PURPOSES, Recipe
 
 STEPS = "max_train_steps"
-AT_ONCE = ("train_batch_size", "gradient_accumulation_steps")
+AT_ONCE = ("train_batch_size", "gradient_accumulation_steps", "num_processes")
 MOST_IMAGES = 10**7
 
 
@@ -33,9 +34,21 @@ def applied(made: Any, model: RunConfig, purpose: str, images: int, at_once: int
         "purpose": recipe.purpose,
         "purposes": [[one.purpose, PURPOSES[one.purpose]] for one in recipe_files.fitting(model) if one.purpose],
         "meant": MEANT.get(recipe.purpose, ""),
+        "elsewhere": _elsewhere(model),
         "sets": _sets(recipe, with_recipe),
         "advice": proposal.reason if proposal else _advice(recipe),
     }
+
+
+def _elsewhere(model: RunConfig) -> Text | str:
+    """Which models of the family are for a purpose that this one cannot have; "" for none."""
+    offered = {one.purpose for one in recipe_files.fitting(model)}
+    for one in recipe_files.of_family(model.family)[0]:
+        if one.kind == model.kind and one.when and one.purpose not in offered:
+            (wanted,) = one.when.values()
+            return Text("{purpose}: choose another model first ({models}).", purpose=Text(PURPOSES[one.purpose]),
+                models=", ".join(wanted))  # fmt: skip
+    return ""
 
 
 def _sets(recipe: Recipe, config: RunConfig) -> list[list[str]]:
@@ -63,9 +76,9 @@ def of_model(config: type[RunConfig], given: JsonMapping) -> JsonObject:
 
 
 def images_in_step(given: JsonMapping) -> int:
-    """How many images a step takes by these values of a form's fields."""
+    """How many images a step takes by these values of a form's fields, those of the launch included."""
     numbers = [str(given.get(name) or "1") for name in AT_ONCE]
-    return int(numbers[0]) * int(numbers[1]) if all(n.isdecimal() and len(n) < 6 for n in numbers) else 1
+    return math.prod(map(int, numbers)) if all(n.isdecimal() and len(n) < 6 for n in numbers) else 1
 
 
 def number_of_images(sent: object) -> int:

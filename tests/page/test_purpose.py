@@ -6,6 +6,7 @@ from PIL import Image
 from kohya_gui.form import recipes, start_preset
 from kohya_gui.form.start_preset import Situation
 from kohya_gui.form.tab import TABS
+from kohya_gui.panel import actions
 from library.recipes import preset_files
 
 LORA = TABS[0]
@@ -22,6 +23,8 @@ def test_a_form_begins_with_the_first_purpose_that_fits_and_says_what_it_sets():
     assert ["Learning rate", "0.0002"] in plain["sets"] and "15 to 50 images are usual" in plain["advice"]
     edit = start("flux/lora-kontext-24gb")
     assert edit["purpose"] == "edit" and [purpose for purpose, _ in edit["purposes"]] == ["edit"]
+    assert str(start("flux/lora-24gb")["elsewhere"]) == "Edit: choose another model first (kontext)."
+    assert edit["elsewhere"] == start("zimage/lora-16gb")["elsewhere"] == ""
     assert "edit" not in dict(start("flux/lora-24gb")["purposes"]) and "edit" in dict(
         start("flux_2/lora-8gb")["purposes"]
     )
@@ -57,11 +60,25 @@ def test_a_number_of_images_that_no_page_counts_is_none(sent):
         ({"train_batch_size": "4"}, 4),
         ({"train_batch_size": "x"}, 1),
         ({"train_batch_size": "2", "gradient_accumulation_steps": "3"}, 6),
+        ({"train_batch_size": "4", "num_processes": "2"}, 8),
         ({"train_batch_size": "9" * 400}, 1),
     ],
 )
 def test_a_batch_size_that_cannot_be_read_counts_one_image(given, number):
     assert recipes.images_in_step(given) == number
+
+
+@pytest.mark.parametrize(
+    ("told", "can"),
+    [
+        ({}, False),
+        ({"sample_prompts": "p.txt"}, True),
+        ({"sample_from_captions": 2}, True),
+        ({"sample_from_captions": 2, "sample_images": False}, False),
+    ],
+)
+def test_a_running_training_can_be_asked_for_samples_where_it_has_prompts(told, can):
+    assert actions._samples(told) == can
 
 
 @pytest.fixture
@@ -117,3 +134,10 @@ def test_one_switch_leaves_samples_out(visit):
     assert switch.is_visible() and switch.is_checked() and visitor.held()["values"]["sample_from_captions"] == "1"
     switch.uncheck()
     assert visitor.held()["typed"] == ["sample_images"]
+
+
+@pytest.mark.browser
+def test_what_a_form_begins_with_is_said_in_the_language_of_the_browser(visit):
+    page = visit(locale="ja").page
+    page.locator("#lora-form .recipe", has_text="画像は 15～50 枚が一般的").wait_for()
+    assert page.locator("#lora-form .recipe").get_by_label("画風").count() == 1
