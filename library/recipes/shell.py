@@ -40,6 +40,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--images", type=int, metavar="N", help="how many images there are, where --data is not given")
     parser.add_argument("-o", "--output", type=Path, help="where to write; an existing file is never overwritten")
     asked = parser.parse_args(argv)
+    if asked.data and asked.images is not None:
+        parser.error("--images goes without --data, whose images are counted")
+    if asked.images is not None and asked.images < 1:
+        parser.error("--images is the number of your images: write 1 or more")
     if not asked.preset:
         print(
             "\n".join(f"{preset.id:<28} {preset.sentence}" for preset in preset_files.every() if not preset.is_profile)

@@ -68,6 +68,15 @@ def test_what_there_is_not_is_refused_in_one_sentence(arguments, words):
         shell.main(arguments)
 
 
+@pytest.mark.parametrize("arguments", [["--images", "0"], ["--images", "-3"], ["--images", "many"],
+                                       ["--data", ".", "--images", "3"], ["--purpose", "fun"]])  # fmt: skip
+def test_what_cannot_be_meant_is_refused_with_the_usage(arguments, capsys):
+    with pytest.raises(SystemExit) as left:
+        shell.main(["flux/lora-24gb", *arguments])
+    said = capsys.readouterr()
+    assert left.value.code == 2 and arguments[0] in said.err and not said.out
+
+
 def test_a_file_is_never_written_over(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text("seed = 1", encoding="utf-8")
