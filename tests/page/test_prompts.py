@@ -284,7 +284,7 @@ def test_prompts_are_written_while_one_types(visit, served, data, tmp_path):
 
 
 @pytest.mark.browser
-def test_what_a_line_says_beside_its_fields_stays_and_removing_the_last_row_samples_nothing(visit, served):
+def test_what_a_line_says_beside_its_fields_stays_and_removing_the_last_row_leaves_the_captions(visit, served):
     file = served[1] / "kept.txt"
     file.write_text("a cat --cn pose.png --ci room.png --zz 3\n", encoding="utf-8")
     seen = visit()
@@ -299,5 +299,5 @@ def test_what_a_line_says_beside_its_fields_stays_and_removing_the_last_row_samp
     (line,) = file.read_text().splitlines()
     assert line.startswith("a cat --d 5") and all(kept in line for kept in ("--cn pose.png", "--ci room.png", "--zz 3"))
     box.locator("ol").get_by_role("button", name="Remove").click()
-    seen.until("No samples are generated", ".prompts .file")
+    seen.until("Samples are generated from captions", ".prompts .file")
     assert form.locator("[data-option=sample_prompts]").input_value() == "" and file.exists()
