@@ -9,6 +9,7 @@ import "./form/labels.js";
 import "./form/live.js";
 import "./form/print_command.js";
 import "./form/prompts.js";
+import "./form/recipes.js";
 import "./form/search.js";
 import "./form/shown.js";
 import "./form/start_preset.js";

@@ -168,15 +168,16 @@ class SettingsForm:
             f"<span>{escape(self.families[family])}</span></label>"
             for family in self.configs
         )
-        said = [note for start in starts.values() for note in start.get("notes", ())]
         return (
             f'<form id="{self.tab}-form" class="settings" novalidate autocomplete="off"'
-            f' data-starts="{escape(json.dumps(dict(starts)))}" data-scripts="{escape(json.dumps(scripts))}"'
-            f"{data(*said)}>"
+            f' data-starts="{escape(json.dumps(dict(starts), default=str))}"'
+            f' data-scripts="{escape(json.dumps(scripts))}"'
+            f"{data(starts)}>"
             f'<div class="choose"><fieldset class="family"><legend>Model family</legend>{radios}</fieldset>'
             f"{self._search()}"
             '<label class="all"><input type="checkbox" name="advanced"><span>Show rarely used settings</span></label>'
-            f'</div><p class="start"></p><div class="card basics">{self._basics()}{self.extra.get("basics", "")}</div>'
+            f'</div><p class="start"></p><div class="recipe" hidden></div>'
+            f'<div class="card basics">{self._basics()}{self.extra.get("basics", "")}</div>'
             f"{self.extra.get('images', '')}"
             f"{''.join(self._group(*group) for group in GROUPS)}</form>"
         )

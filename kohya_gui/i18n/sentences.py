@@ -5,11 +5,12 @@
 
 import json
 from html import escape
+from typing import Any
 
-from library.config.problems import MessageLike, how_made
+from library.config.problems import how_made
 
 
-def data(*shown: MessageLike) -> str:
+def data(*shown: Any) -> str:
     """The attribute of an HTML element in which these texts are shown, or "" where they are templates as they stand."""
     known = list(how_made(shown))
     return f' data-texts="{escape(json.dumps(known))}"' if known else ""

@@ -11,16 +11,15 @@ from library.outputs import prompts
 
 def idle_prompts(config: RunConfig, family: Family) -> list[Problem]:
     """What of the sample prompts has no effect, or is not generated as it is written."""
-    if not (path := config.sample.sample_prompts):
-        return []
-    about = config.control_images, config.shifts_samples, family.sample_multiple
-    return [*_unasked(config), *prompts.notes(path, *about)]
+    path, about = config.sample.sample_prompts, (config.control_images, config.shifts_samples, family.sample_multiple)
+    read = prompts.notes(path, *about) if path and config.sample.sample_images else ()
+    return [*_unscheduled(config), *read]
 
 
-def _unasked(config: RunConfig) -> Iterator[Problem]:
+def _unscheduled(config: RunConfig) -> Iterator[Problem]:
     """Prompts of sample images that nothing says when to generate."""
-    if not config.sample.scheduled:
-        yield Problem("sample_prompts",
+    if config.sample.wanted and not config.sample.scheduled:
+        yield Problem("sample_prompts" if config.sample.sample_prompts else "sample_from_captions",
             ": samples are generated only when somebody asks for them; set sample_every_n_epochs, "
             "sample_every_n_steps or sample_at_first")  # fmt: skip
 
@@ -28,11 +27,11 @@ def _unasked(config: RunConfig) -> Iterator[Problem]:
 def unusable_prompts(config: RunConfig) -> Iterator[Problem]:
     """Samples without a prompt file, and a file that cannot be read, or names images that cannot."""
     sample = config.sample
-    if sample.scheduled and not sample.sample_prompts:
-        off = {"sample_every_n_steps": None, "sample_every_n_epochs": None, "sample_at_first": False}
-        template = ": sample images are asked for, but there is no prompt file; give one, or switch them off"
-        yield Problem("sample_prompts", template, fix=off)
-    if sample.sample_prompts:
+    if sample.scheduled and not sample.wanted:
+        yield Problem("sample_prompts",
+            ": sample images are scheduled, but there is no prompt file; give one, set sample_from_captions, or switch "
+            "sample_images off", also="sample_from_captions", fix={"sample_from_captions": 2})  # fmt: skip
+    if sample.sample_prompts and sample.sample_images:
         try:
             yield from prompts.unreadable(sample.sample_prompts, config.control_images, pixels.check_file)
         except ConfigError as e:

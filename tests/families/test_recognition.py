@@ -431,3 +431,24 @@ def test_a_lora_of_another_family_is_named_before_anything_is_loaded(demo, scrip
         with pytest.raises(ConfigError, match=said_of) as raised:
             preflight.check(config_of(demo, script, network_weights=path))
         assert [problem.option for problem in raised.value.problems] == ["network_weights"]
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "version"),
+    [
+        ("zimage", "z_image_turbo_bf16.safetensors", "turbo"),
+        ("zimage", "z_image_de_turbo_v1_bf16.safetensors", "base"),
+        ("zimage", "z_image_bf16.safetensors", None),
+        ("flux_2", "flux-2-klein-base-9b.safetensors", "klein-base-9b"),
+        ("flux_2", "flux2_klein_4b_fp8.safetensors", "klein-4b"),
+        ("flux_2", "flux2-dev.safetensors", None),
+        ("qwen_image", "qwen_image_edit_bf16.safetensors", "edit"),
+        ("qwen_image", "qwen_image_edit_2509_bf16.safetensors", "edit-2509"),
+        ("qwen_image", "qwen_image_bf16.safetensors", None),
+    ],
+)
+def test_the_name_of_a_file_proposes_the_model_where_headers_look_alike(family, name, version):
+    proposed = recognition.proposed_options(Path(name), recognition.Recognised(family, "a transformer"))
+    assert proposed.get("model_version") == version
+    known = options(families.config_class(families.lora_script(family)))
+    assert proposed.keys() <= known.keys() and (version is None or version in known["model_version"].choices)

@@ -198,7 +198,8 @@ def test_rows_that_cannot_be_saved_yet_are_not_lost(visit, served):
     seen.fill(output_name="zorb")
     seen.fill(output_dir=served[1] / "rows kept")  # with which they can be saved
     seen.until("Saved in", ".prompts .file")
-    assert page.locator("#lora-form [data-option=sample_every_n_epochs]").input_value() == "1"
+    assert page.locator("#lora-form [data-option=sample_every_n_steps]").input_value() == "800"  # of the preset
+    assert page.locator("#lora-form [data-option=sample_every_n_epochs]").input_value() == ""
     assert (served[1] / "rows kept" / "zorb-prompts.txt").read_text() == "a red zorb toy\n"
 
 
@@ -247,6 +248,7 @@ def test_prompts_are_written_while_one_types(visit, served, data, tmp_path):
     seen = visit()
     page = seen.page
     seen.fill(output_dir=out, output_name="zorb", train_data_dir=data)
+    seen.put(sample_every_n_steps="")  # nothing says when
     box = page.locator("#lora-form .prompts")
     page.get_by_role("button", name="Sample images", exact=True).locator("visible=true").click()
     box.get_by_role("button", name="Add a prompt").click()
@@ -282,7 +284,7 @@ def test_prompts_are_written_while_one_types(visit, served, data, tmp_path):
 
 
 @pytest.mark.browser
-def test_what_a_line_says_beside_its_fields_stays_and_removing_the_last_row_samples_nothing(visit, served):
+def test_what_a_line_says_beside_its_fields_stays_and_removing_the_last_row_leaves_the_captions(visit, served):
     file = served[1] / "kept.txt"
     file.write_text("a cat --cn pose.png --ci room.png --zz 3\n", encoding="utf-8")
     seen = visit()
@@ -297,5 +299,5 @@ def test_what_a_line_says_beside_its_fields_stays_and_removing_the_last_row_samp
     (line,) = file.read_text().splitlines()
     assert line.startswith("a cat --d 5") and all(kept in line for kept in ("--cn pose.png", "--ci room.png", "--zz 3"))
     box.locator("ol").get_by_role("button", name="Remove").click()
-    seen.until("No samples are generated", ".prompts .file")
+    seen.until("Samples are generated from captions", ".prompts .file")
     assert form.locator("[data-option=sample_prompts]").input_value() == "" and file.exists()

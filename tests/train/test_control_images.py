@@ -14,6 +14,7 @@ from library.check import preflight
 from library.demo import lora, main
 from library.runs import foreground
 from library.tools import convert, extract, merge, resize, verify
+from library.train import caption_prompts
 from tests import fork_server
 from tests.training import config_of, pictures, train
 
@@ -118,6 +119,13 @@ def test_a_lora_learns_samples_and_loads_in_diffusers(run, pairs, demo, fill_mod
             "t5_vec_float32": (32, 64), "clip_l_pooler_float32": (64,)}  # fmt: skip
     else:
         assert {"0_0064x0064_flux.npz", "0_flux_te.npz"} <= caches
+
+
+@pytest.mark.parametrize("kind", ["kontext", "fill"])
+def test_samples_from_captions_show_the_model_the_images_that_it_needs(run, monkeypatch, kind):
+    monkeypatch.setattr(caption_prompts, "MAX_STEPS", 1)
+    made = run(kind, sample_from_captions=1, sample_at_first=True, max_train_steps=1, **DISK)
+    assert len(made.events("sample")) == 4 and not made.events("sample_failed")
 
 
 @pytest.mark.parametrize("kind", ["kontext", "fill"])

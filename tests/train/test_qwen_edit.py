@@ -14,6 +14,7 @@ from library.demo import files, lora
 from library.families import recognition
 from library.families.qwen_image.facts import INDEX
 from library.tools import extract, merge, verify
+from library.train import caption_prompts
 from tests.training import config_of, pictures, train
 
 LORA, FULL = "qwen_image_edit_qwen_image_train_network", "qwen_image_edit_qwen_image_train"
@@ -59,6 +60,12 @@ def run(edit, data, tmp_path):
         return train(config_of(edit, script, **given | values))
 
     return start
+
+
+def test_samples_from_captions_show_the_model_the_references(run, monkeypatch):
+    monkeypatch.setattr(caption_prompts, "MAX_STEPS", 1)
+    made = run(sample_from_captions=2, sample_at_first=True, max_train_steps=1)
+    assert len(made.events("sample")) == 6 and not made.events("sample_failed")
 
 
 def test_a_lora_learns_from_one_to_three_references(run, data, edit):

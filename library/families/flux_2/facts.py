@@ -24,6 +24,7 @@ def recognise_part(shapes: Shapes) -> str:
     return VAE if all(any(name.endswith(mark) for name in shapes) for mark in marks) else ""
 
 
+KLEINS = ("klein-base-9b", "klein-base-4b", "klein-9b", "klein-4b")  # whose files may look alike
 ENCODERS = ((151936, 2560), (151936, 4096), (131072, 5120))  # Qwen3 4B and 8B, Mistral
 
 
@@ -69,6 +70,7 @@ FACTS = FamilyFacts(
     compile_seconds=15,
     has_sd_scripts_defaults=False,
     prompt_images={"control_image_path": {"vae_dtype": ("float32", "bfloat16")}},
+    named_options={name.replace("-", "[-_]?"): {"model_version": name} for name in KLEINS},
     hub_models=(
         hub_model("4B", 7_752_000_000, ("qwen_3_4b", 8_044_982_048)),
         hub_model("9B", 18_158_000_000, ("qwen_3_8b_fp8mixed", 8_660_000_000)),

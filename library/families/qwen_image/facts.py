@@ -71,6 +71,11 @@ FACTS = FamilyFacts(
         "QwenImageEditPipeline": options_of("edit"),
         "QwenImageEditPlusPipeline": options_of("edit-2509"),
     },
+    named_options={
+        "edit[-_]2511": options_of("edit-2511"),
+        "edit[-_](plus|2509)": options_of("edit-2509"),
+        "image[-_]edit": options_of("edit"),
+    },
     recognise=recognise,
     recognise_part=recognise_part,
     base_models=(TRANSFORMER, EDIT_2511),

@@ -58,6 +58,7 @@ FACTS = FamilyFacts(
     graphs={"ZImageNoiseRefiner": 1, "ZImageContextRefiner": 1, "ZImageTransformerBlock": 1},
     compile_seconds=15,
     has_sd_scripts_defaults=False,
+    named_options={r"de[-_]?turbo": {"model_version": "base"}, "turbo": {"model_version": "turbo"}},
     hub_models=(
         hub_model("Z-Image", "z_image", 12_309_866_400, "base"),
         hub_model("Z-Image Turbo", "z_image_turbo", 12_309_866_400, "turbo"),
