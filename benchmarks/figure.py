@@ -1,5 +1,5 @@
-"""docs/speed.svg and the tables in README.md, docs/choose-a-model.md, docs/presets.md and docs/dev/performance.md, made of
-docs/measured/*.json and the presets: `python -m benchmarks.figure`.
+"""docs/speed.svg and the tables in README.md, docs/choose-a-model.md, docs/presets.md and docs/dev/performance.md, made
+of docs/measured/*.json and the presets: `python -m benchmarks.figure`.
 
 A file of measurements is `{"machine": {...}, "rows": [...]}`. The machine names `gpu`, `processor`, `cores`, `torch`
 and may have a `note` on how to read its figures. A row has `family` (the name of its folder), `method` (lora, finetune,
@@ -148,8 +148,8 @@ def _reading(one: Measured, shown: list[Measured]) -> str:
     if not any(row.get("gpu_busy_s") for row in shown):
         busy = "The GPU's busy time was not measured."
     return (
-        f"{one['machine'].get('note', '')} {busy} x: sd-scripts' time over this trainer's; busy: the same for the GPU's "
-        "busy time. GiB: the most GPU memory in use."
+        f"{one['machine'].get('note', '')} {busy} x: sd-scripts' time over this trainer's; busy: the same for the "
+        "GPU's busy time. GiB: the most GPU memory in use."
     ).strip()
 
 
@@ -209,8 +209,8 @@ def comparison(family: str, every: list[Measured]) -> tuple[Measured, Measured, 
     pairs = []
     for one in every:
         rows = [r for r in one["rows"] if (r["family"], r["method"], r["batch"]) == (family, "lora", 1)]
-        theirs = min((r for r in rows if r["trainer"] != "here"), key=lambda r: r["s_it"], default=None)
-        if theirs:
+        if rivals := [r for r in rows if r["trainer"] != "here"]:
+            theirs = min(rivals, key=lambda r: r["s_it"])
             limit = theirs["gpu_gib"]
             fair = [r for r in rows if r["trainer"] == "here" and (r["gpu_gib"] <= limit if limit else "steps" in r)]
             pairs += [(one, theirs, min(fair, key=lambda r: r["s_it"]))] if fair else []
@@ -319,7 +319,7 @@ def _theirs(one: Measured, row: Measured, size: int) -> Measured | None:
     """The fastest run of sd-scripts there that fits into as much memory."""
     like = [r for r in one["rows"] if all(r[key] == row[key] for key in ("family", "method", "batch"))]
     theirs = [r for r in like if r["trainer"] == "sd-scripts" and r["gpu_gib"] <= size]
-    return min(theirs, key=lambda r: r["s_it"], default=None)
+    return min(theirs, key=lambda r: r["s_it"]) if theirs else None
 
 
 def _result(name: str, size: int, every: list[Measured]) -> str:
