@@ -9,6 +9,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from kohya_gui.i18n.texts import table
 from library.cli import launch, main, presets_page, train_script
@@ -264,3 +266,21 @@ def test_each_decision_is_found_from_the_line_that_it_explains_and_leads_to_it()
     for name, text in decisions.items():
         code = re.search(r"Date: 20\d\d-\d\d-\d\d\. Status: .*\. Code: `(.+)`\.\n", text)
         assert code and code[1] in named[name] and f"({name})" in listed, name
+
+
+def test_a_lora_is_verified_and_renamed_as_its_page_says(tmp_path, monkeypatch, capsys):
+    """The commands of use-your-lora.md, in their order, on one small file."""
+    monkeypatch.chdir(tmp_path)
+    layer = "lora_unet_input_blocks_4_1_transformer_blocks_0_attn1_to_q"
+    tensors = {
+        f"{layer}.lora_down.weight": torch.ones(4, 640),
+        f"{layer}.lora_up.weight": torch.ones(640, 4),
+        f"{layer}.alpha": torch.tensor(4.0),
+    }
+    for path in (tmp_path / "zorb.safetensors", tmp_path / "results" / "zorb.safetensors"):
+        path.parent.mkdir(exist_ok=True)
+        save_file(tensors, path)
+    lines = [line for page, line in commands() if page == "docs/use-your-lora.md" and " merge " not in line]
+    for line in [line for line in lines if line.startswith("kohya tools")]:
+        assert main.main(shlex.split(line)[1:]) == main.DONE, (line, capsys.readouterr())
+    assert load_file(tmp_path / "zorb-kohya.safetensors").keys() == tensors.keys()
