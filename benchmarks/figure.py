@@ -184,7 +184,7 @@ def with_table(text: str, lines: list[str]) -> str:
 def by_family(every: list[Measured]) -> list[str]:
     """A row for each family: what its presets need, and how fast it is beside another trainer."""
     lines = [
-        "| | LoRA from | fastest LoRA preset | fine-tune from | beside | wall time | GPU busy time |",
+        "| | LoRA from | fastest LoRA preset | fine-tune from | compared with | faster: wall time | GPU busy time |",
         "|---|---|---|---|---|---|---|",
     ]
     machines: dict[str, list[str]] = {}
@@ -195,12 +195,14 @@ def by_family(every: list[Measured]) -> list[str]:
             one, theirs, ours = beside
             wall, busy = speedups(theirs, ours)
             cells += [f"{theirs['trainer']}: {theirs['how']}", _times(wall), _times(busy)]
-            machines.setdefault(machine(one["machine"]), []).append(title)
+            known = one["machine"]
+            where = f"{known['gpu']} with {known['cores']} cores of {known['processor']}"
+            machines.setdefault(where, []).append(title)
         else:
             cells += ["none measured", "", ""]
         lines.append(f"| {title} | {' | '.join(cells)} |")
     measured_on = [f"{' and '.join(titles)} on {name}" for name, titles in machines.items()]
-    return [*lines, "", f"Compared on one GPU: {'; '.join(measured_on)}."]
+    return [*lines, "", "Compared on one GPU:", *(f"- {line}" for line in measured_on)]
 
 
 def comparison(family: str, every: list[Measured]) -> tuple[Measured, Measured, Measured] | None:

@@ -100,4 +100,4 @@ def test_a_family_stands_beside_another_trainer_in_no_more_memory():
 def test_the_overview_by_family_has_a_row_for_each_and_names_the_processor():
     lines = figure.by_family(figure.measured())
     assert [line.split("|")[1].strip() for line in lines[2 : 2 + len(figure.TITLES)]] == list(figure.TITLES.values())
-    assert "cores of " in lines[-1]
+    assert "cores of " in lines[-1] and lines[-1].startswith("- ")
