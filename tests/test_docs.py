@@ -174,6 +174,13 @@ def test_cheap_commands_run(line, capsys):
     assert capsys.readouterr().out.strip()
 
 
+def test_the_downloads_of_models_are_as_large_as_their_table_says(capsys):
+    main.main(["models", "get"])
+    sizes = set(re.findall(r"\): ([\d.]+) GB$", capsys.readouterr().out, re.MULTILINE))
+    shown = (DOCS / "choose-a-model.md").read_text(encoding="utf-8")
+    assert sizes and [size for size in sizes if f"{size} GB" not in shown] == []
+
+
 def test_python_in_the_documents_can_be_parsed():
     for page in GUIDES:
         for text in blocks(page, "python"):
