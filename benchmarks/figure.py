@@ -1,5 +1,5 @@
-"""docs/speed.svg and the tables in README.md, docs/choose-a-model.md, docs/presets.md and docs/dev/performance.md, made
-of docs/measured/*.json and the presets: `python -m benchmarks.figure`.
+"""docs/speed.svg and the tables in README.md, docs/choose-a-model.md, docs/presets.md, docs/recipes.md and
+docs/dev/performance.md, made of docs/measured/*.json and the presets: `python -m benchmarks.figure`.
 
 A file of measurements is `{"machine": {...}, "rows": [...]}`. The machine names `gpu`, `processor`, `cores`, `torch`
 and may have a `note` on how to read its figures. A row has `family` (the name of its folder), `method` (lora, finetune,
@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from library import families
+from library.config.formats import read_toml
+from library.recipes import recipe_files
+from library.recipes.recipe_files import PURPOSES
 
 ROOT = Path(__file__).resolve().parent.parent
 FIGURE = ROOT / "docs" / "speed.svg"
@@ -22,6 +25,7 @@ README = ROOT / "README.md"
 CHOOSING = ROOT / "docs" / "choose-a-model.md"
 PRESETS = ROOT / "docs" / "presets.md"
 PERFORMANCE = ROOT / "docs" / "dev" / "performance.md"
+RECIPES = ROOT / "docs" / "recipes.md"
 TABLE = re.compile(r"(<!-- presets -->\n).*?(<!-- /presets -->)", re.DOTALL)
 TITLES = {facts.name: facts.title for facts in families.every()}
 METHODS = {"lora": "LoRA", "finetune": "fine-tune", "dreambooth": "DreamBooth", "lllite": "LLLite",
@@ -47,7 +51,8 @@ def main() -> None:
 
 def tables(every: list[Measured]) -> dict[Path, list[str]]:
     """The lines of the table of presets in each document."""
-    return {README: by_family(every), CHOOSING: overview(every), PRESETS: table(every), PERFORMANCE: figures(every)}
+    return {README: by_family(every), CHOOSING: overview(every), PRESETS: table(every), PERFORMANCE: figures(every),
+            RECIPES: recipes()}  # fmt: skip
 
 
 def measured(folder: Path = ROOT / "docs" / "measured") -> list[Measured]:
@@ -240,15 +245,10 @@ def _of_family(family: str, kind: str) -> list[Path]:
 
 
 def overview(every: list[Measured]) -> list[str]:
-    """A row for each model and kind of training, with the seconds per step of its preset for each size of GPU.
-
-    DreamBooth's presets are left out: they hold the settings of the fine-tunes'.
-    """
+    """A row for each model and kind of training, with the seconds per step of its preset for each size of GPU."""
     cells: dict[str, dict[int, str]] = {}
     for path in _presets():
         title = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ").partition(":")[0].rpartition(" on ")[0]
-        if path.stem.startswith("dreambooth"):
-            continue
         size = _gigabytes(path)
         found = _measurement(f"{path.parent.name}/{path.stem}", every)
         times = ""
@@ -272,14 +272,11 @@ def table(every: list[Measured]) -> list[str]:
 
 
 def figures(every: list[Measured]) -> list[str]:
-    """A row for each preset that was measured, with all figures and the file that holds them.
-
-    DreamBooth's presets are left out: they hold the settings of the fine-tunes'.
-    """
+    """A row for each preset that was measured, with all figures and the file that holds them."""
     lines = ["| preset | s | busy | GiB | compile s | measured | |", "|---|---|---|---|---|---|---|"]
     for path in _presets():
         name = f"{path.parent.name}/{path.stem}"
-        if path.stem.startswith("dreambooth") or not (found := _measurement(name, every)):
+        if not (found := _measurement(name, every)):
             continue
         one, row = found
         busy, compiling = (row.get(key) for key in ("gpu_busy_s", "compile_s"))
@@ -289,6 +286,29 @@ def figures(every: list[Measured]) -> list[str]:
             f"| {row.get('note', '')} |"
         )
     return lines
+
+
+def recipes() -> list[str]:
+    """A row for each recipe: its family and purpose, images, steps, rate, rank and alpha."""
+    lines = ["| | purpose | images | each seen | steps | rate | rank / alpha |", "|---|---|---|---|---|---|---|"]
+    for family, title in TITLES.items():
+        for recipe in recipe_files.of_family(family)[0]:
+            named = PURPOSES.get(recipe.purpose, "any")
+            ranks = sorted({rank for path in _presets() if (rank := _rank(path, recipe))})
+            size = f"{ranks[0]} / {recipe.options['network_alpha']:g}" if ranks else "-"
+            least, most = recipe.images
+            lines.append(
+                f"| {title} {METHODS[recipe.kind]} | {named} | {least} to {most:,} | {recipe.steps_per_image} times "
+                f"| {recipe.least_steps:,} to {recipe.most_steps:,} | {recipe.options['learning_rate']:g} | {size} |"
+            )
+    return lines
+
+
+def _rank(path: Path, recipe: recipe_files.Recipe) -> int:
+    """The rank of a preset that a recipe is for; 0 for others."""
+    found = read_toml(path)
+    fits = path.stem.startswith(f"{recipe.kind}-") and recipe in recipe_files.of_family(path.parent.name)[0]
+    return int(found.get("network_dim", 0)) if fits and recipe.fits(found) else 0
 
 
 def _presets() -> list[Path]:
@@ -309,11 +329,7 @@ def _gigabytes(path: Path) -> int:
 
 
 def _measurement(name: str, every: list[Measured]) -> tuple[Measured, Measured] | None:
-    """The newest measurement of a preset: its file and its row.
-
-    DreamBooth's presets hold the settings of the fine-tunes', so that one measurement is of both.
-    """
-    name = name.replace("/dreambooth-", "/finetune-")
+    """The newest measurement of a preset: its file and its row."""
     return next(((one, row) for one in every for row in one["rows"] if row.get("preset") == name), None)
 
 

@@ -266,8 +266,9 @@ def config(folder: Path) -> Path:
     from kohya_gui.form import presets
     from library.config.formats import to_toml
     from library.families import config_class
+    from library.recipes import preset_files
 
-    preset = next(p for p in presets.every() if p.id == "flux/lora-24gb")
+    preset = next(p for p in preset_files.every() if p.id == "flux/lora-24gb")
     files = ("pretrained_model_name_or_path", "clip_l", "t5xxl", "ae")
     own = {name: f"/models/{name}.safetensors" for name in files}
     own |= {"train_data_dir": "/images", "output_dir": "/out", "output_name": "cat"}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-KINDS = ("lora", "finetune", "textual-inversion", "lllite")  # DreamBooth's presets are those of fine-tunes
+KINDS = ("lora", "finetune", "textual-inversion", "lllite")
 PROFILED = {"sdxl": "lora-12gb", "flux": "lora-24gb"}  # the presets over which the compile profiles are laid
 # GiB of a model in 16 bits with one pass; of one that is not named here, most of a GPU
 LEAST = {"sdxl": 10, "flux": 28, "chroma": 22, "kontext": 30, "fill": 28, "qwen_image": 48, "qwen_image_edit": 50,
@@ -185,11 +185,12 @@ def profiled(family: str, size: str) -> list[PresetCase]:
     from library.config.building import build
     from library.config.schema import changed, values
     from library.config.schema import flat as without_tables
+    from library.recipes import preset_files
 
     found, base = [], PROFILED[family]
     config = families.config_class(f"{family}_train_network")
     now = values(build(config, flat(ROOT / "presets" / family / f"{base}.toml"), notes=[]))
-    for profile in presets.profiles():
+    for profile in preset_files.profiles():
         if profile.is_profile and not (made := presets.apply(profile, config, now)).compile.compile_autotune:
             given = without_tables(changed(made))
             found.append(PresetCase(family, "lora", f"{base} by {profile.path.stem}", given, None, 24, size))

@@ -8,6 +8,7 @@ import "./form/gpus.js";
 import "./form/live.js";
 import "./form/print_command.js";
 import "./form/prompts.js";
+import "./form/recipes.js";
 import "./form/search.js";
 import "./form/shown.js";
 import "./form/start_preset.js";

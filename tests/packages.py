@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kohya_gui.form import presets
+from library.recipes import preset_files
 
 
 def hide(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
@@ -31,10 +31,10 @@ def spoil(monkeypatch: pytest.MonkeyPatch, folder: Path, module: str, error: str
     monkeypatch.syspath_prepend(str(place.parent))
 
 
-def eight_bit(folder: Path, family: str = "sdxl") -> presets.Preset:
+def eight_bit(folder: Path, family: str = "sdxl") -> preset_files.Preset:
     """A preset that trains with AdamW8bit, of a package that can be hidden."""
     path = folder / family / "lora-12gb.toml"
     path.parent.mkdir(parents=True)
-    text = (presets.PRESETS / family / path.name).read_text(encoding="utf-8")
+    text = (preset_files.PRESETS / family / path.name).read_text(encoding="utf-8")
     path.write_text(text.replace('"AdamW"', '"AdamW8bit"'), encoding="utf-8")
-    return presets.Preset(path, text.partition("\n")[0].removeprefix("# "))
+    return preset_files.Preset(path, text.partition("\n")[0].removeprefix("# "))

@@ -69,6 +69,7 @@ MAY_IMPORT = {
     ),
     "library.sampling": (*ENGINE, "library.outputs", "library.train"),
     "library.importers": BOTTOM,
+    "library.recipes": (*BOTTOM, REGISTRY, "library.data"),
     "library.outputs": (*BOTTOM, *PROTOCOL, "library.families.shared", "library.methods", "library.tools"),
     "library.train": (*ENGINE, "library.outputs", "library.measuring"),
     "library.check": (*ENGINE, "library.outputs", "library.train", "library.measuring"),
@@ -102,6 +103,7 @@ MAY_IMPORT = {
         "library.captioning",
         "library.masking",
         "library.downloads",
+        "library.recipes",
         "library.sampling.plan",
     ),
     "sd-scripts": ("library.cli.main", "library.cli.train_script", "library.cli.cache_data", "library.families"),
@@ -110,7 +112,8 @@ MAY_IMPORT = {
 # Modules that take seconds to load. Never at all in the first group; only inside functions in the second.
 HEAVY = ("torch", "torchvision", "transformers", "diffusers", "accelerate", "peft", "tensorboard", "cv2", "lycoris")
 NEVER_HEAVY = ("library.config", "library.files", "library.imports", "library.packages", "library.optim.names",
-               "library.runs", "library.curation", "library.importers", "library.check.isolated", "kohya_gui",
+               "library.runs", "library.curation", "library.importers", "library.recipes", "library.check.isolated",
+               "kohya_gui",
                "library.downloads", "library.sampling.plan", "library.sampling.shell",
                "library.outputs.prompts", "library.outputs.prompt_rows",
                "library.families.network_args", "library.families.adapter_kinds", *LAB)  # fmt: skip

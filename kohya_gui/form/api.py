@@ -14,6 +14,7 @@ from kohya_gui.form import (
     presets,
     probe,
     prompts,
+    recipes,
     start_preset,
     typed_paths,
 )
@@ -29,6 +30,7 @@ from library.config.run_config import RunConfig
 from library.config.schema import options, values
 from library.config.sections import AdapterRun
 from library.families.recognition import index_of, proposed_options, recognised
+from library.recipes import preset_files
 from library.runs import keys
 
 MODEL = "pretrained_model_name_or_path"
@@ -45,8 +47,8 @@ class FormApi:
     @property
     def handlers(self) -> dict[str, Handler]:
         """Handlers of requests from the page's scripts."""
-        return {"judge": self.judge, "preset": self.preset, "choices": self.choices, "compare": self.compare,
-                "probe": self.probe, "probing": self.probing, "unprobe": self.unprobe,
+        return {"judge": self.judge, "preset": self.preset, "purpose": self.purpose, "choices": self.choices,
+                "compare": self.compare, "probe": self.probe, "probing": self.probing, "unprobe": self.unprobe,
                 "forget": self.forget, "compile_log": self.compile_log, "prompts": self.prompts,
                 "prompts_save": self.save_prompts, "prompts_captions": self.captions,
                 "datasets": self.datasets, "adapter_size": self.adapter_size,
@@ -145,13 +147,13 @@ class FormApi:
             config = draft(known, {name: now[name] for name in now if presets.is_own(options(known)[name])})
             start = start_preset.bare(given.family)
             return {"fill": form.fill(config, start), "title": start["title"], "text": start["text"]}
-        chosen = next((p for p in presets.presets(self.kinds[form.tab]) if p.id == sent.text("id")), None)
-        if chosen is None:
-            raise ConfigError("there is no such preset: load the page again")
-        notes: list[str] = []
+        chosen, notes = self._chosen_preset(form, sent.text("id")), list[str]()
         if not chosen.is_profile:
             config = start_preset.applied(chosen, form.configs[chosen.family], now, notes)
-            start = start_preset.start(form.tab, chosen, form.configs[chosen.family], start_preset.results(self.roots))
+            own = {name: value for name, value in values(config).items() if name in presets.OWN_NAMES}
+            situation = start_preset.Situation(recipes.of_model(type(config), own), sent.text("purpose"))
+            start = self._start(form, chosen, situation)
+            config, _ = recipes.applied(config, config, situation.purpose, 0, 1)
             return {"fill": form.fill(config, start), "title": chosen.title, "text": start["text"], "notes": notes}
         made = values(presets.apply(chosen, known, now, notes))
         # All that a profile does not touch stays as it is written, right or wrong.
@@ -164,6 +166,29 @@ class FormApi:
             "profile": True,
             "notes": notes,
         }
+
+    def purpose(self, sent: ApiRequest) -> JsonObject:
+        """The start of a form for a purpose and a number of images, on top of the preset that it began with."""
+        form, given = self._heard(sent)
+        chosen = self._chosen_preset(form, sent.text("id"))
+        if chosen.is_profile or chosen.family != given.family:
+            raise ConfigError("there is no such preset: load the page again")
+        model = recipes.of_model(form.configs[given.family], values(form.lenient_config(given)))
+        images, at_once = (
+            recipes.number_of_images(sent.fields.get("images")),
+            recipes.images_in_step({**given.values, **given.launch}),
+        )
+        return self._start(form, chosen, start_preset.Situation(model, sent.text("purpose"), images, at_once))
+
+    def _chosen_preset(self, form: SettingsForm, name: str) -> preset_files.Preset:
+        chosen = preset_files.by_id(name)
+        if chosen is None or not (chosen.is_profile or chosen.kind == self.kinds[form.tab]):
+            raise ConfigError("there is no such preset: load the page again")
+        return chosen
+
+    def _start(self, form: SettingsForm, preset: preset_files.Preset, situation: start_preset.Situation) -> JsonObject:
+        config, folder = form.configs[preset.family], start_preset.results(self.roots)
+        return start_preset.start(form.tab, preset, config, folder, "", situation)
 
     def choices(self, sent: ApiRequest) -> JsonObject:
         """What can be compared."""
@@ -249,7 +274,7 @@ class FormApi:
 def menu(tab: str, families: Mapping[str, str]) -> str:
     """The button that opens the list of presets, each with its sentence; a profile is in the section that it is for."""
     groups, gpu = "", start_preset.training_gpu()
-    for family, members in groupby(presets.of_kind(tab, families), key=lambda preset: preset.family):
+    for family, members in groupby(preset_files.of_kind(tab, families), key=lambda preset: preset.family):
         made = "".join(
             f'<button type="button" class="preset" data-preset="{preset.id}"><b>{escape(preset.title)}</b>'
             f"{_lines(start_preset.about(preset, gpu))}</button>"

@@ -13,6 +13,7 @@ from library.config.formats import read_toml
 from library.config.problems import ConfigError, Text
 from library.config.schema import flat, options
 from library.families import RUNS, config_class, facts
+from library.recipes import preset_files
 from library.runs import layout, reader
 
 FORM = "form"
@@ -22,7 +23,7 @@ RUNS_SHOWN = 30
 def choices(trains: str) -> list[tuple[str, str]]:
     """What can be compared: its name for people, and its key."""
     runs = [(_named(run), f"run:{run.id}") for run in reader.runs()[:RUNS_SHOWN]]
-    ready = [(p.title, f"preset:{p.id}") for p in presets.presets(trains) if not p.is_profile]
+    ready = [(p.title, f"preset:{p.id}") for p in preset_files.presets(trains) if not p.is_profile]
     return [("This form", FORM), *runs, *ready]
 
 
@@ -39,10 +40,10 @@ def config_of(key: str, form: Callable[[], Any], roots: Sequence[Path]) -> tuple
     if kind == "run" and layout.is_id(name):
         return name, _of_run(name)
     if kind == "preset":
-        found = next((p for p in presets.every() if p.id == name), None)
+        found = preset_files.by_id(name)
         if found is None:
             raise ConfigError("there is no preset called {name}", name=name)
-        script = next(s for s in facts(found.family).scripts if config_class(s).kind == found.trains)
+        script = next(s for s in facts(found.family).scripts if config_class(s).kind == found.kind)
         return found.title, build(config_class(script), read_toml(found.path), notes=[])
     path = paths.readable(key, roots, importers.SUFFIXES)
     runs = {script: config_class(script) for script in RUNS}

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from html import escape
 
-from kohya_gui.form import presets
 from kohya_gui.panel import history
 from library import families
 from library.config.formats import read_toml
 from library.config.json_types import JsonObject
 from library.config.problems import Text, counted
 from library.config.run_config import RunConfig
+from library.recipes import preset_files
 from library.runs import layout, reader
 
 LOOKED_AT = 30  # earlier runs
@@ -22,18 +22,18 @@ def section() -> str:
     made = "".join(
         f'<button type="button" class="profile" data-preset="{preset.id}"><b>{escape(name(preset))}</b>'
         f"<small>{escape(about(preset))}</small></button>"
-        for preset in presets.profiles()
+        for preset in preset_files.profiles()
     )
     lines = '<p class="outlook" role="status"></p><p class="compile-log" hidden></p>'
     return f'<div class="compiling">{lines}<div class="profiles">{made}</div></div>'
 
 
-def name(preset: presets.Preset) -> str:
+def name(preset: preset_files.Preset) -> str:
     """Balanced, of "Compile, balanced: ..."."""
     return preset.title.partition(", ")[2].capitalize() or preset.title
 
 
-def about(preset: presets.Preset) -> str:
+def about(preset: preset_files.Preset) -> str:
     """The sentence after its title."""
     rest = preset.sentence.partition(": ")[2]
     return rest[:1].upper() + rest[1:] if rest.split(",")[0].split(" ")[0].isalpha() else rest

@@ -6,7 +6,7 @@ import { all, isField, make, one, setValue } from "../server/elements.js";
 /** @typedef {{ at: number | null, texts: Texts, shown?: Texts, source?: string, images?: number | null }} Row a folder */
 /** @typedef {{ at: number | null, texts: Texts, shown?: Texts, rows: Row[] }} Group a data set */
 /** @typedef {{ dataset: number, source: string, images: number, seen: number, captioned: number, held: number }} Counted of a folder */
-/** @typedef {{ rows: Counted[], images: number, seen: number, buckets: number, steps_per_epoch: number, steps: number, epochs: number, problems: string[], warnings: string[] }} Count */
+/** @typedef {{ rows: Counted[], images: number, seen: number, buckets: number, steps_per_epoch: number, learned: number, steps: number, epochs: number, problems: string[], warnings: string[] }} Count */
 
 export const MOST_NOTES = 5;
 
@@ -94,6 +94,7 @@ export function showCount(box, counted) {
   const sum = one(box, ".sum"), notes = one(box, ".notes");
   sum.textContent = counted?.seen ? say("{pictures} per epoch, {each}; {steps} are {epochs}", {
     pictures: count(counted.seen, "image"), each: count(counted.steps_per_epoch, "step"), steps: count(counted.steps, "step"), epochs: count(counted.epochs, "epoch") }) : "";
+  box.setAttribute("data-images", String(counted?.learned ?? 0));
   document.dispatchEvent(new CustomEvent("kohya:counted", { detail: box }));
   const told = counted ? [...counted.problems, ...counted.warnings] : [];
   notes.replaceChildren(...told.slice(0, MOST_NOTES).map((text) => make("li", {}, text)));

@@ -23,7 +23,7 @@ from library import families
 from library.config.building import Layer, Reading, build, draft, missing, read_layers
 from library.config.command import Launch
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Problem, Text, either
+from library.config.problems import ConfigError, Problem, Text, either, locate_texts
 from library.config.run_config import RunConfig
 from library.config.schema import changed, flat, options, section_options, values
 from library.config.values import Option
@@ -170,11 +170,13 @@ class SettingsForm:
         )
         return (
             f'<form id="{self.tab}-form" class="settings" novalidate autocomplete="off"'
-            f' data-starts="{escape(json.dumps(dict(starts)))}" data-scripts="{escape(json.dumps(scripts))}">'
+            f' data-starts="{escape(json.dumps(dict(starts)))}" data-scripts="{escape(json.dumps(scripts))}"'
+            f' data-texts="{escape(json.dumps([*locate_texts(starts)]))}">'
             f'<div class="choose"><fieldset class="family"><legend>Model family</legend>{radios}</fieldset>'
             f"{self._search()}"
             '<label class="all"><input type="checkbox" name="advanced"><span>Show rarely used settings</span></label>'
-            f'</div><p class="start"></p><div class="card basics">{self._basics()}{self.extra.get("basics", "")}</div>'
+            f'</div><p class="start"></p><div class="recipe" hidden></div>'
+            f'<div class="card basics">{self._basics()}{self.extra.get("basics", "")}</div>'
             f"{self.extra.get('images', '')}"
             f"{''.join(self._group(*group) for group in GROUPS)}</form>"
         )

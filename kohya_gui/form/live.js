@@ -11,6 +11,7 @@ import { sentOf, tell, tellError } from "./messages.js";
 import * as inputs from "./inputs.js";
 import * as form from "./page.js";
 import { probe } from "./probe.js";
+import { chosenPurpose } from "./recipes.js";
 import { several } from "./several.js";
 import { onOpened } from "./tab.js";
 
@@ -225,7 +226,7 @@ async function forgetKey(button) {
  */
 async function preset(tab, id) {
   try {
-    const sent = sentOf(tab), found = await ask("preset", { tab, sent, id });
+    const sent = sentOf(tab), purpose = chosenPurpose(form.formOf(tab)), found = await ask("preset", { tab, sent, id, purpose });
     if (sent !== sentOf(tab)) return void preset(tab, id); // or what was typed since would be lost
     form.fill(tab, found.fill);
     const rest = found.profile ? "All else is kept." : "Paths and names are kept, all else is as in the preset.";

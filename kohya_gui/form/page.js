@@ -7,7 +7,8 @@ import { jump } from "./sections.js";
 
 /** @typedef {import("./inputs.js").Field} Field */
 /** @typedef {Record<string, string | boolean>} Values by option name, as fields hold them */
-/** @typedef {{ id: string, title: string, why?: string, text?: string, notes?: string[], values: Values }} Start */
+/** @typedef {{ id: string, title: string, why?: string, text?: string, notes?: string[], values: Values, purpose?: string, purposes?: [string, string][], meant?: string, elsewhere?: string, sets?: [string, string][], advice?: string }} Start
+ * `purpose` and the rest are of the recipe on top of the preset: `sets` are labels and values, `advice` is about images and steps */
 /** @typedef {{ family: string, starts?: Record<string, Start>, memory?: memories.Memory, kept: [string, string | boolean][], opened?: string }} Copy of one taken before a config was loaded `opened` is the config of then */
 
 /**
@@ -81,6 +82,18 @@ function open(where) {
   memory[where.id] = memories.nothing();
   for (const field of fields(where)) setValue(field, firstValue(field, name));
   where.dataset.family = name;
+  settle(where);
+}
+
+/**
+ * Begin with other values, and leave alone what was typed.
+ * @param {HTMLFormElement} where
+ * @param {Start} start
+ */
+export function restart(where, start) {
+  const name = family(where), left = fields(where).filter((field) => isFor(field, name) && untouched(field, name));
+  starts[where.id] = { ...starts[where.id], [name]: start };
+  for (const field of left) if (!NAMED.includes(field.dataset.option ?? "")) setValue(field, firstValue(field, name));
   settle(where);
 }
 

@@ -1,11 +1,8 @@
 """Configs as files: the presets of the project, and the user's own."""
 
 import hashlib
-import math
 import os
-import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,98 +19,16 @@ from library.config.values import Option
 from library.families import RUNS, config_class
 from library.files import clear_errors, write_atomic
 from library.optim import names
-
-PRESETS = Path(__file__).resolve().parents[2] / "presets"
+from library.recipes.preset_files import Preset, profiles
 
 # What a preset leaves alone: where things are, what they are and are called, and who may see them.
 OWN_KINDS, OWN_SECTIONS = ("file", "folder", "secret"), ("metadata", "hub", "log")
 OWN_NAMES = ("output_name", "model_version", "token_string", "init_word")
 
 
-NAMED = re.compile(r"(lora|dreambooth|finetune|textual-inversion|lllite)(?:-(\d+)gb)?(?:-.*)?")
-STANDS_IN = {"dreambooth": "finetune"}  # a kind without presets of its own -> whose presets suit it, and train the same
 UNDONE = {"cpu_offload_checkpointing"}  # options besides those of compiling that one profile sets and others undo
 # Options that are reset, in this order, where a profile and the other settings exclude each other.
 YIELDING = ("checkpoint_keep_attention", "compile_mode", "compile_blocks", "cpu_offload_checkpointing")
-PROFILES = "compile"  # the folder of presets for every kind of training, which change only how it is compiled
-
-
-@dataclass(frozen=True)
-class Preset:
-    """A file in presets/: its family is its folder, and its name says its kind and the GPU memory that it is for.
-
-    Profiles are presets, too: they fit every family, and leave alone what has nothing to do with compiling.
-    """
-
-    path: Path
-    sentence: str  # its first line, which says what it is for
-
-    @property
-    def id(self) -> str:
-        """What names it in the page: flux/lora-24gb."""
-        return f"{self.family}/{self.path.stem}"
-
-    @property
-    def family(self) -> str:
-        """The family it is for."""
-        return self.path.parent.name
-
-    @property
-    def kind(self) -> str:
-        """What it is for: lora, dreambooth, finetune, ...; "" for a profile."""
-        found = NAMED.fullmatch(self.path.stem)
-        return found[1] if found and not self.is_profile else ""
-
-    @property
-    def gigabytes(self) -> int:
-        """The memory of the GPU that it is for, as cards are named; 0 where its name tells none, or a relative's."""
-        found = NAMED.fullmatch(self.path.stem)
-        return int(found[2] or 0) if found and not self.is_profile else 0
-
-    @property
-    def trains(self) -> str:
-        """What learns: the `kind` of the configs that it is for."""
-        return STANDS_IN.get(self.kind, self.kind)
-
-    @property
-    def is_profile(self) -> bool:
-        """Whether it only says how to compile."""
-        return self.family == PROFILES
-
-    @property
-    def title(self) -> str:
-        """The beginning of its sentence."""
-        return self.sentence.partition(":")[0]
-
-
-def every() -> list[Preset]:
-    """All presets, those of a family's relatives behind its own, and then the profiles."""
-    first = {path: path.read_text(encoding="utf-8").partition("\n")[0] for path in PRESETS.glob("*/*.toml")}
-    found = [Preset(path, line.removeprefix("#").strip()) for path, line in first.items()]
-    found.sort(key=lambda one: (one.is_profile, one.family, one.kind, one.gigabytes or math.inf, one.path.name))
-    return found
-
-
-def presets(trains: str) -> list[Preset]:
-    """The presets of one kind of training, and then the profiles."""
-    return [preset for preset in every() if preset.is_profile or preset.trains == trains]
-
-
-def profiles() -> list[Preset]:
-    """Those that only say how to compile."""
-    return [preset for preset in every() if preset.is_profile]
-
-
-def of_kind(kind: str, families: Iterable[str]) -> list[Preset]:
-    """The presets that a tab offers, smallest memory first: those of its kind, and of a family that has none of this
-    kind those of the kind that stands in."""
-    fitting = [preset for preset in presets(STANDS_IN.get(kind, kind)) if not preset.is_profile]
-    found: list[Preset] = []
-    for family in families:
-        mine = [preset for preset in fitting if preset.family == family]
-        own = [preset for preset in mine if preset.kind == kind]
-        found += own or [preset for preset in mine if preset.kind == STANDS_IN.get(kind)]
-    return found
 
 
 def apply(preset: Preset, config: type, now: JsonMapping, notes: list[str] | None = None) -> Any:

@@ -242,7 +242,9 @@ function forget(box) {
   if (!field?.value) return;
   setValue(field, "");
   form.settle(formAround(box));
-  tell(box, say("No samples are generated. The file is kept: {path}", { path: file ?? "" }));
+  const fromCaptions = Number(inputs.fieldOf(formAround(box), "sample_from_captions")?.value) > 0;
+  tell(box, fromCaptions ? say("Samples are generated from captions. The file is kept: {path}", { path: file ?? "" })
+    : say("No samples are generated. The file is kept: {path}", { path: file ?? "" }));
 }
 
 document.addEventListener("click", (event) => {

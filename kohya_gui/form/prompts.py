@@ -60,8 +60,8 @@ def section(guided: bool = False) -> str:
     numbers += _file_field(*GUIDE) if guided else ""
     return (
         '<div class="prompts wide"><h4>Sample prompts</h4>'
-        "<p>One image is generated of each, again and again, to show the progress. Changes take effect from the next"
-        " time, also in a training that is running.</p>"
+        "<p>An image is generated from each prompt at regular intervals; without prompts, from some of the captions."
+        " Changes take effect from the next time, also in a training that is running.</p>"
         '<ol></ol><template><li><textarea data-prompt="prompt" rows="2" aria-label="Prompt"'
         ' placeholder="What to generate"></textarea><textarea data-prompt="negative_prompt" rows="1"'
         ' aria-label="Negative prompt" placeholder="What to leave out"></textarea>'

@@ -1,10 +1,13 @@
 // The line above the form: what it began with, why, and what else it can begin with.
+import { remember } from "../i18n/sentences.js";
 import { all, around, make, one, pieces } from "../server/elements.js";
 import { family } from "./inputs.js";
 import { bare, onSettled, startOf, suited } from "./page.js";
 
 onSettled((where) => {
   const line = one(where, ".start"), name = family(where);
+  if (where.dataset.texts) remember(JSON.parse(where.dataset.texts)); // of what it begins with
+  delete where.dataset.texts;
   const start = startOf(where, name), best = suited(where)[name], defaults = bare(where, name);
   const shown = `${name} ${start.id} ${start.title}`;
   if (line.dataset.shown === shown) return;

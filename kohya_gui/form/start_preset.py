@@ -1,17 +1,18 @@
 """What a form opens with: per tab and family the preset that suits this machine's GPU, and why it is that one."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kohya_gui.form import compile_summary, presets
+from kohya_gui.form import compile_summary, presets, recipes
 from kohya_gui.form.form import defaults_title, shown_value
 from library import families
-from library.config.building import build, replace
+from library.config.building import build, draft, replace
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Text
-from library.config.schema import changed, flat, options
+from library.config.schema import changed, flat, options, values
+from library.recipes import preset_files
 from library.runs import gpu_slots, machine
 
 DEFAULTS = "defaults"  # the id of a start that sets nothing
@@ -46,7 +47,7 @@ def training_gpu() -> Gpu | None:
     return Gpu(named.name, named.total, named.capability) if named else Gpu()
 
 
-def suited(ready: Sequence[presets.Preset], gpu: Gpu | None) -> tuple[presets.Preset, str] | None:
+def suited(ready: Sequence[preset_files.Preset], gpu: Gpu | None) -> tuple[preset_files.Preset, str] | None:
     """Of the presets of one kind and family the one to start with, and why; None where there is none."""
     sized = sorted((preset for preset in ready if preset.gigabytes), key=lambda preset: preset.gigabytes)
     if not sized:
@@ -66,7 +67,7 @@ def suited(ready: Sequence[presets.Preset], gpu: Gpu | None) -> tuple[presets.Pr
     return fitting[-1], Text("Chosen for this GPU: {title}.", title=title)
 
 
-def applied(preset: presets.Preset, config: type, now: JsonMapping, notes: list[str]) -> Any:
+def applied(preset: preset_files.Preset, config: type, now: JsonMapping, notes: list[str]) -> Any:
     """A preset on top of the defaults, as `presets.apply` makes it; where there is no GPU in float32 and without
     compiling, which takes a processor minutes before the first step, and without 8-bit products, which only GPUs have.
     Where the GPU has none in fp8, others are timed, and one that has no bf16 computes in fp16. `notes` say what is
@@ -109,18 +110,32 @@ def _in_fp16(made: Any, changes: JsonObject) -> Any:
         return None
 
 
-def about(preset: presets.Preset, gpu: Gpu | None) -> str:
+def about(preset: preset_files.Preset, gpu: Gpu | None) -> str:
     """A preset's sentence, less what does not hold for this GPU: one with more memory has room for other programs."""
     text = compile_summary.about(preset)
     needs_all = gpu is not None and not machine.has_memory(gpu.memory, preset.gigabytes + SPARE)
     return text if needs_all else text.replace(f", {ALONE}", "")
 
 
-def start(kind: str, preset: presets.Preset, config: type, folder: str, why: str = "") -> JsonObject:
+@dataclass(frozen=True)
+class Situation:
+    """What of a form decides about the recipe on top of a preset: what it trains and is for, and how many images."""
+
+    model: JsonMapping = field(default_factory=dict)  # values of options that say which model it is
+    purpose: str = ""
+    images: int = 0  # 0: not counted yet
+    at_once: int = 1  # images in a step
+
+
+def start(kind: str, preset: preset_files.Preset, config: type, folder: str, why: str = "",
+          situation: Situation = Situation()) -> JsonObject:  # fmt: skip
     """A preset as the page's scripts take it: what it is, and what it makes other than the defaults, as fields show
-    it; with a name for the result and a `folder` for results, which presets leave open."""
+    it; with a name for the result and a `folder` for results, which presets leave open. On top of it comes the recipe
+    for a purpose."""
     notes: list[str] = []
     made, known = applied(preset, config, {}, notes), options(config)
+    model = draft(config, {**values(made), **situation.model})
+    made, recipe = recipes.applied(made, model, situation.purpose, situation.images, situation.at_once)
     given = {name: shown_value(known[name], value) for name, value in flat(changed(made)).items()}
     given |= {"output_name": f"{preset.family}-{kind}"} | ({"output_dir": folder} if folder else {})
     text = about(preset, training_gpu())
@@ -130,14 +145,15 @@ def start(kind: str, preset: presets.Preset, config: type, folder: str, why: str
     elif ALONE in text:  # a note, as a phone has no room for the sentence
         text = text.replace(f", {ALONE}", "")
         notes.append("It needs all of the GPU's memory: close other programs that use it, such as games and video.")
-    return {"id": preset.id, "title": preset.title, "text": text, "why": why, "notes": notes, "values": given}
+    shown = {"id": preset.id, "title": preset.title, "text": text, "why": why, "notes": notes, "values": given}
+    return {**shown, **recipe}
 
 
 def starts(kind: str, configs: Mapping[str, type], folder: str = "") -> dict[str, JsonObject]:
     """With what the form of a tab opens, by family; a family that has no preset begins with the defaults."""
     gpu, found = training_gpu(), {}
     for family, config in configs.items():
-        chosen = suited(presets.of_kind(kind, [family]), gpu)
+        chosen = suited(preset_files.of_kind(kind, [family]), gpu)
         if chosen:
             found[family] = start(kind, chosen[0], config, folder, chosen[1])
     return found

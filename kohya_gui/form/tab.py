@@ -72,22 +72,26 @@ TABS = (
     Tab("lora", "LoRA", "lora", {
         **BASE, "train_data_dir": 3, "output_dir": 3, "output_name": 2,
         "resolution": 2, "train_batch_size": 2, "max_train_steps": 2, "network_dim": 2, "learning_rate": 2,
+        "sample_images": 6,
     }),
     Tab("dreambooth", "DreamBooth", "finetune", {
         **BASE, "train_data_dir": 3, "reg_data_dir": 3, "output_dir": 4, "output_name": 2,
-        "resolution": 2, "max_train_steps": 2, "learning_rate": 2,
+        "resolution": 2, "max_train_steps": 2, "learning_rate": 2, "sample_images": 6,
     }),
     Tab("finetune", "Finetune", "finetune", {
         **BASE, "in_json": 3, "train_data_dir": 3, "dataset_config": 3, "output_dir": 3, "output_name": 2,
         "resolution": 2, "train_batch_size": 2, "max_train_steps": 2, "learning_rate": 2, "mixed_precision": 2,
+        "sample_images": 6,
     }),
     Tab("textual-inversion", "Textual inversion", "textual-inversion", {
         **BASE, "train_data_dir": 3, "output_dir": 3, "token_string": 2, "init_word": 2, "num_vectors_per_token": 2,
         "output_name": 2, "resolution": 2, "train_batch_size": 2, "max_train_steps": 3, "learning_rate": 3,
+        "sample_images": 6,
     }),
     Tab("lllite", "LLLite", "lllite", {
         **BASE, "train_data_dir": 3, "conditioning_data_dir": 3, "output_dir": 4, "output_name": 2,
         "network_dim": 3, "cond_emb_dim": 3, "resolution": 2, "max_train_steps": 2, "learning_rate": 2,
+        "sample_images": 6,
     }),
 )  # fmt: skip
 

@@ -44,8 +44,9 @@ def buttons(run: reader.RecordedRun, others: list[reader.RecordedRun]) -> str:
         shown += [("now", "Stop now", "stop")] * (asked in ("", "after_step"))
         shown += [("kill", "Kill", "stop")] * stop.hangs(run)
         if run.state == "running":
-            prompts = bool(resume.settings(run).get("sample", {}).get("sample_prompts"))
-            shown += [("sample", "Sample now", "")] * prompts + [("save", "Save now", "")]
+            shown += [("sample", "Sample now", "")] * _samples(resume.settings(run).get("sample", {})) + [
+                ("save", "Save now", "")
+            ]
     else:
         shown = [("open", "Open in form", ""), ("bundle", "Support bundle", "")]
         if _is_wanted(run, others):
@@ -81,6 +82,13 @@ def _question(run: reader.RecordedRun, how: str) -> str:
             "look":
             "{time} of work on samples or validation are lost; what was learned is saved. Stop it?"}  # fmt: skip
     return Text(lost[what], time=duration(seconds))
+
+
+def _samples(told: JsonMapping) -> bool:
+    """Whether a run has prompts to sample, by what its section of samples says."""
+    return told.get("sample_images", True) is not False and bool(
+        told.get("sample_prompts") or told.get("sample_from_captions")
+    )
 
 
 def _is_wanted(run: reader.RecordedRun, others: list[reader.RecordedRun]) -> bool:

@@ -210,8 +210,9 @@ def prepared(config: RunConfig, size: tuple[int, int], folder: Path) -> Any:
         wanted[beside] = str(folder / "beside")
     if config.optim.lr_scheduler.split(":")[0] != "adafactor":
         wanted |= {"lr_scheduler": "constant", "lr_scheduler_type": "", "lr_scheduler_args": ()}
-    asks = config.sample.sample_prompts and Path(config.sample.sample_prompts).is_file()
-    wanted |= {"sample_every_n_steps": steps if asks else None}
+    sample = config.sample
+    can = sample.wanted and (not sample.sample_prompts or Path(sample.sample_prompts).is_file())
+    wanted |= {"sample_images": can, "sample_every_n_steps": steps if can else None}
     return replace(config, **wanted)
 
 

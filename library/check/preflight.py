@@ -168,8 +168,9 @@ def judged(
         remarks += [] if config.compile.compile_fullgraph else _graphs(config, images, failed)
         remarks += [] if failed["optimizer"] else optimizers.notes(config)
         path = config.sample.sample_prompts
-        if path and not failed["samples"]:
-            remarks += [*_unasked(config), *prompts.notes(path, config.control_images, config.shifts_samples)]
+        remarks += [] if failed["samples"] else _unscheduled(config)
+        if path and config.sample.sample_images and not failed["samples"]:
+            remarks += prompts.notes(path, config.control_images, config.shifts_samples)
         remarks += [unlisted] if (unlisted := registry.unusable()) else []
         of_machine = [*_single_process(config), *_sixteen_bits(config), *_missing_gpu_features(config)]
         remarks += [one for one in of_machine if one.option not in {p.option for p in (*problems, *found)}]
@@ -344,21 +345,21 @@ def _alone(config: RunConfig) -> Iterator[Problem]:
             yield Problem("output_name", template, state=Text(run.state), fix=save.free_name(config))
 
 
-def _unasked(config: RunConfig) -> Iterator[Problem]:
+def _unscheduled(config: RunConfig) -> Iterator[Problem]:
     """Prompts of sample images that nothing says when to generate."""
-    if not config.sample.scheduled:
-        yield Problem("sample_prompts",
+    if config.sample.wanted and not config.sample.scheduled:
+        yield Problem("sample_prompts" if config.sample.sample_prompts else "sample_from_captions",
             ": samples are generated only when somebody asks for them; set sample_every_n_epochs, "
             "sample_every_n_steps or sample_at_first")  # fmt: skip
 
 
 def _samples(config: RunConfig) -> Iterator[Problem]:
     sample = config.sample
-    if sample.scheduled and not sample.sample_prompts:
-        off = {"sample_every_n_steps": None, "sample_every_n_epochs": None, "sample_at_first": False}
-        template = ": sample images are asked for, but there is no prompt file; give one, or switch them off"
-        yield Problem("sample_prompts", template, fix=off)
-    if sample.sample_prompts:
+    if sample.scheduled and not sample.wanted:
+        yield Problem("sample_prompts",
+            ": sample images are scheduled, but there is no prompt file; give one, set sample_from_captions, or switch "
+            "sample_images off", also="sample_from_captions", fix={"sample_from_captions": 2})  # fmt: skip
+    if sample.sample_prompts and sample.sample_images:
         try:
             yield from prompts.unreadable(sample.sample_prompts, config.control_images, pixels.check_file)
         except ConfigError as e:

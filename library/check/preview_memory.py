@@ -9,6 +9,7 @@ from library.config.problems import ConfigError, Text
 from library.config.run_config import RunConfig
 from library.measuring.model_stats import model_stats
 from library.outputs import prompts
+from library.train import caption_prompts
 
 HELD = ("model", "text encoders", "what learns", "optimizer", "driver")  # of the estimate's parts, between two steps
 SQUARE = 1024 * 1024  # pixels that `decoder_memory` is about
@@ -16,7 +17,7 @@ SQUARE = 1024 * 1024  # pixels that `decoder_memory` is about
 
 def sentences(needs: MemoryEstimate, config: RunConfig) -> Iterator[tuple[str, Text]]:
     """("ok" or "hint", sentence) about sample images; nothing where none are made or the prompts cannot be read."""
-    if not config.sample.sample_prompts:
+    if not config.sample.wanted:
         return
     try:
         size = largest(config)
@@ -43,8 +44,10 @@ def peak_of(needs: MemoryEstimate, config: RunConfig, size: tuple[int, int]) -> 
 
 def largest(config: RunConfig) -> tuple[int, int]:
     """Width and height of the largest sample image. Raises ConfigError where the prompt file cannot be read."""
+    if not config.sample.sample_prompts:
+        return caption_prompts.SIDE, caption_prompts.SIDE
     family = families.family_for(config)
-    found = prompts.read(Path(config.sample.sample_prompts or ""))
+    found = prompts.read(Path(config.sample.sample_prompts))
     whole = [prompts.with_defaults(one, family.sample_defaults, family.sample_multiple) for one in found]
     sizes = [(one.width or 0, one.height or 0) for one in whole]
     return max(sizes, key=lambda size: size[0] * size[1], default=(0, 0))

@@ -17,6 +17,7 @@ from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig, of_told_kind
 from library.config.schema import options, section_options
 from library.families import RUNS, config_class
+from library.recipes.preset_files import path_today
 from library.runs import foreground, gpu_slots, keys
 from library.runs.launcher import starting
 from library.sampling import shell as sampling
@@ -75,6 +76,7 @@ def sample(argv: list[str]) -> int:
 def script_of(path: Path) -> str:
     """Which script a TOML is for: by its first line, as our own files begin, else by the file's name, else by the
     options in it. Raises ConfigError when unclear."""
+    path = path_today(path)
     if script := importers.named(path, {script: config_class(script) for script in RUNS}):
         return script
     given = read_toml(path)

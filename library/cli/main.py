@@ -34,6 +34,8 @@ COMMANDS = {
     "models": Command("find models on this computer, or download them", "library.downloads.shell:main"),
     "sample": Command("generate images with LoRAs, embeddings or LLLite, side by side", "library.cli.launch:sample"),
     "tools": Command("merge, extract, resize, convert and check LoRA files", "library.tools.shell:main"),
+    "preset": Command("list the presets, or write one as a config, by purpose and number of images",
+                      "library.recipes.shell:main"),
     "import": Command("convert the settings of another trainer into a config", "library.cli.import_config:main"),
     "diff": Command("list the differences between two config files", "library.cli.import_config:diff"),
     "bench": Command("benchmark a model on this machine, compiled and not; --profile shows where the time goes",

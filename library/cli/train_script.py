@@ -28,6 +28,7 @@ from library.config.schema import flat, options
 from library.config.values import Option, closest, did_you_mean
 from library.families.shared import read_ahead
 from library.imports import without_collecting
+from library.recipes.preset_files import path_today
 from library.runs import refusal
 
 C = TypeVar("C", bound=RunConfig)
@@ -253,11 +254,11 @@ def _take(option: Option, given: list[str], found: JsonObject) -> Problem | None
 
 
 def config_path(given: str | None) -> Path | None:
-    """The file --config_file means: ".toml" may be left off."""
+    """The file --config_file means: ".toml" may be left off, and a preset may have its former name."""
     if given is None:
         return None
     path = Path(given).expanduser()
-    return path if path.suffix.lower() == ".toml" else path.with_name(path.name + ".toml")
+    return path_today(path if path.suffix.lower() == ".toml" else path.with_name(path.name + ".toml"))
 
 
 def write_config(config: RunConfig, path: Path | None) -> None:

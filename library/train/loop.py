@@ -63,7 +63,7 @@ def run_training(config: RunConfig, remarks: Sequence[Text] = (), notes: Sequenc
         journal.phase(Text("reading the data set"))
         images = data.scan(config)
         components = open_model(family, world, journal)
-        samples = SampleRunner(family, components, config)
+        samples = SampleRunner(family, components, config, images)
         read_networks(components, config, samples.wanted)
         samples.encode_prompts(world, journal)
         encoding.encode(images, family, components, config, world, journal.phase)

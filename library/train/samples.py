@@ -14,13 +14,14 @@ from library.compiler import cudagraph
 from library.config.problems import ConfigError, Text
 from library.config.run_config import RunConfig
 from library.data import pixels
+from library.data.images import ImageSet
 from library.families.base import Family, ModelComponents, SampleRequest
 from library.families.shared.decoding import is_out_of_memory
 from library.files import write_atomic
 from library.outputs import prompts
 from library.outputs.prompts import Prompt
 from library.runs.record import sentence
-from library.train import beside
+from library.train import beside, caption_prompts
 from library.train.clock import Clock
 from library.train.journal import Journal
 from library.train.stop_requests import WorkCancelled
@@ -44,30 +45,37 @@ class SampleRunner:
     blocks run eagerly while sampling.
     """
 
-    def __init__(self, family: Family, components: ModelComponents, config: RunConfig) -> None:
+    def __init__(self, family: Family, components: ModelComponents, config: RunConfig, images: ImageSet) -> None:
         self._components, self._config = components, config
         sample = config.sample
-        self.wanted = bool(sample.sample_prompts)  # the user may request samples at any time
+        self.wanted = sample.wanted  # the user may request samples at any time
         self._prompts: list[Prompt] = []
         self._decoded_by = ""
         self._all_encoded = False  # whether the prompts are encoded, where the text encoders are freed
         if not self.wanted:
             return
-        self._sampler, self._file = family.sampler(components), Path(sample.sample_prompts or "")
+        self._sampler = family.sampler(components)
+        self._file = Path(sample.sample_prompts) if sample.sample_prompts else None
         self._defaults = {**family.sample_defaults, "sample_sampler": sample.sample_sampler}
         self._multiple = family.sample_multiple
         self._seen = self._stamp()
-        self._prompts = self._read()
+        self._prompts = self._read(self._file) if self._file else self._of_captions(images)
+
+    def _of_captions(self, images: ImageSet) -> list[Prompt]:
+        found, few = caption_prompts.prompts_from(images, self._config), caption_prompts.with_few_steps(self._defaults)
+        return [prompts.with_defaults(prompt, few, self._multiple) for prompt in found]
 
     def _stamp(self) -> tuple[int, int] | None:
+        if not self._file:
+            return None
         try:
             found = self._file.stat()
         except OSError:
             return None
         return found.st_mtime_ns, found.st_size
 
-    def _read(self) -> list[Prompt]:
-        found = prompts.read(self._file)
+    def _read(self, file: Path) -> list[Prompt]:
+        found = prompts.read(file)
         found = [prompts.shown(prompt, self._config.control_images) for prompt in found]
         return [prompts.with_defaults(prompt, self._defaults, self._multiple) for prompt in found]
 
@@ -123,11 +131,12 @@ class SampleRunner:
     def when_due(self, training: Training) -> None:
         """After a step: at the end of an epoch, or every so many steps; or when somebody asks for it.
 
-        Epochs win where both are set, as upstream.
+        Epochs win where both are set, as upstream. Prompts from captions are sampled after the last step as well.
         """
         sample = self._config.sample
         steps = None if sample.sample_every_n_epochs else sample.sample_every_n_steps
         due = any(training.clock.every(steps, sample.sample_every_n_epochs))
+        due = due or (training.clock.done and sample.scheduled and not self._file)
         if (training.journal.requests.granted("sample") or due) and self.wanted:
             self._sample_all(training)
 
@@ -201,10 +210,10 @@ class SampleRunner:
     def _reread(self, world: World, journal: Journal) -> list[Prompt] | None:
         """The prompts of the file, None where they have not changed; the first process reads it for all."""
         stamp, changed = self._stamp(), None
-        if world.main and stamp is not None and stamp != self._seen:
+        if world.main and self._file and stamp is not None and stamp != self._seen:
             self._seen = stamp
             try:
-                changed = self._read()
+                changed = self._read(self._file)
             except Exception as error:
                 why = error.said if isinstance(error, ConfigError) else sentence(error)
                 journal.warn(Text("{why}. Until that is mended, the prompts from before are used.", why=why))
@@ -215,7 +224,8 @@ class SampleRunner:
         """Use other prompts from here on, and encode what is not encoded yet where the text encoders were freed."""
         if changed is not None:
             self._prompts, self._all_encoded = changed, False
-            journal.say(f"{self._file.name} was changed: {len(changed)} sample prompts from here on")
+            name = self._file.name if self._file else ""
+            journal.say(f"{name} was changed: {len(changed)} sample prompts from here on")
         if self._config.cache.text and not self._all_encoded:
             journal.phase(Text("encoding the sample prompts"))
             self._remember()

@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from kohya_gui.form import presets
 from library.cli import cache as cache_command
 from library.cli import main
 from library.doctor import advice, kernels, report
 from library.doctor.advice import MachineFacts
+from library.recipes import preset_files
 from library.runs import job as jobs
 
 
@@ -41,9 +41,9 @@ def test_advice_for_machines(found, wanted, ready):
 
 
 def test_presets_that_are_advised_exist():
-    there = {preset.id for preset in presets.presets("lora") if preset.path.stem[5:6].isdigit()}
+    there = {preset.id for preset in preset_files.presets("lora") if preset.path.stem[5:6].isdigit()}
     advised = {name for memory in range(6, 150) for name in advice.presets(MachineFacts(float(memory))).values()}
-    assert advised == {name for name in there if not name.startswith(presets.PROFILES)}
+    assert advised == {name for name in there if not name.startswith(preset_files.PROFILES)}
 
 
 def test_advice_follows_from_the_findings():

@@ -5,7 +5,6 @@ import pytest
 from benchmarks import preset_cases as presets
 from library import families
 from library.config.building import build
-from library.config.formats import read_toml
 
 
 @pytest.mark.parametrize("family", presets.LEAST)
@@ -27,17 +26,11 @@ def test_every_preset_is_measured_beside_ways_that_a_config_accepts(family):
 
 
 def test_every_preset_of_every_family_is_a_case():
-    """Those of DreamBooth hold the settings of the fine-tunes'."""
     files = {path.relative_to(presets.ROOT / "presets") for path in (presets.ROOT / "presets").glob("*/*-*gb.toml")}
     measured = {(presets.folder_of(case.family), case.name) for family in presets.LEAST
                 for case in presets.cases(family, None, "full") if case.cap}  # fmt: skip
     assert measured == {(file.parent.name, file.stem) for file in files if file.stem.startswith(presets.KINDS)}
     assert {presets.folder_of(family) for family in presets.LEAST} == set(families.FAMILIES)
-
-
-def test_one_measurement_is_of_the_fine_tune_and_of_dreambooth():
-    for path in (presets.ROOT / "presets").glob("*/dreambooth-*.toml"):
-        assert read_toml(path) == read_toml(path.with_name(path.name.replace("dreambooth", "finetune")))
 
 
 def test_graphs_are_made_once_for_cases_that_share_them():

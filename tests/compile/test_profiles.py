@@ -7,14 +7,15 @@ from library import families
 from library.config.building import build
 from library.config.formats import read_toml
 from library.config.schema import changed, flat, values
+from library.recipes import preset_files
 
-PROFILES = presets.profiles()
+PROFILES = preset_files.profiles()
 NAMES = ["balanced", "debug", "fast_start", "low_vram", "max_speed"]
 
 
 def test_both_tabs_offer_the_same_profiles():
     assert [p.path.stem for p in PROFILES] == NAMES
-    assert [p for p in presets.presets("finetune") if p.is_profile] == PROFILES
+    assert [p for p in preset_files.presets("finetune") if p.is_profile] == PROFILES
 
 
 @pytest.mark.parametrize("script", families.RUNS)
@@ -60,11 +61,11 @@ def test_one_profile_after_another_leaves_only_the_last(script):
 @pytest.mark.parametrize("profile", PROFILES, ids=NAMES)
 def test_a_profile_over_any_preset_keeps_what_saves_memory_and_says_what_it_leaves_out(profile):
     saving = ("gradient_checkpointing", "blocks_to_swap", "fp8_base", "fp8_compute", "train_batch_size", "network_dim")
-    for preset in presets.every():
+    for preset in preset_files.every():
         if preset.is_profile:
             continue
         scripts = map(families.config_class, families.facts(preset.family).scripts)
-        config_class = next(config for config in scripts if config.kind == preset.trains)
+        config_class = next(config for config in scripts if config.kind == preset.kind)
         before, notes = values(presets.apply(preset, config_class, {})), []
         after = values(presets.apply(profile, config_class, before, notes))
         for name in saving:

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from library import families, methods
-from tests.training import LORAS, SCRIPTS, config_of, train
+from library.train import caption_prompts
+from tests.training import LORAS, SCRIPTS, config_of, references, train
 
 FAMILIES = sorted(families.FAMILIES)
 SIZE = torch.tensor([[64.0, 128.0, 0.0, 0.0, 64.0, 128.0]])
@@ -164,3 +165,13 @@ def test_resuming_after_step_3_equals_6_straight_steps(demo, shapes, tmp_path, s
     state = tmp_path / "a" / "m-step00000003-state"
     resumed = trained(demo, shapes, script, tmp_path / "b", resume=state, **steps)
     same_end(straight, resumed, 3)
+
+
+@pytest.mark.parametrize("script", families.RUNS)
+def test_samples_from_captions_need_no_prompt_file(demo, squares, tmp_path, monkeypatch, script):
+    monkeypatch.setattr(caption_prompts, "MAX_STEPS", 1)
+    values = {"max_train_steps": 1, "sample_from_captions": 1, "sample_at_first": True}
+    if families.config_class(script)().control_images.guided:
+        values["conditioning_data_dir"] = references(squares, tmp_path)
+    made = trained(demo, squares, script, tmp_path / "out", **values)
+    assert [event["step"] for event in made.events("sample")] == [0, 0, 1, 1] and not made.events("sample_failed")

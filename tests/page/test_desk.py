@@ -8,9 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from kohya_gui.form import compile_summary, presets
+from kohya_gui.form import compile_summary
 from library.check import isolated
 from library.config.formats import read_toml
+from library.recipes import preset_files
 from library.runs import keys, launcher, reader, start
 from tests import fork_server
 from tests.training import copied
@@ -68,8 +69,8 @@ def test_what_is_told_while_one_types(visit, demo, served):
     assert help_of(visitor, "lora-max_train_steps").inner_text() == "Must be at least 1, got -5"
     page.locator(".field:has(#lora-max_train_steps) .reset").click()
     page.locator("#lora-max_train_steps:not([aria-invalid])").wait_for()
-    assert page.locator("#lora-max_train_steps").input_value() == "1600"
-    visitor.fill(max_train_steps="1600.0")  # the default's value, in other words
+    assert page.locator("#lora-max_train_steps").input_value() == "2000"
+    visitor.fill(max_train_steps="2000.0")  # the start's value, in other words
     assert not page.locator(".reset:visible").count()
     # What describes the data in detail stands for the folder and the size.
     for given, required in (("set.toml", 0), ("", 2)):
@@ -125,7 +126,7 @@ def test_a_setting_is_found_by_its_flag_its_name_in_kohya_ss_and_with_typing_err
 def test_presets_have_sentences_keep_paths_and_can_be_undone(visit):
     visitor = visit()
     page = visitor.page
-    chosen = max(presets.of_kind("lora", ["flux"]), key=lambda preset: preset.gigabytes)
+    chosen = max(preset_files.of_kind("lora", ["flux"]), key=lambda preset: preset.gigabytes)
     rank = str(read_toml(chosen.path)["network_dim"])
     visitor.fill(output_dir="/results", network_dim="3")
     visitor.click("Presets")

@@ -5,13 +5,14 @@ from html.parser import HTMLParser
 
 import pytest
 
-from kohya_gui.form import presets, start_preset
+from kohya_gui.form import start_preset
 from kohya_gui.form.form import SettingsForm
 from kohya_gui.form.tab import FAMILIES, TABS
 from library.config.building import build, missing
 from library.config.formats import to_toml
 from library.config.problems import ConfigError
 from library.config.schema import changed, flat, options, values
+from library.recipes import preset_files
 
 FORMS = {tab.id: SettingsForm(tab.id, FAMILIES, tab.configs, tab.basics) for tab in TABS}
 CASES = [(tab, family) for tab, form in FORMS.items() for family in form.configs]
@@ -81,7 +82,7 @@ def test_an_untouched_form_is_exactly_its_start_preset_and_without_one_exactly_t
     begun = json.loads(text)
     begun["values"] |= start["values"]
     config, notes = form.collect(form.parse_submission(json.dumps(begun)))
-    preset = next(p for p in presets.of_kind(tab, [family]) if p.id == start["id"])
+    preset = next(p for p in preset_files.of_kind(tab, [family]) if p.id == start["id"])
     made = flat(changed(start_preset.applied(preset, form.configs[family], {}, [])))
     assert flat(changed(config)) == {**made, "output_name": f"{family}-{tab}"} and notes == []
 

@@ -18,6 +18,7 @@ from library.config.building import build
 from library.config.problems import ConfigError, Problem
 from library.config.schema import options, values
 from library.families import config_class
+from library.recipes import preset_files
 from library.runs import job, keys, layout, registry
 from library.runs.record import Record
 
@@ -104,7 +105,7 @@ def test_an_output_name_that_no_file_can_have_is_told_while_one_types(helper, na
 
 
 def test_a_profile_is_chosen_only_while_the_form_compiles_by_it(helper):
-    profiles = presets.profiles()
+    profiles = preset_files.profiles()
     assert helper.judge(question())["profile"] == ""
     now = {}
     for profile in profiles:

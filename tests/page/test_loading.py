@@ -114,7 +114,7 @@ def test_fixes_are_those_that_one_would_press(visit, monkeypatch):
         return {"findings": found, "fit": None}
 
     monkeypatch.setattr(isolated, "check", idle)
-    visitor = filled(visit(), "/results", train_batch_size="1", learning_rate="0.0001")
+    visitor = filled(visit(), "/results", train_batch_size="1", learning_rate="0.0002")
     page = visitor.page
     begun = visitor.held()["values"]
     visitor.fill(learning_rate="-1", train_batch_size="-2")

@@ -17,22 +17,25 @@ from library.config.schema import changed, flat, options
 from library.families import RUNS, config_class
 from library.files import write_atomic
 from library.importers import adapter_file
+from library.recipes import preset_files
 
 CONFIGS = {tab.kind: tab.configs for tab in TABS}
 EVERY_SCRIPT = {script: config_class(script) for script in RUNS}
-EVERY = presets.every()
+EVERY = preset_files.every()
 ALL = [preset for preset in EVERY if not preset.is_profile]  # profiles: tests/compile/test_profiles.py
 
 
 def test_every_file_is_a_preset_of_some_tab():
-    assert {p.path for p in EVERY} == set(presets.PRESETS.rglob("*.toml"))
-    assert {p.family for p in ALL} == {*FAMILIES} and {p.trains for p in ALL} == set(CONFIGS)
+    recipes = set(preset_files.PRESETS.glob("recipes/*.toml"))
+    assert {p.path for p in EVERY} == set(preset_files.PRESETS.rglob("*.toml")) - recipes
+    assert {path.stem for path in recipes} == {p.family for p in ALL} == {*FAMILIES}
+    assert {p.kind for p in ALL} == set(CONFIGS)
 
 
 @pytest.mark.parametrize("preset", ALL, ids=lambda p: p.id)
 def test_a_preset_builds_without_remarks_and_holds_no_default(preset):
     notes = []
-    config = build(CONFIGS[preset.trains][preset.family], read_toml(preset.path), notes=notes)
+    config = build(CONFIGS[preset.kind][preset.family], read_toml(preset.path), notes=notes)
     assert notes == []
     assert set(read_toml(preset.path)) == set(flat(changed(config)))
 
@@ -46,7 +49,7 @@ def test_a_preset_says_in_one_line_what_it_is_for(preset):
 
 @pytest.mark.parametrize("preset", ALL, ids=lambda p: p.id)
 def test_a_preset_replaces_all_but_paths_and_names(preset):
-    config_class = CONFIGS[preset.trains][preset.family]
+    config_class = CONFIGS[preset.kind][preset.family]
     now = {"output_dir": "/o", "output_name": "cat", "train_data_dir": "/i", "seed": "7", "metadata_author": "me"}
     config = presets.apply(preset, config_class, {**now, "unknown": "x"})
     assert config.save.output_dir == "/o" and config.save.output_name == "cat" and config.data.train_data_dir == "/i"

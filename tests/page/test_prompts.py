@@ -198,7 +198,8 @@ def test_rows_that_cannot_be_saved_yet_are_not_lost(visit, served):
     seen.fill(output_name="zorb")
     seen.fill(output_dir=served[1] / "rows kept")  # with which they can be saved
     seen.until("Saved in", ".prompts .file")
-    assert page.locator("#lora-form [data-option=sample_every_n_epochs]").input_value() == "1"
+    assert page.locator("#lora-form [data-option=sample_every_n_steps]").input_value() == "800"  # of the preset
+    assert page.locator("#lora-form [data-option=sample_every_n_epochs]").input_value() == ""
     assert (served[1] / "rows kept" / "zorb-prompts.txt").read_text() == "a red zorb toy\n"
 
 
@@ -247,6 +248,7 @@ def test_prompts_are_written_while_one_types(visit, served, data, tmp_path):
     seen = visit()
     page = seen.page
     seen.fill(output_dir=out, output_name="zorb", train_data_dir=data)
+    seen.put(sample_every_n_steps="")  # nothing says when
     box = page.locator("#lora-form .prompts")
     page.get_by_role("button", name="Sample images", exact=True).locator("visible=true").click()
     box.get_by_role("button", name="Add a prompt").click()

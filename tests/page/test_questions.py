@@ -8,6 +8,7 @@ from library import packages
 from library.check import isolated
 from library.config.formats import read_toml
 from library.config.problems import Problem
+from library.recipes import preset_files
 from library.runs import layout, queue, reader, start, stop
 from tests.data import make
 from tests.page.test_runs import config
@@ -80,7 +81,7 @@ def test_a_training_without_captions_is_asked_about_once(visit, served, monkeypa
 
 
 def test_where_an_optimizer_is_missing_the_start_says_which_one_stands_in(visit, monkeypatch):
-    chosen = max(presets.of_kind("lora", ["flux"]), key=lambda preset: preset.gigabytes)
+    chosen = max(preset_files.of_kind("lora", ["flux"]), key=lambda preset: preset.gigabytes)
     there = packages.installed
     monkeypatch.setattr(presets, "read_toml", lambda path: {**read_toml(path), "optimizer_type": "AdamW8bit"})
     monkeypatch.setattr(packages, "installed", lambda name: name != "bitsandbytes" and there(name))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kohya_gui.form import presets, start_preset
+from kohya_gui.form import start_preset
 from kohya_gui.form.start_preset import Gpu
 from kohya_gui.form.tab import TABS
 from library.check import isolated
@@ -13,6 +13,7 @@ from library.config import ineffective
 from library.config.building import build
 from library.config.schema import changed, flat
 from library.demo import configs
+from library.recipes import preset_files
 from library.runs import gpu_slots, machine
 from tests.page.conftest import FORM
 
@@ -29,13 +30,13 @@ def made(folder, *names):
 
 @pytest.fixture
 def few(tmp_path, monkeypatch):
-    monkeypatch.setattr(presets, "PRESETS", tmp_path)
+    monkeypatch.setattr(preset_files, "PRESETS", tmp_path)
     made(tmp_path, "lora-8gb", "lora-12gb", "lora-24gb", "lora-80gb", "lora-cousin-8gb", "lora-fast", "finetune-24gb")
     return tmp_path
 
 
 def start_for(gpu, kind="lora"):
-    return start_preset.suited(presets.of_kind(kind, ["sdxl"]), gpu)
+    return start_preset.suited(preset_files.of_kind(kind, ["sdxl"]), gpu)
 
 
 @pytest.mark.parametrize(
@@ -54,15 +55,14 @@ def test_without_a_known_gpu_the_smallest_preset_is_the_start_and_that_is_said(f
     assert preset.gigabytes == 8 and "No NVIDIA GPU was found" in why
     preset, why = start_for(Gpu())
     assert preset.gigabytes == 8 and "not known" in why
-    listed = [preset.path.stem for preset in presets.of_kind("lora", ["sdxl"])]
+    listed = [preset.path.stem for preset in preset_files.of_kind("lora", ["sdxl"])]
     assert listed == ["lora-8gb", "lora-12gb", "lora-24gb", "lora-80gb", "lora-cousin-8gb", "lora-fast"]
 
 
 def test_a_kind_without_presets_takes_those_that_stand_in_and_a_family_without_any_the_defaults(few):
     assert start_for(None, "dreambooth")[0].id == "sdxl/finetune-24gb"
-    made(few, "dreambooth-16gb")
-    assert [p.id for p in presets.of_kind("dreambooth", ["sdxl"])] == ["sdxl/dreambooth-16gb"]
-    assert [p.id for p in presets.of_kind("finetune", ["sdxl"])] == ["sdxl/finetune-24gb"]
+    assert preset_files.of_kind("dreambooth", ["sdxl"]) == preset_files.of_kind("finetune", ["sdxl"])
+    assert [p.id for p in preset_files.of_kind("finetune", ["sdxl"])] == ["sdxl/finetune-24gb"]
     assert set(start_preset.starts("lora", TABS[0].configs)) == {"sdxl"}
 
 
@@ -142,7 +142,7 @@ def test_a_start_that_leaves_no_memory_to_spare_says_so_in_a_note(monkeypatch, m
     start = start_preset.starts("lora", {"flux": TABS[0].configs["flux"]})["flux"]
     assert any("close other programs" in note for note in start["notes"]) is alone
     assert "compiled; " in start["text"] and start_preset.ALONE not in start["text"]
-    least = next(preset for preset in presets.every() if preset.id == "flux/lora-6gb")
+    least = next(preset for preset in preset_files.every() if preset.id == "flux/lora-6gb")
     other = start_preset.start("lora", least, TABS[0].configs["flux"], "")
     assert any("close other programs" in note for note in other["notes"]) is alone
     assert (start_preset.ALONE in start_preset.about(least, Gpu("Gpu", memory))) is alone
@@ -175,7 +175,7 @@ def held(visitor, tab):
 def begins(tab, family):
     """What an untouched form holds: its start preset, and a name."""
     start = start_preset.starts(tab.id, tab.configs)[family]
-    preset = next(p for p in presets.of_kind(tab.id, [family]) if p.id == start["id"])
+    preset = next(p for p in preset_files.of_kind(tab.id, [family]) if p.id == start["id"])
     made = flat(changed(start_preset.applied(preset, tab.configs[family], {}, [])))
     return preset.title, {**made, "output_name": f"{family}-{tab.id}"}
 

@@ -7,7 +7,7 @@ from unicodedata import east_asian_width
 
 import pytest
 
-from kohya_gui.form import adapter, adapter_size, compile_summary, presets
+from kohya_gui.form import adapter, adapter_size, compile_summary
 from kohya_gui.form.form import sentence
 from kohya_gui.i18n import sentences, texts
 from library import families
@@ -17,6 +17,7 @@ from library.config.schema import options
 from library.config.sections.run import INEFFECTIVE_EVERYWHERE
 from library.families import RUNS, adapter_kinds, config_class
 from library.importers.shared import load_tables
+from library.recipes import preset_files
 from library.runs import explain, queue, reader
 from library.runs.record import Record
 from tests import source
@@ -62,7 +63,7 @@ def page():
 
 def of_presets():
     """What each preset sets and needs, piece by piece."""
-    every = presets.every()
+    every = preset_files.every()
     said = [text for one in every if one.is_profile for text in (compile_summary.name(one), compile_summary.about(one))]
     pieces = [re.split("[,;] ", compile_summary.about(one)) for one in every if not one.is_profile]
     return [*said, *(one.title for one in every if not one.is_profile), *(text for found in pieces for text in found)]
@@ -273,7 +274,7 @@ def test_a_browser_gets_its_language_and_can_choose_another(visit, served, tmp_p
     page.get_by_role("button", name="Train", exact=True).locator("visible=true").wait_for()
     assert page.get_by_label("Base model", exact=True).locator("visible=true").count() == 1
     visitor.fill(max_train_steps="5")
-    page.locator("#lora-max_train_steps-help", has_text="1000 to 2000").wait_for()
+    page.locator("#lora-max_train_steps-help", has_text="1000 to 3000").wait_for()
 
 
 # Labels, help, headings and buttons on screen that are still sentences or words of English.

@@ -17,13 +17,14 @@ from library.config.formats import read_toml
 from library.config.schema import options, values
 from library.demo import files
 from library.families import RUNS, config_class, every, facts
+from library.recipes import preset_files
 from tests.packages import eight_bit, hide
 from tests.training import references, short_captions, train  # noqa: F401
 
-EVERY = {preset.id: preset for preset in presets.every()}
+EVERY = {preset.id: preset for preset in preset_files.every()}
 RELATIVES = {"edit-2511": "qwen_image_edit"}  # what a preset says of its model -> the demo's name of that, if another
 SMALL = {"resolution": "64", "min_bucket_reso": 64, "max_bucket_reso": 256, "t5xxl_max_token_length": 32,
-         "max_train_steps": 1, "max_train_epochs": None}  # fmt: skip
+         "max_train_steps": 1, "max_train_epochs": None, "sample_images": False}  # fmt: skip
 TRACED = {"compile_backend": "aot_eager", "compile_mode": "default", "compile_blocks": "single:all"}
 # What a preset asks of a GPU, and what a training on a CPU says of it.
 NEEDS_GPU = {"fp8_compute": "this machine cannot multiply in 8 bits"}
@@ -39,7 +40,7 @@ def asked(preset):
     return preset.family, *sorted(alike.items(), key=str)
 
 
-# One of those that ask for the same: a fine-tune and DreamBooth of the same memory, and as many blocks more to swap.
+# One of those that ask for the same, such as with other numbers of blocks to swap.
 DIFFERENT = {asked(preset): preset for preset in EVERY.values()}
 
 
@@ -62,7 +63,7 @@ def start(demo, relatives, squares, tmp_path):
 
     def run(preset):
         family = "flux" if preset.is_profile else preset.family
-        kind = "lora" if preset.is_profile else preset.trains
+        kind = "lora" if preset.is_profile else preset.kind
         script = next(script for script in facts(family).scripts if config_class(script).kind == kind)
         config = config_class(script)
         paths = {"train_data_dir": str(squares), "output_dir": str(tmp_path / "out")}
@@ -101,8 +102,9 @@ def test_no_preset_needs_a_package_that_may_be_missing(script, demo, relatives, 
     hide(monkeypatch, *packages.PACKAGES, "xformers", "wandb")
     config = config_class(script)
     small = SMALL | {"max_train_steps": 200, "save_every_n_steps": 100}  # longer than any warm-up
+    small |= {"sample_images": True, "sample_every_n_steps": 100}
     small = {name: value for name, value in small.items() if name in options(config)}
-    for preset in presets.presets(config.kind):
+    for preset in preset_files.presets(config.kind):
         if preset.family == config.family:  # as its TOML is, without the page
             relative = relative_of(preset)
             base = relatives.configs[f"{relative}_{script}"] if relative else demo.configs[script]

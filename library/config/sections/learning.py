@@ -274,7 +274,13 @@ class FullOptim(Optim):
 class Steps:
     """How long, and from where."""
 
-    max_train_steps: int = opt(1600, "1000 to 2000 suit subjects, 3000 a style.", label="Steps", min=1, ceiling=LONGEST)
+    max_train_steps: int = opt(
+        1600,
+        "How long it trains: 1000 to 3000 suit most. The page proposes a number for your images.",
+        label="Steps",
+        min=1,
+        ceiling=LONGEST,
+    )
     max_train_epochs: int | None = opt(
         None, "How often all images are trained. It replaces the number of steps.", label="Epochs", parse=count
     )

@@ -130,8 +130,18 @@ class FullSave(Save):
 class Sample:
     """Sample images that are generated during training."""
 
+    sample_images: bool = opt(
+        True, "Generate images while it trains, to see what it learns. Off saves a few percent of the time."
+    )
     sample_prompts: str | None = opt(
         None, "A file with the prompts of sample images (.txt, .toml or .json).", label="Prompt file", kind="file"
+    )
+    sample_from_captions: int = opt(
+        0,
+        "Without a prompt file: sample this many captions and one new prompt. 2 is usual.",
+        label="Samples from captions",
+        min=0,
+        max=20,
     )
     sample_every_n_epochs: int | None = opt(
         None, "Generate sample images every N epochs.", label="Sample every N epochs", parse=count_or_off
@@ -163,9 +173,15 @@ class Sample:
     ] = opt("ddim", "The sampler of sample images; choose the one you generate images with.", label="Sampler")
 
     @property
+    def wanted(self) -> bool:
+        """Whether there are prompts to sample, also for someone who requests samples at any time."""
+        return self.sample_images and bool(self.sample_prompts or self.sample_from_captions)
+
+    @property
     def scheduled(self) -> bool:
         """Whether it is said when samples are generated."""
-        return bool(self.sample_every_n_steps or self.sample_every_n_epochs or self.sample_at_first)
+        when = self.sample_every_n_steps or self.sample_every_n_epochs or self.sample_at_first
+        return self.sample_images and bool(when)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

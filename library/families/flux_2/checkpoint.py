@@ -83,10 +83,11 @@ def without_encoder(config: Any) -> Iterator[Problem]:
             "is needed: give {what}; it may be empty only if cache_text_encoder_outputs_to_disk is set and all "
             "captions are cached beside the images", what=Text(DEV_ENCODER),
             also="cache_text_encoder_outputs_to_disk")  # fmt: skip
-    if config.sample.sample_prompts:
-        yield Problem("sample_prompts",
+    if config.sample.wanted:
+        given = "sample_prompts" if config.sample.sample_prompts else "sample_from_captions"
+        yield Problem(given,
             "cannot be sampled without the text encoder: set text_encoder, or leave it empty",
-            also="text_encoder", fix={"sample_prompts": None})  # fmt: skip
+            also="text_encoder", fix={"sample_images": False})  # fmt: skip
 
 
 def widths(own: Shapes) -> dict[str, tuple[str, int]]:

@@ -1,0 +1,70 @@
+// The purpose of a training: what a recipe sets on top of the preset, and how many steps suit the images.
+import { all, around, make, one } from "../server/elements.js";
+import { ask } from "../server/http.js";
+import { family, fieldOf } from "./inputs.js";
+import { sentOf } from "./messages.js";
+import { onSettled, remember, restart, startOf } from "./page.js";
+
+/** What else decides about a recipe: which model it is, and how many images a step takes. */
+const WATCHED = ["model_version", "model_type", "train_batch_size", "gradient_accumulation_steps"];
+/** @type {Record<string, number>} how many images each form names, where they are counted */
+const images = {};
+/** @type {Record<string, string>} for what each form was asked about last */
+const asked = {};
+
+/**
+ * Begin with the recipe for what the form holds now. Only what nobody has typed changes.
+ * @param {HTMLFormElement} where
+ * @param {string} [purpose]
+ */
+async function update(where, purpose) {
+  const name = family(where), start = startOf(where, name), tab = where.id.replace(/-form$/, "");
+  if (!start.advice) return;
+  const wanted = purpose ?? start.purpose ?? "", counted = images[where.id] ?? 0;
+  const processes = all(where, "[data-launch=num_processes]", HTMLInputElement)[0]?.value;
+  const about = JSON.stringify([name, start.id, wanted, counted, processes, ...WATCHED.map((option) => fieldOf(where, option)?.value)]);
+  const isFirst = !asked[where.id] && !counted; // the start is that of its preset
+  if (asked[where.id] === about) return;
+  asked[where.id] = about;
+  if (isFirst && purpose === undefined) return;
+  try {
+    const found = await ask("purpose", { tab, sent: sentOf(tab), id: start.id, purpose: wanted, images: counted });
+    if (asked[where.id] === about && family(where) === name) restart(where, { ...found, why: start.why });
+  } catch {} // the preset's own values stay
+}
+
+/**
+ * Which purposes there are, and in words what the chosen one sets.
+ * @param {HTMLFormElement} where
+ */
+function show(where) {
+  const box = one(where, ".recipe"), { purpose, purposes = [], meant = "", elsewhere = "", sets = [], advice = "" } = startOf(where, family(where));
+  const shown = JSON.stringify([purpose, purposes, elsewhere, sets, advice]);
+  if (box.dataset.shown === shown) return;
+  const hasFocus = box.contains(document.activeElement);
+  box.dataset.shown = shown;
+  box.hidden = !advice;
+  const radios = purposes.map(([value, title]) => make("label", {},
+    make("input", { type: "radio", name: "purpose", value, checked: value === purpose }), make("span", {}, title)));
+  const choice = make("fieldset", { className: "family" }, make("legend", {}, "Purpose"), ...radios);
+  const pairs = sets.map(([label, value]) => make("span", {}, make("span", {}, label), " ", make("b", { className: "own" }, value)));
+  box.replaceChildren(...(radios.length ? [make("span", { "aria-hidden": "true" }, "Purpose:"), choice, make("small", {}, meant), ...(elsewhere ? [make("small", {}, elsewhere)] : [])] : []),
+    make("small", { className: "sets" }, ...pairs, make("span", {}, advice)));
+  if (hasFocus) one(box, "input:checked").focus();
+}
+
+onSettled((where) => {
+  show(where);
+  void update(where);
+});
+document.addEventListener("kohya:counted", (event) => {
+  const box = /** @type {HTMLElement} */ (/** @type {CustomEvent} */ (event).detail), where = /** @type {HTMLFormElement} */ (around(box, "form.settings"));
+  images[where.id] = Number(box.dataset.images ?? 0);
+  void update(where);
+});
+document.addEventListener("change", ({ target }) => {
+  if (!(target instanceof HTMLInputElement) || target.name !== "purpose" || !target.form) return;
+  remember(target.form);
+  void update(target.form, target.value);
+});
+export const chosenPurpose = (/** @type {HTMLFormElement} */ where) => all(where, ".recipe input:checked", HTMLInputElement)[0]?.value ?? "";

@@ -1,0 +1,86 @@
+"""The purpose of a training in a form: what a recipe sets on top of the preset that the form began with."""
+
+import math
+from typing import Any
+
+from library.config.building import build
+from library.config.json_types import JsonMapping, JsonObject
+from library.config.problems import ConfigError, Text
+from library.config.run_config import RunConfig
+from library.config.schema import changed, flat, options, values
+from library.recipes import recipe_files
+from library.recipes.recipe_files import MEANT, PURPOSES, Recipe
+
+STEPS = "max_train_steps"
+AT_ONCE = ("train_batch_size", "gradient_accumulation_steps", "num_processes")
+MOST_IMAGES = 10**7
+
+
+def applied(made: Any, model: RunConfig, purpose: str, images: int, at_once: int) -> tuple[Any, JsonObject]:
+    """A config of a preset with the recipe for a purpose on top, and what a form shows of it; without `purpose` it is
+    the first that fits. `model` says which model of the family is trained, and how many images are counted so far."""
+    recipe = recipe_files.chosen(model, purpose)
+    if recipe is None:
+        return made, {}
+    given = {**flat(changed(made)), **recipe.options}
+    proposal = recipe_files.proposed_steps(recipe, images, at_once) if images else None
+    if proposal:
+        given[STEPS] = proposal.steps
+    try:
+        with_recipe = build(type(made), given, notes=[])
+    except ConfigError:  # what the user chose for the model does not go together with it
+        return made, {}
+    return with_recipe, {
+        "purpose": recipe.purpose,
+        "purposes": [[one.purpose, PURPOSES[one.purpose]] for one in recipe_files.fitting(model) if one.purpose],
+        "meant": MEANT.get(recipe.purpose, ""),
+        "elsewhere": _elsewhere(model),
+        "sets": _sets(recipe, with_recipe),
+        "advice": proposal.reason if proposal else _advice(recipe),
+    }
+
+
+def _elsewhere(model: RunConfig) -> Text | str:
+    """Which models of the family are for a purpose that this one cannot have; "" for none."""
+    offered = {one.purpose for one in recipe_files.fitting(model)}
+    for one in recipe_files.of_family(model.family)[0]:
+        if one.kind == model.kind and one.when and one.purpose not in offered:
+            (wanted,) = one.when.values()
+            return Text("{purpose}: choose another model first ({models}).", purpose=Text(PURPOSES[one.purpose]),
+                models=", ".join(wanted))  # fmt: skip
+    return ""
+
+
+def _sets(recipe: Recipe, config: RunConfig) -> list[list[str]]:
+    """Label and value of the options that a recipe sets, but for the steps, which the advice explains."""
+    known, now = options(type(config)), values(config)
+    return [[known[name].label, _shown(now[name])] for name in recipe.options if name != STEPS]
+
+
+def _shown(value: Any) -> str:
+    """A value in a sentence: 16, 0.0002, the last part of a path."""
+    if isinstance(value, tuple):
+        return ", ".join(str(one).rpartition("/")[2] for one in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _advice(recipe: Recipe) -> Text:
+    least, most = recipe.images
+    return Text("{least} to {most} images are usual, each seen about {times} times.",
+        least=least, most=f"{most:,}", times=recipe.steps_per_image)  # fmt: skip
+
+
+def of_model(config: type[RunConfig], given: JsonMapping) -> JsonObject:
+    """Of values by option name those that tell the models of a family apart."""
+    return {name: given[name] for name in recipe_files.telling(config.family) & given.keys()}
+
+
+def images_in_step(given: JsonMapping) -> int:
+    """How many images a step takes by these values of a form's fields, those of the launch included."""
+    numbers = [str(given.get(name) or "1") for name in AT_ONCE]
+    return math.prod(map(int, numbers)) if all(n.isdecimal() and len(n) < 6 for n in numbers) else 1
+
+
+def number_of_images(sent: object) -> int:
+    """How many images a browser says that it has counted."""
+    return sent if isinstance(sent, int) and not isinstance(sent, bool) and 0 < sent <= MOST_IMAGES else 0

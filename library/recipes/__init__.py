@@ -1,0 +1,1 @@
+"""Presets by GPU memory, and recipes by purpose: what a training begins with."""

@@ -1,0 +1,100 @@
+"""The presets of the project: TOML files by model family, kind of training and GPU memory."""
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+PRESETS = Path(__file__).resolve().parents[2] / "presets"
+PROFILES = "compile"  # the folder of presets for every kind of training, which change only how it is compiled
+RECIPES = "recipes"  # the folder of what purposes change on top of presets
+NAMED = re.compile(r"(lora|finetune|textual-inversion|lllite)(?:-(\d+)gb)?(?:-.*)?")
+STANDS_IN = {"dreambooth": "finetune"}  # a kind without presets of its own -> whose presets suit it, and train the same
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A file in presets/: its family is its folder, and its name says its kind and the GPU memory that it is for.
+
+    Profiles are presets, too: they fit every family, and leave alone what has nothing to do with compiling.
+    """
+
+    path: Path
+    sentence: str  # its first line, which says what it is for
+
+    @property
+    def id(self) -> str:
+        """What names it in the page and the shell: flux/lora-24gb."""
+        return f"{self.family}/{self.path.stem}"
+
+    @property
+    def family(self) -> str:
+        """The family it is for."""
+        return self.path.parent.name
+
+    @property
+    def kind(self) -> str:
+        """What learns, as the `kind` of the configs that it is for: lora, finetune, ...; "" for a profile."""
+        found = NAMED.fullmatch(self.path.stem)
+        return found[1] if found and not self.is_profile else ""
+
+    @property
+    def gigabytes(self) -> int:
+        """The memory of the GPU that it is for, as cards are named; 0 where its name tells none, or a relative's."""
+        found = NAMED.fullmatch(self.path.stem)
+        return int(found[2] or 0) if found and not self.is_profile else 0
+
+    @property
+    def is_profile(self) -> bool:
+        """Whether it only says how to compile."""
+        return self.family == PROFILES
+
+    @property
+    def title(self) -> str:
+        """The beginning of its sentence."""
+        return self.sentence.partition(":")[0]
+
+
+def every() -> list[Preset]:
+    """All presets, those of a family's relatives behind its own, and then the profiles."""
+    paths = [path for path in PRESETS.glob("*/*.toml") if path.parent.name != RECIPES]
+    first = {path: path.read_text(encoding="utf-8").partition("\n")[0] for path in paths}
+    found = [Preset(path, line.removeprefix("#").strip()) for path, line in first.items()]
+    found.sort(key=lambda one: (one.is_profile, one.family, one.kind, one.gigabytes or math.inf, one.path.name))
+    return found
+
+
+def presets(kind: str) -> list[Preset]:
+    """The presets of one kind of training, and then the profiles."""
+    return [preset for preset in every() if preset.is_profile or preset.kind == kind]
+
+
+def profiles() -> list[Preset]:
+    """Those that only say how to compile."""
+    return [preset for preset in every() if preset.is_profile]
+
+
+def of_kind(kind: str, families: Iterable[str]) -> list[Preset]:
+    """The presets that a tab offers for these families, smallest memory first: those of its kind, or of the kind that
+    stands in."""
+    fitting = [preset for preset in presets(STANDS_IN.get(kind, kind)) if not preset.is_profile]
+    return [preset for family in families for preset in fitting if preset.family == family]
+
+
+def by_id(name: str) -> Preset | None:
+    """The preset of a name such as flux/lora-24gb; also of one that it had in earlier versions."""
+    return next((preset for preset in every() if preset.id == renamed(name)), None)
+
+
+def renamed(name: str) -> str:
+    """The name that a preset has today: those of DreamBooth were the ones of fine-tunes."""
+    for old, new in STANDS_IN.items():
+        name = re.sub(rf"(^|[\\/]){old}-", rf"\g<1>{new}-", name)
+    return name
+
+
+def path_today(path: Path) -> Path:
+    """The file that took the place of a preset of an earlier version; else the path itself."""
+    newer = path.with_name(renamed(path.name))
+    return newer if newer != path and not path.exists() and newer.exists() else path

@@ -1,0 +1,142 @@
+"""Recipes: what is advised for a purpose (a character, a style, edits) on top of a preset, by family and model."""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from library.config.json_types import JsonMapping, JsonObject
+from library.config.outside_files import load_toml
+from library.config.problems import Text, counted
+from library.config.run_config import RunConfig
+from library.config.schema import values
+from library.recipes.preset_files import PRESETS, RECIPES
+
+# Purposes as people know them, in the order in which they are offered; the first that fits is the default.
+PURPOSES = {"character": "Character or object", "style": "Style", "edit": "Edit"}
+MEANT = {
+    "character": "One person, character or thing, which your images show in different places.",
+    "style": "The look that all your images share, whatever they show.",
+    "edit": "A change to a picture: each of your images shows it done, its reference image before.",
+}
+ROUNDED_TO = 50  # steps: proposals are multiples of it
+Condition = Mapping[str, tuple[str, ...]]  # option -> its values
+
+
+def _empty() -> Mapping[str, Any]:
+    return MappingProxyType({})
+
+
+# Why: docs/decisions/2026-11-27-recipes-on-top-of-presets.md
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What is advised for one purpose: options, how many images, and how many steps for each of them.
+
+    Steps are those at batch size 1.
+    """
+
+    kind: str  # of the trainings that it is for: lora, finetune
+    purpose: str  # one of PURPOSES; "" for any
+    images: tuple[int, int]  # of a usual data set, from and to
+    steps_per_image: int
+    least_steps: int
+    most_steps: int
+    options: JsonMapping
+    when: Condition = field(default_factory=_empty)  # it is for models with these values of options alone
+    unless: Condition = field(default_factory=_empty)  # and not for those with these
+
+    def fits(self, given: JsonMapping) -> bool:
+        """Whether it is for a model with these values of options."""
+        return _holds(self.when, given) and not (self.unless and _holds(self.unless, given))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRecipe:
+    """What some models of a family require besides, or other than the family's recipes say."""
+
+    kind: str
+    when: Condition
+    options: JsonMapping
+    least_steps: int = 0
+    most_steps: int = 0
+
+
+@dataclass(frozen=True)
+class ProposedSteps:
+    """A number of steps, and why."""
+
+    steps: int
+    reason: Text
+
+
+def _holds(condition: Condition, given: JsonMapping) -> bool:
+    return all(str(given.get(name) or "") in wanted for name, wanted in condition.items())
+
+
+@functools.cache
+def of_family(family: str) -> tuple[tuple[Recipe, ...], tuple[ModelRecipe, ...]]:
+    """The recipes of a family, and what its models change about them; none for a family without."""
+    path = PRESETS / RECIPES / f"{family}.toml"
+    if not path.is_file():
+        return (), ()
+    found: Any = load_toml(path)
+    recipes = [Recipe(**_arguments(table)) for table in found["recipe"]]
+    return tuple(recipes), tuple(ModelRecipe(**_arguments(table)) for table in found.get("model", ()))
+
+
+def _arguments(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A table of the file as arguments of what it describes."""
+    made = {**table, **{name: _condition(table[name]) for name in ("when", "unless") if name in table}}
+    return made | ({"images": tuple(table["images"])} if "images" in table else {})
+
+
+def _condition(table: Mapping[str, Any]) -> Condition:
+    return {option: tuple(wanted) for option, wanted in table.items()}
+
+
+def fitting(config: RunConfig) -> list[Recipe]:
+    """The recipes for a training of this model, by purpose; each with what the model itself requires."""
+    recipes, models = of_family(config.family)
+    given = values(config)
+    found = [recipe for recipe in recipes if recipe.kind == config.kind and recipe.fits(given)]
+    for model in models:
+        if model.kind == config.kind and _holds(model.when, given):
+            found = [_of_model(one, model) for one in found]
+    return sorted(found, key=lambda recipe: [*PURPOSES, ""].index(recipe.purpose))
+
+
+def _of_model(recipe: Recipe, model: ModelRecipe) -> Recipe:
+    """A recipe with what a model requires: other options, and never fewer steps."""
+    given: JsonObject = {**recipe.options, **model.options}
+    given["max_train_steps"] = max(int(given["max_train_steps"]), model.least_steps)
+    least, most = max(recipe.least_steps, model.least_steps), max(recipe.most_steps, model.most_steps)
+    return replace(recipe, least_steps=least, most_steps=most, options=given)
+
+
+def chosen(config: RunConfig, purpose: str = "") -> Recipe | None:
+    """The recipe for a purpose, or for the first that fits where this one does not fit the model."""
+    found = fitting(config)
+    return next((recipe for recipe in found if recipe.purpose == purpose), found[0] if found else None)
+
+
+def telling(family: str) -> set[str]:
+    """The options that say for which models of a family a recipe is."""
+    recipes, models = of_family(family)
+    conditions = [*(one.when for one in (*recipes, *models)), *(one.unless for one in recipes)]
+    return {name for condition in conditions for name in condition}
+
+
+def proposed_steps(recipe: Recipe, images: int, at_once: int = 1) -> ProposedSteps:
+    """How many steps a data set of so many images, at least 1, should take, with `at_once` images in each of them."""
+    wanted = images * recipe.steps_per_image
+    seen = min(max(wanted, recipe.least_steps), recipe.most_steps)
+    steps = max(ROUNDED_TO, round(seen / max(at_once, 1) / ROUNDED_TO) * ROUNDED_TO)
+    times = max(1, round(steps * max(at_once, 1) / images))
+    facts = {"images": counted(images, "image"), "times": f"{times:,}", "steps": f"{steps:,}"}
+    template = "{images}, each seen about {times} times: {steps} steps."
+    if seen > wanted:
+        template = "{images}, each seen about {times} times: {steps} steps, as fewer teach too little."
+    elif seen < wanted:
+        template = "{images}, each seen about {times} times: {steps} steps, as more are rarely needed."
+    return ProposedSteps(steps, Text(template, **facts))

@@ -1,0 +1,140 @@
+"""`kohya preset`: the presets, and a config made of a preset, a purpose and a number of images."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from library.config.arguments import Arguments
+from library.config.building import build
+from library.config.command import printable
+from library.config.formats import read_toml, to_toml
+from library.config.json_types import JsonObject
+from library.config.problems import ConfigError, Problem, Text, either
+from library.config.schema import changed, flat, options
+from library.data import finding
+from library.families import RUNS, config_class
+from library.files import clear_errors, write_atomic
+from library.recipes import preset_files, recipe_files
+from library.recipes.preset_files import Preset
+from library.recipes.recipe_files import PURPOSES, Recipe
+
+DONE = 0
+AS_MODEL = ("model_type", "model_version")  # what --model may name
+
+
+def main(argv: list[str]) -> int:
+    """List the presets, or print or write one as a config. 0 done; ConfigError for what there is not."""
+    parser = Arguments(
+        "kohya preset",
+        description="Without a name: list the presets. With one: print it as a TOML config, with the learning rate, "
+        "alpha and steps that suit a purpose and the number of your images.",
+    )
+    parser.add_argument("preset", nargs="?", metavar="PRESET", help="one of those that are listed")
+    parser.add_argument(
+        "--purpose", choices=list(PURPOSES), help="what the training is for; default: the first that fits"
+    )
+    parser.add_argument("--model", metavar="NAME", help="a model of the family, such as turbo or klein-base-9b")
+    parser.add_argument(
+        "--data", type=Path, metavar="FOLDER", help="the folder of your images: is filled in and counted"
+    )
+    parser.add_argument("--images", type=int, metavar="N", help="how many images there are, where --data is not given")
+    parser.add_argument("-o", "--output", type=Path, help="where to write; an existing file is never overwritten")
+    asked = parser.parse_args(argv)
+    if asked.data and asked.images is not None:
+        parser.error("--images goes without --data, whose images are counted")
+    if asked.images is not None and asked.images < 1:
+        parser.error("--images is the number of your images: write 1 or more")
+    if not asked.preset:
+        print(
+            "\n".join(f"{preset.id:<28} {preset.sentence}" for preset in preset_files.every() if not preset.is_profile)
+        )
+        return DONE
+    preset = named(asked.preset)
+    given: JsonObject = {**of_model(preset, asked.model), **({"train_data_dir": str(asked.data)} if asked.data else {})}
+    config, notes = with_recipe(preset, given, asked.purpose or "", asked.images or 0)
+    comment = f"{config.title}: accelerate launch sd-scripts/{config.script}.py --config_file THIS_FILE"
+    text = to_toml(config, comment)
+    if asked.output:
+        write_new(asked.output, text)
+        notes.append(f"wrote {asked.output}; train with: {printable(['kohya', 'train', str(asked.output)])}")
+    else:
+        print(text, end="")
+    for note in notes:
+        print(note, file=sys.stderr)
+    return DONE
+
+
+def named(name: str) -> Preset:
+    """The preset that somebody names, by its id or its file."""
+    wanted = name.replace("\\", "/").removesuffix(".toml")
+    found = preset_files.by_id("/".join(wanted.split("/")[-2:]))
+    if found is None or found.is_profile:
+        raise ConfigError("There is no preset {name}: kohya preset lists all of them", name=name)
+    return found
+
+
+def script_class(preset: Preset) -> Any:
+    """The config class of the training that a preset is for."""
+    return next(made for made in map(config_class, RUNS) if (made.family, made.kind) == (preset.family, preset.kind))
+
+
+def of_model(preset: Preset, name: str | None) -> JsonObject:
+    """The option that names a model of the preset's family."""
+    if not name:
+        return {}
+    known = options(script_class(preset))
+    fitting = [option for option in AS_MODEL if option in known and name in known[option].choices]
+    if not fitting:
+        models = [str(choice) for option in AS_MODEL if option in known for choice in known[option].choices]
+        if not models:
+            raise ConfigError("--model: {preset} has one model only, so leave it out", preset=preset.id)
+        raise ConfigError("--model: {preset} knows no {name}; write one of {models}", preset=preset.id, name=name,
+            models=either(models))  # fmt: skip
+    return {fitting[0]: name}
+
+
+def with_recipe(preset: Preset, given: JsonObject, purpose: str, images: int) -> tuple[Any, list[str]]:
+    """A preset with other values and the recipe for a purpose, and what to know about it."""
+    kind = script_class(preset)
+    config = build(kind, {**read_toml(preset.path), **given}, preset.path.name, notes=[])
+    recipe = recipe_files.chosen(config, purpose)
+    if recipe is None:
+        return config, []
+    _check_purpose(preset, recipe_files.fitting(config), purpose)
+    values = {**flat(changed(config)), **recipe.options}
+    if given.get("train_data_dir"):
+        found = finding.survey(config, keep=False)
+        if found.problems:
+            raise ConfigError(*found.problems)
+        images = sum(not image.is_reg for image in found.images.items)
+    notes: list[str] = (
+        [] if not recipe.purpose else [Text("Purpose: {purpose}.", purpose=Text(PURPOSES[recipe.purpose]))]
+    )
+    if images > 0:
+        at_once = config.data.train_batch_size * config.steps.gradient_accumulation_steps
+        proposal = recipe_files.proposed_steps(recipe, images, at_once)
+        values["max_train_steps"] = proposal.steps
+        notes.append(proposal.reason)
+    return build(kind, values, preset.path.name, notes=[]), notes
+
+
+def _check_purpose(preset: Preset, fitting: list[Recipe], purpose: str) -> None:
+    known = [recipe.purpose for recipe in fitting if recipe.purpose]
+    if purpose and not known:
+        raise ConfigError("--purpose: {preset} is for any purpose, so leave it out", preset=preset.id)
+    if purpose and purpose not in known:
+        raise ConfigError(
+            "--purpose: {preset} is for {purposes}, not for {purpose}",
+            preset=preset.id,
+            purposes=either(known),
+            purpose=purpose,
+        )
+
+
+def write_new(path: Path, text: str) -> None:
+    """Write a config into a file that must not exist yet."""
+    if path.exists():
+        raise ConfigError(Problem("", "{path} exists already; name another file, or delete it first", path=path))
+    with clear_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, text)

@@ -1,0 +1,143 @@
+"""The purpose of a training: what it sets on top of a preset, and how many steps it proposes for the images."""
+
+import pytest
+from PIL import Image
+
+from kohya_gui.form import recipes, start_preset
+from kohya_gui.form.start_preset import Situation
+from kohya_gui.form.tab import TABS
+from kohya_gui.panel import actions
+from library.recipes import preset_files
+
+LORA = TABS[0]
+
+
+def start(name, **situation):
+    preset = preset_files.by_id(name)
+    return start_preset.start("lora", preset, LORA.configs[preset.family], "", "", Situation(**situation))
+
+
+def test_a_form_begins_with_the_first_purpose_that_fits_and_says_what_it_sets():
+    plain = start("sdxl/lora-12gb")
+    assert plain["purpose"] == "character" and ["style", "Style"] in plain["purposes"]
+    assert ["Learning rate", "0.0002"] in plain["sets"] and "15 to 50 images are usual" in plain["advice"]
+    edit = start("flux/lora-kontext-24gb")
+    assert edit["purpose"] == "edit" and [purpose for purpose, _ in edit["purposes"]] == ["edit"]
+    assert str(start("flux/lora-24gb")["elsewhere"]) == "Edit: choose another model first (kontext)."
+    assert edit["elsewhere"] == start("zimage/lora-16gb")["elsewhere"] == ""
+    assert "edit" not in dict(start("flux/lora-24gb")["purposes"]) and "edit" in dict(
+        start("flux_2/lora-8gb")["purposes"]
+    )
+
+
+def test_steps_follow_the_number_of_images_and_the_batch_size():
+    assert start("sdxl/lora-12gb", images=30)["values"]["max_train_steps"] == "3000"
+    assert start("sdxl/lora-12gb", images=30, at_once=4)["values"]["max_train_steps"] == "750"
+    few = start("sdxl/lora-12gb", images=5)
+    told = "5 images, each seen about 400 times: 2,000 steps, as fewer teach too little."
+    assert few["values"]["max_train_steps"] == "2000" and str(few["advice"]) == told
+    assert "about 10 times: 5,000 steps, as more" in str(start("sdxl/lora-12gb", images=500)["advice"])
+    assert start("flux_2/lora-8gb", purpose="style", images=20)["values"]["max_train_steps"] == "600"
+
+
+def test_a_model_of_the_family_has_its_own_advice():
+    turbo = start("zimage/lora-16gb", model={"model_version": "turbo"})
+    assert "zimage_turbo_training_adapter_v2.safetensors" in turbo["values"]["base_weights"]
+    assert "base_weights" not in start("zimage/lora-16gb")["values"]
+    large = start("flux_2/lora-8gb", model={"model_version": "klein-base-9b"}, images=10)
+    assert float(large["values"]["learning_rate"]) == 1e-4 and large["values"]["max_train_steps"] == "1000"
+
+
+@pytest.mark.parametrize("sent", [None, True, -1, "many", 10**9, 2.5])
+def test_a_number_of_images_that_no_page_counts_is_none(sent):
+    assert recipes.number_of_images(sent) == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "number"),
+    [
+        ({}, 1),
+        ({"train_batch_size": "4"}, 4),
+        ({"train_batch_size": "x"}, 1),
+        ({"train_batch_size": "2", "gradient_accumulation_steps": "3"}, 6),
+        ({"train_batch_size": "4", "num_processes": "2"}, 8),
+        ({"train_batch_size": "9" * 400}, 1),
+    ],
+)
+def test_a_batch_size_that_cannot_be_read_counts_one_image(given, number):
+    assert recipes.images_in_step(given) == number
+
+
+@pytest.mark.parametrize(
+    ("told", "can"),
+    [
+        ({}, False),
+        ({"sample_prompts": "p.txt"}, True),
+        ({"sample_from_captions": 2}, True),
+        ({"sample_from_captions": 2, "sample_images": False}, False),
+    ],
+)
+def test_a_running_training_can_be_asked_for_samples_where_it_has_prompts(told, can):
+    assert actions._samples(told) == can
+
+
+@pytest.fixture
+def folder(served):
+    place = served[1] / "thirty"
+    if not place.exists():
+        place.mkdir()
+        for number in range(30):
+            Image.new("RGB", (64, 64)).save(place / f"{number}.png")
+            (place / f"{number}.txt").write_text("a toy", encoding="utf-8")
+    return place
+
+
+STEPS = "#lora-max_train_steps"
+
+
+@pytest.mark.browser
+def test_a_purpose_is_one_click_and_leaves_alone_what_was_typed(visit):
+    visitor = visit()
+    page, recipe = visitor.page, visitor.page.locator("#lora-form .recipe")
+    assert recipe.get_by_label("Character or object").is_checked() and "0.0002" in recipe.inner_text()
+    visitor.family("FLUX.2")
+    visitor.fill(network_dim="8")
+    recipe.get_by_text("Style", exact=True).click()
+    page.wait_for_function("document.querySelector('#lora-learning_rate').value == '0.0003'")
+    assert page.locator(STEPS).input_value() == "800" and page.locator("#lora-network_dim").input_value() == "8"
+    assert visitor.held()["typed"] == ["network_dim"]
+    visitor.open()  # a reload keeps the purpose
+    assert recipe.get_by_label("Style").is_checked()
+    assert visitor.held()["values"]["learning_rate"] == "0.0003" and visitor.held()["typed"] == ["network_dim"]
+
+
+@pytest.mark.browser
+def test_steps_are_proposed_for_the_images_unless_somebody_typed_them(visit, folder):
+    visitor = visit()
+    page, recipe = visitor.page, visitor.page.locator("#lora-form .recipe")
+    visitor.fill(train_data_dir=str(folder))
+    recipe.get_by_text("30 images, each seen about 100 times: 3,000 steps.").wait_for()
+    assert page.locator(STEPS).input_value() == "3000" and visitor.held()["typed"] == ["train_data_dir"]
+    visitor.fill(train_batch_size="2")
+    recipe.get_by_text("30 images, each seen about 100 times: 1,500 steps.").wait_for()
+    assert page.locator(STEPS).input_value() == "1500"
+    visitor.fill(max_train_steps="77")
+    recipe.get_by_text("Style", exact=True).click()
+    recipe.get_by_text("30 images, each seen about 67 times: 1,000 steps, as fewer teach too little.").wait_for()
+    assert page.locator(STEPS).input_value() == "77"
+
+
+@pytest.mark.browser
+def test_one_switch_leaves_samples_out(visit):
+    visitor = visit()
+    switch = visitor.page.locator("#lora-sample_images")
+    assert switch.is_visible() and switch.is_checked() and visitor.held()["values"]["sample_from_captions"] == "1"
+    switch.uncheck()
+    assert visitor.held()["typed"] == ["sample_images"]
+
+
+@pytest.mark.browser
+def test_what_a_form_begins_with_is_said_in_the_language_of_the_browser(visit):
+    page = visit(locale="ja").page
+    page.locator("#lora-form .recipe", has_text="画像は 15～50 枚が一般的").wait_for()
+    assert page.locator("#lora-form .recipe").get_by_label("画風").count() == 1

@@ -1,0 +1,51 @@
+"""Samples of a preset take less than 5 % of its steps' time where the GPU is busy all the time: docs/recipes.md.
+
+In passes through the denoiser at the training's size: a LoRA's step is two (three with checkpointing), a fine-tune's
+three (four). Samples are not compiled, which takes 1.5 times as long per pass (FLUX.1 with checkpointing on an H200:
+0.748 instead of 0.490 s per step).
+"""
+
+import math
+
+import pytest
+
+from library import families
+from library.config.building import build
+from library.config.schema import changed, flat
+from library.recipes import preset_files, recipe_files
+from library.train import caption_prompts
+from tests.recipes.test_recipes import PRESETS, config_of
+
+EAGER, TEXT, TOKEN = 1.5, {"sdxl": 0}, 16
+TRAINED = 1024
+
+
+def pictures_steps(config):
+    """How many training steps a sample image takes as long as."""
+    defaults = families.family_for(config).sample_defaults
+    few = caption_prompts.with_few_steps(defaults)["sample_steps"]
+    passes = few * (2 if float(defaults.get("scale") or 1) > 1 else 1)
+    text = TEXT.get(config.family, families.facts(config.family).text_tokens)
+    shown = (TRAINED // TOKEN) ** 2 * min(config.control_images.least, 1)
+    size = ((caption_prompts.SIDE // TOKEN) ** 2 + text + shown) / ((TRAINED // TOKEN) ** 2 + text + shown)
+    step = (3 if config.kind == "finetune" else 2) + config.memory.gradient_checkpointing
+    return passes * size * EAGER / step
+
+
+def share(config):
+    total, every = config.steps.max_train_steps, config.sample.sample_every_n_steps
+    rounds = 1 + math.ceil(total / every)  # at first, at each interval and at the end
+    return rounds * (config.sample.sample_from_captions + 1) * pictures_steps(config) / total
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.id)
+def test_every_preset_samples_at_first_and_in_little_time(preset, monkeypatch):
+    assert preset.path.parent != preset_files.PRESETS
+    plain = config_of(preset)
+    configs = [plain] + [
+        build(type(plain), {**flat(changed(plain)), **recipe.options}, notes=[])
+        for recipe in recipe_files.fitting(plain)
+    ]
+    for config in configs:
+        assert config.sample.sample_images and config.sample.sample_at_first and config.sample.sample_from_captions
+        assert share(config) < 0.05, (preset.id, share(config))

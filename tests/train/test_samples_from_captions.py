@@ -1,0 +1,139 @@
+"""Without a prompt file samples come from captions: which, of what size, and with which images beside them."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+from PIL import Image
+
+from library.check import preflight
+from library.config.building import build
+from library.config.problems import problems_of
+from library.config.run_config import ControlUse
+from library.config.schema import changed, flat
+from library.families import config_class
+from library.train import caption_prompts, samples
+from tests.training import config_of, pictures, references, train
+
+FLUX, PLAIN = "flux_train_network", ControlUse()
+
+
+def image(caption, bucket=(1024, 1024), is_reg=False, controls=(), mask_file=""):
+    return SimpleNamespace(encoded_caption=caption, fit=SimpleNamespace(bucket=bucket), is_reg=is_reg,
+                           controls=controls, mask_file=mask_file)  # fmt: skip
+
+
+def prompts_of(items, number=2, use=PLAIN, sentences=()):
+    config = SimpleNamespace(control_images=use, sample=SimpleNamespace(sample_from_captions=number),
+                             caption_change=SimpleNamespace(sentences=sentences))  # fmt: skip
+    return caption_prompts.prompts_from(SimpleNamespace(items=list(items)), config)
+
+
+def test_captions_from_all_over_the_data_and_one_that_is_new():
+    items = [image(f"zorb toy, number {n}\n") for n in range(10)] + [image("a toy", is_reg=True), image(" ")]
+    found = prompts_of(items)
+    assert [prompt.prompt for prompt in found] == [
+        "zorb toy, number 0", "zorb toy, number 5", "zorb toy, number, on a beach at sunset"]  # fmt: skip
+    assert [prompt.seed for prompt in found] == [1, 2, 3] and found == prompts_of(items)
+
+
+def test_the_new_prompt_is_in_no_caption():
+    assert prompts_of([image("zorb at sunset")])[-1].prompt == "zorb at sunset, in a snowy forest"
+    assert prompts_of([image("a cat"), image("two dogs")])[-1].prompt == "a lighthouse on a cliff"
+    (only,) = prompts_of([image("")])  # no captions at all: there is a picture nevertheless
+    assert only.prompt == "a lighthouse on a cliff"
+    assert len(prompts_of([image("same")] * 5, number=4)) == 2
+
+
+@pytest.mark.parametrize(
+    ("bucket", "size"), [((1024, 1024), (640, 640)), ((1536, 768), (905, 453)), ((512, 512), (512, 512))]
+)
+def test_samples_are_small_and_have_the_proportions_of_the_image(bucket, size):
+    prompt = prompts_of([image("a", bucket)])[0]
+    assert (prompt.width, prompt.height) == size
+
+
+def test_a_model_that_edits_is_shown_the_references_of_the_image():
+    shown = [SimpleNamespace(path=f"{n}.png", is_masked=False, mask="") for n in range(3)]
+    one, new = prompts_of([image("make it red", controls=shown)], use=ControlUse(least=1, most=2))
+    assert one.control_image_path == new.control_image_path == ("0.png", "1.png")
+    assert new.prompt == "make it a pencil drawing"
+    masked = [SimpleNamespace(path="a.png", is_masked=True, mask="m.png")]
+    painted = prompts_of([image("a", controls=masked)], use=ControlUse(inpaints=True))[0]
+    assert (painted.control_image_path, painted.control_image_mask_path) == (("a.png",), "m.png")
+    assert prompts_of([image("a", mask_file="c.png")], use=ControlUse(guided=True))[0].controlnet_image == "c.png"
+
+
+def test_sentences_of_words_that_learn_take_the_place_of_captions():
+    found = prompts_of([image("a")], sentences=("a photo of {}", "a painting of {}"))
+    assert [prompt.prompt for prompt in found[:2]] == ["a photo of {}", "a painting of {}"]
+
+
+@pytest.fixture
+def run(demo, tmp_path, monkeypatch):
+    monkeypatch.setattr(caption_prompts, "MAX_STEPS", 1)
+    place = pictures(tmp_path / "data", repeats=1)
+
+    def start(script=FLUX, **values):
+        given = {"train_data_dir": place, "output_dir": tmp_path / "out", "output_name": "m", "max_train_steps": 3}
+        return train(config_of(demo, script, **given | values))
+
+    return start
+
+
+FROM_CAPTIONS = {"sample_from_captions": 2, "sample_at_first": True, "sample_every_n_steps": 2}
+
+
+def test_a_training_without_prompts_ends_with_pictures(run, tmp_path):
+    plain = run(output_dir=tmp_path / "plain", seed=3)
+    sampled = run(seed=3, **FROM_CAPTIONS)
+    assert sampled.losses == plain.losses
+    assert [event["step"] for event in sampled.events("sample")] == [0] * 3 + [2] * 3 + [3] * 3
+    told = [event["prompt"] for event in sampled.events("sample")][:3]
+    assert all(text.startswith("zorb toy, ") for text in told) and len(set(told)) == 3
+    assert all(Image.open(path).size == (64, 64) for path in (tmp_path / "out" / "sample").iterdir())
+
+
+def test_a_dataset_file_gives_prompts_too(run, tmp_path):
+    place = pictures(tmp_path / "other", repeats=1)
+    text = f"[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = '{place / '1_zorb toy'}'\n"
+    (tmp_path / "set.toml").write_text(f"{text}caption_extension = '.txt'\n", encoding="utf-8")
+    made = run(train_data_dir=None, dataset_config=tmp_path / "set.toml", sample_from_captions=1, sample_at_first=True)
+    assert [event["step"] for event in made.events("sample")] == [0, 0, 3, 3]
+
+
+def test_an_edit_model_is_sampled_with_references(run, tmp_path):
+    shown = references(pictures(tmp_path / "data", repeats=1), tmp_path)
+    made = run("flux_2_train_network", control_directory=shown, max_train_steps=1, **FROM_CAPTIONS)
+    assert len(made.events("sample")) == 6 and not made.events("sample_failed")
+
+
+def test_one_switch_leaves_all_samples_out(run, tmp_path):
+    made = run(sample_images=False, sample_prompts=tmp_path / "gone.txt", **FROM_CAPTIONS)
+    assert made.facts["state"] == "finished" and not made.events("sample") and not made.events("sample_failed")
+
+
+def test_a_training_whose_samples_all_fail_goes_on_and_says_so(run, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("broken VAE")
+
+    monkeypatch.setattr(samples.SampleRunner, "_sample_one", fails)
+    made = run(**FROM_CAPTIONS)
+    said = [str(event["text"]) for event in made.events("warning")]
+    assert made.facts["state"] == "finished" and len(made.losses) == 3 and all(map(math.isfinite, made.losses))
+    assert sum("a sample is left out (RuntimeError: broken VAE)" in text for text in said) == 3
+    assert len(made.events("sample_failed")) == 3 and not made.events("sample")
+
+
+def test_a_check_names_what_is_missing_and_what_would_help(demo, squares):
+    asked = config_of(demo, FLUX, train_data_dir=squares, sample_at_first=True)
+    found = [problem for problem in preflight.problems(asked) if problem.option == "sample_prompts"]
+    assert found and found[0].fix == {"sample_from_captions": 2}
+    never = build(type(asked), flat(changed(asked)) | {"sample_from_captions": 2, "sample_at_first": False}, notes=[])
+    assert any(said.option == "sample_from_captions" and "only when somebody" in str(said)
+               for said in problems_of(preflight.check(never)))  # fmt: skip
+    assert config_class(FLUX)().sample.sample_images
+
+
+def test_one_caption_is_enough(run):
+    assert len(run(sample_from_captions=1, sample_at_first=True, max_train_steps=1).events("sample")) == 4
