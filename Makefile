@@ -18,8 +18,9 @@ check:  ## what can be said without running the code: style, types, JavaScript, 
 test:  ## everything, as CI runs it
 	./setup.sh test
 
-docs:  ## docs/options.md, from the options
+docs:  ## docs/options.md, from the options, and the values in docs/presets.md, from the presets
 	$(PYTHON) -m library.cli.options_page
+	$(PYTHON) -m library.cli.presets_page
 
 lock:  ## locks/, from constraints.txt, pyproject.toml and PyPI's hashes
 	$(PYTHON) -m library.doctor.lock

@@ -1,5 +1,5 @@
-"""docs/speed.svg and the tables of presets in README.md, docs/presets.md, docs/performance.md and docs/recipes.md, made
-of docs/measured/*.json and the presets: `python -m benchmarks.figure`.
+"""docs/speed.svg and the tables in README.md, docs/choose-a-model.md, docs/presets.md, docs/recipes.md and
+docs/dev/performance.md, made of docs/measured/*.json and the presets: `python -m benchmarks.figure`.
 
 A file of measurements is `{"machine": {...}, "rows": [...]}`. The machine names `gpu`, `processor`, `cores`, `torch`
 and may have a `note` on how to read its figures. A row has `family` (the name of its folder), `method` (lora, finetune,
@@ -22,8 +22,9 @@ from library.recipes.recipe_files import PURPOSES
 ROOT = Path(__file__).resolve().parent.parent
 FIGURE = ROOT / "docs" / "speed.svg"
 README = ROOT / "README.md"
+CHOOSING = ROOT / "docs" / "choose-a-model.md"
 PRESETS = ROOT / "docs" / "presets.md"
-PERFORMANCE = ROOT / "docs" / "performance.md"
+PERFORMANCE = ROOT / "docs" / "dev" / "performance.md"
 RECIPES = ROOT / "docs" / "recipes.md"
 TABLE = re.compile(r"(<!-- presets -->\n).*?(<!-- /presets -->)", re.DOTALL)
 TITLES = {facts.name: facts.title for facts in families.every()}
@@ -50,7 +51,8 @@ def main() -> None:
 
 def tables(every: list[Measured]) -> dict[Path, list[str]]:
     """The lines of the table of presets in each document."""
-    return {README: overview(every), PRESETS: table(every), PERFORMANCE: figures(every), RECIPES: recipes()}
+    return {README: by_family(every), CHOOSING: overview(every), PRESETS: table(every), PERFORMANCE: figures(every),
+            RECIPES: recipes()}  # fmt: skip
 
 
 def measured(folder: Path = ROOT / "docs" / "measured") -> list[Measured]:
@@ -78,8 +80,9 @@ def figure(one: Measured) -> str:
         title = f"{TITLES[family]} {METHODS[method]}, batch size {batch}"
         parts.append(f'<text x="0" y="{y + 14}" class="group">{escape(title)}</text>')
         y += 26
+        theirs = next((row for row in rows if row["trainer"] != "here"), None)
         for row in rows:
-            parts.append(_bar(row, y, row["s_it"] / longest))
+            parts.append(_bar(row, y, row["s_it"] / longest, theirs))
             y += LINE
         y += 10
     below = _wrapped(_reading(one, shown))
@@ -97,18 +100,39 @@ def figure(one: Measured) -> str:
     )
 
 
-def _bar(row: Measured, y: int, share: float) -> str:
-    """One row: its name and figures above its bar."""
+def _bar(row: Measured, y: int, share: float, theirs: Measured | None = None) -> str:
+    """One row: its name and figures above its bar, and behind the bar how many times as fast it is as `theirs`."""
     kind, long = "theirs" if row["trainer"] == "sd-scripts" else "ours", max(2, round(share * WIDE))
     busy = row.get("gpu_busy_s")
     filled = round(long * min(1.0, busy / row["s_it"])) if busy else long
     told = f"{row['s_it']:.3f} s, {row['gpu_gib']:.1f} GiB" + (f", busy {busy:.3f} s" if busy else "")
+    gain = ""
+    if theirs and row["trainer"] == "here":
+        gain = f'<text x="{long + 8}" y="{y + 29}" class="quiet">{factors(theirs, row)}</text>'
     outline = f'<rect x="0" y="{y + 19}" width="{long}" height="{BAR}" rx="2" class="{kind} open"/>' if busy else ""
     return (
         f'<text x="0" y="{y + 13}">{escape(_name(row))}</text>'
         f'<text x="{WIDE}" y="{y + 13}" class="value">{told}</text>{outline}'
-        f'<rect x="0" y="{y + 19}" width="{filled}" height="{BAR}" rx="2" class="{kind}"/>'
+        f'<rect x="0" y="{y + 19}" width="{filled}" height="{BAR}" rx="2" class="{kind}"/>{gain}'
     )
+
+
+def factors(theirs: Measured, ours: Measured) -> str:
+    """How many times as fast a row is as another trainer's, by wall time and by the GPU's busy time."""
+    wall, busy = speedups(theirs, ours)
+    return f"{_times(wall)}; busy {_times(busy)}"
+
+
+def _times(factor: float | None) -> str:
+    if factor is None:
+        return "not measured"
+    return f"{factor:.2f} x" if factor < 1.5 else f"{factor:.1f} x"
+
+
+def speedups(theirs: Measured, ours: Measured) -> tuple[float, float | None]:
+    """Another trainer's seconds per step over ours: wall time, and the GPU's busy time where both were measured."""
+    busy = [row.get("gpu_busy_s") for row in (theirs, ours)]
+    return theirs["s_it"] / ours["s_it"], busy[0] / busy[1] if busy[0] and busy[1] else None
 
 
 def _name(row: Measured) -> str:
@@ -128,7 +152,10 @@ def _reading(one: Measured, shown: list[Measured]) -> str:
         busy = "Where a bar says no GPU busy time, it was not measured."
     if not any(row.get("gpu_busy_s") for row in shown):
         busy = "The GPU's busy time was not measured."
-    return f"{one['machine'].get('note', '')} {busy} GiB: the most GPU memory in use.".strip()
+    return (
+        f"{one['machine'].get('note', '')} {busy} x: sd-scripts' time over this trainer's; busy: the same for the "
+        "GPU's busy time. GiB: the most GPU memory in use."
+    ).strip()
 
 
 def _wrapped(text: str, most: int = 74) -> list[str]:
@@ -159,6 +186,64 @@ def with_table(text: str, lines: list[str]) -> str:
     return TABLE.sub(lambda found: found[1] + "\n".join(lines) + "\n" + found[2], text)
 
 
+def by_family(every: list[Measured]) -> list[str]:
+    """A row for each family: what its presets need, and how fast it is beside another trainer."""
+    lines = [
+        "| | LoRA from | fastest LoRA preset | fine-tune from | compared with | faster: wall time | GPU busy time |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    machines: dict[str, list[str]] = {}
+    for family, title in TITLES.items():
+        cells = [_smallest(family, "lora", every), _fastest(family, every), _smallest(family, "finetune", every)]
+        beside = comparison(family, every)
+        if beside:
+            one, theirs, ours = beside
+            wall, busy = speedups(theirs, ours)
+            cells += [f"{theirs['trainer']}: {theirs['how']}", _times(wall), _times(busy)]
+            known = one["machine"]
+            where = f"{known['gpu']} with {known['cores']} cores of {known['processor']}"
+            machines.setdefault(where, []).append(title)
+        else:
+            cells += ["none measured", "", ""]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    measured_on = [f"{' and '.join(titles)} on {name}" for name, titles in machines.items()]
+    return [*lines, "", "Compared on one GPU:", *(f"- {line}" for line in measured_on)]
+
+
+def comparison(family: str, every: list[Measured]) -> tuple[Measured, Measured, Measured] | None:
+    """Another trainer's fastest LoRA step and ours in no more GPU memory, from one file: the newest that has busy times
+    of both, or else the newest. A rival whose memory was not measured is compared with whole trainings."""
+    pairs = []
+    for one in every:
+        rows = [r for r in one["rows"] if (r["family"], r["method"], r["batch"]) == (family, "lora", 1)]
+        if rivals := [r for r in rows if r["trainer"] != "here"]:
+            theirs = min(rivals, key=lambda r: r["s_it"])
+            limit = theirs["gpu_gib"]
+            fair = [r for r in rows if r["trainer"] == "here" and (r["gpu_gib"] <= limit if limit else "steps" in r)]
+            pairs += [(one, theirs, min(fair, key=lambda r: r["s_it"]))] if fair else []
+    return next((pair for pair in pairs if speedups(*pair[1:])[1]), pairs[0] if pairs else None)
+
+
+def _smallest(family: str, kind: str, every: list[Measured]) -> str:
+    """The least GPU memory that has a preset, with the seconds per step that were measured with it."""
+    path = min(_of_family(family, kind), key=_gigabytes)
+    match = _measurement(f"{family}/{path.stem}", every)
+    return f"{_gigabytes(path)} GB" + (f": {match[1]['s_it']:.2f} s" if match else "")
+
+
+def _fastest(family: str, every: list[Measured]) -> str:
+    timed = []
+    for path in _of_family(family, "lora"):
+        if match := _measurement(f"{family}/{path.stem}", every):
+            timed.append((match[1]["s_it"], _gigabytes(path)))
+    return f"{min(timed)[1]} GB: {min(timed)[0]:.2f} s" if timed else ""
+
+
+def _of_family(family: str, kind: str) -> list[Path]:
+    """The presets of a family itself, without those of its relatives (`lora-chroma-24gb`)."""
+    return [path for path in _presets() if path.parent.name == family and re.fullmatch(rf"{kind}-\d+gb", path.stem)]
+
+
 def overview(every: list[Measured]) -> list[str]:
     """A row for each model and kind of training, with the seconds per step of its preset for each size of GPU."""
     cells: dict[str, dict[int, str]] = {}
@@ -168,7 +253,7 @@ def overview(every: list[Measured]) -> list[str]:
         found = _measurement(f"{path.parent.name}/{path.stem}", every)
         times = ""
         if found and (theirs := _theirs(*found, size)):
-            times = f" ({theirs / found[1]['s_it']:.1f} x)"
+            times = f" ({factors(theirs, found[1])})"
         cells.setdefault(title, {})[size] = f"{found[1]['s_it']:.2f} s{times}" if found else "yes"
     sizes = sorted({size for row in cells.values() for size in row})
     lines = [f"| | {' | '.join(f'{size} GB' for size in sizes)} |", f"|---|{'---|' * len(sizes)}"]
@@ -197,7 +282,7 @@ def figures(every: list[Measured]) -> list[str]:
         busy, compiling = (row.get(key) for key in ("gpu_busy_s", "compile_s"))
         lines.append(
             f"| `{name}` | {row['s_it']:.3f} | {f'{busy:.3f}' if busy else ''} | {row['gpu_gib']:.1f} "
-            f"| {f'{compiling:.0f}' if compiling else ''} | [{one['file'][:10]}](measured/{one['file']}) "
+            f"| {f'{compiling:.0f}' if compiling else ''} | [{one['file'][:10]}](../measured/{one['file']}) "
             f"| {row.get('note', '')} |"
         )
     return lines
@@ -248,10 +333,11 @@ def _measurement(name: str, every: list[Measured]) -> tuple[Measured, Measured] 
     return next(((one, row) for one in every for row in one["rows"] if row.get("preset") == name), None)
 
 
-def _theirs(one: Measured, row: Measured, size: int) -> float | None:
-    """Seconds per step of the fastest run of sd-scripts there that fits into as much memory."""
+def _theirs(one: Measured, row: Measured, size: int) -> Measured | None:
+    """The fastest run of sd-scripts there that fits into as much memory."""
     like = [r for r in one["rows"] if all(r[key] == row[key] for key in ("family", "method", "batch"))]
-    return min((r["s_it"] for r in like if r["trainer"] == "sd-scripts" and r["gpu_gib"] <= size), default=None)
+    theirs = [r for r in like if r["trainer"] == "sd-scripts" and r["gpu_gib"] <= size]
+    return min(theirs, key=lambda r: r["s_it"]) if theirs else None
 
 
 def _result(name: str, size: int, every: list[Measured]) -> str:
@@ -261,7 +347,7 @@ def _result(name: str, size: int, every: list[Measured]) -> str:
         return ""
     one, row = found
     theirs = _theirs(one, row, size)
-    beside = f" (sd-scripts: {theirs:.3g} s)" if theirs else ""
+    beside = f" (sd-scripts: {theirs['s_it']:.3g} s)" if theirs else ""
     compiling = f", {row['compile_s']:.0f} s of compiling" if row.get("compile_s") else ""
     return (
         f"{row['s_it']:.3g} s per step{beside}, batch size {row['batch']}, {row['gpu_gib']:.1f} GiB{compiling}, "

@@ -1,4 +1,4 @@
-"""docs/compatibility.md: each flag that people use has a test that sees its effect, and that test exists."""
+"""docs/dev/flags.md: each flag that people use has a test that sees its effect, and that test exists."""
 
 import ast
 import csv
@@ -7,7 +7,7 @@ from collections import defaultdict
 
 from tests.source import ROOT
 
-PAGE = ROOT / "docs" / "compatibility.md"
+PAGE = ROOT / "docs" / "dev" / "flags.md"
 TITLES = {"sdxl_train_network": "SDXL LoRA", "sdxl_train": "SDXL", "flux_train_network": "FLUX.1 LoRA",
           "flux_train": "FLUX.1"}  # fmt: skip
 OTHERS = {"sdxl_train_textual_inversion": "SDXL textual inversion",  # which have nearly all flags of these, and a few

@@ -184,10 +184,10 @@ def test_speeds_that_are_not_known_are_not_compared(tmp_path):
 
 
 def test_without_measurements_of_both_the_demo_says_where_figures_are(tmp_path):
-    assert "docs/performance.md" in measured.gain("flux", tmp_path)
+    assert "docs/dev/performance.md" in measured.gain("flux", tmp_path)
     half = {"trainer": "here", "family": "flux", "method": "lora", "batch": 1, "how": "checkpointing", "s_it": 1.0}
     (tmp_path / "2030-01-01-gpu.json").write_text(json.dumps({"machine": {"gpu": "GPU"}, "rows": [half]}))
-    assert "docs/performance.md" in measured.gain("flux", tmp_path)
+    assert "docs/dev/performance.md" in measured.gain("flux", tmp_path)
 
 
 def test_the_demo_of_sdxl_compiles_what_takes_seconds(demo):

@@ -38,7 +38,8 @@ def test_the_overview_has_a_column_for_each_size_and_names_what_was_gained():
         {figure._gigabytes(path) for path in figure._presets()}
     )
     known = {row.split("|")[1].strip(): row for row in rows}
-    assert " x)" in known["SDXL LoRA"] and not any("DreamBooth" in title for title in known)
+    assert re.search(r"\(\d+\.\d x; busy \d\.\d+ x\)", known["SDXL LoRA"])
+    assert not any("DreamBooth" in title for title in known)
 
 
 def test_a_bar_shows_how_long_the_gpu_was_busy():
@@ -77,3 +78,26 @@ def test_a_preset_stands_beside_the_fastest_that_fits_into_its_memory():
     said = figure._result("flux/lora-12gb", 12, [one, older])
     assert said == "0.5 s per step (sd-scripts: 0.9 s), batch size 1, 10.5 GiB, 20 s of compiling, GPU X"
     assert figure._result("flux/lora-8gb", 8, [one, older]) == ""
+
+
+def test_every_factor_is_one_of_wall_time_and_one_of_the_gpus_busy_time():
+    theirs = row(trainer="sd-scripts", s_it=1.0, gpu_busy_s=0.4)
+    one = {"machine": MACHINE, "rows": [theirs, row(s_it=0.25, gpu_busy_s=0.2)]}
+    assert "4.0 x; busy 2.0 x" in [text for _, text in texts(figure.figure(one))]
+    assert figure.factors(theirs, row(s_it=0.8)) == "1.25 x; busy not measured"
+
+
+def test_a_family_stands_beside_another_trainer_in_no_more_memory():
+    theirs = row(trainer="sd-scripts", s_it=1.0, gpu_gib=10.0, gpu_busy_s=0.5)
+    fast, fair = row(s_it=0.1, gpu_gib=30.0, gpu_busy_s=0.1), row(s_it=0.5, gpu_gib=9.0, gpu_busy_s=0.25)
+    old = {"machine": MACHINE, "rows": [theirs, fast, fair]}
+    new = {"machine": MACHINE, "rows": [row(trainer="musubi-tuner", gpu_gib=10.0), row(s_it=0.4, gpu_gib=9.0)]}
+    assert figure.comparison("flux", [new, old]) == (old, theirs, fair)  # busy times count more than being new
+    assert figure.comparison("flux", [new])[0] == new
+    assert figure.comparison("flux", [{"machine": MACHINE, "rows": [theirs, fast]}]) is None
+
+
+def test_the_overview_by_family_has_a_row_for_each_and_names_the_processor():
+    lines = figure.by_family(figure.measured())
+    assert [line.split("|")[1].strip() for line in lines[2 : 2 + len(figure.TITLES)]] == list(figure.TITLES.values())
+    assert "cores of " in lines[-1] and lines[-1].startswith("- ")

@@ -23,7 +23,7 @@ from library.runs import layout, reader
 GIB = 2**30
 BYTES = {"no": 4, "fp16": 2, "bf16": 2}
 
-# All of these were fitted to steps of rank 16 on an H200 at 1024 x 1024, batches of 1 and 4; docs/performance.md.
+# All of these were fitted to steps of rank 16 on an H200 at 1024 x 1024, batches of 1 and 4; docs/dev/performance.md.
 
 COMPILED = 0.725  # of the activations that autograd keeps, with the graphs of a compiler
 ATTENTION = 2.1  # inputs of a block: the size of its checkpoint with the outputs of attention

@@ -27,7 +27,7 @@ def gain(family: str, folder: Path = FOLDER) -> str:
                 f"({eager[2]}) and {fast[1]:.3g} s compiled ({fast[2]}): docs/measured/{path.name}."
                 + (f" {note}" if title in note else "")
             )
-    return "docs/performance.md says what compiling gives with full-size models on a GPU."
+    return "docs/dev/performance.md says what compiling gives with full-size models on a GPU."
 
 
 def _steps(known: JsonObject, family: str, compiled: bool) -> Iterator[tuple[int, float, str]]:

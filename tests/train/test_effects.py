@@ -1,4 +1,4 @@
-"""Options that change a training, each seen from where its user sees it; docs/compatibility.md names the test of each.
+"""Options that change a training, each seen from where its user sees it; docs/dev/flags.md names the test of each.
 
 Those of noise and loss are asked of each family's own step, the others of whole trainings that several of them share.
 """

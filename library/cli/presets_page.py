@@ -1,0 +1,94 @@
+"""The values in docs/presets.md, from the presets: `python -m library.cli.presets_page` writes the tables again."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from library.config.formats import read_toml, toml_value
+from library.config.schema import flat
+from library.families import every
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "presets.md"
+TABLES = re.compile(r"(<!-- values -->\n).*?(<!-- /values -->)", re.DOTALL)
+PROFILES = "compile"  # its files set how a model is compiled, for any model
+
+Values = dict[str, str]
+Columns = dict[str, Values]  # what heads a column -> option -> value
+
+
+def tables() -> str:
+    """A table for each model and kind of training, with a column for each size of GPU."""
+    groups: dict[str, Columns] = {}
+    for path in _presets():
+        title, column = _heading(path)
+        groups.setdefault(title, {})[column] = values(path)
+    return "\n".join(f"### {title}\n\n{table(columns)}" for title, columns in _joined(groups).items())
+
+
+def table(columns: Mapping[str, Values]) -> str:
+    """One row for each option that any column sets."""
+    names = list(dict.fromkeys(name for column in columns.values() for name in column))
+    lines = [f"| option | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
+    for name in names:
+        lines.append(f"| `{name}` | {' | '.join(column.get(name, '') for column in columns.values())} |")
+    return "\n".join(lines) + "\n"
+
+
+def values(path: Path) -> Values:
+    """All options of a preset as its TOML has them."""
+    return {name: toml_value(value).replace("|", "\\|") for name, value in flat(read_toml(path)).items()}
+
+
+def with_tables(text: str) -> str:
+    """The text of the page with current tables."""
+    return TABLES.sub(lambda match: f"{match[1]}\n{tables()}\n{match[2]}", text)
+
+
+def _presets() -> list[Path]:
+    """Presets by family, kind and memory; those for any model last."""
+    folders = [*(facts.name for facts in every()), PROFILES]
+    return sorted(
+        (path for path in (ROOT / "presets").glob("*/*.toml") if path.parent.name in folders),
+        key=lambda path: (folders.index(path.parent.name), not path.stem.startswith("lora"), _kind(path), _size(path)),
+    )
+
+
+def _kind(path: Path) -> str:
+    return re.sub(r"-\d+gb$", "", path.stem)
+
+
+def _size(path: Path) -> int:
+    match = re.search(r"-(\d+)gb$", path.stem)
+    return int(match[1]) if match else 0
+
+
+def _heading(path: Path) -> tuple[str, str]:
+    """The title of a preset's table and the head of its column, from its first line."""
+    first = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
+    if path.parent.name == PROFILES:
+        return "Compile profiles, for any model", f"`{PROFILES}/{path.stem}`"
+    title, _, size = first.partition(":")[0].rpartition(" on ")
+    return f"{title} (`{path.parent.name}/{_kind(path)}-...`)", size
+
+
+def _joined(groups: Mapping[str, Columns]) -> dict[str, Columns]:
+    """Groups that set the same share a table, such as DreamBooth's and fine-tunes' presets."""
+    alike: list[tuple[list[str], Columns]] = []
+    for title, columns in groups.items():
+        same = next((titles for titles, others in alike if others == columns), None)
+        if same is None:
+            alike.append(([title], columns))
+        else:
+            same.append(title)
+    return {" and ".join(titles): columns for titles, columns in alike}
+
+
+def main() -> None:
+    """Write the tables into the page."""
+    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8", newline="\n")
+    print(f"wrote the values in {PAGE}")
+
+
+if __name__ == "__main__":
+    main()
