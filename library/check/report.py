@@ -285,7 +285,9 @@ def saved_size(config: RunConfig) -> float:
 def _saves(config: RunConfig) -> float:
     every, saves = config.save.save_every_n_steps, 1.0
     if every and not config.save.save_last_n_steps:
-        saves += config.steps.max_train_steps // every
+        steps, begin = config.steps.max_train_steps, config.save.save_from_step or 1
+        saves += max(0, steps // every - (begin - 1) // every)
+    saves += len(config.save.save_at_steps)
     return saves * (4 if config.save.save_state and not config.adapters else 1.5)
 
 

@@ -136,6 +136,8 @@ SHARED: tuple[Rule, ...] = (
     ("ema_every_n_steps ema_device", lambda c: c.optim.ema_decay, "ema_decay is 0"),
     ("max_train_steps", lambda c: not c.steps.max_train_epochs, "max_train_epochs decides"),
     ("save_every_n_epochs", lambda c: not c.save.save_n_epoch_ratio, "save_n_epoch_ratio decides"),
+    ("save_from_step", lambda c: c.save.save_every_n_steps or _by_epochs(c),
+     "nothing is saved every N steps or epochs"),
     ("save_last_n_epochs save_last_n_epochs_state", _by_epochs, "save_every_n_epochs is not set"),
     ("save_last_n_steps save_last_n_steps_state", lambda c: c.save.save_every_n_steps, "save_every_n_steps is not set"),
     ("save_last_n_epochs_state save_last_n_steps_state", lambda c: c.save.save_state, "save_state is off"),
