@@ -23,7 +23,7 @@ from library.config.building import Reading, draft, replace, working_fix
 from library.config.command import Launch
 from library.config.formats import toml_value
 from library.config.json_types import JsonObject
-from library.config.problems import Problem, Text, counted
+from library.config.problems import Problem, Text, counted, together
 from library.config.problems import read as read_problem
 from library.config.run_config import RunConfig
 from library.config.schema import options, section_options
@@ -183,6 +183,7 @@ def _facts(config: RunConfig, found: data.Check, gpu: str, memory: float | None)
         )
     if images and images.items:
         yield Finding("images", "ok", _images(config, images))
+        yield from _several_sizes(images)
         if said := held_out.by_folder(images):
             yield Finding("images", "ok", said)
         yield from _captions(images)
@@ -219,6 +220,14 @@ def _images(config: RunConfig, images: ImageSet) -> str:
         steps=Text(steps, count=f"{clock.total:,}"),
         epochs=f"{clock.total / clock.per_epoch:,.1f}",
     )
+
+
+def _several_sizes(images: ImageSet) -> Iterator[Finding]:
+    """That images are trained at several sizes, which are as many data sets."""
+    for sizes in dict.fromkeys(dataset.sizes for dataset in images.datasets if len(dataset.sizes) > 1):
+        shown = together(str(width) if width == height else f"{width}x{height}" for width, height in sizes)
+        template = "each image is trained at {count} sizes, once per repeat at each: {sizes}"
+        yield Finding("images", "ok", Text(template, count=len(sizes), sizes=shown))
 
 
 def _batches(count: int) -> Text:

@@ -126,7 +126,7 @@ def latents_are_good(wanted: Wanted, vae: JsonMapping | None, trust: bool = Fals
         return os.path.exists(wanted.file)
     try:
         with cache_files.opened(wanted.file) as file:
-            if any(file.shape(wanted.key(name))[-2:] != wanted.stored_size(name) for name in wanted.arrays):
+            if not _has_size(file, wanted):
                 return False
             stamp = _stamp(file, wanted.tail)
             if stamp is None:
@@ -141,6 +141,19 @@ def latents_are_good(wanted: Wanted, vae: JsonMapping | None, trust: bool = Fals
         return False
     same = stamps.same_image(wanted.image, stamp.get("image"))
     return same and stamps.same_controls(wanted.controls, stamp.get("controls", []))
+
+
+def has_size(wanted: Wanted) -> bool:
+    """Whether the file has latents of this size, whatever they were made of; it may have those of other sizes."""
+    try:
+        with cache_files.opened(wanted.file) as file:
+            return _has_size(file, wanted)
+    except BROKEN:
+        return False
+
+
+def _has_size(file: CacheFile, wanted: Wanted) -> bool:
+    return all(file.shape(wanted.key(name))[-2:] == wanted.stored_size(name) for name in wanted.arrays)
 
 
 def read_latents(wanted: Wanted) -> dict[str, np.ndarray]:

@@ -147,12 +147,13 @@ def summary(images: ImageSet, world: int = 1) -> JsonObject:
         counts = {"images": len(set(members)), "repeats": len(members), "batches": count}
         shown = {"references": [list(size) for size in references[0]]} if references else {}
         rows.append({"dataset": position, "size": list(bucket), **shown, **counts})
+    every, held = ({image.path for image in one.items} if one else set() for one in (images, images.validation))
     return {
-        "images": len(images),
-        "regularisation": sum(image.is_reg for image in images.items),
+        "images": len(every),  # once, also those at several sizes
+        "regularisation": len({image.path for image in images.items if image.is_reg}),
         "repeats": sum(row["repeats"] for row in rows),
         "buckets": rows,
         "batches_per_epoch": -(-batches // world),
-        "validation": len(images.validation) if images.validation else 0,
+        "validation": len(held),
         "dropped": list(images.unused),
     }

@@ -111,7 +111,7 @@ def texts(every: Sequence["Image"], work: EncodingJob) -> Texts:
     encoders = identity.of_components(work.components, names) if names else None
     lengths = {**dict.fromkeys(cache.stored), **({} if cache.mask else work.family.text_lengths)}
     options = {name: getattr(work.config.model, name, None) for name in cache.options}
-    images = _images_by_file(every, cache.suffix)
+    images = _images_by_file(every, cache.suffix, bool(template))
     if template:
         refuse_other_references(every)
 
@@ -155,11 +155,16 @@ def _has_stamp(file: str) -> bool:
         return False
 
 
-def _images_by_file(every: Iterable["Image"], suffix: str) -> dict[str, "Image"]:
-    """One image for each cache file; an image with two captions cannot have both on disk."""
+def _images_by_file(every: Iterable["Image"], suffix: str, with_pictures: bool) -> dict[str, "Image"]:
+    """One image for each cache file; an image with two captions cannot have both on disk, and a text encoder reads the
+    reference images at one size."""
     found: dict[str, Image] = {}
     for image in every:
         known = found.setdefault(caches.text_file(image.path, suffix), image)
+        if with_pictures and [one.fit for one in known.controls] != [one.fit for one in image.controls]:
+            raise ConfigError("{path} is trained at several sizes, and its reference images with it, but there is one "
+                "cache file for its caption, which is encoded with them: set control_resolution, or use "
+                "cache_text_encoder_outputs without _to_disk", path=image.path)  # fmt: skip
         if known.encoded_caption != image.encoded_caption:
             raise ConfigError("{path} is used with two captions, but there is one cache file for it: "
                 "use cache_text_encoder_outputs without _to_disk", path=image.path)  # fmt: skip

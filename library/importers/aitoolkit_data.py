@@ -11,6 +11,7 @@ from library.importers.shared import (
     dataset_toml,
     guidance,
     guidance_flag,
+    joined_sizes,
     load_tables,
     tables,
     told_datasets,
@@ -53,8 +54,7 @@ def _written(found: list[JsonMapping], whole: WholeTraining) -> tuple[str, list[
     """The dataset file, and the sentences."""
     sets, notes = [], []
     for table in found:
-        sizes = table.get("resolution") or 512
-        own: JsonObject = {}
+        own: JsonObject = {"resolution": _resolution(table.get("resolution") or 512)}
         step = whole.step or table.get("bucket_tolerance")
         for option, value in (("batch_size", table.get("batch_size")), ("bucket_reso_steps", step)):
             if (count := to_number(value)) and count >= 1:
@@ -62,8 +62,7 @@ def _written(found: list[JsonMapping], whole: WholeTraining) -> tuple[str, list[
         if not is_on(table.get("buckets", True)):
             own["enable_bucket"] = False
         subset = {option: value for option, value in _subset(table, whole).items() if option not in whole.without}
-        for size in sizes if isinstance(sizes, list) else [sizes]:
-            sets.append(({"resolution": size, **own}, [subset]))
+        sets.append((own, [subset]))
         left = sorted(table.keys() - set(TABLES["known"]))
         left += ["mask_min_value"] if "mask_min_value" in table and not is_empty(table.get("mask_path")) else []
         reasons = dict.fromkeys(left, NOT_HERE) | ({"num_frames": VIDEOS} if "num_frames" in table else {})
@@ -75,6 +74,12 @@ def _written(found: list[JsonMapping], whole: WholeTraining) -> tuple[str, list[
                 notes.append(Text("{place}: {key} is ignored: {reason}", place=place, key=key, reason=reason))
     general = {"enable_bucket": True, "max_bucket_reso": 2048, "bucket_no_upscale": True}
     return dataset_toml(general, sets), notes
+
+
+def _resolution(value: JsonValue) -> JsonValue:
+    """Each number of a list is the side of a square, and each image is trained at each of them, as here."""
+    sides = [int(side) for side in map(to_number, value if isinstance(value, list) else [value]) if side and side > 0]
+    return joined_sizes([(side, side) for side in sides]) if sides else value
 
 
 def _datasets(builder: ImportBuilder) -> None:

@@ -2,14 +2,15 @@
 
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
 from library.config.formats import toml_value
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.problems import Problem, Text
+from library.config.problems import ConfigError, Problem, Text
+from library.config.reading import sizes
 from library.config.sections.learning import OptimizerName
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, to_number
 from library.importers.result import KeyOutcome
@@ -231,10 +232,21 @@ def dataset_toml(general: JsonMapping, sets: Iterable[tuple[JsonMapping, list[Js
     return "\n\n".join(blocks) + "\n"
 
 
+def joined_sizes(found: Sequence[Sequence[int]]) -> JsonValue:
+    """Sizes as the resolution of one data set: a number or [width, height], of several a text with ; between them."""
+    if len(found) == 1:
+        (size,) = found
+        return size[0] if size[0] == size[-1] else list(size)
+    return ";".join(",".join(map(str, dict.fromkeys(size))) for size in dict.fromkeys(map(tuple, found)))
+
+
 def small_buckets(resolution: JsonValue) -> JsonObject:
     """A lower bucket limit for resolutions below our default limit, which the other trainers do not have."""
-    sides = resolution if isinstance(resolution, list | tuple) else [resolution]
-    least = min((int(side) for side in map(to_number, sides) if side), default=LEAST_SIDE)
+    try:
+        found = sizes(resolution)
+    except ConfigError:
+        return {}
+    least = min(side for size in found for side in size)
     return {"min_bucket_reso": max(64, least // 64 * 64)} if least < LEAST_SIDE else {}
 
 
@@ -245,7 +257,7 @@ def _table(head: str, members: JsonMapping) -> str:
 def told_datasets(text: str) -> Text:
     """How many data sets are in the text of a dataset file, in words."""
     count = text.count("[[datasets]]")
-    several = "{count} datasets, one for each folder and resolution: {place}"
+    several = "{count} datasets: {place}"
     return Text("one dataset: {place}" if count == 1 else several, count=count, place=PREPARED)
 
 

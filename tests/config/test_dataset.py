@@ -130,7 +130,8 @@ resolution = "big"
         "in data.toml: foo is not known at the top; there are [general] and [[datasets]]",
         "in data.toml [general]: image_dir belongs into [[datasets.subsets]]",
         "in data.toml [general]: shufle_caption is not a known key (did you mean shuffle_caption?)",
-        "in data.toml dataset 1: resolution must be one size in pixels or width,height (1024 or 1024,768), got 'big'",
+        "in data.toml dataset 1: resolution must be one size in pixels or width,height (1024 or 1024,768), or several "
+        "sizes with ; between them (512;1024), got 'big'",
         "in data.toml dataset 1 subset 1: batch_size belongs into [[datasets]] or [general]",
         "in data.toml dataset 1 subset 1: image_dirr is not a known key (did you mean image_dir?)",
         "in data.toml dataset 1 subset 1: caption_dropout_rate must be at least 0.0 and at most 1.0, got 2.0",
