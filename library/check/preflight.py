@@ -248,7 +248,8 @@ def _missing_gpu_features(config: RunConfig) -> Iterator[Problem]:
 def _cut_captions(family: Family, images: data.Check) -> Iterator[Problem]:
     """Captions that are longer than the text encoder reads; nothing where its tokenizer cannot be had."""
     with contextlib.suppress(ConfigError):
-        yield from text_encoding.cut_captions(images.images.items if images.images else (), family)
+        variants = family.config.cache.cached_caption_variants if family.config.cache.text else 1
+        yield from text_encoding.cut_captions(images.images.items if images.images else (), family, variants)
 
 
 def _resumed(config: RunConfig) -> Iterator[Problem]:

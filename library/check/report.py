@@ -44,6 +44,7 @@ TOPICS = {"model": "model", "data": "images", "captions": "captions", "cache": "
 ORDER = ("model", "images", "captions", "caches", "training", "GPU", "compiling", "samples", "disk", "other")
 LAUNCH = section_options(Launch)
 GIB = 2**30
+MANY = 20_000  # variants of captions; more are not made only to be counted
 ABSURD = 8  # times the memory that there is: by so much no estimate is wrong
 
 
@@ -241,6 +242,8 @@ def _captions(images: ImageSet) -> Iterator[Finding]:
 
 
 def _caches(config: RunConfig, images: ImageSet) -> Iterator[Finding]:
+    if config.cache.text:
+        yield _encodings(config, images)
     if not config.cache.cache_latents_to_disk:
         if config.cache.latents:
             yield Finding("caches", "ok", "images are encoded once at the start, and kept in memory")
@@ -252,6 +255,24 @@ def _caches(config: RunConfig, images: ImageSet) -> Iterator[Finding]:
         "ok",
         Text("{there} of {count} images have their latents on the disk already", there=there, count=len(wanted)),
     )
+
+
+def _encodings(config: RunConfig, images: ImageSet) -> Finding:
+    """How many captions the text encoders read before the first step."""
+    variants, learned = config.cache.cached_caption_variants, images.items
+    if len(learned) * variants > MANY:
+        said = Text("captions are encoded once: up to {count} encodings, {variants} variants of each",
+            count=f"{len(learned) * variants:,}", variants=variants)  # fmt: skip
+        return Finding("caches", "ok", said)
+    held = images.validation.items if images.validation else []
+    words = {one for image in learned for one in image.encoded_captions(variants)}
+    words |= {image.encoded_caption for image in held}
+    template = "captions are encoded once: {count}"
+    if variants > 1:
+        template = "captions are encoded once: {count}, up to {variants} variants of each caption"
+    if "" in words:
+        template += ", and the empty one"
+    return Finding("caches", "ok", Text(template, count=counted(len(words), "encoding"), variants=variants))
 
 
 def _compiling(config: RunConfig, on_gpu: bool) -> Finding:

@@ -18,7 +18,7 @@ from library.config.problems import ConfigError, Problem
 from library.config.reading import LARGEST, extension, positive_pair, range_of_sizes, separator, sizes
 from library.config.run_config import RunConfig
 from library.config.schema import changed, opt, section_options
-from library.config.sections.captions import varied_captions
+from library.config.sections.captions import clashes_with_cache
 from library.config.sections.inputs import resolution_rules
 from library.config.values import Option, closest, did_you_mean, quoted
 
@@ -321,14 +321,21 @@ def _rules(dataset: DatasetConfig, source: str, config: RunConfig) -> Iterator[P
         place = f"{source} subset {subset.metadata_file or subset.image_dir}:"
         if subset.more_control_directories and not subset.control_directory:
             yield _wrong(place, "more_control_directories", "needs control_directory: name the first folder there")
-        clashes = [("cache_text_encoder_outputs", name) for name in varied_captions(config) if config.cache.text]
-        clashes += [("cache_latents", name) for name in ("color_aug", "random_crop") if config.cache.latents]
-        # They change the image, and what the model is shown beside it would no longer fit to it.
-        moved = ["color_aug", "random_crop", "face_crop_aug_range", *["flip_aug"] * config.control_images.captioned]
-        clashes += [("control_directory", name) for name in moved if subset.control_directory]
-        for cache, name in clashes:
-            if getattr(subset, name):
-                yield _wrong(place, name, "cannot be used with {cache}: switch one of them off", cache=cache)
+        yield from _clashes(subset, place, config)
+
+
+def _clashes(subset: SubsetConfig, place: str, config: RunConfig) -> Iterator[Problem]:
+    """Options of a subset that do not go with what is encoded once, or with reference images."""
+    for name, template in clashes_with_cache(config).items() if config.cache.text else ():
+        if getattr(subset, name):
+            yield _wrong(place, name, template)
+    clashes = [("cache_latents", name) for name in ("color_aug", "random_crop") if config.cache.latents]
+    # They change the image, and what the model is shown beside it would no longer fit to it.
+    moved = ["color_aug", "random_crop", "face_crop_aug_range", *["flip_aug"] * config.control_images.captioned]
+    clashes += [("control_directory", name) for name in moved if subset.control_directory]
+    for cache, name in clashes:
+        if getattr(subset, name):
+            yield _wrong(place, name, "cannot be used with {cache}: switch one of them off", cache=cache)
 
 
 def _bucket_rules(dataset: DatasetConfig, source: str, config: RunConfig) -> Iterator[Problem]:

@@ -33,6 +33,7 @@ MADE_FROM = "made_from"
 KEPT = re.compile(r"(?:latents|alpha_mask|control_\d+|original_size|crop_ltrb|made_from)(?:_flipped)?(_\d+x\d+|)")
 SEVERAL = re.compile(r"latents(_\d+x\d+|)")
 FORMAT = "1.0.1"  # of musubi-tuner's caches
+EMPTY_CAPTION = "empty-caption"  # the stem of the file with the outputs for it
 CAPTION = "caption1"  # metadata of its caches of text: what was encoded
 NO_CACHE = LatentCache("", keyed_by_size=True)
 
@@ -109,9 +110,15 @@ def old_latents_file(image: str) -> str:
     return os.path.splitext(image)[0] + ".npz"
 
 
-def text_file(image: str, suffix: str) -> str:
-    """`photo.png` -> `photo_te_outputs.npz`."""
-    return os.path.splitext(image)[0] + suffix
+def text_file(image: str, suffix: str, number: int | None = None) -> str:
+    """`photo.png` -> `photo_te_outputs.npz`; with the number of a variant of the caption `photo_te_outputs_v1.npz`."""
+    name, ending = os.path.splitext(suffix)
+    return f"{os.path.splitext(image)[0]}{name}{'' if number is None else f'_v{number}'}{ending}"
+
+
+def empty_text_file(image: str, suffix: str, is_shared: bool) -> str:
+    """The file of the empty caption: beside an image, or one for all images of its folder."""
+    return text_file(os.path.join(os.path.dirname(image), EMPTY_CAPTION) if is_shared else image, suffix, 0)
 
 
 # ---- latents

@@ -58,7 +58,7 @@ def _batches(batches: Batches, config: RunConfig) -> Iterator[str]:
             facts = [f"{image.size[0]}x{image.size[1]}", f"scaled to {image.fit.resized[0]}x{image.fit.resized[1]}"]
             facts += ["mirrored"] * part.flip + [f"weight {part.weight:g}"] * (part.weight != 1)
             facts += ["with a mask"] * bool(image.mask_file or image.subset.alpha_mask)
-            words = image.encoded_caption if config.cache.text else part.caption
+            words = part.encoded if config.cache.text else part.caption
             yield f"  {image.path} ({', '.join(facts)})"
             yield f'    "{words}"'
 

@@ -80,7 +80,7 @@ def encode(
     if config.cache.latents:
         images.latents = _latents(every, work)
     if config.cache.text:
-        images.text = text_encoding.texts(every, work)
+        images.text = text_encoding.texts(images, work)
     if images.validation:
         images.validation.latents, images.validation.text = images.latents, images.text
     if world.device.type == "cuda":

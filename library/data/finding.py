@@ -103,7 +103,7 @@ def survey(config: RunConfig, report: Report | None = None, keep: bool = True) -
     began = held_out.earlier(config)
     split = held_out.apart(every, learned, regular, config.steps.seed or 0, began)
     result.copies, result.warnings = split.copies, [*result.warnings, *held_out.warnings(split, began)]
-    train, validation = ImageSet([], every, held_out=split.marks), ImageSet([], every)
+    train, validation = ImageSet([], every, held_out=split.marks), ImageSet([], every, is_validation=True)
     for dataset, own, held, beside in zip(every, split.learned, split.held_out, split.regular, strict=True):
         train.items += own + _balanced(result, beside, own)
         as_it_is = {id(subset): held_out.plain_options(subset) for subset in dataset.subsets}

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import ConfigError, Text
+from library.config.sections.captions import VARIED
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import (
     ENCODED_ONCE,
@@ -16,7 +17,6 @@ from library.importers.shared import (
     tables,
     told_datasets,
     told_prompts,
-    varied,
 )
 
 TABLES = load_tables("aitoolkit")["datasets"]
@@ -89,7 +89,7 @@ def _datasets(builder: ImportBuilder) -> None:
     word = builder.get("trigger_word")
     settings = _settings(listed)
     cached = builder.values.get("cache_text_encoder_outputs") or settings.get("cache_text_encoder_outputs")
-    without = varied(builder) if cached else ()
+    without = VARIED if cached else ()  # there, a caption that is encoded once is read as it is written
     for option in builder.values.keys() & set(without):
         builder.ignore(builder.keys.pop(option), ENCODED_ONCE)
         del builder.values[option]

@@ -103,12 +103,6 @@ def chooses_edit(builder: ImportBuilder, key: str, words: str) -> None:
         builder.change(key, said, {"model_version": version, "cache_text_encoder_outputs": True})
 
 
-def varied(builder: ImportBuilder) -> tuple[str, ...]:
-    """Options that change captions in each step, which exclude cached text encoder outputs."""
-    names = ("shuffle_caption", "caption_tag_dropout_rate", "caption_dropout_rate")
-    return names[:2] if builder.family == "anima" else names
-
-
 def guidance_flag(builder: ImportBuilder, chroma: bool) -> str:
     """The prompt flag for another trainer's single scale: distilled guidance, or else classifier-free guidance."""
     reads = {"flux": not chroma, "flux_2": builder.values.get("model_version") == "dev"}

@@ -153,7 +153,8 @@ SUBSET = "[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = 'a'\n
         (SUBSET + "conditioning_data_dir = 'm'\n", {},
          "conditioning_data_dir needs masked_loss in the run's options"),
         (SUBSET + "shuffle_caption = true\n", {"cache_text_encoder_outputs": True},
-         "subset a: shuffle_caption cannot be used with cache_text_encoder_outputs: switch one of them off"),
+         "subset a: shuffle_caption cannot be used with cache_text_encoder_outputs while each caption has one variant: "
+         "set cached_caption_variants above 1, or switch one of them off"),
         (SUBSET + "color_aug = true\n", {"cache_latents": True},
          "subset a: color_aug cannot be used with cache_latents: switch one of them off"),
         (SUBSET.replace("64\n", "512\nenable_bucket = true\nbucket_reso_steps = 24\n"), {},

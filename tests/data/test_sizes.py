@@ -147,12 +147,12 @@ def test_reference_images_that_the_text_encoder_reads_need_one_size_on_disk():
     from types import SimpleNamespace
 
     from library.data.buckets import BucketFit
-    from library.data.text_encoding import _images_by_file
+    from library.data.text_encoding import _entries_by_file
 
     def at(side):
         fit = BucketFit((side, side), (side, side))
-        return SimpleNamespace(path="a.png", encoded_caption="a", controls=(SimpleNamespace(fit=fit),))
+        return 0, SimpleNamespace(path="a.png", controls=(SimpleNamespace(fit=fit),)), "a"
 
-    assert len(_images_by_file([at(64), at(128)], "_te.npz", False)) == 1
+    assert len(_entries_by_file([at(64), at(128)], "_te.npz", False)) == 1
     with pytest.raises(ConfigError, match="control_resolution"):
-        _images_by_file([at(64), at(128)], "_te.npz", True)
+        _entries_by_file([at(64), at(128)], "_te.npz", True)

@@ -11,7 +11,9 @@ from library.config.problems import Problem, Text, together
 from library.config.reading import LARGEST, count, pair, resolution, sizes, token_length
 from library.config.run_config import RunConfig
 from library.config.schema import defaults, opt
-from library.config.sections.captions import varied_captions
+from library.config.sections.captions import USUAL_VARIANTS, VARIED, clashes_with_cache
+
+MOST_VARIANTS = 1000
 
 
 def resolution_rules(size: tuple[int, int], buckets: Any, place: str = "") -> Iterator[Problem]:
@@ -312,10 +314,18 @@ class Cache:
     cache_latents: bool = opt(False, "Encode all images once, before training: faster, less memory. Usually on.")
     cache_latents_to_disk: bool = opt(False, "Save latents next to the images, so that later runs start at once.")
     cache_text_encoder_outputs: bool = opt(
-        False, "Encode all captions once: less memory. Not with shuffled or dropped captions."
+        False, "Encode all captions once: less memory. For shuffled ones see caption variants."
     )
     cache_text_encoder_outputs_to_disk: bool = opt(
         False, "Save encoded captions next to the images, so that later runs start at once."
+    )
+    cached_caption_variants: int = opt(
+        1,
+        "Variants of each caption to encode and draw from: shuffled, tags dropped, wildcards.",
+        label="Cached caption variants",
+        min=1,
+        ceiling=MOST_VARIANTS,
+        advanced=True,
     )
     vae_batch_size: int = opt(
         1,
@@ -344,18 +354,14 @@ class Cache:
                     yield Problem(name, "cannot be used with cache_latents: switch one of them off",
                         also="cache_latents cache_latents_to_disk", fix=defaults(run, name))  # fmt: skip
         if self.text:
-            for name in varied_captions(run):
+            for name, template in clashes_with_cache(run).items():
                 if getattr(run.captions, name):
-                    yield Problem(name,
-                        "cannot be used with cache_text_encoder_outputs: switch one of them off",
-                        also="cache_text_encoder_outputs cache_text_encoder_outputs_to_disk",
-                        fix=defaults(run, name))  # fmt: skip
+                    mended = {"cached_caption_variants": USUAL_VARIANTS} if name in VARIED else defaults(run, name)
+                    yield Problem(name, template, fix=mended,
+                        also="cache_text_encoder_outputs cache_text_encoder_outputs_to_disk")  # fmt: skip
 
     def notes(self, run: RunConfig) -> Iterator[Problem]:
-        """What a cached caption freezes without being wrong."""
-        if self.text and run.captions.caption_dropout_every_n_epochs and not run.drops_cached_captions:
-            yield Problem("caption_dropout_every_n_epochs",
-                "has no effect with cache_text_encoder_outputs", fix={"caption_dropout_every_n_epochs": 0})  # fmt: skip
+        """What is taken on trust without being wrong."""
         if self.skip_cache_check and (self.cache_latents_to_disk or self.cache_text_encoder_outputs_to_disk):
             yield Problem("skip_cache_check", ": caches of changed images and captions are used as they are")
 
