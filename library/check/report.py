@@ -261,18 +261,18 @@ def _encodings(config: RunConfig, images: ImageSet) -> Finding:
     """How many captions the text encoders read before the first step."""
     variants, learned = config.cache.cached_caption_variants, images.items
     if len(learned) * variants > MANY:
-        said = Text("captions are encoded once: up to {count} encodings, {variants} variants of each",
-            count=f"{len(learned) * variants:,}", variants=variants)  # fmt: skip
-        return Finding("caches", "ok", said)
+        count = f"{len(learned) * variants:,}"
+        said = Text("up to {count} encodings, {variants} variants of each caption", count=count, variants=variants)
+        return Finding("caches", "ok", Text("captions are encoded once: {encodings}", encodings=said))
     held = images.validation.items if images.validation else []
     words = {one for image in learned for one in image.encoded_captions(variants)}
     words |= {image.encoded_caption for image in held}
-    template = "captions are encoded once: {count}"
+    said = counted(len(words), "encoding")
     if variants > 1:
-        template = "captions are encoded once: {count}, up to {variants} variants of each caption"
+        said = Text("{encodings}, up to {variants} variants of each caption", encodings=said, variants=variants)
     if "" in words:
-        template += ", and the empty one"
-    return Finding("caches", "ok", Text(template, count=counted(len(words), "encoding"), variants=variants))
+        said = Text("{encodings}, with that of the empty caption", encodings=said)
+    return Finding("caches", "ok", Text("captions are encoded once: {encodings}", encodings=said))
 
 
 def _compiling(config: RunConfig, on_gpu: bool) -> Finding:

@@ -165,10 +165,10 @@ def test_check_says_how_many_encodings_it_makes(folder, monkeypatch):
         return next(text for text in found if "captions are encoded once" in text)
 
     assert said() == "captions are encoded once: 3 encodings"
-    assert said(caption_dropout_rate=0.1) == "captions are encoded once: 4 encodings, and the empty one"
+    assert said(caption_dropout_rate=0.1) == "captions are encoded once: 4 encodings, with that of the empty caption"
     assert said(**VARIED) == "captions are encoded once: 12 encodings, up to 4 variants of each caption"
     monkeypatch.setattr(report, "MANY", 10)
-    assert said(**VARIED) == "captions are encoded once: up to 12 encodings, 4 variants of each"
+    assert said(**VARIED) == "captions are encoded once: up to 12 encodings, 4 variants of each caption"
 
 
 def test_what_varies_nothing_or_cannot_be_encoded_once_is_said(folder):
