@@ -53,6 +53,7 @@ def length_notes(config: RunConfig, images: data.Check) -> Iterator[Problem]:
     if not whole:
         return
     yield from _late_saves(config, images)
+    yield from _too_patient(config, whole)
     given = schema.values(config)
     for end, unit in ((whole.total, "step"), (whole.epochs, "epoch")):
         for name in (f"{what}_every_n_{unit}s" for what in ("sample", "validate", "save")):
@@ -69,6 +70,17 @@ def length_notes(config: RunConfig, images: data.Check) -> Iterator[Problem]:
         yield Problem("lr_warmup_steps",
             "{warm} is not below all {total} steps: the learning rate never reaches its value", warm=warm,
             total=whole.total)  # fmt: skip
+
+
+def _too_patient(config: RunConfig, whole: Length) -> Iterator[Problem]:
+    """A patience that the training ends before."""
+    given, patience = schema.values(config), config.steps.early_stop_patience
+    steps, epochs = given.get("validate_every_n_steps"), given.get("validate_every_n_epochs") or 1
+    most = whole.epochs // epochs + (whole.total // steps if steps else 0)
+    if patience and patience >= most:
+        yield ineffective.remark(
+            "early_stop_patience", "this training has only {count}", count=counted(most, "validation")
+        )
 
 
 def _late_saves(config: RunConfig, images: data.Check) -> Iterator[Problem]:

@@ -71,7 +71,8 @@ class EarlyStop:
             return
         clock.end_early()
         facts = {"step": clock.step, **self._best}
-        journal.note(early_stop={**facts, "patience": self.patience})
+        planned = {"patience": self.patience, "planned_steps": clock.total}
+        journal.note(total_steps=clock.step, early_stop={**facts, **planned})
         said = Text(ENDED, step=clock.step, validations=counted(self._waited, "validation"),
             loss=f"{self._best_loss:.4f}", best=self._best_step)  # fmt: skip
         journal.event("early_stop", **facts, text=said)

@@ -95,6 +95,8 @@ ONETRAINER = [
      {"zero_terminal_snr": True, "v_parameterization": True}),
     (SDXL_LORA, {"save_every": 2, "save_every_unit": "EPOCH"}, {"save_every_n_epochs": 2}),
     (SDXL_LORA, {"save_after": 300, "save_after_unit": "STEP"}, {"save_every_n_steps": 300}),
+    (SDXL_LORA, {"save_every": 100, "save_every_unit": "STEP", "save_skip_first": 400}, {"save_every_n_steps": 100,
+     "save_from_step": 400}),
     (SDXL_LORA, {"backup_after": 2, "backup_after_unit": "HOUR"}, {"save_state_every_n_minutes": 120}),
     (SDXL_LORA, {"resolution": "1024x768"}, {"resolution": "1024,768", "enable_bucket": False}),
     (SDXL_LORA, {"resolution": "512,1024"}, {"resolution": "512;1024", "enable_bucket": True}),

@@ -65,7 +65,8 @@ def test_an_ended_training_is_not_taken_further_by_mistake(demo, eight, tmp_path
         return train(config_of(demo, SCRIPT, train_data_dir=eight, output_name="m", **STILL | values))
 
     done = run(output_dir=tmp_path / "a", save_state_on_train_end=True)
-    assert done.facts["state"] == "finished" and len(done.losses) == 6
+    assert done.facts["state"] == "finished" and len(done.losses) == done.facts["total_steps"] == 6
+    assert done.facts["early_stop"]["planned_steps"] == 30
     (event,) = done.events("early_stop")
     assert event["best_step"] == done.facts["early_stop"]["best_step"] == 3
     assert "after step 6 (early_stop_patience)" in str(event["text"]) and "1 validation" in str(event["text"])
@@ -95,6 +96,18 @@ def test_two_processes_end_after_the_same_step(demo, eight, tmp_path):
     done = Outcome(tmp_path / "m.safetensors", folder)
     assert done.file.is_file() and reader.at(folder).state == "finished"
     assert len(done.losses) == done.facts["early_stop"]["step"] == 4
+
+
+def test_a_patience_that_no_training_of_this_length_needs_is_pointed_out(demo, eight, tmp_path):
+    def told(**values):
+        given = {"train_data_dir": eight, "output_dir": tmp_path, "max_train_steps": 9} | values
+        found = preflight.findings(config_of(demo, SCRIPT, **STILL | given))[1]
+        return [str(one) for one in found if one.option == "early_stop_patience"]
+
+    assert told(early_stop_patience=3) == [
+        "early_stop_patience has no effect here: this training has only 3 validations"
+    ]
+    assert not told(early_stop_patience=2) and not told(early_stop_patience=3, validate_every_n_steps=2)
 
 
 def test_it_needs_held_out_images(eight, tmp_path):
