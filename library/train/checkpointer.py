@@ -25,6 +25,7 @@ class Checkpointer:
         config, clock, world = training.config, training.clock, training.world
         self._training, self._config, self._journal = training, config, training.journal
         self._names, self._backups = paths.names(config), Backups(paths.names(config), training.journal)
+        self._chosen = frozenset(config.save.save_at_steps)
         self._every_epochs = paths.every_n_epochs(config, clock.epochs)
         self._shapes: verify.Shapes = {}
         self._saved_at = 0  # the step of the last state
@@ -60,7 +61,7 @@ class Checkpointer:
         due: list[str] = []
         if clock.step >= (options.save_from_step or 0):
             due += clock.every(options.save_every_n_steps, self._every_epochs)
-        if clock.step in options.save_at_steps and "step" not in due:
+        if clock.step in self._chosen and "step" not in due:
             due.insert(0, "step")
         return due
 

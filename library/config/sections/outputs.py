@@ -1,6 +1,7 @@
 """What a training leaves behind: files, sample images, uploads, logs."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -94,7 +95,7 @@ class Save:
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
         """Each step is chosen once, and files have to get the name, on every system."""
-        if twice := sorted({step for step in self.save_at_steps if self.save_at_steps.count(step) > 1}):
+        if twice := sorted(step for step, times in Counter(self.save_at_steps).items() if times > 1):
             yield Problem(
                 "save_at_steps",
                 "names {steps} more than once: write each step once",
