@@ -64,7 +64,7 @@ def test_what_is_removed_is_what_sd_scripts_removes(tmp_path):
 
 
 def test_chosen_steps_are_written_in_several_ways_and_their_files_stay(tmp_path):
-    for steps in ("20,50", "20, 50", "20 50", [20, 50], ("20", "50")):
+    for steps in ("20,50", "20, 50", "20 50", [20, 50], ("20", "50"), ["20,50"], ["20,", "50"]):
         kept = config(tmp_path, output_name="m", save_every_n_steps=10, save_last_n_steps=30, save_at_steps=steps)
         assert kept.save.save_at_steps == (20, 50)
     assert config(tmp_path, save_at_steps="").save.save_at_steps == ()
