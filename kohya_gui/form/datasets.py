@@ -103,7 +103,8 @@ def look(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> JsonOb
     kept_file.check_size(path, OPTION)
     known, tables = kept_file.state(path), dataset_file.read(path)
     datasets, problems = drafted(config)
-    groups = [_group(table, datasets[at] if at < len(datasets) else None, roots) for at, table in enumerate(tables)]
+    first = {dataset.table: dataset for dataset in reversed(datasets)}  # of a table with several sizes
+    groups = [_group(table, first.get(at), roots) for at, table in enumerate(tables)]
     return {"groups": groups, "file": str(path), "known": known, "problems": problems}
 
 

@@ -21,7 +21,7 @@ export function groupOf(box, group, number, groups) {
   made.dataset.at = JSON.stringify(group.at);
   one(made, "summary b").textContent = groups > 1 ? say("Data set {number}", { number: number + 1 }) : "";
   const of = (/** @type {string} */ name) => group.texts[name] || group.shown?.[name] || "";
-  one(made, "summary span").textContent = say("{resolution} px, batches of {batch}", { resolution: of("resolution").replace(",", " × "), batch: of("batch_size") });
+  one(made, "summary span").textContent = say("{resolution} px, batches of {batch}", { resolution: of("resolution").replaceAll(",", " × ").replaceAll(";", ", "), batch: of("batch_size") });
   one(made, ".of-set").hidden = !of("resolution");
   fillIn(one(made, ".of-set"), group.texts, group.shown);
   one(made, "ol").replaceChildren(...group.rows.map((row) => rowOf(box, row)));

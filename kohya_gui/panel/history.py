@@ -24,6 +24,7 @@ def history_html(run: RecordedRun, progress: RunProgress) -> str:
             "saved",
             Text("in {folder}", folder=folder) if folder else "",
         ),
+        _list("Ended early", map(text, seen.get("early_stop", ())), "ended"),
         _list("Warnings", map(text, seen.get("warning", ())), "warn"),
         _list("Compiled", map(compiled, compiles), "compiled", compile_totals(run, progress, compiles)),
     ]

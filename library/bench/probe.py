@@ -48,6 +48,7 @@ PLAIN = {"dataset_config": None, "in_json": None, "reg_data_dir": None, "enable_
          "log_with": None, "log_tracker_config": None, "huggingface_repo_id": None, "save_state_to_huggingface": False,
          "save_state": False, "save_state_on_train_end": False, "save_state_every_n_minutes": None,
          "save_every_n_steps": None, "save_every_n_epochs": None, "save_n_epoch_ratio": None, "max_train_epochs": None,
+         "save_at_steps": (), "save_from_step": None, "early_stop_patience": None,
          "lr_warmup_steps": 0, "lr_decay_steps": 0,
          "compile_compare_steps": 0, "compile_autotune": False, "compile_from_step": None, "face_crop_aug_range": None,
          "sample_at_first": False,

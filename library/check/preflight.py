@@ -10,27 +10,24 @@ from typing import Any
 import torch
 
 from library import data, families, methods
-from library.check import adapter_files, graph_limit, meta_model, sample_prompts
+from library.check import adapter_files, graph_limit, meta_model, sample_prompts, training_length
 from library.compiler import checks
 from library.config import building, code_names, fixes, ineffective, schema
 from library.config.environment import SWITCHED_ON, first_process, processes, shards_asked
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, MessageLike, Problem, Text, counted, problems_of, together
+from library.config.problems import ConfigError, MessageLike, Problem, Text, problems_of, together
 from library.config.run_config import RunConfig
-from library.config.sections.learning import LONGEST
 from library.data import debug_dataset, text_encoding
-from library.data.length import Length, length
 from library.families.base import Family
 from library.files import free_space
 from library.memory.quantization import fp8_matmul, int8_matmul
 from library.methods import lycoris
-from library.optim import lr_schedule, optimizers
+from library.optim import optimizers
 from library.outputs import hub, trackers
 from library.outputs import paths as save
 from library.runs import reader, registry
 from library.runs.record import Record
 from library.train import base_files, resume_state
-from library.train.clock import Clock
 from library.train.journal import Progress
 
 # What rules of the options have spoken of already, where a look at the files says the same in other words.
@@ -135,7 +132,7 @@ def judged(
     for stage, ask in {
         "model": lambda: families.family_for(config).problems(),
         "images": lambda: images.problems,
-        "length": lambda: _length(config, images),
+        "length": lambda: training_length.length_problems(config, images),
         "network": lambda: [*methods.problems(config), *unreachable],
         "optimizer": lambda: optimizers.problems(config),
         "save": lambda: save.problems(config),
@@ -160,7 +157,8 @@ def judged(
             known = again or problem in (*problems, *found) or problem.option in silent
             if not known and wrong.isdisjoint(problem.options):
                 found.append(problem)
-    remarks: list[MessageLike] = [*images.warnings, *_late(config, images), *code_notes(config), *announced]
+    remarks: list[MessageLike] = [*images.warnings, *training_length.length_notes(config, images)]
+    remarks += [*code_notes(config), *announced]
     with _tolerant(bool(problems), []):  # notes about what cannot be read would only be errors
         family = families.family_for(config)
         remarks += [] if failed["model"] else [*family.notes(), *_cut_captions(family, images)]
@@ -250,61 +248,11 @@ def _missing_gpu_features(config: RunConfig) -> Iterator[Problem]:
             yield ineffective.remark(name, "this machine cannot multiply in 8 bits, only keep them")
 
 
-def _steps(config: RunConfig, images: data.Check) -> Length | None:
-    """How long the training will be, where there are images to count."""
-    found = images.images
-    if not found or not found.items:
-        return None
-    return length(config.steps, data.summary(found)["batches_per_epoch"])
-
-
-def _length(config: RunConfig, images: data.Check) -> Iterator[Problem]:
-    """A training that never ends, or that begins behind its end."""
-    steps = _steps(config, images)
-    if not steps or not images.images:
-        return
-    if steps.total > LONGEST:
-        epochs, total = f"{config.steps.max_train_epochs:,}", f"{steps.total:,}"
-        yield Problem("max_train_epochs", ": {epochs} epochs are {total} steps; lower it", epochs=epochs, total=total)
-    Clock.of(config, data.summary(images.images)["batches_per_epoch"])
-    yield from lr_schedule.too_long(config, steps.total * processes())
-    every = config.optim.ema_every_n_steps
-    if config.optim.ema_decay and every > steps.total:
-        yield Problem("ema_every_n_steps",
-            "= {every}: the training ends after {count}, before the first update, so the average would be the "
-            "untrained model; set it to 1", every=every, count=counted(steps.total, "step"), also="ema_decay",
-            fix={"ema_every_n_steps": 1})  # fmt: skip
-    if config.steps.resume and not config.steps.resume_from_huggingface and config.steps.max_train_epochs:
-        yield from resume_state.problems(Path(config.steps.resume), config, steps.total)
-
-
 def _cut_captions(family: Family, images: data.Check) -> Iterator[Problem]:
     """Captions that are longer than the text encoder reads; nothing where its tokenizer cannot be had."""
     with contextlib.suppress(ConfigError):
-        yield from text_encoding.cut_captions(images.images.items if images.images else (), family)
-
-
-def _late(config: RunConfig, images: data.Check) -> Iterator[Problem]:
-    """What the training ends before: a warm-up where its length is told in epochs, and what is done every so often."""
-    warm, steps = config.optim.lr_warmup_steps, _steps(config, images)
-    if not steps:
-        return
-    given = schema.values(config)
-    for end, unit in ((steps.total, "step"), (steps.epochs, "epoch")):
-        for name in (f"{what}_every_n_{unit}s" for what in ("sample", "validate", "save")):
-            if (given.get(name) or 0) > end:
-                yield ineffective.remark(name, "the training ends after {count}", count=counted(end, unit))
-    if config.steps.max_train_epochs:
-        yield from config.compile.never_begun(steps.total)
-    first = config.compile.compile_compare_steps
-    if config.compile.compile and 0 < steps.total <= first and not config.steps.resume:
-        yield Problem("compile_compare_steps",
-            "= {first}: nothing is compiled, as only {steps} are to be done; use fewer", first=first,
-            steps=steps.total)  # fmt: skip
-    if config.steps.max_train_epochs and warm > 1 and warm >= steps.total:
-        yield Problem("lr_warmup_steps",
-            "{warm} is not below the {steps} of this training: the learning rate never reaches its value", warm=warm,
-            steps=counted(steps.total, "step"))  # fmt: skip
+        variants = family.config.cache.cached_caption_variants if family.config.cache.text else 1
+        yield from text_encoding.cut_captions(images.images.items if images.images else (), family, variants)
 
 
 def _resumed(config: RunConfig) -> Iterator[Problem]:
@@ -317,7 +265,7 @@ def _changed(config: RunConfig, images: data.Check) -> list[Problem]:
     """What the config changes in the training that it resumes."""
     if not config.steps.resume or config.steps.resume_from_huggingface:
         return []
-    steps = _steps(config, images)
+    steps = training_length.expected_length(config, images)
     alone = processes() == 1  # of several, each takes a share of an epoch
     return resume_state.changes(config, steps.total if steps and alone else None)
 

@@ -23,7 +23,7 @@ from library.config.building import Reading, draft, replace, working_fix
 from library.config.command import Launch
 from library.config.formats import toml_value
 from library.config.json_types import JsonObject
-from library.config.problems import MessageLike, Problem, Text, counted, ngettext
+from library.config.problems import MessageLike, Problem, Text, counted, ngettext, together
 from library.config.problems import read as read_problem
 from library.config.run_config import RunConfig
 from library.config.schema import options, section_options
@@ -44,6 +44,7 @@ TOPICS = {"model": "model", "data": "images", "captions": "captions", "cache": "
 ORDER = ("model", "images", "captions", "caches", "training", "GPU", "compiling", "samples", "disk", "other")
 LAUNCH = section_options(Launch)
 GIB = 2**30
+MANY = 20_000  # variants of captions; more are not made only to be counted
 ABSURD = 8  # times the memory that there is: by so much no estimate is wrong
 
 
@@ -183,6 +184,7 @@ def _facts(config: RunConfig, found: data.Check, gpu: str, memory: float | None)
         )
     if images and images.items:
         yield Finding("images", "ok", _images(config, images))
+        yield from _several_sizes(images)
         if said := held_out.by_folder(images):
             yield Finding("images", "ok", said)
         yield from _captions(images)
@@ -221,6 +223,14 @@ def _images(config: RunConfig, images: ImageSet) -> Text:
     )
 
 
+def _several_sizes(images: ImageSet) -> Iterator[Finding]:
+    """That images are trained at several sizes, which are as many data sets."""
+    for sizes in dict.fromkeys(dataset.sizes for dataset in images.datasets if len(dataset.sizes) > 1):
+        shown = together(str(width) if width == height else f"{width}x{height}" for width, height in sizes)
+        template = "each image is trained at {count} sizes, once per repeat at each: {sizes}"
+        yield Finding("images", "ok", Text(template, count=len(sizes), sizes=shown))
+
+
 def _batches(count: int) -> Text:
     return ngettext("{count} batch", "{count} batches", count)
 
@@ -232,6 +242,8 @@ def _captions(images: ImageSet) -> Iterator[Finding]:
 
 
 def _caches(config: RunConfig, images: ImageSet) -> Iterator[Finding]:
+    if config.cache.text:
+        yield _encodings(config, images)
     if not config.cache.cache_latents_to_disk:
         if config.cache.latents:
             yield Finding("caches", "ok", "images are encoded once at the start, and kept in memory")
@@ -243,6 +255,24 @@ def _caches(config: RunConfig, images: ImageSet) -> Iterator[Finding]:
         "ok",
         Text("{there} of {count} images have their latents on the disk already", there=there, count=len(wanted)),
     )
+
+
+def _encodings(config: RunConfig, images: ImageSet) -> Finding:
+    """How many captions the text encoders read before the first step."""
+    variants, learned = config.cache.cached_caption_variants, images.items
+    if len(learned) * variants > MANY:
+        count = f"{len(learned) * variants:,}"
+        said = Text("up to {count} encodings, {variants} variants of each caption", count=count, variants=variants)
+        return Finding("caches", "ok", Text("captions are encoded once: {encodings}", encodings=said))
+    held = images.validation.items if images.validation else []
+    words = {one for image in learned for one in image.encoded_captions(variants)}
+    words |= {image.encoded_caption for image in held}
+    said = counted(len(words), "encoding")
+    if variants > 1:
+        said = Text("{encodings}, up to {variants} variants of each caption", encodings=said, variants=variants)
+    if "" in words:
+        said = Text("{encodings}, with that of the empty caption", encodings=said)
+    return Finding("caches", "ok", Text("captions are encoded once: {encodings}", encodings=said))
 
 
 def _compiling(config: RunConfig, on_gpu: bool) -> Finding:
@@ -285,7 +315,9 @@ def saved_size(config: RunConfig) -> float:
 def _saves(config: RunConfig) -> float:
     every, saves = config.save.save_every_n_steps, 1.0
     if every and not config.save.save_last_n_steps:
-        saves += config.steps.max_train_steps // every
+        steps, begin = config.steps.max_train_steps, config.save.save_from_step or 1
+        saves += max(0, steps // every - (begin - 1) // every)
+    saves += len(config.save.save_at_steps)
     return saves * (4 if config.save.save_state and not config.adapters else 1.5)
 
 

@@ -4,6 +4,7 @@ A file has [general], [[datasets]] and [[datasets.subsets]]. What a subset does 
 [general], then the run's options, then the default here. The answer is the same shape for both ways of describing data.
 """
 
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -14,10 +15,10 @@ from library.config.building import Layer, read_section
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import load_json, load_toml
 from library.config.problems import ConfigError, Problem
-from library.config.reading import LARGEST, extension, positive_pair, range_of_sizes, separator
+from library.config.reading import LARGEST, extension, positive_pair, range_of_sizes, separator, sizes
 from library.config.run_config import RunConfig
 from library.config.schema import changed, opt, section_options
-from library.config.sections.captions import varied_captions
+from library.config.sections.captions import clashes_with_cache
 from library.config.sections.inputs import resolution_rules
 from library.config.values import Option, closest, did_you_mean, quoted
 
@@ -88,14 +89,14 @@ class SubsetConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetConfig:
-    """Images that are trained at one resolution.
+    """Images that are trained at one resolution; of a resolution of several sizes each has a data set of its own.
 
     Without a dataset file `subsets` is empty: they are the <repeats>_<words> folders in `train_data_dir` and
     `reg_data_dir`, or these folders themselves where they hold images and no such folders; each is a
     `replace(dataset.template, image_dir=..., num_repeats=..., class_tokens=..., is_reg=...)`.
     """
 
-    resolution: tuple[int, int] | None = opt(None, "width and height to train at", parse=positive_pair)
+    resolution: tuple[int, int] | None = opt(None, "width and height to train at, or several sizes", parse=sizes)
     batch_size: int = opt(1, "images per step and GPU", min=1, ceiling=10_000)
     enable_bucket: bool = opt(False, "keep each image's shape")
     min_bucket_reso: int = opt(256, "shortest side of a bucket", min=1, ceiling=LARGEST)
@@ -107,6 +108,8 @@ class DatasetConfig:
     validation_seed: int | None = opt(None, "chooses the images that are held out")
     resize_interpolation: Interpolation | None = opt(None, "how images are resized")
 
+    sizes: tuple[tuple[int, int], ...] = ()  # all that these images are trained at, of which `resolution` is one
+    table: int = 0  # the index of its [[datasets]] table in the file
     subsets: tuple[SubsetConfig, ...] = ()
     repeated: tuple[str, ...] = ()  # folders and metadata files of further subsets, which are not used
     template: SubsetConfig = SubsetConfig()  # a subset's values from the run's options alone
@@ -144,13 +147,14 @@ def drafted(config: RunConfig) -> tuple[tuple[DatasetConfig, ...], list[Problem]
         except ConfigError as error:  # about the file as a whole, and a reader looks for the field
             whole = [Problem("dataset_config", ": {problem}", problem=problem) for problem in error.problems]
             return (), whole
-    base = _make(DatasetConfig, _from_run(config))
+    bases = _at_each_size(_from_run(config))
     template = _make(SubsetConfig, _from_run(config))
     folders = config.data.train_data_dir
     if config.data.in_json:
         single = replace(template, image_dir=folders, metadata_file=config.data.in_json)
-        return (replace(base, subsets=(single,)),), []
-    return (replace(base, template=template, train_data_dir=folders, reg_data_dir=config.data.reg_data_dir),), []
+        return tuple(replace(base, subsets=(single,)) for base in bases), []
+    known = {"template": template, "train_data_dir": folders, "reg_data_dir": config.data.reg_data_dir}
+    return tuple(replace(base, **known) for base in bases), []
 
 
 def _datasets(path: str | Path, config: RunConfig, problems: list[Problem]) -> tuple[DatasetConfig, ...]:
@@ -171,15 +175,17 @@ def _datasets(path: str | Path, config: RunConfig, problems: list[Problem]) -> t
         if key not in ("general", "datasets")
     ]
     behind = (_from_run(config), _read(found.get("general", {}), DATASET_KEYS, f"{name} [general]", problems))
-    made = []
+    made: list[DatasetConfig] = []
     for i, table in enumerate(_tables(found, "datasets", name, problems), 1):
         before = len(problems)
-        made.append(_dataset(table, f"{name} dataset {i}", behind, problems))
+        own = [replace(one, table=i - 1) for one in _dataset(table, f"{name} dataset {i}", behind, problems)]
+        made += own
         # A rule that speaks of a value which could not be read would only repeat that it is wrong.
         spoken = {option for problem in problems[before:] for option in problem.options}
         if not table.get("subsets") and "subsets" not in spoken:  # else each of them says what it lacks
             problems.append(_wrong(f"{name} dataset {i}:", "", "it has no [[datasets.subsets]] table with images"))
-        problems += [p for p in _rules(made[-1], f"{name} dataset {i}:", config) if spoken.isdisjoint(p.options)]
+        broken = dict.fromkeys(p for one in own for p in _rules(one, f"{name} dataset {i}:", config))
+        problems += [problem for problem in broken if spoken.isdisjoint(problem.options)]
     if not made and not problems:
         problems.append(_wrong(name, "", "there is no [[datasets]] table"))
     return tuple(made)
@@ -209,8 +215,10 @@ def _from_run(config: RunConfig) -> JsonObject:
                 found[name] = getattr(part, RUN_NAMES.get(name, name))
     trigger = config.metadata.metadata_trigger_phrase
     return found | {
-        "resolution": config.data.size, "face_crop_aug_range": config.data.face_crop, "trigger_phrase": trigger,
-    }  # fmt: skip
+        "resolution": config.data.sizes or None,
+        "face_crop_aug_range": config.data.face_crop,
+        "trigger_phrase": trigger,
+    }
 
 
 def _make(cls: type, *layers: JsonMapping) -> Any:
@@ -219,13 +227,22 @@ def _make(cls: type, *layers: JsonMapping) -> Any:
     return cls(**{k: v for layer in layers for k, v in layer.items() if k in names and v is not None})
 
 
+def _at_each_size(*layers: JsonMapping) -> list[DatasetConfig]:
+    """A data set for each size of the resolution that wins in these layers, the largest first."""
+    chosen = next((layer["resolution"] for layer in reversed(layers) if layer.get("resolution")), ())
+    base = _make(DatasetConfig, *layers, {"sizes": chosen})
+    # Of some families the first size has the keys that sd-scripts reads in a file of latents, and where somebody has
+    # trained at one size before, it is mostly the largest.
+    return [replace(base, resolution=size) for size in sorted(chosen, key=math.prod, reverse=True) or (None,)]
+
+
 def _wrong(source: str, key: str, template: str, **facts: Any) -> Problem:
     """A problem of one key in a dataset file, or of all there where that is ""; `source` says which part of it."""
     place = f"in {source} " if source.endswith(":") else f"in {source}: "
     return Problem(key, template, place=place, topic="images", **facts)
 
 
-def _dataset(table: JsonMapping, source: str, behind: Layers, problems: list[Problem]) -> DatasetConfig:
+def _dataset(table: JsonMapping, source: str, behind: Layers, problems: list[Problem]) -> list[DatasetConfig]:
     own = {k: v for k, v in table.items() if k != "subsets"}
     for key in [k for k in own if closest(k, [*DATASET_KEYS, "subsets"]) == "subsets"]:
         hint = did_you_mean(key, ["subsets"])
@@ -244,7 +261,8 @@ def _dataset(table: JsonMapping, source: str, behind: Layers, problems: list[Pro
         key = os.path.normcase(os.path.realpath(place))
         repeated += [place] if key in subsets else []
         subsets.setdefault(key, subset)
-    return replace(_make(DatasetConfig, *layers), subsets=tuple(subsets.values()), repeated=tuple(repeated))
+    own = {"subsets": tuple(subsets.values()), "repeated": tuple(repeated)}
+    return [replace(dataset, **own) for dataset in _at_each_size(*layers)]
 
 
 def _read(table: Any, known: Mapping[str, Option], source: str, problems: list[Problem]) -> JsonObject:
@@ -307,14 +325,21 @@ def _rules(dataset: DatasetConfig, source: str, config: RunConfig) -> Iterator[P
         place = f"{source} subset {subset.metadata_file or subset.image_dir}:"
         if subset.more_control_directories and not subset.control_directory:
             yield _wrong(place, "more_control_directories", "needs control_directory: name the first folder there")
-        clashes = [("cache_text_encoder_outputs", name) for name in varied_captions(config) if config.cache.text]
-        clashes += [("cache_latents", name) for name in ("color_aug", "random_crop") if config.cache.latents]
-        # They change the image, and what the model is shown beside it would no longer fit to it.
-        moved = ["color_aug", "random_crop", "face_crop_aug_range", *["flip_aug"] * config.control_images.captioned]
-        clashes += [("control_directory", name) for name in moved if subset.control_directory]
-        for cache, name in clashes:
-            if getattr(subset, name):
-                yield _wrong(place, name, "cannot be used with {cache}: switch one of them off", cache=cache)
+        yield from _clashes(subset, place, config)
+
+
+def _clashes(subset: SubsetConfig, place: str, config: RunConfig) -> Iterator[Problem]:
+    """Options of a subset that do not go with what is encoded once, or with reference images."""
+    for name, template in clashes_with_cache(config).items() if config.cache.text else ():
+        if getattr(subset, name):
+            yield _wrong(place, name, template)
+    clashes = [("cache_latents", name) for name in ("color_aug", "random_crop") if config.cache.latents]
+    # They change the image, and what the model is shown beside it would no longer fit to it.
+    moved = ["color_aug", "random_crop", "face_crop_aug_range", *["flip_aug"] * config.control_images.captioned]
+    clashes += [("control_directory", name) for name in moved if subset.control_directory]
+    for cache, name in clashes:
+        if getattr(subset, name):
+            yield _wrong(place, name, "cannot be used with {cache}: switch one of them off", cache=cache)
 
 
 def _bucket_rules(dataset: DatasetConfig, source: str, config: RunConfig) -> Iterator[Problem]:

@@ -23,9 +23,10 @@ def in_bf16(run: RunConfig) -> JsonObject:
     return {"mixed_precision": "bf16", **full}
 
 
-def bucket_limits(size: tuple[int, int], buckets: Any) -> JsonObject:
-    """The fix that is limits of buckets around a resolution, by multiples of 64."""
-    least, most = min(buckets.min_bucket_reso, min(size)), max(buckets.max_bucket_reso, max(size))
+def bucket_limits(sizes: Iterable[tuple[int, int]], buckets: Any) -> JsonObject:
+    """The fix that is limits of buckets around all sizes of a resolution, by multiples of 64."""
+    sides = [side for size in sizes for side in size]
+    least, most = min(buckets.min_bucket_reso, *sides), max(buckets.max_bucket_reso, *sides)
     return {"min_bucket_reso": least // 64 * 64 or 64, "max_bucket_reso": -(-most // 64) * 64}
 
 

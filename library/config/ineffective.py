@@ -75,11 +75,6 @@ def _tags(config: RunConfig) -> bool:
     )
 
 
-def _live_captions(config: RunConfig) -> bool:
-    """Whether a text encoder reads captions in each step: CLIP-L that learns does, beside a T5 that is cached."""
-    return not config.cache.text or (isinstance(config, AdapterRun) and not config.network.network_train_unet_only)
-
-
 def _rate(config: AdapterRun) -> bool:
     """Whether a part of the adapters learns at learning_rate, because it has no rate of its own."""
     network, optim = config.network, config.optim
@@ -111,7 +106,11 @@ SHARED: tuple[Rule, ...] = (
      lambda c: _tags(c) or c.captions.secondary_separator or c.captions.keep_tokens_separator or c.data.in_json,
      "shuffle_caption and caption_tag_dropout_rate are off"),
     ("token_warmup_min", lambda c: c.captions.token_warmup_step or c.data.dataset_config, "token_warmup_step is 0"),
-    ("caption_dropout_every_n_epochs", _live_captions, "captions are encoded once (cache_text_encoder_outputs)"),
+    ("cached_caption_variants", lambda c: c.cache.text, "cache_text_encoder_outputs is off"),
+    ("cached_caption_variants",
+     lambda c: c.captions.shuffle_caption or c.captions.caption_tag_dropout_rate or c.captions.enable_wildcard
+     or c.data.dataset_config,
+     "shuffle_caption, caption_tag_dropout_rate and enable_wildcard are off"),
     ("text_encoder_batch_size", lambda c: c.cache.text, "cache_text_encoder_outputs is off"),
     ("persistent_data_loader_workers", lambda c: c.data.max_data_loader_n_workers, "max_data_loader_n_workers is 0"),
     ("no_half_vae", lambda c: c.precision.mixed_precision != "no", "mixed_precision = no computes in float32 anyway"),
@@ -138,6 +137,8 @@ SHARED: tuple[Rule, ...] = (
     ("ema_every_n_steps ema_device", lambda c: c.optim.ema_decay, "ema_decay is 0"),
     ("max_train_steps", lambda c: not c.steps.max_train_epochs, "max_train_epochs decides"),
     ("save_every_n_epochs", lambda c: not c.save.save_n_epoch_ratio, "save_n_epoch_ratio decides"),
+    ("save_from_step", lambda c: c.save.save_every_n_steps or _by_epochs(c),
+     "nothing is saved every N steps or epochs"),
     ("save_last_n_epochs save_last_n_epochs_state", _by_epochs, "save_every_n_epochs is not set"),
     ("save_last_n_steps save_last_n_steps_state", lambda c: c.save.save_every_n_steps, "save_every_n_steps is not set"),
     ("save_last_n_epochs_state save_last_n_steps_state", lambda c: c.save.save_state, "save_state is off"),

@@ -10,6 +10,12 @@ from library.config.values import WIDE, quoted, to_float, to_int, to_str
 LARGEST = 65536  # pixels on a side; nothing is trained at more
 # Of an adapter. No layer has so many rows, but LoKr reads a rank above them, usually 100000, as "whole matrices".
 LARGEST_RANK = 1_000_000
+MOST_SIZES = 16  # that images are trained at
+ONE_SIZE = "must be one size in pixels or width,height (1024 or 1024,768), got {value}"
+OF_RESOLUTION = (
+    "must be one size in pixels or width,height (1024 or 1024,768), or several sizes with ; between them (512;1024), "
+    "got {value}"
+)
 
 
 def count(value: Any) -> int | None:
@@ -43,8 +49,42 @@ def steps_or_share(value: Any) -> int | float:
 
 
 def resolution(value: Any) -> str:
-    """1024, "1024,768", "1024x768" or [1024, 768] -> "1024" or "1024,768"."""
-    return ",".join(map(str, _sides(value)))
+    """A resolution as text: 1024 or [1024, 1024] -> "1024" or "1024,1024"; several sizes -> "512;1024,768"."""
+    sizes(value)  # raises for what they cannot be together
+    return ";".join(",".join(map(str, _sides(part, OF_RESOLUTION))) for part in _size_parts(value))
+
+
+# Why: docs/decisions/2026-11-27-several-sizes.md
+def sizes(value: Any) -> tuple[tuple[int, int], ...]:
+    """The sizes of a resolution as (width, height), one number being a square.
+
+    Two numbers are the width and height of one size, as in sd-scripts; three or more are squares. Sizes with a
+    semicolon between them, "512;1024,768", are as many as there are, and so are those of a list of lists.
+    """
+    parts = _size_parts(value)
+    if len(parts) > MOST_SIZES:
+        raise ConfigError("must be at most {most} sizes, got {count}", most=MOST_SIZES, count=len(parts))
+    found = [(sides[0], sides[-1]) for sides in (_sides(part, OF_RESOLUTION) for part in parts)]
+    if twice := next((size for size in found if found.count(size) > 1), None):
+        shown = ",".join(map(str, dict.fromkeys(twice)))
+        raise ConfigError("names the size {size} more than once: write each size once", size=shown)
+    return tuple(found)
+
+
+def _size_parts(value: Any) -> list[Any]:
+    """What stands for one size each."""
+    if isinstance(value, list | tuple):
+        are_sides = all(isinstance(part, int | float) or str(part).strip().isdigit() for part in value)
+        return [value] if len(value) <= 2 and are_sides else list(value)
+    if not isinstance(value, str):
+        return [value]
+    text = value.translate(WIDE).strip().rstrip(";")
+    if ";" in text:
+        return text.split(";")
+    if "," in text and re.search(r"\d\s*[xX×*]\s*\d", text):  # 512x512,1024x768
+        return text.split(",")
+    sides = re.split(r"\s*[,\s]\s*", text)
+    return sides if len(sides) > 2 and all(map(str.isdigit, sides)) else [text]
 
 
 def positive_pair(value: Any) -> tuple[int, int]:
@@ -53,12 +93,10 @@ def positive_pair(value: Any) -> tuple[int, int]:
     return sides[0], sides[-1]
 
 
-def _sides(value: Any) -> list[int]:
+def _sides(value: Any, expected: str = ONE_SIZE) -> list[int]:
     sides = _parts(value, to_int, r"\s*[,xX×*\s]\s*")
     if len(sides) not in (1, 2) or min(sides) < 1:
-        raise ConfigError(
-            "must be one size in pixels or width,height (1024 or 1024,768), got {value}", value=quoted(value)
-        )
+        raise ConfigError(expected, value=quoted(value))
     if max(sides) > LARGEST:
         raise ConfigError(
             "must be at most {largest} pixels on a side, got {value}", largest=LARGEST, value=quoted(value)

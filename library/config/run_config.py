@@ -64,7 +64,6 @@ class RunConfig(Protocol):
     usual_rate: ClassVar[str]
     file_kind: ClassVar[tuple[str, str]]
     grid: ClassVar[int]
-    drops_cached_captions: ClassVar[bool]  # whether captions that are cached can be left out by chance
     shifts_samples: ClassVar[bool]  # whether a prompt can say how far the sigmas of its sample are shifted
     ineffective: ClassVar[Mapping[str, str]]
     ineffective_rules: ClassVar[tuple[Rule, ...]]

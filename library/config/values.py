@@ -123,8 +123,10 @@ class Option:
         )
 
     def _items(self, value: Any) -> list[Any]:
-        if isinstance(value, list | tuple):
-            return list(value)
+        if isinstance(value, list | tuple):  # of a command line, whose words may have commas
+            are_words = self.type in (int, float)
+            parts = (self._items(v) if are_words and isinstance(v, str) and v.strip() else [v] for v in value)
+            return [item for part in parts for item in part]
         if not isinstance(value, str):
             return [value]
         # "1e-4, 1e-5" is how people write two numbers; in text a comma may be part of the value (betas=0.9,0.99).

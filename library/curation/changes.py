@@ -22,7 +22,10 @@ MOST_REPEATS = 10_000
 UNFIT = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
 CAPTIONS = (".txt", ".caption")
 # Names of caches of any model after that of the image: latents with their size or without, and text outputs.
-CACHE = rf"(\.npz|({UPRIGHT})?_\d{{2,}}x\d{{2,}}_\w+\.(npz|safetensors)|_te_outputs\.npz|_\w+_te\.(npz|safetensors))"
+CACHE = (
+    rf"(\.npz|({UPRIGHT})?_\d{{2,}}x\d{{2,}}_\w+\.(npz|safetensors)|_te_outputs(_v\d+)?\.npz"
+    r"|_\w+_te(_v\d+)?\.(npz|safetensors))"
+)
 
 
 def caption(collection: ImageCollection, name: str, text: str, expected: str | None) -> Picture:

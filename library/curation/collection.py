@@ -137,13 +137,15 @@ class ImageCollection:
     def _images(self) -> ImageSet:
         """The images of a training without the damaged ones."""
         if self.found is None:
-            base = datasets.load(self.config)[0]
+            made = datasets.load(self.config)  # one at each size
+            used = [picture for picture in self.pictures if picture.used and picture.fit is not None]
             items = [
-                Image(p.path, p.size, p.words, p.repeats, base.template, 0, p.fit)
-                for p in self.pictures
-                if p.used and p.fit is not None
+                Image(p.path, p.size, p.words, p.repeats, base.template, position, fit)
+                for position, base in enumerate(made)
+                for p in used
+                if (fit := bucket_rules(base).fit(p.size) if position else p.fit)
             ]
-            return ImageSet(items, (replace(base, subsets=()),))
+            return ImageSet(items, tuple(replace(base, subsets=()) for base in made))
         broken = {p.path for p in self.pictures if p.broken}
         return replace(self.found, items=[image for image in self.found.items if image.path not in broken])
 

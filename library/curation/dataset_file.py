@@ -23,6 +23,7 @@ from library.config.formats import toml_value
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import load_json, load_toml, read_text
 from library.config.problems import ConfigError, Problem
+from library.config.reading import sizes
 
 # The options of a data set, and of each of its folders, in a form.
 OF_DATASET = (
@@ -82,7 +83,10 @@ def _of_names(subset: SubsetConfig) -> dict[str, str]:
 def inherited(config: DatasetConfig | SubsetConfig, texts: Mapping[str, str]) -> dict[str, str]:
     """The inherited values of a table, by option."""
     shown = OF_DATASET if isinstance(config, DatasetConfig) else OF_FOLDER
-    return {name: _text(name, getattr(config, name)) for name in shown if not texts.get(name)}
+    known = {name: getattr(config, name) for name in shown if not texts.get(name)}
+    if isinstance(config, DatasetConfig) and "resolution" in known:
+        known["resolution"] = config.sizes  # this data set may be one of several sizes
+    return {name: _text(name, value) for name, value in known.items()}
 
 
 def written(path: Path, wanted: Sequence[DatasetTable]) -> str:
@@ -211,8 +215,11 @@ def _texts(table: JsonMapping, names: Sequence[str]) -> dict[str, str]:
 
 def _text(name: str, value: Any) -> str:
     """A value as text of its field, also if it is invalid, so that it can be corrected."""
+    if name == "resolution" and value:
+        with contextlib.suppress(ConfigError):
+            return ";".join(",".join(map(str, dict.fromkeys(size))) for size in sizes(value))
     if isinstance(value, list | tuple):
-        return ",".join(map(str, dict.fromkeys(value) if name == "resolution" else value))
+        return ",".join(map(str, value))
     return KNOWN[name].text(value)
 
 
@@ -265,9 +272,13 @@ def _put(table: MutableMapping[str, Any], texts: Mapping[str, str], names: Seque
 
 
 def _literal(name: str, value: Any) -> Any:
-    """A value as in a file: a square resolution is one number, and Windows paths need no escapes."""
+    """A value as in a file: a square resolution is one number, several sizes are a text, and Windows paths need no
+    escapes."""
+    if name == "resolution" and len(value) > 1:
+        return _text(name, value)
     if name == "resolution":
-        return value[0] if value[0] == value[1] else list(value)
+        ((width, height),) = value
+        return width if width == height else [width, height]
     if isinstance(value, str) and "\\" in value and "'" not in value:
         return tomlkit.string(value, literal=True)
     return value

@@ -20,20 +20,25 @@ def counted(config: RunConfig, may: Callable[[str], bool], world: int = 1) -> Js
     """
     sources.guard(config, may)
     found = finding.survey(config, keep=False)
+    tables = [dataset.table for dataset in found.images.datasets]  # of which several may be one at several sizes
     rows: dict[tuple[int, str], JsonObject] = {}
     for position, dataset in enumerate(found.images.datasets):
         for subset in dataset.subsets:
-            row = {"dataset": position, "source": sources.source(subset), "images": 0, "seen": 0, "captioned": 0}
-            rows[position, sources.source(subset)] = {**row, "held": 0}
+            row = {"dataset": tables[position], "source": sources.source(subset), "images": 0, "seen": 0}
+            rows[tables[position], sources.source(subset)] = {**row, "captioned": 0, "held": 0}
+    learned: set[tuple[str, int]] = set()
     for image in found.images.items:
-        row = rows[image.dataset, sources.source(image.subset)]
-        row["images"] += 1
+        row = rows[tables[image.dataset], sources.source(image.subset)]
         row["seen"] += image.repeats
+        if (image.path, tables[image.dataset]) in learned:  # at another size
+            continue
+        learned.add((image.path, tables[image.dataset]))
+        row["images"] += 1
         row["captioned"] += bool(image.caption_file or image.subset.metadata_file)
-    learned = {(image.path, image.dataset) for image in found.images.items}
     for image in found.images.validation.items if found.images.validation else ():
-        if (image.path, image.dataset) not in learned:
-            rows[image.dataset, sources.source(image.subset)]["held"] += 1
+        if (image.path, tables[image.dataset]) not in learned:
+            learned.add((image.path, tables[image.dataset]))
+            rows[tables[image.dataset], sources.source(image.subset)]["held"] += 1
     seen = sum(row["seen"] for row in rows.values())
     if seen > MOST_SEEN:
         raise ConfigError("an epoch would have {seen} pictures: lower the repeats", seen=f"{seen:,}")

@@ -89,7 +89,8 @@ class _Places:
         self.collection, self.found = collection, found
         self.known: dict[tuple[int, str], ImageFolder] = {}
         every = [(i, s) for i, dataset in enumerate(found.images.datasets) for s in dataset.subsets]
-        self.shared = Counter(source(subset) for _, subset in every)
+        self.shared = Counter(source(subset) for subset in {id(subset): subset for _, subset in every}.values())
+        self.made: dict[int, ImageFolder] = {}  # by id of the subset, which may be trained at several sizes
         self.own = {place.path: place for place in collection.places}
         for position, subset in every:
             self._make(position, subset)
@@ -102,6 +103,9 @@ class _Places:
         path = source(subset)
         if path in self.own:
             self.known[position, path] = self.own[path]
+            return
+        if id(subset) in self.made:
+            self.known[position, path] = self.made[id(subset)]
             return
         name = path
         if subset.is_reg:  # <folder>/<repeats>_<words>
@@ -117,7 +121,7 @@ class _Places:
                       role="reg" if subset.is_reg else "", fixed=words)  # fmt: skip
         if not subset.num_repeats:
             place.unused = "it has 0 repeats"
-        self.known[position, path] = place
+        self.known[position, path] = self.made[id(subset)] = place
         self.collection.places.append(place)
 
 
@@ -130,17 +134,21 @@ def _add(collection: ImageCollection, found: Survey, report: Report | None) -> N
     """Add the trainer's images to a collection, except those that it already has."""
     places, own = _Places(collection, found), {picture.path: picture for picture in collection.pictures}
     added: list[Picture] = []
+    learned: set[tuple[str, int]] = set()
     for image in found.images.items:
-        if image.path not in own:
+        mark = image.path, found.images.datasets[image.dataset].table
+        if image.path not in own and mark not in learned:  # else it is there at another size
             added.append(_picture(found, places.of(image), image, "reg" if image.is_reg else ""))
-    learned = {(image.path, image.dataset) for image in found.images.items}
+        learned.add(mark)
     for image in found.images.validation.items if found.images.validation else ():
-        if (image.path, image.dataset) in learned:
+        mark = image.path, found.images.datasets[image.dataset].table
+        if mark in learned:
             continue  # in both parts, as in a state of an earlier version: it counts as one for training
         if image.path in own:
             own[image.path].role, own[image.path].repeats = "held", 1
         else:
             added.append(_picture(found, places.of(image), image, "held"))
+        learned.add(mark)
     for image in found.copies:
         added.append(_picture(found, places.of(image), image, "reg" if image.is_reg else ""))
         added[-1].unused = HELD_OUT

@@ -33,6 +33,7 @@ MADE_FROM = "made_from"
 KEPT = re.compile(r"(?:latents|alpha_mask|control_\d+|original_size|crop_ltrb|made_from)(?:_flipped)?(_\d+x\d+|)")
 SEVERAL = re.compile(r"latents(_\d+x\d+|)")
 FORMAT = "1.0.1"  # of musubi-tuner's caches
+EMPTY_CAPTION = "empty-caption"  # the stem of the file with the outputs for it
 CAPTION = "caption1"  # metadata of its caches of text: what was encoded
 NO_CACHE = LatentCache("", keyed_by_size=True)
 
@@ -109,9 +110,15 @@ def old_latents_file(image: str) -> str:
     return os.path.splitext(image)[0] + ".npz"
 
 
-def text_file(image: str, suffix: str) -> str:
-    """`photo.png` -> `photo_te_outputs.npz`."""
-    return os.path.splitext(image)[0] + suffix
+def text_file(image: str, suffix: str, number: int | None = None) -> str:
+    """`photo.png` -> `photo_te_outputs.npz`; with the number of a variant of the caption `photo_te_outputs_v1.npz`."""
+    name, ending = os.path.splitext(suffix)
+    return f"{os.path.splitext(image)[0]}{name}{'' if number is None else f'_v{number}'}{ending}"
+
+
+def empty_text_file(image: str, suffix: str, is_shared: bool) -> str:
+    """The file of the empty caption: beside an image, or one for all images of its folder."""
+    return text_file(os.path.join(os.path.dirname(image), EMPTY_CAPTION) if is_shared else image, suffix, 0)
 
 
 # ---- latents
@@ -126,7 +133,7 @@ def latents_are_good(wanted: Wanted, vae: JsonMapping | None, trust: bool = Fals
         return os.path.exists(wanted.file)
     try:
         with cache_files.opened(wanted.file) as file:
-            if any(file.shape(wanted.key(name))[-2:] != wanted.stored_size(name) for name in wanted.arrays):
+            if not _has_size(file, wanted):
                 return False
             stamp = _stamp(file, wanted.tail)
             if stamp is None:
@@ -141,6 +148,19 @@ def latents_are_good(wanted: Wanted, vae: JsonMapping | None, trust: bool = Fals
         return False
     same = stamps.same_image(wanted.image, stamp.get("image"))
     return same and stamps.same_controls(wanted.controls, stamp.get("controls", []))
+
+
+def has_size(wanted: Wanted) -> bool:
+    """Whether the file has latents of this size, whatever they were made of; it may have those of other sizes."""
+    try:
+        with cache_files.opened(wanted.file) as file:
+            return _has_size(file, wanted)
+    except BROKEN:
+        return False
+
+
+def _has_size(file: CacheFile, wanted: Wanted) -> bool:
+    return all(file.shape(wanted.key(name))[-2:] == wanted.stored_size(name) for name in wanted.arrays)
 
 
 def read_latents(wanted: Wanted) -> dict[str, np.ndarray]:

@@ -6,7 +6,7 @@ The order of the steps, and of the random draws, is kohya's: with the same seed 
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from library.config.dataset import SubsetConfig
@@ -52,6 +52,27 @@ def encoded_once(caption: str, options: SubsetConfig, name: str) -> str:
     if options.enable_wildcard:
         caption = _expanded(caption, Random(f"{name} {caption}"))
     return _without_marks(caption.split("\n", 1)[0], options)
+
+
+def variant(caption: str, options: SubsetConfig, name: str, number: int) -> str:
+    """Make one of several variants of a caption that are encoded once: 0 is that of `encoded_once`.
+
+    Others are shuffled, lose tags and draw wildcards, always in the same way for an image of this name.
+    """
+    if number == 0:
+        return encoded_once(caption, options, name)
+    kept = replace(options, caption_dropout_rate=0.0, caption_dropout_every_n_epochs=0)
+    return process(caption, kept, Random(f"{name} {caption} {number}"))
+
+
+def may_be_dropped(options: SubsetConfig) -> bool:
+    """Whether images are trained without their captions now and then."""
+    return options.caption_dropout_rate > 0 or options.caption_dropout_every_n_epochs > 0
+
+
+def drawn_number(options: SubsetConfig, random: Random, moment: Moment, count: int) -> int | None:
+    """Draw one of `count` variants; None: no caption at all."""
+    return None if _is_dropped(options, random, moment) else random.randrange(count)
 
 
 def with_affixes(caption: str, options: SubsetConfig) -> str:

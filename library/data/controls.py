@@ -93,7 +93,8 @@ def without_images(result: "Survey") -> Iterator[Problem]:
 
 def _few(images: list[str]) -> dict[str, Any]:
     """Values of a message: how many images it is about, and the first of them."""
-    return {"count": counted(len(images), "image"), "images": some(images), "topic": "images"}
+    each = [*dict.fromkeys(images)]  # which may be trained at several sizes
+    return {"count": counted(len(each), "image"), "images": some(each), "topic": "images"}
 
 
 def controls_of(

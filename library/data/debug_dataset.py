@@ -39,7 +39,7 @@ def _sets(images: ImageSet) -> Iterator[str]:
         width, height = dataset.resolution or (0, 0)
         yield f"data set {number}: {width}x{height}, batches of {dataset.batch_size}"
         for subset in dataset.subsets:
-            own = sum(image.subset is subset for image in images.items)
+            own = sum(image.dataset == number and image.subset is subset for image in images.items)
             place = subset.image_dir or subset.metadata_file
             role = ", regularisation" if subset.is_reg else ""
             yield f"  {place}: {counted(own, 'image')}, {counted(subset.num_repeats, 'time')}{role}"
@@ -58,7 +58,7 @@ def _batches(batches: Batches, config: RunConfig) -> Iterator[str]:
             facts = [f"{image.size[0]}x{image.size[1]}", f"scaled to {image.fit.resized[0]}x{image.fit.resized[1]}"]
             facts += ["mirrored"] * part.flip + [f"weight {part.weight:g}"] * (part.weight != 1)
             facts += ["with a mask"] * bool(image.mask_file or image.subset.alpha_mask)
-            words = image.encoded_caption if config.cache.text else part.caption
+            words = part.encoded if config.cache.text else part.caption
             yield f"  {image.path} ({', '.join(facts)})"
             yield f'    "{words}"'
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -80,7 +81,7 @@ def encode(
     if config.cache.latents:
         images.latents = _latents(every, work)
     if config.cache.text:
-        images.text = text_encoding.texts(every, work)
+        images.text = text_encoding.texts(images, work)
     if images.validation:
         images.validation.latents, images.validation.text = images.latents, images.text
     if world.device.type == "cuda":
@@ -111,9 +112,11 @@ def _latents(every: Sequence["Image"], work: EncodingJob) -> Latents:
     mine = share(mine, lambda wanted: wanted.image, work.world)
     there = work.components.vae is not None or "vae" in work.components.deferred
     vae = identity.of_components(work.components, ["vae"]) if there else None
-    trust = work.config.cache.skip_cache_check
+    trust, times = work.config.cache.skip_cache_check, Counter(wanted.image for wanted in store.wanted.values())
 
     def good(wanted: Wanted) -> bool:
+        if trust and times[wanted.image] > 1:  # that there is a file says nothing of its sizes
+            return caches.has_size(existing(wanted))
         return caches.latents_are_good(existing(wanted), vae, trust)
 
     checked = spread(good, mine, work.report, Text("checking cached latents"))

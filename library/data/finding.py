@@ -49,6 +49,8 @@ class Survey:
     takes_masks: bool = False  # whether masks of the loss, or of what is to be painted, have a use
     beside: dict[str, set[str]] = field(default_factory=dict)  # folder of masks or control images -> names in use
     unmasked: list[str] = field(default_factory=list)  # images without a mask of the region to inpaint
+    # by id of a subset: its images, with their sizes and captions
+    facts: "dict[int, list[tuple[FoundImage, Size, str]]]" = field(default_factory=dict)
 
     def files(self, folder: str | Path) -> Listing:
         """The files of a folder, listed once; an empty listing when there is no such folder."""
@@ -89,9 +91,7 @@ def survey(config: RunConfig, report: Report | None = None, keep: bool = True) -
     masks = use.inpaints or (config.data.masked_loss and not use.guided)
     result = Survey(ImageSet([], ()), report, keep, control_use=use, takes_masks=masks, how=decoding(config))
     made, result.problems = drafted(config)
-    every = tuple(
-        with_folders(result, dataset) for dataset in made if dataset.subsets or not config.data.dataset_config
-    )
+    every = _with_subsets(result, [one for one in made if one.subsets or not config.data.dataset_config])
     learned: list[list[Image]] = []
     regular: list[list[Image]] = []
     for position, dataset in enumerate(every):
@@ -103,16 +103,17 @@ def survey(config: RunConfig, report: Report | None = None, keep: bool = True) -
     began = held_out.earlier(config)
     split = held_out.apart(every, learned, regular, config.steps.seed or 0, began)
     result.copies, result.warnings = split.copies, [*result.warnings, *held_out.warnings(split, began)]
-    train, validation = ImageSet([], every, held_out=split.marks), ImageSet([], every)
+    train, validation = ImageSet([], every, held_out=split.marks), ImageSet([], every, is_validation=True)
     for dataset, own, held, beside in zip(every, split.learned, split.held_out, split.regular, strict=True):
         train.items += own + _balanced(result, beside, own)
-        as_it_is = {id(subset): _plain(subset) for subset in dataset.subsets}
+        as_it_is = {id(subset): held_out.plain_options(subset) for subset in dataset.subsets}
         validation.items += (replace(image, repeats=1, subset=as_it_is[id(image.subset)]) for image in held)
     result.problems += [*without_pictures(result), *_learned_as_regular(config, every)]
     if not train.items and not result.problems:
         result.problems.append(_why_none(config, validation))
     result.images = train
-    result.warnings += without_images(result)
+    result.problems = [*dict.fromkeys(result.problems)]  # those of images at several sizes are said once
+    result.warnings = [*dict.fromkeys([*result.warnings, *without_images(result)])]
     train.validation = validation if validation.items else None
     train.warnings, train.unused = (*result.other_captions, *result.warnings), tuple(result.unused)
     return result
@@ -146,6 +147,12 @@ def _sized(dataset: DatasetConfig) -> DatasetConfig:
 
 
 # ---- one data set
+
+
+def _with_subsets(result: Survey, made: list[DatasetConfig]) -> tuple[DatasetConfig, ...]:
+    """Data sets with their folders. Without a dataset file they are of the same folders, at one size each."""
+    first = [with_folders(result, dataset) for dataset in made[:1]]
+    return (*first, *(replace(one, subsets=one.subsets or first[0].subsets) for one in made[1:]))
 
 
 def with_folders(result: Survey, dataset: DatasetConfig) -> DatasetConfig:
@@ -186,13 +193,14 @@ def _images_of(result: Survey, position: int, dataset: DatasetConfig) -> list[Im
     found: list[Image] = []
     for subset in dataset.subsets:
         if subset.num_repeats < 1:
-            result.warnings.append(
-                about_images("{value} has 0 repeats and is not used", value=subset.metadata_file or subset.image_dir)
-            )
+            unused = subset.metadata_file or subset.image_dir
+            result.warnings.append(about_images("{value} has 0 repeats and is not used", value=unused))
             continue
+        if id(subset) not in result.facts:  # it is trained at several sizes otherwise
+            result.facts[id(subset)] = _read_sizes(result, subset, _find(result, subset))
         found += (
             image
-            for one, size, words in _read_sizes(result, subset, _find(result, subset))
+            for one, size, words in result.facts[id(subset)]
             if (image := _image(result, rules, (position, subset), one._replace(size=size, caption=words)))
         )
     return found
@@ -207,21 +215,6 @@ def _balanced(result: Survey, regular: list[Image], learned: list[Image]) -> lis
             "{count} not used: there are more than needed", count=counted(len(unused), "regularisation image")
             ))  # fmt: skip
     return used
-
-
-def _plain(subset: SubsetConfig) -> SubsetConfig:
-    """The subset's options for validation images: no augmentation and no dropout of captions."""
-    return replace(
-        subset,
-        flip_aug=False,
-        color_aug=False,
-        random_crop=False,
-        face_crop_aug_range=None,
-        caption_dropout_rate=0.0,
-        caption_dropout_every_n_epochs=0,
-        caption_tag_dropout_rate=0.0,
-        token_warmup_step=0.0,
-    )
 
 
 # ---- one subset: files, then sizes and captions, then buckets

@@ -5,13 +5,13 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
-from library.config.dataset import DatasetConfig
+from library.config.dataset import DatasetConfig, SubsetConfig
 from library.config.outside_files import load_json
 from library.config.problems import ConfigError, Problem, Text, counted, listed
 from library.config.run_config import RunConfig
@@ -189,6 +189,21 @@ def _as_earlier_versions(
 
 def _path(image: "Image") -> str:
     return image.path
+
+
+def plain_options(subset: SubsetConfig) -> SubsetConfig:
+    """The subset's options for validation images: no augmentation and no dropout of captions."""
+    return replace(
+        subset,
+        flip_aug=False,
+        color_aug=False,
+        random_crop=False,
+        face_crop_aug_range=None,
+        caption_dropout_rate=0.0,
+        caption_dropout_every_n_epochs=0,
+        caption_tag_dropout_rate=0.0,
+        token_warmup_step=0.0,
+    )
 
 
 # ---- what is said about it

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from library.config.dataset import DatasetConfig, SubsetConfig
 from library.config.json_types import JsonObject
 from library.config.problems import MessageLike
+from library.data import captions
 from library.data.buckets import BucketFit, Buckets, Size
-from library.data.captions import encoded_once
 from library.data.pixels import AS_STORED, Decoding
 
 if TYPE_CHECKING:
@@ -57,7 +57,16 @@ class Image:
     @property
     def encoded_caption(self) -> str:
         """The caption that is encoded where captions are encoded once."""
-        return encoded_once(self.caption, self.subset, os.path.basename(self.path))
+        return captions.encoded_once(self.caption, self.subset, os.path.basename(self.path))
+
+    def variant(self, number: int) -> str:
+        """One of the variants of the caption where these are encoded once; 0 is `encoded_caption`."""
+        return captions.variant(self.caption, self.subset, os.path.basename(self.path), number)
+
+    def encoded_captions(self, variants: int) -> list[str]:
+        """All captions that are encoded where they are encoded once: variants, and none where it may be dropped."""
+        dropped = [""] if captions.may_be_dropped(self.subset) else []
+        return [*dict.fromkeys([*map(self.variant, range(variants)), *dropped])]
 
     @property
     def bucket_key(self) -> tuple[Any, ...]:
@@ -96,6 +105,7 @@ class ImageSet:
     warnings: tuple[MessageLike, ...] = ()
     unused: tuple[str, ...] = ()  # regularisation images that were more than needed
     validation: "ImageSet | None" = None
+    is_validation: bool = False  # these images are measured, always with the same caption
     held_out: tuple[str, ...] | None = ()  # marks of the images of `validation`, see `held_out.Split`
     latents: "Latents | None" = None
     text: "Texts | None" = None
@@ -148,12 +158,13 @@ def summary(images: ImageSet, world: int = 1) -> JsonObject:
         counts = {"images": len(set(members)), "repeats": len(members), "batches": count}
         shown = {"references": [list(size) for size in references[0]]} if references else {}
         rows.append({"dataset": position, "size": list(bucket), **shown, **counts})
+    every, held = ({image.path for image in one.items} if one else set() for one in (images, images.validation))
     return {
-        "images": len(images),
-        "regularisation": sum(image.is_reg for image in images.items),
+        "images": len(every),  # once, also those at several sizes
+        "regularisation": len({image.path for image in images.items if image.is_reg}),
         "repeats": sum(row["repeats"] for row in rows),
         "buckets": rows,
         "batches_per_epoch": -(-batches // world),
-        "validation": len(images.validation) if images.validation else 0,
+        "validation": len(held),
         "dropped": list(images.unused),
     }

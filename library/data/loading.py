@@ -60,6 +60,8 @@ class Batches:
         self._workers = num_workers(config.data.max_data_loader_n_workers)
         self._pool: ThreadPoolExecutor | None = None
         self._pin = torch.cuda.is_available()
+        many = 1 if images.is_validation else config.cache.cached_caption_variants
+        self._variants = many if config.cache.text else 0  # of each caption that are encoded; 0: as each step draws it
 
     def __len__(self) -> int:
         """Batches per epoch and process."""
@@ -99,8 +101,8 @@ class Batches:
         for image in self.images.items:
             width, height = image.fit.bucket
             area = height // LATENT * (width // LATENT)
-            own = captions.with_affixes(image.caption, image.subset)
-            areas.setdefault(area, set()).add(image.encoded_caption if self.config.cache.text else own)
+            own = [captions.with_affixes(image.caption, image.subset)]
+            areas.setdefault(area, set()).update(image.encoded_captions(self._variants) if self._variants else own)
             more.setdefault(area, set()).add(tuple(control.fit.bucket for control in image.controls))
         found = {area: tokens for area in sorted(areas) if (tokens := length(areas[area])) is not None}
         found = {area: tokens + max(map(longer, more[area])) for area, tokens in found.items()}
@@ -146,16 +148,27 @@ class Batches:
     # Why: docs/decisions/2026-11-20-debug-dataset-makes-the-same-draws.md
     def choices(self, draw: Draw) -> "Iterator[ImageChoices]":
         """The random choices for each image of a batch, before a file is opened."""
-        moment, change = self._moment(draw), self.config.caption_change
+        moment = self._moment(draw)
         for i, position in enumerate(draw.images):
             image = self.images.items[position]
             key = f"{self.seed} {draw.epoch} {draw.index} {draw.slot + i}"
-            words = captions.process(image.caption, image.subset, Random(f"{key} caption"), moment, change)
+            words, encoded = self._words(image, Random(f"{key} caption"), moment)
             random = Random(f"{key} view")
             flip = image.subset.flip_aug and random.random() < 0.5
             weight = self.config.data.regularisation_weight if image.is_reg else 1.0
             drawn = random.randrange(len(image.controls)) if image.has_random_masks else None
-            yield ImageChoices(image, words, flip, weight, random, drawn)
+            yield ImageChoices(image, words, flip, weight, random, drawn, encoded)
+
+    def _words(self, image: "Image", random: Random, moment: Moment) -> tuple[str, str]:
+        """The caption of an image in a step, and the one whose encoding is used where captions are encoded once."""
+        if self._variants > 1:
+            number = captions.drawn_number(image.subset, random, moment, self._variants)
+            words = "" if number is None else image.variant(number)
+            return words, words
+        if self._variants and self.config.cache.cached_caption_variants > 1:  # it is measured, with one of them
+            return image.encoded_caption, image.encoded_caption
+        words = captions.process(image.caption, image.subset, random, moment, self.config.caption_change)
+        return words, image.encoded_caption if words and self._variants else ""
 
     def draws(self, epoch: int) -> list[Draw]:
         """Which images make the batches of an epoch, in order."""
@@ -186,11 +199,9 @@ class Batches:
         return {**known, "number of processes": self.place[1]}
 
     def _sample(self, part: "ImageChoices") -> "BatchSample":
-        image, words, flip, weight, random, drawn = part
+        image, words, flip, weight, random, drawn, encoded = part
         shown = dict(enumerate(image.controls)) if drawn is None else {drawn: image.controls[drawn]}
-        text = self.images.text.load(image) if self.images.text else None
-        if text is not None and self.images.text and self.images.text.cache.without_caption and not words:
-            text = self.images.text.cache.without_caption(text)
+        text = self.images.text.load(image, encoded) if self.images.text else None
         masked = bool(image.mask_file) and self.config.data.masked_loss
         controls: list[Tensor] = []
         if self.images.latents:
@@ -229,6 +240,7 @@ class ImageChoices(NamedTuple):
     weight: float
     random: Random
     mask: int | None = None  # the index of its mask, if it is drawn from several
+    encoded: str = ""  # the caption whose encoding is used, where captions are encoded once; "": none at all
 
 
 def latent_area(kind: Kind) -> int:

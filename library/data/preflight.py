@@ -13,6 +13,7 @@ from library.config.dataset import decided
 from library.config.problems import SURROGATES, Problem, Report, Text, counted, either, option_name, together
 from library.config.run_config import RunConfig
 from library.config.sections import EmbeddingRun
+from library.config.sections.captions import USUAL_VARIANTS
 from library.data import augment, finding, mask_check
 from library.data.captions import TRIGGER, with_affixes
 from library.data.controls import size_of
@@ -315,17 +316,12 @@ def _about_options(config: RunConfig, found: Survey) -> Iterator[Problem]:
     """Options that have no effect with this data."""
     images = [image for image in found.images.items if not image.is_reg]
     subsets = [subset for dataset in found.images.datasets for subset in dataset.subsets]
-    if config.cache.text and any(subset.enable_wildcard for subset in subsets):
+    once = config.cache.text and config.cache.cached_caption_variants == 1
+    if once and any(subset.enable_wildcard for subset in subsets):
         yield Problem("enable_wildcard",
-            "draws one variant of each caption for the whole training: captions are encoded once",
+            "draws one variant of each caption for the whole training: captions are encoded once; set "
+            "cached_caption_variants for more", fix={"cached_caption_variants": USUAL_VARIANTS},
             also="cache_text_encoder_outputs cache_text_encoder_outputs_to_disk")  # fmt: skip
-    if (
-        config.cache.text
-        and not config.drops_cached_captions
-        and not config.captions.caption_dropout_every_n_epochs
-        and any(subset.caption_dropout_every_n_epochs for subset in subsets)
-    ):
-        yield Problem("caption_dropout_every_n_epochs", "has no effect with cache_text_encoder_outputs")
     yield from _about_masks(config, found)
     if config.data.transparent_background and not any(i.how.ground and has_transparency(i.path) for i in images):
         yield Problem(

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from library.config.problems import ConfigError, Problem, Text, counted
 from library.config.sections import TextBatchCache
 from library.data import cache_files, caches, control_pixels, identity, stamps
 from library.data.buckets import Size
+from library.data.captions import may_be_dropped
 from library.data.encoding_job import Arrays, EncodingJob, clean_up_after, finish, refuse_other_references, share
 from library.data.folders import some
 from library.data.not_finite import NotFiniteError
@@ -23,7 +24,9 @@ from library.families.capabilities import ReadsPictures
 from library.families.caption_limit import LimitsCaptions
 
 if TYPE_CHECKING:
-    from library.data.images import ControlImage, Image
+    from library.data.images import ControlImage, Image, ImageSet
+
+NO_CAPTION = -1  # instead of the number of a variant
 
 
 class Phrase(NamedTuple):
@@ -34,9 +37,15 @@ class Phrase(NamedTuple):
     interpolation: str | None = None
 
 
-def phrase_of(image: "Image", template: str) -> Phrase:
-    """The text encoder's input for an image; `template` as of `template_of`."""
-    words = image.encoded_caption
+class Entry(NamedTuple):
+    """A file of text outputs: an image with one of its captions that are encoded once."""
+
+    image: "Image"
+    words: str
+
+
+def phrase_of(image: "Image", words: str, template: str) -> Phrase:
+    """The text encoder's input for a caption of an image; `template` as of `template_of`."""
     return Phrase(words, image.controls, image.interpolation) if template else Phrase(words)
 
 
@@ -55,12 +64,15 @@ def lengths(
     return length, lambda sizes: 0
 
 
-def cut_captions(images: Sequence["Image"], family: Family) -> Iterator[Problem]:
+def cut_captions(images: Sequence["Image"], family: Family, variants: int = 1) -> Iterator[Problem]:
     """Warn of captions that are longer than the text encoder's limit. ConfigError without its tokenizer."""
     if not isinstance(family, LimitsCaptions):
         return
     limit = family.caption_limit
-    read = {image.path: image.encoded_caption for image in images}
+    read = {
+        image.path: max([image.encoded_caption, *(image.variant(n) for n in range(1, variants))], key=len)
+        for image in images
+    }
     long = [image for image in images if len(read[image.path].encode()) > limit.tokens]  # a token has at least one byte
     tokenizers = family.tokenizers_of_captions() if long else {}
     if limit.encoder not in tokenizers:
@@ -79,17 +91,27 @@ def cut_captions(images: Sequence["Image"], family: Family) -> Iterator[Problem]
 
 @dataclass(slots=True)
 class Texts:
-    """The encoded captions of a training, on disk by image or in memory by phrase."""
+    """The encoded captions of a training, on disk by image and caption or in memory by phrase."""
 
     cache: TextCache
     template: str = ""
     memory: dict[Phrase, Arrays] | None = None
+    files: dict[tuple[str, str], str] = field(default_factory=dict)  # path of an image, caption -> file
 
-    def load(self, image: "Image") -> Arrays:
-        """The text encoders' outputs for the caption of an image, by the names of the cache's keys."""
+    def load(self, image: "Image", words: str | None = None) -> Arrays:
+        """The text encoders' outputs for one of the captions of an image, by the names of the cache's keys; without
+        `words` for the first one."""
+        words = image.encoded_caption if words is None else words
+        if not words and self.cache.without_caption:
+            return self.cache.without_caption(self._stored(image, image.encoded_caption))
+        return self._stored(image, words)
+
+    def _stored(self, image: "Image", words: str) -> Arrays:
+        """The outputs for a caption, or for the image's first one where that is not among the encoded ones."""
         if self.memory is not None:
-            return self.memory[phrase_of(image, self.template)]
-        file = caches.text_file(image.path, self.cache.suffix)
+            known = self.memory.get(phrase_of(image, words, self.template))
+            return known or self.memory[phrase_of(image, image.encoded_caption, self.template)]
+        file = self.files.get((image.path, words)) or self.files[image.path, image.encoded_caption]
         try:
             found = caches.read_text(file, self.cache.stored, self.cache.names)
         except caches.BROKEN as e:
@@ -99,12 +121,13 @@ class Texts:
         return found
 
 
-def texts(every: Sequence["Image"], work: EncodingJob) -> Texts:
-    """Encode the captions of these images that are not cached yet. Returns the cache of all."""
+def texts(images: "ImageSet", work: EncodingJob) -> Texts:
+    """Encode the captions of these images and of those for validation that are not cached yet. Returns the cache."""
     cache, template = work.family.text_cache, template_of(work.family)
+    captions = list(_captions(images, work.config.cache.cached_caption_variants, cache))
     if not work.config.cache.cache_text_encoder_outputs_to_disk:
         memory: dict[Phrase, Arrays] = {}
-        phrases = dict.fromkeys(phrase_of(image, template) for image in every)
+        phrases = dict.fromkeys(phrase_of(image, words, template) for _, image, words in captions)
         _encode_phrases([(phrase, [phrase]) for phrase in phrases], work, memory.__setitem__)
         return Texts(cache, template, memory)
     store = Texts(cache, template)
@@ -112,39 +135,63 @@ def texts(every: Sequence["Image"], work: EncodingJob) -> Texts:
     encoders = identity.of_components(work.components, names) if names else None
     lengths = {**dict.fromkeys(cache.stored), **({} if cache.mask else work.family.text_lengths)}
     options = {name: getattr(work.config.model, name, None) for name in cache.options}
-    images = _images_by_file(every, cache.suffix)
+    entries = _entries_by_file(captions, cache.suffix, bool(template))
+    store.files = {(image.path, words): file for file, image, words in _files(captions, cache.suffix, bool(template))}
     if template:
-        refuse_other_references(every)
+        refuse_other_references([image for _, image, _ in captions])
 
-    def stamp(image: "Image") -> JsonObject:
-        return caches.text_stamp(image.encoded_caption, encoders, options, template)
+    def stamp(entry: Entry) -> JsonObject:
+        return caches.text_stamp(entry.words, encoders, options, template)
 
-    def good(item: tuple[str, "Image"]) -> bool:
-        file, image = item
-        sources = [image.caption_file] if image.caption_file else []
-        trust, shown = work.config.cache.skip_cache_check, phrase_of(image, template).shown
-        if image.encoded_caption != image.caption and not trust and not _has_stamp(file):
+    def good(item: tuple[str, Entry]) -> bool:
+        file, (image, words) = item
+        sources = [image.caption_file] if image.caption_file and words else []
+        trust, shown = work.config.cache.skip_cache_check, phrase_of(image, words, template).shown
+        if words != image.caption and not trust and not _has_stamp(file):
             return False  # sd-scripts encodes captions as they are written
-        return caches.text_is_good(file, lengths, sources, stamp(image), trust, cache.names, shown)
+        return caches.text_is_good(file, lengths, sources, stamp(item[1]), trust, cache.names, shown)
 
-    mine = share(list(images.items()), lambda item: item[0], work.world)
+    mine = share(list(entries.items()), lambda item: item[0], work.world)
     todo: dict[Phrase, list[str]] = {}
     checked = spread(good, mine, work.report, Text("checking cached captions"))
-    for (file, image), is_good in zip(mine, checked, strict=True):
+    for (file, (image, words)), is_good in zip(mine, checked, strict=True):
         if not is_good:
-            todo.setdefault(phrase_of(image, template), []).append(file)
+            todo.setdefault(phrase_of(image, words, template), []).append(file)
 
     def write(file: str, arrays: Arrays) -> None:
+        image, words = entries[file]
         stored = {name: arrays[name] for name in cache.stored}
         if cache.rate:
-            stored[cache.rate] = np.array(images[file].subset.caption_dropout_rate, np.float32)
-        shown = phrase_of(images[file], template).shown
-        made_of = stamp(images[file]) | ({"controls": stamps.control_stamps(shown)} if shown else {})
-        caches.write_text(file, stored, made_of, cache, images[file].encoded_caption)
+            stored[cache.rate] = np.array(image.subset.caption_dropout_rate, np.float32)
+        shown = phrase_of(image, words, template).shown
+        made_of = stamp(entries[file]) | ({"controls": stamps.control_stamps(shown)} if shown else {})
+        caches.write_text(file, stored, made_of, cache, words)
 
     clean_up_after([file for files in todo.values() for file in files])
     _encode_phrases(list(todo.items()), work, write)
     return store
+
+
+def _captions(images: "ImageSet", variants: int, cache: TextCache) -> "Iterator[tuple[int, Image, str]]":
+    """All captions to encode: the number of a variant, or NO_CAPTION for the empty one, the image, and the words."""
+    for image in images.items:
+        known = [image.variant(number) for number in range(variants)]
+        yield from ((known.index(words), image, words) for words in dict.fromkeys(known))
+        if may_be_dropped(image.subset) and not cache.without_caption and "" not in known:
+            yield NO_CAPTION, image, ""
+    for image in images.validation.items if images.validation else ():
+        yield 0, image, image.encoded_caption
+
+
+def _files(
+    captions: "Iterable[tuple[int, Image, str]]", suffix: str, with_pictures: bool
+) -> "Iterator[tuple[str, Image, str]]":
+    """The file of each caption, with its image and its words."""
+    for number, image, words in captions:
+        if number == NO_CAPTION:  # with reference images, each has its own
+            yield caches.empty_text_file(image.path, suffix, is_shared=not with_pictures), image, words
+        else:
+            yield caches.text_file(image.path, suffix, number or None), image, words
 
 
 def _has_stamp(file: str) -> bool:
@@ -156,12 +203,19 @@ def _has_stamp(file: str) -> bool:
         return False
 
 
-def _images_by_file(every: Iterable["Image"], suffix: str) -> dict[str, "Image"]:
-    """One image for each cache file; an image with two captions cannot have both on disk."""
-    found: dict[str, Image] = {}
-    for image in every:
-        known = found.setdefault(caches.text_file(image.path, suffix), image)
-        if known.encoded_caption != image.encoded_caption:
+def _entries_by_file(
+    captions: "Iterable[tuple[int, Image, str]]", suffix: str, with_pictures: bool
+) -> dict[str, Entry]:
+    """What each cache file holds; an image with two captions cannot have both on disk, and a text encoder reads the
+    reference images at one size."""
+    found: dict[str, Entry] = {}
+    for file, image, words in _files(captions, suffix, with_pictures):
+        known = found.setdefault(file, Entry(image, words))
+        if with_pictures and [one.fit for one in known.image.controls] != [one.fit for one in image.controls]:
+            raise ConfigError("{path} is trained at several sizes, and its reference images with it, but there is one "
+                "cache file for its caption, which is encoded with them: set control_resolution, or use "
+                "cache_text_encoder_outputs without _to_disk", path=image.path)  # fmt: skip
+        if known.words != words:
             raise ConfigError("{path} is used with two captions, but there is one cache file for it: "
                 "use cache_text_encoder_outputs without _to_disk", path=image.path)  # fmt: skip
     return found

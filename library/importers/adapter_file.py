@@ -1,5 +1,6 @@
 """Import the metadata of a LoRA file: how it was trained, as sd-scripts, its relatives and this trainer write it."""
 
+import contextlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import opened, parse_json
 from library.config.problems import ConfigError, Problem, Text, listed, option_name
+from library.config.reading import resolution
 from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import (
     ONLY,
@@ -216,6 +218,10 @@ def _images(builder: ImportBuilder) -> None:
         values: JsonObject = {name: about[name] for name in OF_IMAGES if not is_empty(about.get(name))}
         if isinstance(size := values.get("resolution"), list):
             values["resolution"] = ",".join(map(str, size))
+        if len(sets) > 1 and all(one.get("subsets") == first.get("subsets") for one in sets):
+            with contextlib.suppress(ConfigError):  # the same images at several sizes
+                values["resolution"] = resolution([one.get("resolution") for one in sets])
+                sets = [first]
         if count := to_number(about.get("batch_size_per_device")):
             values["train_batch_size"] = int(count)
         builder.change("ss_datasets", said_of(values), values)

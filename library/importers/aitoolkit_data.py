@@ -5,19 +5,20 @@ from dataclasses import dataclass, field
 
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import ConfigError, MessageLike, Text
+from library.config.sections.captions import VARIED
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import (
     ENCODED_ONCE,
     dataset_toml,
     guidance,
     guidance_flag,
+    joined_sizes,
     load_tables,
     said_of,
     tables,
     texts,
     told_datasets,
     told_prompts,
-    varied,
 )
 
 TABLES = load_tables("aitoolkit")["datasets"]
@@ -67,8 +68,7 @@ def _written(found: list[JsonMapping], whole: WholeTraining) -> tuple[str, list[
     """The dataset file, and the sentences."""
     sets, notes = [], []
     for table in found:
-        sizes = table.get("resolution") or 512
-        own: JsonObject = {}
+        own: JsonObject = {"resolution": _resolution(table.get("resolution") or 512)}
         step = whole.step or table.get("bucket_tolerance")
         for option, value in (("batch_size", table.get("batch_size")), ("bucket_reso_steps", step)):
             if (count := to_number(value)) and count >= 1:
@@ -76,8 +76,7 @@ def _written(found: list[JsonMapping], whole: WholeTraining) -> tuple[str, list[
         if not is_on(table.get("buckets", True)):
             own["enable_bucket"] = False
         subset = {option: value for option, value in _subset(table, whole).items() if option not in whole.without}
-        for size in sizes if isinstance(sizes, list) else [sizes]:
-            sets.append(({"resolution": size, **own}, [subset]))
+        sets.append((own, [subset]))
         left = sorted(table.keys() - set(TABLES["known"]))
         left += ["mask_min_value"] if "mask_min_value" in table and not is_empty(table.get("mask_path")) else []
         reasons = dict.fromkeys(left, NOT_HERE) | ({"num_frames": VIDEOS} if "num_frames" in table else {})
@@ -91,6 +90,12 @@ def _written(found: list[JsonMapping], whole: WholeTraining) -> tuple[str, list[
     return dataset_toml(general, sets), notes
 
 
+def _resolution(value: JsonValue) -> JsonValue:
+    """Each number of a list is the side of a square, and each image is trained at each of them, as here."""
+    sides = [int(side) for side in map(to_number, value if isinstance(value, list) else [value]) if side and side > 0]
+    return joined_sizes([(side, side) for side in sides]) if sides else value
+
+
 def _datasets(builder: ImportBuilder) -> None:
     listed = _with_folders(builder.get("datasets"), builder.notes)
     if not listed:
@@ -98,7 +103,7 @@ def _datasets(builder: ImportBuilder) -> None:
     word = builder.get("trigger_word")
     settings = _settings(listed)
     cached = builder.values.get("cache_text_encoder_outputs") or settings.get("cache_text_encoder_outputs")
-    without = varied(builder) if cached else ()
+    without = VARIED if cached else ()  # there, a caption that is encoded once is read as it is written
     for option in builder.values.keys() & set(without):
         builder.ignore(builder.keys.pop(option), ENCODED_ONCE)
         del builder.values[option]

@@ -31,7 +31,10 @@ def read(builder: ImportBuilder, data: Any) -> None:
         text, notes = _written(data, sizes)
         builder.texts["dataset_config"] = text
         builder.notes += notes
-        builder.change(key, told_datasets(text), _settings(data))
+        settings = _settings(data)
+        if builder.family != "sdxl" and (count := _variants(data)) > 1:  # its captions are not encoded once
+            settings["cached_caption_variants"] = count
+        builder.change(key, told_datasets(text), settings)
     elif builder.get(key):
         builder.ignore(key, "this file was not found; name the images with train_data_dir or dataset_config")
 
@@ -40,6 +43,13 @@ def _settings(data: JsonMapping) -> JsonObject:
     """Keys of data sets that are options of the whole training here."""
     masked = any(not is_empty(one.get("mask_path")) for one in tables(data.get("directory")))
     return {"masked_loss": True} if masked else {}
+
+
+def _variants(data: JsonMapping) -> int:
+    """In how many orders of its tags each caption is encoded: the most of all folders, the written one included."""
+    every = [{**data, **one} for one in tables(data.get("directory"))]
+    counts = [int(to_number(one.get("cache_shuffle_num")) or is_on(one.get("shuffle_tags"))) for one in every]
+    return 1 + max(counts, default=0)
 
 
 def _batches(builder: ImportBuilder) -> dict[int, int]:

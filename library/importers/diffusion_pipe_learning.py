@@ -124,11 +124,7 @@ def _length(builder: ImportBuilder) -> None:
     if builder.number("checkpoint_every_n_epochs"):
         builder.ignore("checkpoint_every_n_epochs", "save_state saves a state with each file")
     if share := builder.number("uncond_fraction"):
-        if builder.values.get("cache_text_encoder_outputs") and builder.family != "anima":
-            said = "captions are encoded once, before the training (cache_text_encoder_outputs)"
-            builder.ignore("uncond_fraction", said)
-        else:
-            builder.rename("uncond_fraction", "caption_dropout_rate", share)
+        builder.rename("uncond_fraction", "caption_dropout_rate", share)
     if c := builder.number("pseudo_huber_c"):
         values = {"loss_type": "huber", "huber_schedule": "constant", "huber_c": c}
         builder.change("pseudo_huber_c", said_of(values), values)

@@ -1,10 +1,12 @@
 """Export a config to the JSON that kohya_ss's page loads."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, MessageLike, Text
+from library.config.reading import sizes
 from library.config.run_config import RunConfig
 from library.config.schema import changed, flat, options, values
 from library.config.sections import AdapterRun, EmbeddingRun
@@ -127,6 +129,9 @@ def _fields(config: RunConfig, tab: str, prompts: str) -> tuple[dict[str, Fields
         made["save_model_as"] = {"save_model_as": "ckpt"}  # its name for pt
     if prompts:
         made["sample_prompts"] = {"sample_prompts": prompts.rstrip("\n")}
+    if len(config.data.sizes) > 1:
+        said = "resolution: kohya_ss trains at one size, so only the largest of {sizes} is kept"
+        lost.append(Text(said, sizes=config.data.resolution))
     unsupported = flat(changed(config)).keys() - made.keys() - _typed(tab)
     lost += [Text("{name} has no field in kohya_ss; it is left out", name=name) for name in sorted(unsupported)]
     return made, lost
@@ -148,8 +153,8 @@ def _keys(family: str, tab: str) -> dict[str, str]:
 
 def _plain(option: Any, key: str, value: Any) -> Any:
     if key == "max_resolution":
-        sides = str(value or "512").split(",")
-        return f"{sides[0]},{sides[-1]}"
+        width, height = max(sizes(value or "512"), key=math.prod)
+        return f"{width},{height}"
     if value is None and option.type in (int, float):
         return 75 if key == "max_token_length" else 0
     if key == "save_model_as" and value is None:

@@ -3,13 +3,15 @@
 import math
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import Problem, Text, counted
+from library.config.problems import MessageLike, Problem, Text, counted
+from library.config.reading import resolution
 from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import (
     PREPARED,
     dataset_toml,
     guidance,
     guidance_flag,
+    joined_sizes,
     nearest,
     said_of,
     small_buckets,
@@ -91,7 +93,7 @@ def _sizes(builder: ImportBuilder) -> list[tuple[int, int]]:
 
 
 def _images(builder: ImportBuilder) -> None:
-    """Concepts, which become a dataset file with one dataset for each resolution."""
+    """Concepts, which become a dataset file."""
     sizes = _sizes(builder)
     exact = any(one != two for one, two in sizes)
     buckets = is_on(builder.get("aspect_ratio_bucketing")) and not exact
@@ -105,18 +107,15 @@ def _images(builder: ImportBuilder) -> None:
         _dataset(builder, concepts, sizes or [(512, 512)], buckets)
         builder.empty("concept_file_name")
     elif builder.get("concept_file_name"):
-        said = "this file was not found; name the images with train_data_dir or dataset_config"
-        builder.ignore("concept_file_name", said)
+        missing = "this file was not found; name the images with train_data_dir or dataset_config"
+        builder.ignore("concept_file_name", missing)
     if sizes:
-        largest = max(sizes, key=lambda size: size[0] * size[1])
-        text = f"{largest[0]},{largest[1]}" if exact else str(largest[0])
-        template = "{size}; {count} sizes are datasets of their own"
-        said = Text(template, size=text, count=len(sizes)) if len(sizes) > 1 else text
-        builder.change(
-            "resolution",
-            said,
-            {} if concepts else {"resolution": text} | (small_buckets([*largest]) if buckets else {}),
-        )
+        text = resolution(joined_sizes(sizes))
+        said: MessageLike = text
+        if len(sizes) > 1:
+            said = Text("{sizes}: each image is trained at each size, where OneTrainer draws one each time", sizes=text)
+        limits = small_buckets(text) if buckets else {}
+        builder.change("resolution", said, {} if concepts else {"resolution": text} | limits)
     values: JsonObject = {"enable_bucket": buckets, "max_bucket_reso": 2048, "caption_extension": ".txt"}
     said = said_of({"enable_bucket": str(buckets).lower()})
     builder.change("aspect_ratio_bucketing", said, {} if concepts else values)  # a dataset file has its own
@@ -136,8 +135,9 @@ def _dataset(builder: ImportBuilder, concepts: list[JsonMapping], sizes: list[tu
     own = {id(c): _override(c) for c in used}
     repeats = {id(c): count for c, count in zip(used, _whole_repeats(builder, used), strict=True)}
     shared = [_subset(builder, c, repeats[id(c)]) for c in used if not own[id(c)]]
-    sets += [({"resolution": list(size)}, shared) for size in sizes if shared]
-    sets += [({"resolution": list(size)}, [_subset(builder, c, repeats[id(c)])]) for c in used for size in own[id(c)]]
+    sets += [({"resolution": joined_sizes(sizes)}, shared)] if shared else []
+    sets += [({"resolution": joined_sizes(own[id(c)])}, [_subset(builder, c, repeats[id(c)])])
+             for c in used if own[id(c)]]  # fmt: skip
     if sets:
         builder.texts["dataset_config"] = dataset_toml(general, sets)
     builder.change("concepts", Text("{folders}: {place}", folders=counted(len(used), "folder"), place=PREPARED))

@@ -281,6 +281,8 @@ def _intervals(builder: ImportBuilder) -> None:
         name = f"save_every_n_{unit.casefold()}s"
         builder.change("save_every", said_of({name: int(count)}), {name: int(count)})
         builder.explain("is the unit of save_every", "save_every_unit")
+        if unit == "STEP" and (begin := builder.number("save_skip_first")):
+            builder.change("save_skip_first", f"save_from_step = {int(begin)}", {"save_from_step": int(begin)})
     elif unit not in ("NEVER", "ALWAYS") and count:
         for key in ("save_every", "save_every_unit"):
             builder.ignore(key, "files are saved every N epochs or steps here: set save_every_n_epochs")

@@ -2,15 +2,16 @@
 
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
 from library.config.formats import toml_value
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.problems import MessageLike, Problem, Text, ngettext, option_values
+from library.config.problems import ConfigError, MessageLike, Problem, Text, ngettext, option_values
 from library.config.problems import listed as listed_texts
+from library.config.reading import sizes
 from library.config.sections.learning import OptimizerName
 from library.config.values import quoted
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, to_number
@@ -105,12 +106,6 @@ def chooses_edit(builder: ImportBuilder, key: str, words: str) -> None:
         )
         said = Text(template, script=builder.script, version=version)
         builder.change(key, said, {"model_version": version, "cache_text_encoder_outputs": True})
-
-
-def varied(builder: ImportBuilder) -> tuple[str, ...]:
-    """Options that change captions in each step, which exclude cached text encoder outputs."""
-    names = ("shuffle_caption", "caption_tag_dropout_rate", "caption_dropout_rate")
-    return names[:2] if builder.family == "anima" else names
 
 
 def guidance_flag(builder: ImportBuilder, chroma: bool) -> str:
@@ -279,10 +274,21 @@ def dataset_toml(general: JsonMapping, sets: Iterable[tuple[JsonMapping, list[Js
     return "\n\n".join(blocks) + "\n"
 
 
+def joined_sizes(found: Sequence[Sequence[int]]) -> JsonValue:
+    """Sizes as the resolution of one data set: a number or [width, height], of several a text with ; between them."""
+    if len(found) == 1:
+        (size,) = found
+        return size[0] if size[0] == size[-1] else list(size)
+    return ";".join(",".join(map(str, dict.fromkeys(size))) for size in dict.fromkeys(map(tuple, found)))
+
+
 def small_buckets(resolution: JsonValue) -> JsonObject:
     """A lower bucket limit for resolutions below our default limit, which the other trainers do not have."""
-    sides = resolution if isinstance(resolution, list | tuple) else [resolution]
-    least = min((int(side) for side in map(to_number, sides) if side), default=LEAST_SIDE)
+    try:
+        found = sizes(resolution)
+    except ConfigError:
+        return {}
+    least = min(side for size in found for side in size)
     return {"min_bucket_reso": max(64, least // 64 * 64)} if least < LEAST_SIDE else {}
 
 
@@ -293,8 +299,7 @@ def _table(head: str, members: JsonMapping) -> str:
 def told_datasets(text: str) -> Text:
     """How many data sets are in the text of a dataset file, in words."""
     count = text.count("[[datasets]]")
-    several = "{count} datasets, one for each folder and resolution: {place}"
-    return ngettext("one dataset: {place}", several, count, place=PREPARED)
+    return ngettext("one dataset: {place}", "{count} datasets: {place}", count, place=PREPARED)
 
 
 def told_prompts(count: int) -> Text:

@@ -231,10 +231,7 @@ def _text(builder: ImportBuilder) -> None:
     values = {"cache_latents": True, "cache_latents_to_disk": True}
     values |= {"cache_text_encoder_outputs": True, "cache_text_encoder_outputs_to_disk": True}
     set_by(builder, "cache_latents", said_of(values), values)
-    share = builder.number("caption_dropout_probability")
-    if share and builder.family != "anima":
-        builder.ignore("caption_dropout_probability", ENCODED_ONCE)
-    elif share:
+    if share := builder.number("caption_dropout_probability"):
         builder.rename("caption_dropout_probability", "caption_dropout_rate", share)
     builder.empty("caption_dropout_probability")
     if "max_token_length" in builder.values:

@@ -19,8 +19,8 @@ def dataset_stats(
 ) -> JsonObject:
     """Metadata about the data, by ss_ key without the prefix, values not yet text.
 
-    `images` is what data.scan returned, `total_batch_size` counts all processes. With a dataset_config there is one
-    entry per data set, without it the figures of the only one stand by themselves, as in sd-scripts.
+    `images` is what data.scan returned, `total_batch_size` counts all processes. With a dataset_config or several sizes
+    there is one entry per data set, without them the figures of the only one stand by themselves, as in sd-scripts.
     """
     counts = {is_reg: sum(i.repeats for i in images.items if i.is_reg is is_reg) for is_reg in (False, True)}
     held_back = images.validation.items if images.validation else ()
@@ -33,7 +33,7 @@ def dataset_stats(
         "tag_frequency": tag_frequency(images.items),
     }
     datasets = [_dataset(images, position) for position in range(len(images.datasets))]
-    if config.data.dataset_config:
+    if config.data.dataset_config or len(datasets) > 1:
         return out | {"datasets": datasets, "dataset_dirs": _folders(images.items, None)}
     return out | _single(images, datasets[0], total_batch_size)
 

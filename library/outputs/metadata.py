@@ -134,13 +134,13 @@ def modelspec(config: RunConfig, architecture: str) -> dict[str, str]:
     """The modelspec.* keys, of a file that is saved now."""
     now, meta = datetime.now().replace(microsecond=0), config.metadata
     kind, suffix = config.file_kind
-    sides = str(config.data.resolution or "1024").replace("x", ",").split(",")
+    width, height = config.data.size or (1024, 1024)  # of several sizes the largest
     out = {
         "sai_model_spec": "1.0.1",
         "architecture": architecture + suffix,
         "implementation": families.facts(config.family).implementation,
         "title": meta.metadata_title or config.save.output_name or f"{kind}@{now.timestamp():.0f}",
-        "resolution": f"{sides[0].strip()}x{sides[-1].strip()}",
+        "resolution": f"{width}x{height}",
         "date": now.isoformat(),
         "implementation_version": _version(),
         **{key: getattr(meta, f"metadata_{key}") for key in (*PLAIN, *EXTRAS)},

@@ -226,12 +226,15 @@ def outdated_epoch(config: RunConfig, epoch: int, state: bool = False, every: in
 
 
 def outdated_step(config: RunConfig, step: int, state: bool = False) -> Path | None:
-    """The same for step files: the newest multiple that is more than `save_last_n_steps` steps ago."""
+    """The same for step files: the newest multiple that is more than `save_last_n_steps` steps ago.
+
+    Files of `save_at_steps` are kept.
+    """
     last, every = _last(config.save, "steps", state), config.save.save_every_n_steps
     if not last or not every:
         return None
     old = (step - last - 1) // every * every
-    if old < 0 or (state and old == 0):
+    if old < 0 or (state and old == 0) or old in config.save.save_at_steps:
         return None
     return names(config).state(step=old) if state else names(config).step(old)
 

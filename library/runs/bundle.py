@@ -34,6 +34,7 @@ EVENTS = {
     "saved": ("step", "bytes", "ok", "text"),
     "sample": ("step", "number"),
     "validation": ("step", "epoch", "when", "loss", "divergence"),
+    "early_stop": ("step", "best_step", "best_loss"),
     "warning": ("text",),
     "error": ("text",),
 }  # fmt: skip

@@ -25,6 +25,7 @@ class Checkpointer:
         config, clock, world = training.config, training.clock, training.world
         self._training, self._config, self._journal = training, config, training.journal
         self._names, self._backups = paths.names(config), Backups(paths.names(config), training.journal)
+        self._chosen = frozenset(config.save.save_at_steps)
         self._every_epochs = paths.every_n_epochs(config, clock.epochs)
         self._shapes: verify.Shapes = {}
         self._saved_at = 0  # the step of the last state
@@ -37,12 +38,12 @@ class Checkpointer:
 
     def when_due(self) -> None:
         """After a step: save the files and states that are due after this step or epoch, or were requested."""
-        clock, options, requests = self._training.clock, self._config.save, self._journal.requests
+        clock, requests = self._training.clock, self._journal.requests
         if requests.granted("save"):  # a file and a state of this step; older ones are kept
             self._check()
             self._save_file(self._names.step(clock.step))
             self._save_state(self._names.state(step=clock.step))
-        for what in clock.every(options.save_every_n_steps, self._every_epochs):
+        for what in self._due():
             if what == "step":
                 self._keep(step=clock.step)
             elif clock.epoch < clock.epochs:  # the last epoch's file is the final one
@@ -53,6 +54,16 @@ class Checkpointer:
         if clock.done:
             self._final()
         self._journal.upload_saved()
+
+    def _due(self) -> list[str]:
+        """Which of "step" and "epoch" files are due: at chosen steps, and at intervals from `save_from_step` on."""
+        clock, options = self._training.clock, self._config.save
+        due: list[str] = []
+        if clock.step >= (options.save_from_step or 0):
+            due += clock.every(options.save_every_n_steps, self._every_epochs)
+        if clock.step in self._chosen and "step" not in due:
+            due.insert(0, "step")
+        return due
 
     def rescue(self, error: ConfigError) -> NoReturn:
         """Raise the error that has ended the training between two steps, after saving a state of all steps so far."""

@@ -22,6 +22,7 @@ class Clock:
     step: int = 0  # steps done
     epoch: int = 1  # the epoch that the last or next step belongs to
     in_epoch: int = 0  # steps done of it
+    ended: bool = False  # whether the training ends before its last step
 
     @classmethod
     def of(cls, config: RunConfig, num_batches: int) -> "Clock":
@@ -63,7 +64,11 @@ class Clock:
     @property
     def done(self) -> bool:
         """Whether nothing is left to do."""
-        return self.step >= self.total
+        return self.ended or self.step >= self.total
+
+    def end_early(self) -> None:
+        """End the training after the current step, as if it were the last."""
+        self.ended = True
 
     @property
     def epoch_ended(self) -> bool:

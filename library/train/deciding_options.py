@@ -14,8 +14,8 @@ from library.config.schema import options
 
 # Sections whose options decide where files go or how fast a step is, but not its result.
 ELSEWHERE = ("save", "sample", "validation", "metadata", "hub", "log", "compile", "memory", "distributed", "cache")
-# Options of these sections that change rounding.
-ROUNDING = ("compile", "compile_from_step", "cuda_allow_tf32", "attention_kernel", "fsdp")
+# Options of these sections that change rounding, or what is drawn.
+ROUNDING = ("compile", "compile_from_step", "cuda_allow_tf32", "attention_kernel", "fsdp", "cached_caption_variants")
 # These, and options that `auto_compute` sets: what is used is known when a training has started.
 MEASURED = (*ROUNDING, "auto_compute", "fp8_base", "fp8_base_unet", "fp8_compute", "int8_base", "int8_compute")
 # Options of other sections that only say where to start or how data is read, or that the comparison of the data covers.

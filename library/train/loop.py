@@ -25,6 +25,7 @@ from library.memory.quantization import fp8_storage
 from library.train import autotune, base_files, beside, matmul_formats, resume_state, rng, utilization
 from library.train.checkpointer import Checkpointer
 from library.train.clock import Clock
+from library.train.early_stop import EarlyStop
 from library.train.journal import Journal
 from library.train.loss import LossFunction
 from library.train.precompile import Precompiler
@@ -97,7 +98,8 @@ def run_training(config: RunConfig, remarks: Sequence[Text] = (), notes: Sequenc
         method.train()
         precompiler = Precompiler(config, world, journal, compile_log, clock, choices)
         step_log = StepLog(config, clock, world, journal, precompiler)
-        training = Training(world, journal, clock, batches, compute_loss, updates, step_log, choices)
+        early_stop = EarlyStop(config)
+        training = Training(world, journal, clock, batches, compute_loss, updates, step_log, choices, early_stop)
         with precompiler, step_log:
             return take_steps(training, precompiler, images, samples)
 
@@ -160,6 +162,7 @@ def take_steps(training: Training, precompiler: Precompiler, images: ImageSet, s
     precompiler.agree_on_recording(compute_loss.components.denoiser)
     journal.mark("compiling and recording")
     samples.at_first(training)
+    validation.after_resume()
     journal.ready()
 
     accumulation = config.steps.gradient_accumulation_steps

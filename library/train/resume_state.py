@@ -92,6 +92,7 @@ def collect(training: "Training") -> State | None:
     facts |= {"losses": training.step_log.meter.state(), "batches": training.batches.state_dict()}
     facts |= {"settings": deciding_options(training.config, clock.total), "choices": asdict(training.choices)}
     facts |= {"computed_by": computed_by(world.device), "groups": updates.groups}
+    facts |= training.early_stop.state()
     if (marks := training.batches.images.held_out) is not None:
         facts |= {IN_STATE: list(marks)}
     return State(tensors, values, facts)
@@ -104,7 +105,7 @@ def resume(folder: Path, training: "Training") -> None:
     if damaged := damage(folder):
         raise ConfigError(*damaged)
     facts = read_progress(folder)
-    if not config.steps.moved and (why := finished(folder, facts, clock.total, names(config).last)):
+    if not config.steps.moved and (why := finished(folder, facts, clock.total, config)):
         raise ConfigError(why)
     training.method.restore(read_tensors(folder / WEIGHTS))
     _take_over_optimizer(folder, facts, training)
@@ -149,6 +150,7 @@ def _move_clock(facts: JsonMapping, training: "Training") -> None:
     steps = math.ceil(batches.index / accumulation)
     clock.in_epoch = min(steps, clock.per_epoch) if batches.epoch == clock.epoch else clock.per_epoch
     training.step_log.meter.load(facts["losses"][: clock.per_epoch])
+    training.early_stop.restore(facts)
 
 
 def changes(config: RunConfig, total: int | None = None) -> list[Problem]:
@@ -218,7 +220,7 @@ def problems(folder: Path, config: RunConfig | None = None, total: int | None = 
         if config.steps.max_train_epochs:
             return []
         total = int(config.steps.max_train_steps)
-    return [why] if (why := finished(folder, facts, total, names(config).last)) else []
+    return [why] if (why := finished(folder, facts, total, config)) else []
 
 
 def _other_training(folder: Path, facts: JsonMapping, config: RunConfig) -> Iterator[Problem]:
@@ -331,9 +333,16 @@ def shaping_changes(folder: Path, config: RunConfig) -> Text | None:
     return listed(found, "; ") if found else None
 
 
-def finished(folder: Path, facts: JsonMapping, total_steps: int, result: Path) -> Problem | None:
+def finished(folder: Path, facts: JsonMapping, total_steps: int, config: RunConfig) -> Problem | None:
     """The problem where a training has no step left to do and its result exists; else None."""
-    if facts["current_step"] < total_steps or (facts["current_step"] == total_steps and not result.exists()):
+    step, has_result = facts["current_step"], names(config).last.exists()
+    early, patience = facts.get("early_stop") or {}, config.steps.early_stop_patience
+    if has_result and step < total_steps and patience is not None and early.get("waited", 0) >= patience:
+        return Problem("resume",
+            ": early_stop_patience = {patience} ended the training of {folder} after step {step}, as its held-out loss "
+            "was lowest at step {best}; raise early_stop_patience or leave it out to go on", folder=folder,
+            patience=patience, step=step, best=early.get("best_step"), also="early_stop_patience")  # fmt: skip
+    if step < total_steps or (step == total_steps and not has_result):
         return None
     return Problem("resume",
         ": {folder} was saved after step {step}, and this training has {steps}, so nothing is left to do; "

@@ -8,6 +8,7 @@ from library.families.base import Family, ModelComponents
 from library.methods import TrainingMethod
 from library.train.choices import Choices
 from library.train.clock import Clock
+from library.train.early_stop import EarlyStop
 from library.train.journal import Journal
 from library.train.loss import LossFunction
 from library.train.rng import StepGenerators
@@ -30,6 +31,7 @@ class Training:
     updates: Updates
     step_log: StepLog
     choices: Choices
+    early_stop: EarlyStop
 
     @property
     def config(self) -> Any:

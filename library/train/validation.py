@@ -53,6 +53,20 @@ class ValidationRunner:
             training.step_log.settle()
             if losses := self._measure(self._batches):
                 beside.attempt(lambda: self._report(due, losses), NOT_REPORTED, training)
+                if training.early_stop.patience is not None:
+                    training.early_stop.count(training.clock.step, sum(losses.values()) / len(losses))
+                    training.early_stop.end_when_due(training.clock, training.world, training.journal)
+
+    def after_resume(self) -> None:
+        """Make up for the validation that a state was saved before: a training that goes on ends where the other did.
+
+        Without early_stop_patience no step depends on it.
+        """
+        training = self._training
+        if training.clock.step and training.early_stop.lacks(training.clock.step):
+            self.when_due()
+        elif training.clock.step:
+            training.early_stop.end_when_due(training.clock, training.world, training.journal)
 
     def _report(self, due: list[str], losses: dict[str, float]) -> None:
         training = self._training

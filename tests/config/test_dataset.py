@@ -130,7 +130,8 @@ resolution = "big"
         "in data.toml: foo is not known at the top; there are [general] and [[datasets]]",
         "in data.toml [general]: image_dir belongs into [[datasets.subsets]]",
         "in data.toml [general]: shufle_caption is not a known key (did you mean shuffle_caption?)",
-        "in data.toml dataset 1: resolution must be one size in pixels or width,height (1024 or 1024,768), got 'big'",
+        "in data.toml dataset 1: resolution must be one size in pixels or width,height (1024 or 1024,768), or several "
+        "sizes with ; between them (512;1024), got 'big'",
         "in data.toml dataset 1 subset 1: batch_size belongs into [[datasets]] or [general]",
         "in data.toml dataset 1 subset 1: image_dirr is not a known key (did you mean image_dir?)",
         "in data.toml dataset 1 subset 1: caption_dropout_rate must be at least 0.0 and at most 1.0, got 2.0",
@@ -152,7 +153,8 @@ SUBSET = "[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = 'a'\n
         (SUBSET + "conditioning_data_dir = 'm'\n", {},
          "conditioning_data_dir needs masked_loss in the run's options"),
         (SUBSET + "shuffle_caption = true\n", {"cache_text_encoder_outputs": True},
-         "subset a: shuffle_caption cannot be used with cache_text_encoder_outputs: switch one of them off"),
+         "subset a: shuffle_caption cannot be used with cache_text_encoder_outputs while each caption has one variant: "
+         "set cached_caption_variants above 1, or switch one of them off"),
         (SUBSET + "color_aug = true\n", {"cache_latents": True},
          "subset a: color_aug cannot be used with cache_latents: switch one of them off"),
         (SUBSET.replace("64\n", "512\nenable_bucket = true\nbucket_reso_steps = 24\n"), {},

@@ -103,7 +103,7 @@ def test_data_sets_of_ai_toolkit_key_by_key(tmp_path):
     (tmp_path / "data.toml").write_text(made.texts["dataset_config"], encoding="utf-8")
     sets = sets_of(tmp_path / "data.toml")
     subset = sets[0].subsets[0]
-    assert [d.resolution for d in sets] == [(512, 512), (768, 768)] and sets[0].bucket_reso_steps == 32
+    assert [d.resolution for d in sets] == [(768, 768), (512, 512)] and sets[0].bucket_reso_steps == 32
     assert (subset.conditioning_data_dir, subset.class_tokens, subset.num_repeats) == ("/m", "a cat", 3)
     assert (subset.caption_dropout_rate, subset.caption_tag_dropout_rate, subset.keep_tokens) == (0.1, 0.2, 2)
     assert subset.shuffle_caption and subset.flip_aug and subset.is_reg and made.config.data.masked_loss

@@ -63,7 +63,7 @@ def test_the_settings_arrive():
         "save_state_every_n_minutes": 120, "gradient_checkpointing": True, "cpu_offload_checkpointing": True,
         "save_precision": "bf16", "mixed_precision": "bf16", "fp8_base_unet": True, "vae_batch_size": 8,
         "compile": True, "blocks_to_swap": 8, "loss_type": "huber", "huber_c": 0.5, "log_with": "wandb",
-        "log_tracker_name": "cats", "wandb_api_key": None, "caption_dropout_rate": 0, "network_train_unet_only": True,
+        "log_tracker_name": "cats", "wandb_api_key": None, "caption_dropout_rate": 0.1, "network_train_unet_only": True,
         "cache_text_encoder_outputs_to_disk": True,
     }  # fmt: skip
     assert differing(values(importers.load(SOURCE, CONFIGS).config), expected) == {}
@@ -80,7 +80,7 @@ def test_its_data_sets_become_a_dataset_file(tmp_path):
     assert small.enable_bucket and small.min_bucket_reso == 256 and small.max_bucket_reso == 768
     assert not dogs.enable_bucket and small.subsets[0].num_repeats == 2 and dogs.subsets[0].shuffle_caption
     assert (small.subsets[0].conditioning_data_dir, dogs.subsets[0].control_directory) == ("/masks", "/refs")
-    assert values(made.config)["masked_loss"]
+    assert values(made.config)["masked_loss"] and values(made.config)["cached_caption_variants"] == 2
     notes = "\n".join(map(str, made.notes))
     assert "datasets of /dogs: ar_buckets is ignored" in notes and "frame_buckets" in notes
 

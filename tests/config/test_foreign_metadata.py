@@ -65,6 +65,14 @@ def test_adapters_of_the_image_model_alone_and_several_data_sets(tmp_path):
                 "train_batch_size": 3, "enable_bucket": True, "network_dim": 8}  # fmt: skip
     assert made.config.script == "zimage_train_network" and differing(values(made.config), expected) == {}
     assert any("first of 2 data sets" in str(note) for note in made.notes)
+    (first, _) = json.loads(ZIMAGE["ss_datasets"])
+    several = [first, first | {"resolution": [512, 512]}]
+    made = importers.load(saved(tmp_path / "b.safetensors", ZIMAGE | {"ss_datasets": json.dumps(several)}), CONFIGS)
+    assert made.config.data.sizes == ((768, 768), (512, 512)) and not made.notes
+    for strange in ([{}], {"a": 1}, [[1]], None, "512;", [512, 512]):
+        several = [first, first | {"resolution": strange}, first]
+        made = importers.load(saved(tmp_path / "c.safetensors", ZIMAGE | {"ss_datasets": json.dumps(several)}), CONFIGS)
+        assert any("first of 3 data sets" in str(note) for note in made.notes)
 
 
 @pytest.mark.parametrize(

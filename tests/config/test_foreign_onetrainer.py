@@ -95,9 +95,11 @@ ONETRAINER = [
      {"zero_terminal_snr": True, "v_parameterization": True}),
     (SDXL_LORA, {"save_every": 2, "save_every_unit": "EPOCH"}, {"save_every_n_epochs": 2}),
     (SDXL_LORA, {"save_after": 300, "save_after_unit": "STEP"}, {"save_every_n_steps": 300}),
+    (SDXL_LORA, {"save_every": 100, "save_every_unit": "STEP", "save_skip_first": 400}, {"save_every_n_steps": 100,
+     "save_from_step": 400}),
     (SDXL_LORA, {"backup_after": 2, "backup_after_unit": "HOUR"}, {"save_state_every_n_minutes": 120}),
     (SDXL_LORA, {"resolution": "1024x768"}, {"resolution": "1024,768", "enable_bucket": False}),
-    (SDXL_LORA, {"resolution": "512,1024"}, {"resolution": "1024", "enable_bucket": True}),
+    (SDXL_LORA, {"resolution": "512,1024"}, {"resolution": "512;1024", "enable_bucket": True}),
     (SDXL_LORA, {"latent_caching": False}, {"cache_latents": False, "cache_text_encoder_outputs": False}),
     (SDXL_LORA, {"optimizer": "ADAMW_8BIT", "optimizer_weight_decay": 0.1},
      {"optimizer_type": "AdamW8bit", "optimizer_args": ("weight_decay=0.1",)}),
@@ -167,7 +169,7 @@ def test_concepts_and_samples_of_onetrainer(tmp_path):
     assert main.main(["import", str(tmp_path / "a.json"), "-o", str(tmp_path / "run.toml")]) == 0
     run = read_toml(tmp_path / "run.toml")
     sets = sets_of(run["dataset_config"])
-    assert [d.resolution for d in sets] == [(768, 768), (1024, 1024), (1536, 1536)]
+    assert [(d.resolution, d.table) for d in sets] == [((1024, 1024), 0), ((768, 768), 0), ((1536, 1536), 1)]
     first = sets[0].subsets[0]
     assert first.flip_aug and first.num_repeats == 2 and first.caption_tag_dropout_rate == 0.2
     assert [s.image_dir for s in sets[2].subsets] == ["/large"]

@@ -68,14 +68,11 @@ def test_what_the_page_of_ai_toolkit_writes_for_models_with_references_can_be_tr
     model = {"arch": arch, "name_or_path": name, "model_kwargs": {"match_target_res": False}}
     builder = aitoolkit.read(of_aitoolkit(model, datasets=[data]))
     assert builder.values.items() >= own.items()
-    once = "cache_text_encoder_outputs" in builder.values  # then captions are not dropped: it would be refused
-    assert [("caption_dropout_rate is ignored" in str(note)) for note in builder.notes] == [True] * once
-    for made, side in zip(tomllib.loads(builder.texts["dataset_config"])["datasets"], (512, 768), strict=True):
-        assert made["resolution"] == side and made["bucket_reso_steps"] == (16 if "flux" in arch else 32)
-        (subset,) = made["subsets"]
-        dropped = {} if once else {"caption_dropout_rate": 0.05}
-        assert subset == {"image_dir": "/i", "control_directory": "/c", "more_control_directories": ["/d"], **sizes,
-                          "caption_extension": ".txt", **dropped}  # fmt: skip
+    (made,) = tomllib.loads(builder.texts["dataset_config"])["datasets"]
+    assert made["resolution"] == "512;768" and made["bucket_reso_steps"] == (16 if "flux" in arch else 32)
+    (subset,) = made["subsets"]
+    assert subset == {"image_dir": "/i", "control_directory": "/c", "more_control_directories": ["/d"], **sizes,
+                      "caption_extension": ".txt", "caption_dropout_rate": 0.05}  # fmt: skip
     matched = aitoolkit.read(of_aitoolkit(model | {"model_kwargs": {"match_target_res": True}}, datasets=[data]))
     assert "control_resolution" not in matched.texts["dataset_config"] and not matched.left()
 

@@ -49,7 +49,7 @@ def test_the_settings_arrive():
         "max_train_steps": 1500, "save_every_n_steps": 250, "save_last_n_steps": 1000, "save_state": True,
         "int8_base": True, "blocks_to_swap": 19, "timestep_sampling": "shift", "discrete_flow_shift": 3.0,
         "ema_decay": 0.999, "sample_every_n_steps": 100, "train_batch_size": 2, "seed": 42, "mixed_precision": "bf16",
-        "cache_latents_to_disk": True, "cache_text_encoder_outputs": True, "caption_dropout_rate": 0,
+        "cache_latents_to_disk": True, "cache_text_encoder_outputs": True, "caption_dropout_rate": 0.1,
         "huggingface_repo_id": None, "log_with": "tensorboard", "logging_dir": "logs", "noise_offset": None,
     }  # fmt: skip
     assert differing(values(made.config), expected) == {}

@@ -172,7 +172,7 @@ def test_aitoolkit(tmp_path):
     assert config.optim.learning_rate == 1e-4 and config.optim.ema_decay == 0.99 and config.precision.fp8_base
     assert config.noise.timestep_sampling == "sigmoid" and config.network.network_train_unet_only
     assert config.cache.cache_latents_to_disk and not config.sample.sample_at_first
-    assert [d.resolution for d in datasets] == [(512, 512), (768, 768)] and datasets[0].batch_size == 2
+    assert [d.resolution for d in datasets] == [(768, 768), (512, 512)] and datasets[0].batch_size == 2
     assert datasets[0].subsets[0].caption_prefix == "zwx, " and datasets[0].subsets[0].caption_dropout_rate == 0.05
     prompts = (tmp_path / "run.prompts.txt").read_text(encoding="utf-8").splitlines()
     assert prompts == ["zwx a cat --w 768 --h 512 --d 42 --s 20 --g 4", "a dog --w 768 --h 512 --d 42 --s 20 --g 4"]
@@ -192,7 +192,7 @@ def test_onetrainer(tmp_path):
     assert config.optim.unet_lr == 1e-4 and config.network.network_train_unet_only and config.loss.min_snr_gamma == 5
     assert config.optim.ema_decay == 0.995 and config.memory.cpu_offload_checkpointing
     assert config.save.save_every_n_epochs == 2 and config.noise.noise_offset == 0.05
-    assert [d.resolution for d in datasets] == [(768, 768), (1024, 1024)]
+    assert [d.resolution for d in datasets] == [(1024, 1024), (768, 768)]
     assert datasets[0].subsets[0].num_repeats == 3 and datasets[0].subsets[0].keep_tokens == 1
     made = importers.load(tmp_path / "o.json", CONFIGS)
     assert "workspace_dir" in fates(made) and fates(made)["optimizer.d0"].kind == "empty"

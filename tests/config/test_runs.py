@@ -116,7 +116,6 @@ def noted(script, **given):
         (SDXL, {"cache_latents_to_disk": True, "random_crop": True}, "random_crop cannot be used"),
         (SDXL, {"cache_text_encoder_outputs": True}, "needs network_train_unet_only"),
         (FLUX, {"cache_text_encoder_outputs": True, "shuffle_caption": True}, "shuffle_caption cannot"),
-        (FLUX, {"cache_text_encoder_outputs_to_disk": True, "caption_dropout_rate": 0.1}, "caption_dropout_rate"),
         (FLUX, {"cache_text_encoder_outputs": True, "caption_tag_dropout_rate": 0.1}, "caption_tag_dropout_rate"),
         (FLUX, {"cache_text_encoder_outputs": True, "token_warmup_step": 10}, "token_warmup_step cannot"),
         (FLUX, {"cache_text_encoder_outputs": True, "network_args": "train_t5xxl=True"}, "train_t5xxl=True"),

@@ -34,6 +34,34 @@ def test_one_number_in_many_spellings(spelling):
     assert read("learning_rate", spelling) == 1e-4 and read("text_encoder_lr", spelling) == (1e-4,)
 
 
+def test_several_sizes_are_told_from_a_width_and_a_height():
+    for size in (
+        "512,768,1024",
+        [512, 768, 1024],
+        "512;768;1024",
+        "512 768 1024",
+        [[512], 768, "1024"],
+        "512;768;1024;",
+    ):
+        assert read("resolution", size) == "512;768;1024"
+    for size in ("512;1024", [[512], [1024]], "５１２；１０２４"):
+        assert read("resolution", size) == "512;1024"
+    for size in ("512;1024,768", "512x512,1024x768", [512, [1024, 768]]):
+        assert read("resolution", size).endswith(";1024,768")
+    for size in ("512,1024", [512, 1024], ["512", "1024"]):  # as in sd-scripts
+        assert read("resolution", size) == "512,1024"
+    assert draft(LORA, {"resolution": "512;1024,768;640"}).data.size == (1024, 768)
+    wrong = {"512;512": "the size 512 more than once", "512;": None, "512;0": "or several sizes with ;",
+             "512;;768": "several sizes", "512,768,x": "got '512,768,x'", "512;70000": "at most 65536",
+             ",".join(map(str, range(1, 40))): "at most 16 sizes, got 39"}  # fmt: skip
+    for size, said in wrong.items():
+        if said is None:
+            assert read("resolution", size) == "512"
+            continue
+        with pytest.raises(ConfigError, match=said):
+            read("resolution", size)
+
+
 def test_sizes_and_choices_in_many_spellings():
     for size in ("1024,768", "1024x768", "1024 × 768", "1024 768", "１０２４，７６８"):
         assert read("resolution", size) == "1024,768"

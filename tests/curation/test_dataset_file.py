@@ -70,6 +70,21 @@ def test_one_number_changes_one_number(file):
     assert "resolution = [1024, 768] # square" in made and "resolution = 512\nkeep_tokens" in made
 
 
+def test_several_sizes_are_one_text_and_stay_as_they_are_written(file):
+    text = TEXT.replace("[768, 512]", "[512, 768, 1024]")
+    file.write_text(text)
+    tables = dataset_file.read(file)
+    assert tables[1].texts == {"resolution": "512;768;1024"} and dataset_file.written(file, tables) == text
+    tables[1].texts["resolution"], tables[0].texts["resolution"] = "512;1024,768", "640,768,896"
+    made = dataset_file.written(file, tables)
+    assert 'resolution = "512;1024,768"\nkeep_tokens' in made and 'resolution = "640;768;896" # square' in made
+    (tmp := file.with_name("made.toml")).write_text(made)
+    assert [table.texts["resolution"] for table in dataset_file.read(tmp)] == ["640;768;896", "512;1024,768"]
+    tables[1].texts["resolution"] = "512;512"
+    with pytest.raises(ConfigError, match="512 more than once"):
+        dataset_file.written(file, tables)
+
+
 def test_comments_go_with_the_table_below_them(file):
     large, small = dataset_file.read(file)
     kept = [DatasetTable(large.texts, large.folders[:1], 0), small]

@@ -165,6 +165,29 @@ def test_print_shows_the_command_and_the_toml_and_writes_nothing(visit, tmp_path
     assert not (tmp_path / "my out").exists()
 
 
+def test_sizes_and_steps_of_a_list_are_typed_into_one_field(visit, tmp_path):
+    values = {"resolution": "512, 768, 1024", "save_at_steps": "20, 30", "save_every_n_steps": "5",
+              "save_from_step": "10", "validation_split": "0.1", "early_stop_patience": "3",
+              "cached_caption_variants": "4"}  # fmt: skip
+    visitor = filled(visit(), tmp_path / "out")
+    visitor.put(**values)
+    visitor.click("Print command")
+    visitor.until("Train runs this command")
+    toml = visitor.page.locator(".message pre").all_inner_texts()[1]
+    for line in ('resolution = "512;768;1024"', "save_at_steps = [20, 30]", "save_from_step = 10",
+                 "early_stop_patience = 3", "cached_caption_variants = 4"):  # fmt: skip
+        assert line in toml
+    visitor.put(resolution="512;512", save_at_steps="20,20", early_stop_patience="2", validation_split="0")
+    visitor.click("Train")
+    visitor.until("3 things have to be fixed first")
+    for words in (
+        "names the size 512 more than once",
+        "save_at_steps names 20 more than once",
+        "needs held-out images",
+    ):
+        assert words in visitor.said()
+
+
 def test_a_config_is_saved_changed_and_loaded_again(visit, served):
     path = served[1] / "cat.toml"
     visitor = filled(visit(), "/results")

@@ -97,6 +97,22 @@ def test_balance_and_steps_are_those_of_the_training(page, root):
     assert not any("directly in" in str(text) for text in flat["warnings"])
 
 
+def test_a_folder_at_several_sizes_is_one_row_with_all_that_it_is_seen(page, root):
+    flat = page.look(train_data_dir=str(root / "flat"), resolution="64;96")
+    assert [group["shown"]["resolution"] for group in flat["groups"]] == ["64;96"] and len(rows(flat)) == 1
+    once = page.count(train_data_dir=str(root / "flat"))
+    twice = page.count(train_data_dir=str(root / "flat"), resolution="64;96")
+    assert [row["images"] for row in twice["rows"]] == [row["images"] for row in once["rows"]]
+    assert twice["seen"] == 2 * once["seen"] and twice["images"] == once["images"] == 4
+    file = root / "sizes.toml"
+    table = "[[datasets]]\nresolution = {}\n[[datasets.subsets]]\nimage_dir = '{}'\n"
+    file.write_text(table.format("[64, 96, 128]", root / "flat") + table.format(64, root / "named/3_dog"))
+    found = page.look(dataset_config=str(file))
+    assert [group["texts"]["resolution"] for group in found["groups"]] == ["64;96;128", "64"]
+    assert [row["images"] for group in found["groups"] for row in group["rows"]] == [4, 5]
+    assert [(r["dataset"], r["seen"]) for r in page.count(dataset_config=str(file))["rows"]] == [(0, 12), (1, 5)]
+
+
 def test_one_number_of_a_file_changes_and_its_comments_stay(page, root):
     file = root / "mine.toml"
     text = f"# mine\n[[datasets]]\n[[datasets.subsets]]\nimage_dir = '{root / 'flat'}' # all\nnum_repeats = 2 # twice\n"

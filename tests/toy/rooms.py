@@ -7,7 +7,9 @@ import pytest
 
 from library.config.building import draft
 from library.families import config_class, facts
+from tests.contract.test_data_options import *  # noqa: F403
 from tests.contract.test_family import *  # noqa: F403 - the contract, for the models of this `demo`
+from tests.contract.test_saving_and_stopping import *  # noqa: F403
 from tests.training import config_of, pictures, shapes, squares, train  # noqa: F401
 
 LORA, FULL = facts("toy").scripts

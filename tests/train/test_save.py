@@ -8,6 +8,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from safetensors.torch import save as package_bytes
 
+from library.check import preflight
 from library.compiler.torch_private import LazyTensor
 from library.config.building import build
 from library.config.problems import ConfigError
@@ -15,6 +16,7 @@ from library.families.flux.options import FluxLora, FluxTrain
 from library.families.sdxl.options import SdxlTrain
 from library.outputs import paths
 from library.tools.storage import FilePlan
+from tests.training import config_of
 
 VECTORS = json.loads((Path(__file__).parents[1] / "golden" / "sd_scripts_vectors.json").read_text())["names"]
 
@@ -59,6 +61,41 @@ def test_what_is_removed_is_what_sd_scripts_removes(tmp_path):
     own = config(tmp_path, output_name="m", save_every_n_epochs=2, save_last_n_epochs=1, save_last_n_epochs_state=3)
     assert paths.outdated_epoch(own, 8, state=True).name == "m-000002-state"
     assert paths.outdated_epoch(config(tmp_path), 5) is None and paths.outdated_step(config(tmp_path), 5) is None
+
+
+def test_chosen_steps_are_written_in_several_ways_and_their_files_stay(tmp_path):
+    for steps in ("20,50", "20, 50", "20 50", [20, 50], ("20", "50"), ["20,50"], ["20,", "50"]):
+        kept = config(tmp_path, output_name="m", save_every_n_steps=10, save_last_n_steps=30, save_at_steps=steps)
+        assert kept.save.save_at_steps == (20, 50)
+    assert config(tmp_path, save_at_steps="").save.save_at_steps == ()
+    assert paths.outdated_step(kept, 50).name == "m-step00000010.safetensors"
+    assert paths.outdated_step(kept, 60) is None and paths.outdated_step(kept, 60, state=True) is None
+    wrong = {"0": "must be at least 1, got 0", "-5": "must be at least 1", "5,5,7": "names 5 more than once",
+             "1,000": "did you mean 1000", "5.5": "whole number", "a": "whole number",
+             "9" * 20: "must be at most"}  # fmt: skip
+    for steps, says in wrong.items():
+        with pytest.raises(ConfigError, match=says) as refused:
+            config(tmp_path, save_at_steps=steps)
+        assert refused.value.problems[0].option == "save_at_steps"
+
+
+def test_steps_beyond_the_end_and_intervals_that_never_begin_are_pointed_out(demo, squares, tmp_path):
+    given = {"train_data_dir": squares, "output_dir": tmp_path, "max_train_steps": 4}
+
+    def told(name, **values):
+        config = config_of(demo, "flux_train_network", **given | values)
+        return [(str(one), one.fix) for one in preflight.findings(config)[1] if one.option == name]
+
+    ((said, fix),) = told("save_at_steps", save_at_steps=[2, 4, 5, 900])
+    assert "5 and 900 will not be saved, as the training ends after 4 steps" in said and fix == {
+        "save_at_steps": (2, 4)
+    }
+    assert not told("save_at_steps", save_at_steps=[2, 4])
+    ((said, _),) = told("save_from_step", save_from_step=5, save_every_n_steps=1)
+    assert "has no effect here: the training ends after 4 steps" in said
+    ((said, _),) = told("save_from_step", save_from_step=2)
+    assert "nothing is saved every N steps or epochs" in said
+    assert not told("save_from_step", save_from_step=2, save_every_n_epochs=1)
 
 
 def test_a_ratio_decides_how_often(tmp_path):

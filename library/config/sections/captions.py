@@ -68,7 +68,17 @@ class Captions:
     )
 
 
-def varied_captions(run: RunConfig) -> tuple[str, ...]:
-    """Options that change captions from epoch to epoch, so that they cannot be encoded once."""
-    names = ("shuffle_caption", "caption_tag_dropout_rate", "token_warmup_step")
-    return names if run.drops_cached_captions else (*names[:1], "caption_dropout_rate", *names[1:])
+VARIED = ("shuffle_caption", "caption_tag_dropout_rate")  # options that make variants of a caption
+USUAL_VARIANTS = 4
+
+
+def clashes_with_cache(run: RunConfig) -> dict[str, str]:
+    """Options that change captions from step to step in ways that are not encoded once -> a template of the problem."""
+    never = {"token_warmup_step": "cannot be used with cache_text_encoder_outputs: switch one of them off"}
+    if run.cache.cached_caption_variants > 1:
+        return never
+    needs = (
+        "cannot be used with cache_text_encoder_outputs while each caption has one variant: set "
+        "cached_caption_variants above 1, or switch one of them off"
+    )
+    return dict.fromkeys(VARIED, needs) | never

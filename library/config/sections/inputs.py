@@ -1,5 +1,6 @@
 """What a training starts from: the model, the images, and what is encoded once."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,15 +8,17 @@ from typing import Any, ClassVar, Literal
 
 from library.config.fixes import bucket_limits
 from library.config.problems import Problem, Text, together
-from library.config.reading import LARGEST, count, pair, positive_pair, resolution, token_length
+from library.config.reading import LARGEST, count, pair, resolution, sizes, token_length
 from library.config.run_config import RunConfig
 from library.config.schema import defaults, opt
-from library.config.sections.captions import varied_captions
+from library.config.sections.captions import USUAL_VARIANTS, VARIED, clashes_with_cache
+
+MOST_VARIANTS = 1000
 
 
 def resolution_rules(size: tuple[int, int], buckets: Any, place: str = "") -> Iterator[Problem]:
     """The resolution lies within the limits of the buckets, and no bucket is empty."""
-    fix = {} if place else bucket_limits(size, buckets)  # the options of the run are not those of a file
+    fix = {} if place else bucket_limits(buckets.sizes, buckets)  # the options of the run are not those of a file
     if buckets.min_bucket_reso < buckets.bucket_reso_steps:
         steps = buckets.bucket_reso_steps
         yield Problem("min_bucket_reso", "must not be below bucket_reso_steps ({steps}): raise the former",
@@ -130,7 +133,7 @@ class Data:
     )
     resolution: str | None = opt(
         None,
-        "1024 is usual, 768 or 512 is faster. Or width,height: with buckets, its area.",
+        "1024 is usual, 768 or 512 is faster. Or width,height; or several sizes: 512;1024.",
         parse=resolution,
     )
     train_batch_size: int = opt(
@@ -243,8 +246,13 @@ class Data:
 
     @property
     def size(self) -> tuple[int, int] | None:
-        """The resolution as (width, height) in pixels."""
-        return positive_pair(self.resolution) if self.resolution else None
+        """The resolution as (width, height) in pixels; of several the one with most pixels."""
+        return max(self.sizes, key=math.prod, default=None)
+
+    @property
+    def sizes(self) -> tuple[tuple[int, int], ...]:
+        """All sizes that images are trained at, as (width, height) in pixels."""
+        return sizes(self.resolution) if self.resolution else ()
 
     @property
     def face_crop(self) -> tuple[float, float] | None:
@@ -268,10 +276,11 @@ class Data:
         if self.enable_bucket and self.min_bucket_reso > self.max_bucket_reso:
             yield Problem("min_bucket_reso", "({least}) must not be above max_bucket_reso ({most})",
                 least=self.min_bucket_reso, most=self.max_bucket_reso,
-                also="max_bucket_reso enable_bucket", fix=bucket_limits(self.size or (1024, 1024), self))  # fmt: skip
+                also="max_bucket_reso enable_bucket",
+                fix=bucket_limits(self.sizes or [(1024, 1024)], self))  # fmt: skip
         # Buckets that never enlarge are cut to each image's own size, and these two limits do not apply.
         if self.enable_bucket and self.size and not self.bucket_no_upscale and not self.dataset_config:
-            yield from resolution_rules(self.size, self)
+            yield from dict.fromkeys(problem for size in self.sizes for problem in resolution_rules(size, self))
         if self.face_crop_aug_range and self.enable_bucket:
             yield Problem("face_crop_aug_range", "works without buckets only: switch enable_bucket off",
                 also="enable_bucket", fix={"enable_bucket": False})  # fmt: skip
@@ -305,10 +314,18 @@ class Cache:
     cache_latents: bool = opt(False, "Encode all images once, before training: faster, less memory. Usually on.")
     cache_latents_to_disk: bool = opt(False, "Save latents next to the images, so that later runs start at once.")
     cache_text_encoder_outputs: bool = opt(
-        False, "Encode all captions once: less memory. Not with shuffled or dropped captions."
+        False, "Encode all captions once: less memory. For shuffled ones see caption variants."
     )
     cache_text_encoder_outputs_to_disk: bool = opt(
         False, "Save encoded captions next to the images, so that later runs start at once."
+    )
+    cached_caption_variants: int = opt(
+        1,
+        "Variants of each caption to encode and draw from: shuffled, tags dropped, wildcards.",
+        label="Cached caption variants",
+        min=1,
+        ceiling=MOST_VARIANTS,
+        advanced=True,
     )
     vae_batch_size: int = opt(
         1,
@@ -337,18 +354,14 @@ class Cache:
                     yield Problem(name, "cannot be used with cache_latents: switch one of them off",
                         also="cache_latents cache_latents_to_disk", fix=defaults(run, name))  # fmt: skip
         if self.text:
-            for name in varied_captions(run):
+            for name, template in clashes_with_cache(run).items():
                 if getattr(run.captions, name):
-                    yield Problem(name,
-                        "cannot be used with cache_text_encoder_outputs: switch one of them off",
-                        also="cache_text_encoder_outputs cache_text_encoder_outputs_to_disk",
-                        fix=defaults(run, name))  # fmt: skip
+                    mended = {"cached_caption_variants": USUAL_VARIANTS} if name in VARIED else defaults(run, name)
+                    yield Problem(name, template, fix=mended,
+                        also="cache_text_encoder_outputs cache_text_encoder_outputs_to_disk")  # fmt: skip
 
     def notes(self, run: RunConfig) -> Iterator[Problem]:
-        """What a cached caption freezes without being wrong."""
-        if self.text and run.captions.caption_dropout_every_n_epochs and not run.drops_cached_captions:
-            yield Problem("caption_dropout_every_n_epochs",
-                "has no effect with cache_text_encoder_outputs", fix={"caption_dropout_every_n_epochs": 0})  # fmt: skip
+        """What is taken on trust without being wrong."""
         if self.skip_cache_check and (self.cache_latents_to_disk or self.cache_text_encoder_outputs_to_disk):
             yield Problem("skip_cache_check", ": caches of changed images and captions are used as they are")
 

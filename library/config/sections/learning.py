@@ -9,7 +9,7 @@ from library.config.fixes import exclusive, other_optimizer
 from library.config.problems import Problem, option_name, together
 from library.config.reading import count, steps_or_share
 from library.config.run_config import RunConfig
-from library.config.schema import opt
+from library.config.schema import opt, values
 
 OptimizerName = Literal[
     "AdamW",
@@ -290,6 +290,13 @@ class Steps:
     seed: int | None = opt(
         None, "The same seed gives the same training. Empty: a random one.", min=-(2**63), max=2**64 - 1
     )
+    early_stop_patience: int | None = opt(
+        None,
+        "End the training after N validations without a lower held-out loss.",
+        label="Early stop patience",
+        parse=count,
+        advanced=True,
+    )
     resume: str | None = opt(None, "The folder of a saved state to continue from.", label="Resume from", kind="folder")
     resume_from_huggingface: bool = opt(
         False,
@@ -304,11 +311,23 @@ class Steps:
         return False
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
-        """A state on the hub needs a name."""
+        """Held-out images measure when to stop, and a state on the hub needs a name."""
+        known = values(run)
+        if self.early_stop_patience and not run.data.dataset_config and not known.get("validation_split"):
+            yield _without_held_out("validation_split" in known)
         if self.resume_from_huggingface and not re.fullmatch(ON_HUB, self.resume or ""):
             yield Problem("resume_from_huggingface",
                 "needs {other}, written owner/repository/folder[:revision[:type]]", other=option_name("resume"),
                 also="resume")  # fmt: skip
+
+
+def _without_held_out(has_share: bool) -> Problem:
+    """The problem of early_stop_patience without held-out images, where a run has an option for their share or not."""
+    name, share = "early_stop_patience", "validation_split"
+    if has_share:
+        return Problem(name, "needs held-out images: set validation_split, such as 0.1", also=share, fix={share: 0.1})
+    return Problem(name, "needs held-out images: describe the images in a dataset_config with validation_split",
+        also="dataset_config", fix={name: None})  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

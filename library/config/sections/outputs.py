@@ -1,6 +1,7 @@
 """What a training leaves behind: files, sample images, uploads, logs."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -10,7 +11,7 @@ from library.config.problems import Problem
 from library.config.reading import count, count_or_off, minutes
 from library.config.run_config import RunConfig
 from library.config.schema import opt
-from library.config.values import quoted
+from library.config.values import LARGEST, quoted
 
 REPOSITORIES = ("model", "dataset", "space")  # that Hugging Face has
 DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.I)  # what Windows has in every folder
@@ -33,6 +34,21 @@ class Save:
     )
     save_every_n_steps: int | None = opt(
         None, "Save a file every N steps, to compare them and take the best.", label="Save every N steps", parse=count
+    )
+    save_at_steps: tuple[int, ...] = opt(
+        (),
+        "Save a file at these steps too, such as 500, 800. They are not deleted.",
+        label="Save at steps",
+        min=1,
+        ceiling=LARGEST,
+        advanced=True,
+    )
+    save_from_step: int | None = opt(
+        None,
+        "Save every N steps or epochs from this step on, not before.",
+        label="Save from step",
+        parse=count,
+        advanced=True,
     )
     save_n_epoch_ratio: int | None = opt(
         None,
@@ -78,7 +94,17 @@ class Save:
             yield Problem("output_dir", "is not set: choose a folder for the results")
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
-        """Files have to get the name, on every system."""
+        """Each step is chosen once, and files have to get the name, on every system."""
+        if twice := sorted(step for step, times in Counter(self.save_at_steps).items() if times > 1):
+            yield Problem(
+                "save_at_steps",
+                "names {steps} more than once: write each step once",
+                steps=", ".join(map(str, twice)),
+                fix={"save_at_steps": tuple(dict.fromkeys(self.save_at_steps))},
+            )
+        yield from self._name_problems()
+
+    def _name_problems(self) -> Iterator[Problem]:
         name = self.output_name
         if not name:
             return

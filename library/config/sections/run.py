@@ -42,7 +42,6 @@ class Run:
     usual_rate: ClassVar[str]  # a learning rate to begin with, as a person writes it
     file_kind: ClassVar[tuple[str, str]]  # what modelspec calls such a file, and what it adds to the architecture
     grid: ClassVar[int]  # bucket_reso_steps must be a multiple of this many pixels
-    drops_cached_captions: ClassVar[bool] = False  # whether captions that are cached can be left out by chance
     shifts_samples: ClassVar[bool] = False  # whether a prompt can say how far the sigmas of its sample are shifted
     ineffective: ClassVar[Mapping[str, str]] = {}  # options that sd-scripts knows but that do nothing here -> why
     ineffective_rules: ClassVar[

@@ -143,7 +143,6 @@ class AnimaRun:
 
     family: ClassVar[str] = "anima"
     script_with = staticmethod(families.script_with)
-    drops_cached_captions: ClassVar[bool] = True
     shifts_samples: ClassVar[bool] = True
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
     ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(SIGMOID)

@@ -1,0 +1,98 @@
+"""What does not fit the length of a training: no end, a beginning behind the end, and what the end comes before."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from library import data
+from library.config import ineffective, schema
+from library.config.environment import processes
+from library.config.problems import Problem, counted, together
+from library.config.run_config import RunConfig
+from library.config.sections.learning import LONGEST
+from library.data.length import Length, length
+from library.optim import lr_schedule
+from library.train import resume_state
+from library.train.clock import Clock
+
+
+def expected_length(config: RunConfig, images: data.Check) -> Length | None:
+    """How long the training will be, where there are images to count."""
+    found = images.images
+    if not found or not found.items:
+        return None
+    return length(config.steps, data.summary(found)["batches_per_epoch"])
+
+
+def length_problems(config: RunConfig, images: data.Check) -> Iterator[Problem]:
+    """A training that never ends, or that begins behind its end."""
+    whole = expected_length(config, images)
+    if not whole or not images.images:
+        return
+    if whole.total > LONGEST:
+        epochs, total = f"{config.steps.max_train_epochs:,}", f"{whole.total:,}"
+        yield Problem("max_train_epochs", ": {epochs} epochs are {total} steps; lower it", epochs=epochs, total=total)
+    Clock.of(config, data.summary(images.images)["batches_per_epoch"])
+    yield from lr_schedule.too_long(config, whole.total * processes())
+    every = config.optim.ema_every_n_steps
+    if config.optim.ema_decay and every > whole.total:
+        yield Problem("ema_every_n_steps",
+            "= {every}: the training ends after {count}, before the first update, so the average would be the "
+            "untrained model; set it to 1", every=every, count=counted(whole.total, "step"), also="ema_decay",
+            fix={"ema_every_n_steps": 1})  # fmt: skip
+    if config.steps.early_stop_patience and config.data.dataset_config and not images.images.validation:
+        yield Problem("early_stop_patience",
+            "needs held-out images, and none are held out: set validation_split in the dataset_config",
+            also="dataset_config validation_split", fix={"early_stop_patience": None})  # fmt: skip
+    if config.steps.resume and not config.steps.resume_from_huggingface and config.steps.max_train_epochs:
+        yield from resume_state.problems(Path(config.steps.resume), config, whole.total)
+
+
+def length_notes(config: RunConfig, images: data.Check) -> Iterator[Problem]:
+    """What the training ends before: a warm-up where its length is told in epochs, and what is done every so often."""
+    warm, whole = config.optim.lr_warmup_steps, expected_length(config, images)
+    if not whole:
+        return
+    yield from _late_saves(config, images)
+    yield from _too_patient(config, whole)
+    given = schema.values(config)
+    for end, unit in ((whole.total, "step"), (whole.epochs, "epoch")):
+        for name in (f"{what}_every_n_{unit}s" for what in ("sample", "validate", "save")):
+            if (given.get(name) or 0) > end:
+                yield ineffective.remark(name, "the training ends after {count}", count=counted(end, unit))
+    if config.steps.max_train_epochs:
+        yield from config.compile.never_begun(whole.total)
+    first = config.compile.compile_compare_steps
+    if config.compile.compile and 0 < whole.total <= first and not config.steps.resume:
+        yield Problem("compile_compare_steps",
+            "= {first}: nothing is compiled, as only {steps} are to be done; use fewer", first=first,
+            steps=whole.total)  # fmt: skip
+    if config.steps.max_train_epochs and warm > 1 and warm >= whole.total:
+        yield Problem("lr_warmup_steps",
+            "{warm} is not below the {steps} of this training: the learning rate never reaches its value", warm=warm,
+            steps=counted(whole.total, "step"))  # fmt: skip
+
+
+def _too_patient(config: RunConfig, whole: Length) -> Iterator[Problem]:
+    """A patience that the training ends before."""
+    given, patience = schema.values(config), config.steps.early_stop_patience
+    steps, epochs = given.get("validate_every_n_steps"), given.get("validate_every_n_epochs") or 1
+    most = whole.epochs // epochs + (whole.total // steps if steps else 0)
+    if patience and patience >= most:
+        yield ineffective.remark(
+            "early_stop_patience", "this training has only {count}", count=counted(most, "validation")
+        )
+
+
+def _late_saves(config: RunConfig, images: data.Check) -> Iterator[Problem]:
+    """Chosen steps of files that the training does not reach."""
+    if not images.images:
+        return
+    batches = data.summary(images.images, processes())["batches_per_epoch"]
+    end, chosen = Clock.of(config, batches).total, config.save.save_at_steps
+    count = counted(end, "step")
+    if late := [step for step in chosen if step > end]:
+        yield Problem("save_at_steps", ": {steps} will not be saved, as the training ends after {count}; leave them "
+            "out, or train longer", steps=together(map(str, late)), count=count,
+            fix={"save_at_steps": tuple(step for step in chosen if step <= end)})  # fmt: skip
+    if (config.save.save_from_step or 0) > end:
+        yield ineffective.remark("save_from_step", "the training ends after {count}", count=count)
