@@ -68,6 +68,10 @@ MAY_IMPORT = {
         *(*BOTTOM, "library.captioning", "library.curation", "library.data", "library.downloads", "library.runs"),
     ),
     "library.sampling": (*ENGINE, "library.outputs", "library.train"),
+    "library.comparing": (
+        *(*ENGINE, "library.outputs", "library.train", "library.sampling"),
+        *("library.captioning.describer", "library.curation", "library.downloads"),
+    ),
     "library.importers": BOTTOM,
     "library.outputs": (*BOTTOM, *PROTOCOL, "library.families.shared", "library.methods", "library.tools"),
     "library.train": (*ENGINE, "library.outputs", "library.measuring"),
@@ -112,6 +116,7 @@ HEAVY = ("torch", "torchvision", "transformers", "diffusers", "accelerate", "pef
 NEVER_HEAVY = ("library.config", "library.files", "library.imports", "library.packages", "library.optim.names",
                "library.runs", "library.curation", "library.importers", "library.check.isolated", "kohya_gui",
                "library.downloads", "library.sampling.plan", "library.sampling.shell",
+               "library.comparing.plan", "library.comparing.shell", "library.comparing.proposal",
                "library.outputs.prompts", "library.outputs.prompt_rows",
                "library.families.network_args", "library.families.adapter_kinds", *LAB)  # fmt: skip
 TENSORBOARD = "kohya_gui.server.tensorboard"  # started by the page as a process of its own

@@ -106,8 +106,8 @@ def survey(config: RunConfig, report: Report | None = None, keep: bool = True) -
     train, validation = ImageSet([], every, held_out=split.marks), ImageSet([], every)
     for dataset, own, held, beside in zip(every, split.learned, split.held_out, split.regular, strict=True):
         train.items += own + _balanced(result, beside, own)
-        as_it_is = {id(subset): _plain(subset) for subset in dataset.subsets}
-        validation.items += (replace(image, repeats=1, subset=as_it_is[id(image.subset)]) for image in held)
+        unvaried = {id(subset): as_it_is(subset) for subset in dataset.subsets}
+        validation.items += (replace(image, repeats=1, subset=unvaried[id(image.subset)]) for image in held)
     result.problems += [*without_pictures(result), *_learned_as_regular(config, every)]
     if not train.items and not result.problems:
         result.problems.append(_why_none(config, validation))
@@ -209,7 +209,7 @@ def _balanced(result: Survey, regular: list[Image], learned: list[Image]) -> lis
     return used
 
 
-def _plain(subset: SubsetConfig) -> SubsetConfig:
+def as_it_is(subset: SubsetConfig) -> SubsetConfig:
     """The subset's options for validation images: no augmentation and no dropout of captions."""
     return replace(
         subset,
