@@ -107,6 +107,7 @@ MAY_IMPORT = {
         "library.masking",
         "library.downloads",
         "library.sampling.plan",
+        "library.comparing.plan",
     ),
     "sd-scripts": ("library.cli.main", "library.cli.train_script", "library.cli.cache_data", "library.families"),
 }

@@ -15,7 +15,7 @@ from library.comparing import losses, plan
 from library.comparing.copies import TrainingLooks
 from library.comparing.encoder import ImageEncoder
 from library.comparing.plan import SavedFile
-from library.comparing.proposal import FileScore, Proposal, proposed
+from library.comparing.proposal import FileScore, ProposedFile, proposed
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Report, Text, counted
 from library.config.run_config import RunConfig
@@ -51,7 +51,7 @@ class Comparison:
     losses: list[float | None] = field(init=False)
     held_out: bool = False
     likeness: list[float | None] = field(init=False)
-    proposal: Proposal | None = None
+    proposal: ProposedFile | None = None
     grid: str = ""
 
     def __post_init__(self) -> None:

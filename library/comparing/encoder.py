@@ -3,21 +3,21 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from PIL import Image
 
+from library import families
 from library.captioning.describer import check_folder
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Report, Text
 from library.downloads import model_folder
 
-if TYPE_CHECKING:
-    import torch
-
 ENCODERS = {"dinov2": "facebook/dinov2-base", "clip": "openai/clip-vit-large-patch14"}
 COPY = 0.95  # cosine of features from which two pictures are nearly the same
 SURE = 0.99  # the same where training pictures are very like each other
+KINDS = ("Model", "ImageProcessor")
 AT_ONCE = 16  # pictures
 
 
@@ -39,12 +39,12 @@ class ImageEncoder:
         images."""
         check_folder(folder)
         os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported
-        from transformers.models.auto import AutoImageProcessor, AutoModel
-
         here: JsonObject = {"local_files_only": True, "trust_remote_code": False}
         try:
-            self._model: Any = AutoModel.from_pretrained(str(folder), use_safetensors=True, **here).eval()
-            self._processor: Any = AutoImageProcessor.from_pretrained(str(folder), **here)
+            # Loaded only where likeness is wanted.
+            model, processor = (families.load(f"transformers.models.auto:Auto{name}") for name in KINDS)
+            self._model: Any = model.from_pretrained(str(folder), use_safetensors=True, **here).eval()
+            self._processor: Any = processor.from_pretrained(str(folder), **here)
         except Exception as error:  # any error of an unknown model's folder
             first = (str(error).splitlines() or [type(error).__name__])[0]
             raise ConfigError(
@@ -55,10 +55,8 @@ class ImageEncoder:
                 "{folder} is no encoder of images: choose dinov2, clip or a folder with one", folder=folder
             )
 
-    def features(self, paths: Sequence[str], device: "torch.device", report: Report) -> "torch.Tensor":
+    def features(self, paths: Sequence[str], device: torch.device, report: Report) -> torch.Tensor:
         """[N, D] features of length 1, float32 on the CPU. Raises ConfigError for a picture that cannot be read."""
-        import torch
-
         self._model.to(device)
         made = []
         for start in range(0, len(paths), AT_ONCE):
@@ -70,7 +68,7 @@ class ImageEncoder:
         self._model.to("cpu")
         return torch.nn.functional.normalize(torch.cat(made), dim=-1)
 
-    def _features(self, pixels: "torch.Tensor") -> "torch.Tensor":
+    def _features(self, pixels: torch.Tensor) -> torch.Tensor:
         if hasattr(self._model, "get_image_features"):
             answer = self._model.get_image_features(pixel_values=pixels)
             return getattr(answer, "pooler_output", answer)  # a tensor in older versions of transformers
@@ -79,7 +77,7 @@ class ImageEncoder:
         return (answer.last_hidden_state[:, 0] if pooled is None else pooled).flatten(1)
 
 
-def threshold(training: "torch.Tensor") -> float:
+def threshold(training: torch.Tensor) -> float:
     """The cosine from which a picture is nearly a copy: that of training pictures with each other is none."""
     if len(training) < 2:
         return COPY

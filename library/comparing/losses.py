@@ -80,8 +80,7 @@ class HeldOutLoss:
     def _at(self, level: float, number: int, batch: Batch, measure: LossFunction) -> Tensor:
         def noise(latents: Tensor) -> NoisedBatch:
             timesteps = torch.full((len(latents),), level, device=latents.device)
-            return measure.family.noised(latents, generator_of(self._seed, number, level, latents.device),
-                timesteps)  # fmt: skip
+            return measure.family.noised(latents, generator_of(self._seed, number, level, latents.device), timesteps)
 
         return measure(batch, noise)
 

@@ -70,6 +70,12 @@ def run_of(name: str) -> reader.RecordedRun:
         raise ConfigError(template, name=name) from None
 
 
+def is_comparable(run: reader.RecordedRun) -> bool:
+    """Whether it has saved files that can be compared."""
+    script = str(run.facts.get("script") or "")
+    return script in families.RUNS and families.config_class(script).kind in KINDS and bool(_saved(run))
+
+
 def _saved(run: reader.RecordedRun) -> Sequence[JsonObject]:
     """The events of its files; of states there are others."""
     found = reader.progress(run.folder).update().events.get("saved", ())

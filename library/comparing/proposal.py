@@ -21,14 +21,14 @@ class FileScore:
 
 
 @dataclass(frozen=True)
-class Proposal:
+class ProposedFile:
     """The number of a column, and why; None where nothing speaks for one."""
 
     column: int | None
     reason: Text
 
 
-def proposed(scores: Sequence[FileScore], held_out: bool) -> Proposal:
+def proposed(scores: Sequence[FileScore], held_out: bool) -> ProposedFile:
     """The file with the lowest loss of those that copy the fewest training pictures; without losses the one that is
     most like them. `held_out` says that no file was trained on what its loss is measured on."""
     every = [(one.loss, at) for at, one in enumerate(scores) if one.loss is not None]
@@ -47,16 +47,16 @@ def proposed(scores: Sequence[FileScore], held_out: bool) -> Proposal:
     parts += _about_copies(scores, best)
     if not held_out:
         parts.append(Text("such a loss favours later files: hold images out with validation_split"))
-    return Proposal(best, Text("{file}: {reasons}", file=scores[best].title, reasons=listed(parts, "; ")))
+    return ProposedFile(best, Text("{file}: {reasons}", file=scores[best].title, reasons=listed(parts, "; ")))
 
 
-def _by_likeness(scores: Sequence[FileScore]) -> Proposal:
+def _by_likeness(scores: Sequence[FileScore]) -> ProposedFile:
     known = [(one.copies, -one.likeness, at) for at, one in enumerate(scores) if one.likeness is not None]
     if not known:
-        return Proposal(None, Text("Nothing could be measured: choose by the pictures."))
+        return ProposedFile(None, Text("Nothing could be measured: choose by the pictures."))
     best = min(known)[-1]
     parts = [Text("most like the training pictures"), *_about_copies(scores, best)]
-    return Proposal(best, Text("{file}: {reasons}", file=scores[best].title, reasons=listed(parts, "; ")))
+    return ProposedFile(best, Text("{file}: {reasons}", file=scores[best].title, reasons=listed(parts, "; ")))
 
 
 def _about_copies(scores: Sequence[FileScore], best: int) -> list[Text]:

@@ -41,9 +41,19 @@ def trained(shallow, images, tmp_path_factory):  # noqa: F811
     """A run of three steps with a file of each, of which the first and the last are spoiled."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("KOHYA_HOME", str(tmp_path_factory.mktemp("home")))
-        config = config_of(shallow, "flux_train_network", train_data_dir=images, validation_split=0.25, network_dim=4,
-            output_dir=tmp_path_factory.mktemp("out"), max_train_steps=3, save_every_n_steps=1, seed=4,
-            validate_every_n_steps=1, mixed_precision="no")  # fmt: skip
+        config = config_of(
+            shallow,
+            "flux_train_network",
+            train_data_dir=images,
+            validation_split=0.25,
+            network_dim=4,
+            output_dir=tmp_path_factory.mktemp("out"),
+            max_train_steps=3,
+            save_every_n_steps=1,
+            seed=4,
+            validate_every_n_steps=1,
+            mixed_precision="no",
+        )
         outcome = train(config)
     first, middle = (next(outcome.file.parent.glob(f"*0000{step}.safetensors")) for step in (1, 2))
     for file, strength in ((first, -1), (outcome.file, -2)):  # the opposite of what was learned
@@ -129,7 +139,7 @@ def test_copies_are_found_by_their_looks(images, tmp_path):
         ([(None, None, 0)], False, None, "Nothing could be measured"),
         ([(2, None, 1), (1, None, 1)], True, 1, "it copies 1 training picture"),
     ],
-)  # fmt: skip
+)
 def test_a_proposal_says_why(scores, held_out, column, said):
     measured = [FileScore(Text("step {step}", step=at), *one) for at, one in enumerate(scores)]
     found = proposal.proposed(measured, held_out)
@@ -139,8 +149,17 @@ def test_a_proposal_says_why(scores, held_out, column, said):
 def recorded(folder, config, *saved, **more):
     """A run whose record says that it has saved these files."""
     folder.mkdir(parents=True, exist_ok=True)
-    facts = {"id": folder.name, "script": config.script, "state": "finished", "started": 1.0, "seed": 3,
-             "folder": str(folder), "output_dir": str(folder), "config": changed(config), **more}  # fmt: skip
+    facts = {
+        "id": folder.name,
+        "script": config.script,
+        "state": "finished",
+        "started": 1.0,
+        "seed": 3,
+        "folder": str(folder),
+        "output_dir": str(folder),
+        "config": changed(config),
+        **more,
+    }
     layout.store(folder / layout.RUN, facts)
     lines = [{"kind": "saved", "file": str(path), "step": step} for step, path in enumerate(saved, 1)]
     (folder / layout.PROGRESS).write_text("".join(json.dumps(one) + "\n" for one in lines), "utf-8")
@@ -161,8 +180,16 @@ def test_every_family_is_compared_with_prompts_of_its_captions(shallow, images, 
 
 
 def test_whole_models_are_columns(shallow, images, tmp_path):  # noqa: F811
-    config = config_of(shallow, "flux_train", train_data_dir=images, mixed_precision="no", output_dir=tmp_path,
-        max_train_steps=2, save_every_n_steps=1, learning_rate=0.05)  # fmt: skip
+    config = config_of(
+        shallow,
+        "flux_train",
+        train_data_dir=images,
+        mixed_precision="no",
+        output_dir=tmp_path,
+        max_train_steps=2,
+        save_every_n_steps=1,
+        learning_rate=0.05,
+    )
     outcome = train(config)
     found = compared(outcome.folder, "--prompt", PROMPT)
     assert found["columns"] == ["step 1", "step 2"] and found["losses"][0] != found["losses"][1]
@@ -194,8 +221,12 @@ def test_runs_without_files_and_damaged_files_are_sentences(shallow, images, tmp
     assert [one.path.name for one in kept] == ["good.safetensors"] and "is left out" in str(notes[0])
     many = recorded(tmp_path / "many-1", config, *[tmp_path / "good.safetensors"] * 3)
     assert [one.step for one in plan.files_of(many)[0]] == [3]
-    for facts, said in (({"script": "gone_train"}, "this version does not have"), ({"config": {"steps": {}}}, "which model"),
-                        ({"script": "sdxl_train_textual_inversion"}, "no LoRA and no model")):  # fmt: skip
+    cases = (
+        ({"script": "gone_train"}, "this version does not have"),
+        ({"config": {"steps": {}}}, "which model"),
+        ({"script": "sdxl_train_textual_inversion"}, "no LoRA and no model"),
+    )
+    for facts, said in cases:
         with pytest.raises(ConfigError, match=said):
             plan.config_of(reader.RecordedRun(tmp_path, {**gone.facts, **facts}))
     with pytest.raises(ConfigError, match="there are no prompts"):
