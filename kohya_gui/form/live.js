@@ -149,17 +149,18 @@ function neededBy(where, { path, options = {}, proposed = {} }) {
 }
 
 /**
- * The family of a checkpoint and the options that it needs are in its header: choose them, once for each file. Those
- * of the model before go back to their defaults.
+ * The family of a checkpoint and the options that it needs are in its header: choose them, once each time that the
+ * file is named. Those of the model before go back to their defaults.
  * @param {HTMLFormElement} where
  * @param {Model} model
  */
 function recognise(where, model) {
   const { path, family } = model;
   if (!path) delete where.dataset.seen;
-  if (!path || where.dataset.seen === path) return;
+  const isNamed = where.dataset.named === path;
+  if (!path || (where.dataset.seen === path && !isNamed)) return;
   where.dataset.seen = path;
-  const isNamed = where.dataset.named === path, options = neededBy(where, model);
+  const options = neededBy(where, model);
   if (!family) return;
   if (isNamed) setTimeout(() => fillBeside(where, path)); // once the family is that of the model
   const held = form.held(where), key = `${where.id} ${family}`, before = needed[key] ?? {};

@@ -32,6 +32,11 @@ def described(folder, sizes, words):
     return folder
 
 
+def described_as(path, caption):
+    """What stands for an image where only its caption is read."""
+    return SimpleNamespace(path=path, caption=caption, encoded_caption=caption)
+
+
 @pytest.fixture
 def run(demo, tmp_path):
     count = iter(range(100))
@@ -122,9 +127,9 @@ def test_captions_that_are_longer_than_what_is_read_are_told_once_with_what_read
     words, limit = family.tokenizers_of_captions(), family.caption_limit
     word = limit.count(words[limit.encoder], "red red") - limit.count(words[limit.encoder], "red")
     most = limit.tokens // word
-    images = [SimpleNamespace(path=f"{count}.png", caption=" ".join(["red"] * count)) for count in (1, most)]
+    images = [described_as(f"{count}.png", " ".join(["red"] * count)) for count in (1, most)]
     assert not [*text_encoding.cut_captions(images, family)]
-    images += [SimpleNamespace(path=f"long{number}.png", caption="red " * (most + 1 + number)) for number in (0, 1)]
+    images += [described_as(f"long{number}.png", "red " * (most + 1 + number)) for number in (0, 1)]
     (told,) = map(str, text_encoding.cut_captions(images, family))
     assert told.startswith(f"2 captions cut after {limit.tokens} tokens, the first is that of long0.png: ")
     assert told.endswith(f"{limit.more or 'nothing'} reads more")
