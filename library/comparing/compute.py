@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from library import data, methods
+from library import methods
 from library.comparing import encoder as encoders
 from library.comparing import losses, plan
 from library.comparing.copies import TrainingLooks
@@ -20,6 +20,7 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Report, Text, counted
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
+from library.data import finding
 from library.data.images import ImageSet
 from library.families.recognition import recognised
 from library.methods.small_files import names_of
@@ -167,6 +168,7 @@ class FileComparer:
 
         self.report(Text("generating"), done, total)
         sample(column, keep)
+        layout.store(made.folder / COMPARISON, made.as_json())  # what is known so far, if it ends here
 
     def _judge(self, encoder: ImageEncoder | None, device: torch.device) -> None:
         """Find copies, measure likeness and propose a file."""
@@ -199,7 +201,10 @@ def survey(config: RunConfig, report: Report) -> tuple[ImageSet | None, list[Tex
     """The images of a run's data set; None where they cannot be read any more, with a note that says why."""
     try:
         report(Text("reading the data set"), 0, 1)
-        return data.scan(config), []
+        found = finding.survey(config, report, keep=False)
+        if found.problems:
+            raise ConfigError(*found.problems)
+        return found.images, []
     except ConfigError as error:
         text = "Neither loss nor copies can be measured, as the data set cannot be read any more ({why})."
         return None, [Text(text, why=error.problems[0])]

@@ -1,6 +1,5 @@
 """Likeness of pictures by an image encoder: DINOv2, CLIP or another one of transformers, in a folder."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,6 @@ class ImageEncoder:
         """Weights must be .safetensors, and no code of the folder is executed. ConfigError where it is no encoder of
         images."""
         check_folder(folder)
-        os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported
         here: JsonObject = {"local_files_only": True, "trust_remote_code": False}
         try:
             # Loaded only where likeness is wanted.

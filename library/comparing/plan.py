@@ -1,19 +1,20 @@
 """What is compared: a run, the files that it has saved, and the prompts. No torch in here."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from library import families
 from library.config.building import draft
-from library.config.json_types import JsonObject
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import load_toml
 from library.config.problems import ConfigError, Text, counted
 from library.config.run_config import RunConfig
 from library.config.schema import flat, options, values
 from library.outputs import prompts as prompt_files
 from library.outputs.prompts import Prompt
-from library.runs import layout, reader, resume
+from library.runs import layout, lineage, reader, resume
 
 KINDS = ("lora", "finetune")  # of trainings whose files are compared
 ENDINGS = (".safetensors", ".ckpt", ".pt")
@@ -76,6 +77,23 @@ def is_comparable(run: reader.RecordedRun) -> bool:
     return script in families.RUNS and families.config_class(script).kind in KINDS and bool(_saved(run))
 
 
+def _with_earlier(run: reader.RecordedRun) -> list[tuple[reader.RecordedRun, JsonObject]]:
+    """The events of a run's files, and before them those of the runs that it goes on with, up to where it began."""
+    told = [(run, event) for event in _saved(run)]
+    folder, most = run.folder, math.inf
+    while (before := lineage.earlier(folder)) is not None:
+        folder, at = before
+        most = min(most, math.inf if at is None else at)
+        earlier = reader.at(folder)
+        told = [*((earlier, event) for event in _saved(earlier) if _step(event) <= most), *told]
+    return told
+
+
+def _step(event: JsonMapping) -> int:
+    step = event.get("step")
+    return int(step) if isinstance(step, int | float) else 0
+
+
 def _saved(run: reader.RecordedRun) -> Sequence[JsonObject]:
     """The events of its files; of states there are others."""
     found = reader.progress(run.folder).update().events.get("saved", ())
@@ -83,19 +101,21 @@ def _saved(run: reader.RecordedRun) -> Sequence[JsonObject]:
 
 
 def files_of(run: reader.RecordedRun, most: int = MOST) -> tuple[list[SavedFile], list[Text]]:
-    """The files of a run that are there, the earliest first, and what is left out. At most so many, evenly spread; the
-    last one is always among them. Raises ConfigError where there is none."""
-    told = _saved(run)
+    """The files of a run, and of runs that it goes on with, the earliest first, and what is left out.
+
+    At most so many, evenly spread; the last one is always among them. Raises ConfigError where there is none.
+    """
+    told = _with_earlier(run)
     if not told:
         raise ConfigError("{run} has saved no file yet", run=run.id)
     known: dict[Path, int] = {}
     gone: list[str] = []
-    for event in told:
-        path, step = _place(run, str(event["file"])), event.get("step")
+    for own, event in told:
+        path = _place(own, str(event["file"]))
         if path is None:
             gone.append(Path(str(event["file"])).name)
         else:
-            known[path] = int(step) if isinstance(step, int | float) else 0
+            known[path] = _step(event)
     # The last file is that of a step or an epoch, too.
     newest = {(step, path.stem.endswith(AVERAGE)): path for path, step in known.items()}
     files = sorted((SavedFile(path, step) for (step, _), path in newest.items()), key=lambda one: (one.step, one.path))

@@ -8,6 +8,7 @@ from pathlib import Path
 from library.comparing import compute, encoder, plan
 from library.comparing.compute import Comparison
 from library.config.problems import ConfigError
+from library.families.shared import tokenizers
 from library.files import clear_errors
 from library.outputs.prompts import Prompt
 from library.runs import reader
@@ -20,12 +21,13 @@ FOLDER = "compare"
 
 def compare(run: reader.RecordedRun, asked: argparse.Namespace, given: list[Prompt], work: JobRecord) -> Comparison:
     """Compare the files of a run as the command line asks. What can be wrong is found before the model is loaded."""
-    with _started_in(run):
-        config = plan.config_of(run)
+    config = plan.config_of(run)
+    plan.files_of(run, asked.files)  # before an encoder is downloaded
+    place = encoder.folder_of(asked.encoder, asked.into, work.phase) if asked.encoder else None
+    eye = encoder.ImageEncoder(place) if place else None
+    with _started_in(run), tokenizers.trained_from(config.model.pretrained_model_name_or_path):
         files, notes = plan.files_of(run, asked.files)
         files, damaged = compute.sound(files, config)
-        place = encoder.folder_of(asked.encoder, asked.into, work.phase) if asked.encoder else None
-        eye = encoder.ImageEncoder(place) if place else None
         images, unread = compute.survey(config, work.phase)
         prompts = given or plan.prompts_of(run, config) or compute.caption_prompts(images)
         prompts = plan.with_seed(prompts, asked.seed)

@@ -233,6 +233,67 @@ def test_runs_without_files_and_damaged_files_are_sentences(shallow, images, tmp
         compute.caption_prompts(None)
 
 
+def test_a_resumed_run_has_the_files_of_the_run_before(shallow, tmp_path):  # noqa: F811
+    names = [tmp_path / f"{number}.safetensors" for number in range(4)]
+    for path in names:
+        path.write_text("x")
+    config = config_of(shallow, LORAS[0], output_dir=tmp_path)
+    recorded(tmp_path / "first-1", config, *names[:3])
+    later = recorded(tmp_path / "later-1", config, started=2.0, resumes="first-1")
+    steps = [{"kind": "step", "step": 3, "loss": 1.0}, {"kind": "saved", "file": str(names[3]), "step": 4}]
+    (later.folder / layout.PROGRESS).write_text("".join(json.dumps(one) + "\n" for one in steps), "utf-8")
+    files, _ = plan.files_of(later)
+    assert [(one.step, one.path.name[0]) for one in files] == [
+        (1, "0"),
+        (2, "1"),
+        (4, "3"),
+    ]  # 2.safetensors is of step 3
+
+
+@pytest.mark.parametrize(
+    ("script", "values"),
+    [
+        ("flux_train_network", {"network_module": "lycoris.kohya", "network_args": ["algo=lokr", "factor=4"]}),
+        ("sdxl_train_network", {"cache_text_encoder_outputs": False, "network_train_unet_only": False}),
+        ("sdxl_train", {}),
+    ],
+)
+def test_the_loss_is_that_of_the_runs_own_validation(shallow, images, tmp_path, script, values):  # noqa: F811
+    """Also of LyCORIS, of text encoders that learned, and of whole models, whose data set file holds images out."""
+    given = {
+        "train_data_dir": images,
+        "validation_split": 0.25,
+        "validate_every_n_steps": 1,
+        "network_dim": 4,
+        **values,
+    }
+    if script == "sdxl_train":
+        place = next(images.glob("1_*")).as_posix()
+        (tmp_path / "data.toml").write_text(
+            "[[datasets]]\nresolution = 64\nbatch_size = 2\nvalidation_split = 0.25\n"
+            f"[[datasets.subsets]]\nimage_dir = '{place}'\ncaption_extension = '.txt'\n"
+        )
+        given = {"train_data_dir": None, "dataset_config": tmp_path / "data.toml", "max_train_steps": 3}
+    given = {"max_train_steps": 1, "mixed_precision": "no", "seed": 4} | given
+    config = config_of(shallow, script, output_dir=tmp_path, **given)
+    outcome = train(config)
+    found = compared(outcome.folder, "--prompt", PROMPT)
+    measured = outcome.events("validation")[-1]["loss"]
+    assert found["held_out"] and found["losses"] == [pytest.approx(measured, rel=1e-4)]
+
+
+def test_an_encoder_adds_likeness_and_marks_copies(trained, images, tmp_path, monkeypatch):
+    learned = data.scan(plan.config_of(reader.at(trained.folder))).items[0].path
+    monkeypatch.setattr(compute, "ColumnSampler", copying(learned, "step 3"))
+    monkeypatch.setattr(compute.TrainingLooks, "nearest", lambda self, path: "")  # the encoder alone
+    found = compared(
+        trained.folder, "--prompt", PROMPT, "--files", "1", "--encoder", str(tiny_encoder(tmp_path / "eye"))
+    )
+    assert found["columns"] == ["step 3"] and found["copies"] == [[learned]] and -1 <= found["likeness"][0] <= 1
+    assert not any("--encoder" in note for note in found["notes"])
+    assert any("1 of 3 files" in note for note in found["notes"])
+
+
 def test_of_many_files_some_are_compared_with_the_last(shallow, tmp_path):  # noqa: F811
     paths = [tmp_path / f"{number}.safetensors" for number in range(10)]
     for path in paths:
