@@ -173,6 +173,7 @@ class FileComparer:
     def _judge(self, encoder: ImageEncoder | None, device: torch.device) -> None:
         """Find copies, measure likeness and propose a file."""
         made = self.comparison
+        _free(device)
         known = [image.path for image in self.images.items if not image.is_reg] if self.images else []
         if known:
             looks = TrainingLooks(_spread(known, HASHED), self.report)

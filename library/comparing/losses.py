@@ -66,7 +66,7 @@ class HeldOutLoss:
         method: Any = AppliedMethod(model, strengths)
         measure = LossFunction(family, model.components, method, config, model.world, generators, CompileLog())
         levels, losses = family.validation_timesteps, []
-        with torch.no_grad():
+        with model.computing():
             for number, (batch, text) in enumerate(zip(self._encoded, self._texts, strict=True)):
                 report(Text("measuring the held-out loss"), number, len(self._encoded))
                 batch = replace(batch, text=text).to(device)
@@ -102,7 +102,8 @@ class HeldOutLoss:
             for number, draw in enumerate(batches.draws(epoch=1)[:most]):
                 batch = batches.make(draw).to(device)
                 assert batch.pixels is not None
-                with torch.no_grad():
+                # As the training does it, which caches latents outside of mixed precision.
+                with torch.no_grad() if self.config.cache.latents else model.computing():
                     own = generator_of(self._seed, number, "image", device)
                     cached = [latent_generator(path, places[path].fit.bucket) for path in batch.paths]
                     generator = cached if self.config.cache.latents else own

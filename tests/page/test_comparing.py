@@ -118,7 +118,7 @@ def test_a_damaged_record_shows_what_is_left_of_it(compared):
 def test_the_panel_opens_the_comparison_of_its_run(visit, served, monkeypatch):
     root = served[1]
     (root / "model.safetensors").write_text("x")
-    run = run_with_samples(root)
+    run = run_with_samples(root, "compared-1")
     asked = []
 
     def finished(kind, words, folder):
@@ -134,14 +134,14 @@ def test_the_panel_opens_the_comparison_of_its_run(visit, served, monkeypatch):
     page.locator("[data-compare]").click()
     box = page.locator(".comparing")
     box.get_by_role("button", name="Compare", exact=True).wait_for()
-    assert box.locator("#comparing-run").input_value() == "zorb-1" and not box.locator(".verdict").is_visible()
+    assert box.locator("#comparing-run").input_value() == "compared-1" and not box.locator(".verdict").is_visible()
     assert not box.locator("#comparing-folder").is_visible()
     box.locator("#comparing-encoder").select_option("folder")
     assert box.locator("#comparing-folder").is_visible()
     box.locator("#comparing-encoder").select_option("")
     box.get_by_role("button", name="Compare", exact=True).click()
     box.locator(".reason", has_text="step 10: lowest held-out loss").wait_for()
-    assert asked == [["compare", "zorb-1"]]
+    assert asked == [["compare", "compared-1"]]
     assert box.locator(".head.best").inner_text().split("\n") == ["step 10", "Proposed"]
     assert box.locator(".numbers").all_inner_texts() == ["0.1234\n0.2000"]
     assert box.locator(".sample.copied").count() == 1 and "7.png" in box.locator(".copies").inner_text()
