@@ -68,6 +68,10 @@ MAY_IMPORT = {
         *(*BOTTOM, "library.captioning", "library.curation", "library.data", "library.downloads", "library.runs"),
     ),
     "library.sampling": (*ENGINE, "library.outputs", "library.train"),
+    "library.comparing": (
+        *(*ENGINE, "library.outputs", "library.train", "library.sampling"),
+        *("library.captioning.describer", "library.curation", "library.downloads"),
+    ),
     "library.importers": BOTTOM,
     "library.recipes": (*BOTTOM, REGISTRY, "library.data"),
     "library.outputs": (*BOTTOM, *PROTOCOL, "library.families.shared", "library.methods", "library.tools"),
@@ -105,6 +109,7 @@ MAY_IMPORT = {
         "library.downloads",
         "library.recipes",
         "library.sampling.plan",
+        "library.comparing.plan",
     ),
     "sd-scripts": ("library.cli.main", "library.cli.train_script", "library.cli.cache_data", "library.families"),
 }
@@ -115,6 +120,7 @@ NEVER_HEAVY = ("library.config", "library.files", "library.imports", "library.pa
                "library.runs", "library.curation", "library.importers", "library.recipes", "library.check.isolated",
                "kohya_gui",
                "library.downloads", "library.sampling.plan", "library.sampling.shell",
+               "library.comparing.plan", "library.comparing.shell", "library.comparing.proposal",
                "library.outputs.prompts", "library.outputs.prompt_rows",
                "library.families.network_args", "library.families.adapter_kinds", *LAB)  # fmt: skip
 TENSORBOARD = "kohya_gui.server.tensorboard"  # started by the page as a process of its own

@@ -15,6 +15,7 @@ from kohya_gui.i18n.sentences import data
 from kohya_gui.panel import samples
 from kohya_gui.panel.html import duration
 from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler
+from library.comparing import plan
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, MessageLike, Text, listed
 from library.config.run_config import RunConfig
@@ -59,6 +60,8 @@ def buttons(run: reader.RecordedRun, others: list[reader.RecordedRun]) -> str:
     )
     if run.state == "finished" and _can_be_tried(run):
         made = f'<button type="button" class="primary" data-try="{html.escape(run.id)}">Try it</button>{made}'
+    if not run.active and plan.is_comparable(run):
+        made += f'<button type="button" data-compare="{html.escape(run.id)}">Which file is best?</button>'
     answer = f'<p class="answer" role="status"{data(said)}>{html.escape(str(said))}</p>'
     return f'<div class="acts" data-run="{html.escape(run.id)}">{made}{answer}</div>'
 

@@ -3,6 +3,7 @@ import { read } from "../form/messages.js";
 import { translated } from "../i18n/words.js";
 import { all, around, hit, isField, make, one, showMessage } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
+import { mount as mountComparing } from "./comparing.js";
 import { openTab } from "../server/tabs.js";
 import { grow, valueToSend, watcher } from "../tools/commands.js";
 
@@ -48,6 +49,7 @@ export function mount(element) {
   part(".go", HTMLButtonElement).addEventListener("click", () => void begin());
   started = start();
   found();
+  mountComparing(element);
 }
 
 /** Show the run that was asked for beside its samples, if one was. */

@@ -13,6 +13,7 @@ from kohya_gui.form.form import SettingsForm
 from kohya_gui.form.prompts import NUMBERS
 from kohya_gui.i18n import dates
 from kohya_gui.panel import samples
+from kohya_gui.sampling import comparing
 from kohya_gui.server import paths, picker
 from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler
 from kohya_gui.tools.commands import job_status, lora_row
@@ -43,18 +44,19 @@ class SamplingTab:
 
     def __init__(self, forms: Mapping[str, SettingsForm], titles: Mapping[str, str], roots: Sequence[Path]) -> None:
         self.forms, self.titles, self.roots = forms, titles, roots
+        self.comparison = comparing.FileComparison(roots)
         gr.HTML(self._markup(), js_on_load="window.kohya.mountSampling(element)", apply_default_css=False)
 
     @property
     def handlers(self) -> dict[str, Handler]:
         """Handlers of requests from the page's scripts."""
         return {"sampling_choices": self.choices, "sampling_run": self.of_run, "sampling_begin": self.begin,
-                "sampling_sheet": self.sheet}  # fmt: skip
+                "sampling_sheet": self.sheet, **self.comparison.handlers}  # fmt: skip
 
     @property
     def picture_handlers(self) -> dict[str, PictureHandler]:
         """The pictures that may be asked for."""
-        return {"generated": self.show}
+        return {"generated": self.show, **self.comparison.picture_handlers}
 
     def choices(self, sent: ApiRequest) -> JsonObject:
         """Which models can be sampled with, and what can be shown; nothing of what was sent counts."""
@@ -160,6 +162,7 @@ class SamplingTab:
         )
         return (Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
                 .replace("[numbers]", numbers)
+                .replace("[comparing]", comparing.markup())
                 .replace("[row]", lora_row("sampling-lora", "learned", "File"))
                 .replace("[browse-guide]", picker.button(GUIDE, "Control image", "file"))
                 .replace("[browse]", picker.button("folder", "Folder for images", "folder"))

@@ -21,7 +21,7 @@ COMMANDS: dict[str, CommandForms] = {"tools": TOOLS, "caption": CAPTION, "mask":
 AT_ONCE = {"tools": 3, "caption": 1, "mask": 1}  # processes; captions of one folder by two models would mix
 LISTED = 6
 TITLES = {command: forms.titles for command, forms in COMMANDS.items()} | {
-    "models": {"get": "Download"}, "sample": {}, "caching": {},
+    "models": {"get": "Download"}, "sample": {}, "compare": {}, "caching": {},
     "cache": {"latents": "Cache of images", "text": "Cache of captions"},
 }  # fmt: skip
 ENDING = ".safetensors"
@@ -87,9 +87,10 @@ def job_status(job: jobs.BackgroundJob) -> JsonObject:
     """A job as the page shows it."""
     command, name, *rest = *job.facts.get("arguments", ()), "", ""
     titles = TITLES.get(command, {})
-    name = "Generate" if command == "sample" else name
+    name = {"sample": "Generate", "compare": "Compare"}.get(command, name)
     out = next((word.removeprefix("--out=") for word in rest if word.startswith("--out=")), "")
     about = out or next((word for word in rest if word and not word.startswith("--")), "")
+    about = job.facts["arguments"][1] if command == "compare" else about  # the run
     result = job.result if job.kind == "tools" else {}
     return {
         "id": job.id, "title": titles.get(name, name), "state": job.state, "error": job.error, "log": job.log,

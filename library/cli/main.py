@@ -33,6 +33,7 @@ COMMANDS = {
     "cache": Command("cache latents or text of a data set; show or clean compiled code", "library.cli.cache:main"),
     "models": Command("find models on this computer, or download them", "library.downloads.shell:main"),
     "sample": Command("generate images with LoRAs, embeddings or LLLite, side by side", "library.cli.launch:sample"),
+    "compare": Command("compare the files that a run has saved, and propose one", "library.comparing.shell:main"),
     "tools": Command("merge, extract, resize, convert and check LoRA files", "library.tools.shell:main"),
     "preset": Command("list the presets, or write one as a config, by purpose and number of images",
                       "library.recipes.shell:main"),

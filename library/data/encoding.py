@@ -14,6 +14,7 @@ from library.config import phases
 from library.config.problems import ConfigError, Report, Text, counted
 from library.config.run_config import RunConfig
 from library.data import augment, caches, control_pixels, identity, pixels, stamps, text_encoding
+from library.data.buckets import Size
 from library.data.cache_files import MASK
 from library.data.caches import LATENT, Wanted
 from library.data.encoding_job import (
@@ -232,7 +233,7 @@ def _encoded(pictures: _Pictures, work: EncodingJob) -> list[tuple[Wanted, Array
     for ending in ["", *["_flipped"] * batch[0].flip]:
         seen = colours.flip(-1) if ending else colours
         with torch.no_grad():
-            generators = [_generator(wanted) for wanted in batch]
+            generators = [generator_of(wanted.image, wanted.fit.bucket) for wanted in batch]
             keep(f"latents{ending}", work.family.latents(work.components, seen, generator=generators))
             for number, control in enumerate(controls):
                 assert isinstance(work.family, TakesControls)
@@ -243,9 +244,9 @@ def _encoded(pictures: _Pictures, work: EncodingJob) -> list[tuple[Wanted, Array
     return list(zip(batch, found, strict=True))
 
 
-def _generator(wanted: Wanted) -> torch.Generator:
+def generator_of(image: str, bucket: Size) -> torch.Generator:
     """A random generator for each image, so that its latents depend neither on its batch nor on the run."""
-    name = f"{os.path.basename(wanted.image)} {wanted.fit.bucket}"
+    name = f"{os.path.basename(image)} {bucket}"
     return torch.Generator().manual_seed(
         int.from_bytes(hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=7).digest())
     )

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -53,6 +53,95 @@ class Sheet:
                 "grid": self.grid}  # fmt: skip
 
 
+@dataclass(frozen=True)
+class OpenModel:
+    """A model that is ready to sample, and the files that can be applied to it."""
+
+    family: Family
+    world: World
+    components: ModelComponents
+    applied: AppliedFiles
+
+    @contextlib.contextmanager
+    def computing(self) -> Iterator[None]:
+        """Within the context, nothing keeps gradients, in the config's precision."""
+        with torch.no_grad(), self.world.autocast():
+            yield
+
+    @contextlib.contextmanager
+    def encoders_on_device(self) -> Iterator[None]:
+        """Within the context, the text encoders are on the device."""
+        try:
+            for encoder in self.components.encoders.values():
+                encoder.to(self.world.device)
+            yield
+        finally:
+            for encoder in self.components.encoders.values():
+                encoder.to("cpu")
+
+
+def open_model(config: RunConfig, files: Iterable[Path], report: Report, word: str = "") -> OpenModel:
+    """Load the model of a config with files of adapters, which are switched off at first, and prepare it to sample.
+
+    `check_before` says what is wrong with the config. `word` is the prompt word of embeddings whose files name none.
+    Raises ConfigError for files that do not fit.
+    """
+    family = families.family_for(config)
+    report(Text("loading the model"), 0, 1)
+    world = World(config)
+    components = family.load(world.storage_dtype, world.compute_dtype, deferring=True)
+    file_identity.note(*components.deferred_files)
+    fp8_storage.store_when_read(components, config)
+    components.read_denoiser(placement(family, config, world.device))
+    components.read_vae()
+    components.read_encoders()
+    for network in (components.denoiser, components.vae, *components.encoders.values()):
+        if network is not None:
+            network.requires_grad_(False).eval()
+    applied = AppliedFiles(components, family, word)
+    for path in dict.fromkeys(files):
+        applied.add(path)
+    file_identity.check()  # all was read of the same files
+    prepare_encoders(components.encoders, {}, config)
+    prepare_denoiser(components.denoiser, family, config, world.device, ())
+    return OpenModel(family, world, components, applied)
+
+
+class ColumnSampler:
+    """Generates the images of one column after another, with the same prompts and seeds."""
+
+    def __init__(self, model: OpenModel, prompts: Sequence[Prompt], config: RunConfig) -> None:
+        defaults = {**model.family.sample_defaults, "sample_sampler": config.sample.sample_sampler}
+        multiple = model.family.sample_multiple
+        self._model, self._sampler = model, model.family.sampler(model.components)
+        self._is_ready = False
+        self.prompts = [prompt_files.with_defaults(one, defaults, multiple) for one in _seen(prompts, config)]
+
+    def __call__(self, column: Column, keep: Callable[[int, Image.Image], None]) -> None:
+        """Apply the column's files and hand each image to `keep`, with the number of its prompt."""
+        model = self._model
+        model.applied.set(dict(column.loras))
+        with model.computing():
+            if not self._is_ready or model.applied.changes_text:
+                self._sampler, self._is_ready = model.family.sampler(model.components), True
+                with model.encoders_on_device():
+                    self._sampler.remember(_requested(prompt, model.applied) for prompt in self.prompts)
+            with self._sampler.vae_on(model.world.device):
+                for row, prompt in enumerate(self.prompts):
+                    keep(row, self._sampler(_requested(prompt, model.applied)))
+
+
+@contextlib.contextmanager
+def refusing_replaced_files() -> Iterator[None]:
+    """Within the context, model files that are replaced are noticed: while they are read, or at the end. Raises
+    ConfigError then."""
+    with file_identity.watching() as files:
+        yield
+    if path := files.changed():
+        raise ConfigError(REPLACED, path=path)
+
+
+@refusing_replaced_files()
 def generate(  # noqa: PLR0913 - the inputs of a comparison, and two callbacks
     config: RunConfig,
     columns: Sequence[Column],
@@ -66,90 +155,38 @@ def generate(  # noqa: PLR0913 - the inputs of a comparison, and two callbacks
     each image; `word` is the prompt word of embeddings whose files name none. Raises ConfigError for files that do not
     fit the model, and for files that are replaced meanwhile.
     """
-    family = families.family_for(config)
-    if wrong := [*family.problems(), *_unreadable(config, prompts)]:
-        raise ConfigError(*wrong)
-    with file_identity.watching() as files:
-        sheet = _generate(family, columns, prompts, folder, report, store, word)
-    if path := files.changed():
-        raise ConfigError(REPLACED, path=path)
-    return sheet
-
-
-def _generate(  # noqa: PLR0913 - as above
-    family: Family,
-    columns: Sequence[Column],
-    prompts: Sequence[Prompt],
-    folder: Path,
-    report: Report,
-    store: Callable[[Sheet], None],
-    word: str,
-) -> Sheet:
-    config = family.config
-    report(Text("loading the model"), 0, 1)
-    world = World(config)
-    components = family.load(world.storage_dtype, world.compute_dtype, deferring=True)
-    file_identity.note(*components.deferred_files)
-    fp8_storage.store_when_read(components, config)
-    components.read_denoiser(placement(family, config, world.device))
-    components.read_vae()
-    components.read_encoders()
-    for network in (components.denoiser, components.vae, *components.encoders.values()):
-        if network is not None:
-            network.requires_grad_(False).eval()
-    applied = _applied(components, family, columns, word)
-    file_identity.check()  # all was read of the same files
-    _check_guides(prompts, bool(applied.controls))
-    defaults = {**family.sample_defaults, "sample_sampler": config.sample.sample_sampler}
-    whole = [prompt_files.with_defaults(one, defaults, family.sample_multiple) for one in _seen(prompts, config)]
-    prepare_encoders(components.encoders, {}, config)
-    prepare_denoiser(components.denoiser, family, config, world.device, ())
-    done, total = 0, len(columns) * len(whole)
-    components.denoiser.register_forward_pre_hook(lambda *_: report(Text("generating"), done, total))
+    check_before(config, prompts)
+    model = open_model(config, (path for column in columns for path, _ in column.loras), report, word)
+    _check_guides(prompts, bool(model.applied.controls))
+    sample = ColumnSampler(model, prompts, config)
+    done, total = 0, len(columns) * len(sample.prompts)
+    model.components.denoiser.register_forward_pre_hook(lambda *_: report(Text("generating"), done, total))
     place = folder / time.strftime("%Y%m%d-%H%M%S")
-    sheet = Sheet([one.title for one in columns], [one.prompt for one in whole], place)
-    sheet.files = [[""] * len(columns) for _ in whole]
-    model = str(config.model.pretrained_model_name_or_path)
-    sampler = None
+    sheet = Sheet([one.title for one in columns], [one.prompt for one in sample.prompts], place)
+    sheet.files = [[""] * len(columns) for _ in sample.prompts]
+    base, tagged = str(config.model.pretrained_model_name_or_path), model.applied.tagged
     for at, column in enumerate(columns):
-        applied.set(dict(column.loras))
-        with torch.no_grad(), world.autocast():
-            if sampler is None or applied.changes_text:
-                sampler = family.sampler(components)
-                with _encoders_on(world.device, components):
-                    sampler.remember(_requested(prompt, applied) for prompt in whole)
-            with sampler.vae_on(world.device):
-                for row, prompt in enumerate(whole):
-                    image = sampler(_requested(prompt, applied))
-                    path = place / f"{row:02d}_{at:02d}.png"
-                    _save(image, path, plan.metadata(prompt, column, model, applied.tagged))
-                    done += 1
-                    sheet.files[row][at] = str(path)
-                    store(sheet)
+
+        def keep(row: int, image: Image.Image, at: int = at, column: Column = column) -> None:
+            nonlocal done
+            path = place / f"{row:02d}_{at:02d}.png"
+            save_image(image, path, plan.metadata(sample.prompts[row], column, base, tagged))
+            done += 1
+            sheet.files[row][at] = str(path)
+            store(sheet)
+
+        sample(column, keep)
     sheet.grid = str(place / "grid.png")
-    _save(side_by_side(sheet), Path(sheet.grid), plan.metadata(whole[0], columns[0], model, applied.tagged))
+    save_image(side_by_side(sheet), Path(sheet.grid), plan.metadata(sample.prompts[0], columns[0], base, tagged))
     store(sheet)
     return sheet
 
 
-@contextlib.contextmanager
-def _encoders_on(device: torch.device, components: ModelComponents) -> Iterator[None]:
-    """Within the context, the text encoders are on this device."""
-    try:
-        for encoder in components.encoders.values():
-            encoder.to(device)
-        yield
-    finally:
-        for encoder in components.encoders.values():
-            encoder.to("cpu")
-
-
-def _applied(components: ModelComponents, family: Family, columns: Sequence[Column], word: str) -> AppliedFiles:
-    """Apply all files of the columns to the model, switched off."""
-    applied = AppliedFiles(components, family, word)
-    for path in dict.fromkeys(path for column in columns for path, _ in column.loras):
-        applied.add(path)
-    return applied
+def check_before(config: RunConfig, prompts: Sequence[Prompt]) -> None:
+    """Raise ConfigError, with a line for each, for images of prompts that cannot be read, and for a model that cannot
+    be loaded with this config."""
+    if wrong := [*families.family_for(config).problems(), *_unreadable(config, prompts)]:
+        raise ConfigError(*wrong)
 
 
 def _requested(prompt: Prompt, applied: AppliedFiles) -> SampleRequest:
@@ -211,7 +248,8 @@ def side_by_side(sheet: Sheet) -> Image.Image:
     return made
 
 
-def _save(image: Image.Image, path: Path, facts: dict[str, str]) -> None:
+def save_image(image: Image.Image, path: Path, facts: dict[str, str]) -> None:
+    """Write a PNG with these texts in it."""
     info = PngImagePlugin.PngInfo()
     for name, text in facts.items():
         info.add_itxt(name, text)

@@ -138,8 +138,12 @@ class ValidationRunner:
         return cudagraph.with_room(training.components.denoiser, lambda: training.compute_loss(batch, noise))
 
     def _generator(self, number: int, level: float | str) -> torch.Generator:
-        seed = derive_seed(f"validation {self._seed} {number} {level}")
-        return torch.Generator(self._training.world.device).manual_seed(seed)
+        return generator_of(self._seed, number, level, self._training.world.device)
+
+
+def generator_of(seed: int, number: int, level: float | str, device: torch.device) -> torch.Generator:
+    """The generator of the noise of a batch, by its number, at a noise level: the same in every validation."""
+    return torch.Generator(device).manual_seed(derive_seed(f"validation {seed} {number} {level}"))
 
 
 @contextlib.contextmanager

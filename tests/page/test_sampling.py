@@ -94,9 +94,9 @@ def test_what_makes_no_sense_or_leads_out_is_refused(tab, tmp_path, more, says):
     assert tab.started == []
 
 
-def run_with_samples(root):
+def run_with_samples(root, name="zorb-1"):
     """A finished run with two prompts at two steps, and two files."""
-    folder = root / "out" / "runs" / "zorb-1"
+    folder = root / "out" / "runs" / name
     folder.mkdir(parents=True)
     facts = {"id": folder.name, "script": TAB.configs[NAME]().script, "state": "finished", "started": 1.0,
              "folder": str(root), "output_dir": str(root / "out"), "output_name": "zorb"}  # fmt: skip

@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ QWEN3 = "Qwen/Qwen3-4B"
 QWEN3_SMALL = "Qwen/Qwen3-0.6B"
 MISTRAL = "mistralai/Mistral-Small-3.1-24B-Instruct-2503"
 
+_trained_from: ContextVar[str | Path | None] = ContextVar("trained_from", default=None)
 LONGEST = 1_000_000  # tokens; captions are cut by us, so the tokenizer need not warn
 
 # The files of each kind of tokenizer; one complete set is enough.
@@ -69,14 +71,26 @@ def _marked(folder: Path) -> str:
     return ""
 
 
+@contextlib.contextmanager
+def trained_from(model: str | Path | None) -> Iterator[None]:
+    """Within the context, tokenizers are also looked for beside this model: a file that was trained from it has none
+    beside itself."""
+    before = _trained_from.set(model)
+    try:
+        yield
+    finally:
+        _trained_from.reset(before)
+
+
 def places(name: str, model: str | Path | None, subfolder: str, cache_dir: str | Path | None) -> Iterator[Path]:
     """The local folders a tokenizer may be in, in the order of search."""
-    if model and Path(model).exists():
-        beside = Path(model) if Path(model).is_dir() else Path(model).parent
-        yield beside / subfolder
-        yield beside / "tokenizers" / name.replace("/", "_")
-        if beside.parent != beside:  # models/unet/x.safetensors with models/tokenizers
-            yield beside.parent / "tokenizers" / name.replace("/", "_")
+    for where in (model, _trained_from.get()):
+        if where and Path(where).exists():
+            beside = Path(where) if Path(where).is_dir() else Path(where).parent
+            yield beside / subfolder
+            yield beside / "tokenizers" / name.replace("/", "_")
+            if beside.parent != beside:  # models/unet/x.safetensors with models/tokenizers
+                yield beside.parent / "tokenizers" / name.replace("/", "_")
     if cache_dir:
         yield Path(cache_dir) / name.replace("/", "_")
 

@@ -1,0 +1,129 @@
+// Which file of a run is best: a part of the tab Try it, opened from the run's panel.
+import { say } from "../i18n/sentences.js";
+import { translated } from "../i18n/words.js";
+import { around, hit, make, one, showMessage } from "../server/elements.js";
+import { ask, messageOf } from "../server/http.js";
+import { openTab } from "../server/tabs.js";
+import { watcher } from "../tools/commands.js";
+
+/** @typedef {{ small: string, large: string, copy: string }} Picture */
+/** @typedef {{ columns: string[], saved: string[], rows: string[], cells: (Picture | null)[][], losses: string[], likeness: string[], held_out: boolean, best: number | null, reason: string, notes: string[], folder: string }} Comparison */
+
+const FEW = 16; // pictures that are shown as they are, and not as thumbnails
+/** @type {HTMLElement | undefined} */
+let place;
+let asked = ""; // the run that was asked for in its panel
+/** @type {((begun?: string) => void) | undefined} */
+let look;
+
+/**
+ * @template {Element} [T=HTMLElement]
+ * @param {string} selector
+ * @param {new () => T} [type]
+ */
+const part = (selector, type) => one(place ?? document, selector, type);
+const runs = () => part("#comparing-run", HTMLSelectElement);
+const encoder = () => part("#comparing-encoder", HTMLSelectElement);
+
+/** @param {Element} element */
+export function mount(element) {
+  place = one(element, ".comparing");
+  look = watcher(part(".jobs"), "compare", () => void render(), () => void render());
+  encoder().addEventListener("change", settle);
+  runs().addEventListener("change", () => void render());
+  part(".compare-files", HTMLButtonElement).addEventListener("click", () => void begin());
+  void start();
+  look();
+}
+
+/** Read again what can be chosen, and show the run that was asked for, if one was. */
+async function start() {
+  const run = asked || runs().value, wanted = Boolean(asked);
+  asked = "";
+  try {
+    const { runs: known } = /** @type {{ runs: [string, string][] }} */ (await ask("comparing_choices"));
+    runs().replaceChildren(...known.map(([value, title]) => make("option", { value }, title)));
+    part(".compare-files").closest("section")?.toggleAttribute("hidden", !known.length);
+    if (known.some(([value]) => value === run)) runs().value = run;
+    settle();
+    if (known.length) await render();
+    if (wanted) place?.scrollIntoView({ block: "start" });
+  } catch (error) {
+    showMessage(part(".said-of"), "bad", messageOf(error));
+  }
+}
+
+/** The folder is only there where one is chosen. */
+function settle() {
+  around(part("#comparing-folder"), ".field").hidden = encoder().value !== "folder";
+}
+
+async function begin() {
+  const go = part(".compare-files", HTMLButtonElement);
+  go.disabled = true;
+  try {
+    const { job } = await ask("comparing_begin", {
+      run: runs().value, encoder: encoder().value, folder: part("#comparing-folder", HTMLInputElement).value, prompts: part("#comparing-prompts", HTMLTextAreaElement).value,
+    });
+    showMessage(part(".said-of"), "good", "");
+    look?.(job.id);
+  } catch (error) {
+    showMessage(part(".said-of"), "bad", messageOf(error));
+  }
+  go.disabled = false;
+}
+
+/** Show the newest comparison of the chosen run, as far as it has come. */
+async function render() {
+  const run = runs().value;
+  if (!run) return;
+  try {
+    /** @type {Comparison} */
+    const found = await ask("comparing_found", { run });
+    if (runs().value !== run) return;
+    part(".verdict").hidden = !found.columns.length;
+    part(".reason").replaceChildren(found.reason);
+    part(".where").textContent = found.folder;
+    part(".notes").replaceChildren(...found.notes.map((note) => make("li", {}, note)));
+    part(".scroll").replaceChildren(...rows(found));
+  } catch (error) {
+    showMessage(part(".said-of"), "bad", messageOf(error));
+  }
+}
+
+/** @param {Comparison} found */
+function rows(found) {
+  const few = found.cells.flat().length <= FEW;
+  const heads = found.columns.map((title, at) => make("div", { className: at === found.best ? "head best" : "head", title: found.saved[at] ?? "" }, make("b", {}, title), at === found.best && make("span", {}, "Proposed")));
+  const numbers = /** @type {[string, string[]][]} */ ([[found.held_out ? "Held-out loss" : "Loss on trained images", found.losses], ["Likeness", found.likeness]]);
+  return [
+    make("div", { className: "line-of heads" }, heads),
+    ...numbers.filter(([, values]) => values.some(Boolean)).flatMap(([title, values]) => [
+      make("p", {}, title), make("div", { className: "line-of numbers" }, values.map((value) => make("div", {}, value || "–"))),
+    ]),
+    ...found.rows.flatMap((prompt, row) => [
+      make("p", { className: "own", title: prompt }, make("span", { className: "own" }, prompt)),
+      make("div", { className: "line-of strip", role: "group" }, (found.cells[row] ?? []).map((cell, at) => (cell ? picture(few ? { ...cell, small: cell.large } : cell, found.columns[at], prompt) : make("span")))),
+    ]),
+  ];
+}
+
+/**
+ * @param {Picture} cell
+ * @param {string} title
+ * @param {string} prompt
+ */
+function picture({ small, large, copy }, title, prompt) {
+  const shown = translated(title);
+  const image = make("img", { src: small, alt: "", loading: "lazy", decoding: "async" });
+  const mark = copy && make("span", { className: "copies" }, say("nearly a copy of {picture}", { picture: copy }));
+  return make("button", { type: "button", className: copy ? "sample copied" : "sample", "data-title": shown, "data-large": large, "data-prompt": prompt, "aria-label": `${shown}: ${prompt}` }, image, make("span", {}, title), mark);
+}
+
+document.addEventListener("click", (event) => {
+  const button = hit(event, "[data-compare]");
+  if (!button) return;
+  asked = button.dataset.compare ?? "";
+  void openTab("Try it", () => true);
+  if (place?.isConnected) void start(); // else the tab is made now, for the first time
+});

@@ -1,0 +1,94 @@
+"""Likeness of pictures by an image encoder: DINOv2, CLIP or another one of transformers, in a folder."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from library import families
+from library.captioning.describer import check_folder
+from library.config.json_types import JsonObject
+from library.config.problems import ConfigError, Report, Text
+from library.downloads import model_folder
+
+ENCODERS = {"dinov2": "facebook/dinov2-base", "clip": "openai/clip-vit-large-patch14"}
+COPY = 0.95  # cosine of features from which two pictures are nearly the same
+SURE = 0.99  # the same where training pictures are very like each other
+KINDS = ("Model", "ImageProcessor")
+AT_ONCE = 16  # pictures
+
+
+def folder_of(name: str, into: Path, report: Report) -> Path:
+    """The folder of an encoder: dinov2 and clip are downloaded once into `into`, as any id of Hugging Face; else the
+    folder of that name."""
+    found = model_folder.find(ENCODERS.get(name.lower(), name), model_folder.TRANSFORMERS, into, report)
+    if not found.is_dir():
+        template = "--encoder {name} is not there: write dinov2, clip or the folder of an image encoder"
+        raise ConfigError(template, name=name)
+    return found
+
+
+class ImageEncoder:
+    """A loaded encoder."""
+
+    def __init__(self, folder: Path) -> None:
+        """Weights must be .safetensors, and no code of the folder is executed. ConfigError where it is no encoder of
+        images."""
+        check_folder(folder)
+        here: JsonObject = {"local_files_only": True, "trust_remote_code": False}
+        try:
+            # Loaded only where likeness is wanted.
+            model, processor = (families.load(f"transformers.models.auto:Auto{name}") for name in KINDS)
+            self._model: Any = model.from_pretrained(str(folder), use_safetensors=True, **here).eval()
+            self._processor: Any = processor.from_pretrained(str(folder), **here)
+        except Exception as error:  # any error of an unknown model's folder
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ConfigError(
+                "{folder} cannot be used as an image encoder: {first}", folder=folder, first=first
+            ) from error
+        if self._model.main_input_name != "pixel_values" and not hasattr(self._model, "get_image_features"):
+            raise ConfigError(
+                "{folder} is no encoder of images: choose dinov2, clip or a folder with one", folder=folder
+            )
+
+    def features(self, paths: Sequence[str], device: torch.device, report: Report) -> torch.Tensor:
+        """[N, D] features of length 1, float32 on the CPU. Raises ConfigError for a picture that cannot be read."""
+        self._model.to(device)
+        made = []
+        for start in range(0, len(paths), AT_ONCE):
+            report(Text("looking at pictures"), start, len(paths))
+            pictures = [_picture(path) for path in paths[start : start + AT_ONCE]]
+            pixels = self._processor(images=pictures, return_tensors="pt")["pixel_values"].to(device)
+            with torch.inference_mode():
+                made.append(self._features(pixels).float().cpu())
+        self._model.to("cpu")
+        return torch.nn.functional.normalize(torch.cat(made), dim=-1)
+
+    def _features(self, pixels: torch.Tensor) -> torch.Tensor:
+        if hasattr(self._model, "get_image_features"):
+            answer = self._model.get_image_features(pixel_values=pixels)
+            return getattr(answer, "pooler_output", answer)  # a tensor in older versions of transformers
+        answer = self._model(pixel_values=pixels)
+        pooled = getattr(answer, "pooler_output", None)
+        return (answer.last_hidden_state[:, 0] if pooled is None else pooled).flatten(1)
+
+
+def threshold(training: torch.Tensor) -> float:
+    """The cosine from which a picture is nearly a copy: that of training pictures with each other is none."""
+    if len(training) < 2:
+        return COPY
+    alike = training @ training.T
+    alike.fill_diagonal_(-1)
+    return max(COPY, min(SURE, float(alike.max())))
+
+
+def _picture(path: str) -> Image.Image:
+    try:
+        with Image.open(path) as image:
+            return image.convert("RGB")
+    except (OSError, ValueError, Image.DecompressionBombError) as error:
+        raise ConfigError(
+            "{path} cannot be read as an image ({reason}): replace or remove it", path=path, reason=type(error).__name__
+        ) from error

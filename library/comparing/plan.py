@@ -1,0 +1,191 @@
+"""What is compared: a run, the files that it has saved, and the prompts. No torch in here."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from library import families
+from library.config.building import draft
+from library.config.json_types import JsonMapping, JsonObject
+from library.config.outside_files import load_toml
+from library.config.problems import ConfigError, Text, counted
+from library.config.run_config import RunConfig
+from library.config.schema import flat, options, values
+from library.outputs import prompts as prompt_files
+from library.outputs.prompts import Prompt
+from library.runs import layout, lineage, reader, resume
+
+KINDS = ("lora", "finetune")  # of trainings whose files are compared
+ENDINGS = (".safetensors", ".ckpt", ".pt")
+MOST = 8  # files, unless more are wanted
+AVERAGE = "-ema"
+SEED = 1  # of prompts that have none
+# What a training does and its files do not need: compiling, several GPUs, and memory for gradients.
+LEFT_OUT = (
+    "gradient_checkpointing",
+    "cpu_offload_checkpointing",
+    "checkpoint_keep_attention",
+    "fp8_compute",
+    "int8_compute",
+    "resume",
+    "network_weights",
+    "sample_prompts",
+    "logging_dir",
+)
+LEFT_OUT_SECTIONS = ("compile", "distributed", "network", "log", "hub", "optim")
+
+
+@dataclass(frozen=True)
+class SavedFile:
+    """A file that a run has saved, or the folder of a diffusers model."""
+
+    path: Path
+    step: int
+
+    @property
+    def title(self) -> Text:
+        """As the head of its column."""
+        if self.path.stem.endswith(AVERAGE):
+            return Text("step {step}, average", step=self.step)
+        return Text("step {step}", step=self.step)
+
+
+def run_of(name: str) -> reader.RecordedRun:
+    """A run by its id or its folder; the newest one that has saved something for "". Raises ConfigError."""
+    if not name:
+        for run in reader.runs():
+            if _saved(run):
+                return run
+        raise ConfigError("no run has saved a file yet: train first, or write the folder of a run")
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        inner = sorted(folder.glob(f"runs/*/{layout.RUN}"), key=lambda path: path.stat().st_mtime)
+        if (folder / layout.RUN).is_file() or inner:
+            return reader.at((folder if (folder / layout.RUN).is_file() else inner[-1].parent).resolve())
+        raise ConfigError("{folder} is no folder of a run: there is no {name} in it", folder=folder, name=layout.RUN)
+    try:
+        return reader.run(name)
+    except KeyError:
+        template = "{name} is no run: write the id that the page shows, the folder of a run, or nothing for the newest"
+        raise ConfigError(template, name=name) from None
+
+
+def is_comparable(run: reader.RecordedRun) -> bool:
+    """Whether it has saved files that can be compared."""
+    script = str(run.facts.get("script") or "")
+    return script in families.RUNS and families.config_class(script).kind in KINDS and bool(_saved(run))
+
+
+def _with_earlier(run: reader.RecordedRun) -> list[tuple[reader.RecordedRun, JsonObject]]:
+    """The events of a run's files, and before them those of the runs that it goes on with, up to where it began."""
+    told = [(run, event) for event in _saved(run)]
+    folder, most = run.folder, math.inf
+    while (before := lineage.earlier(folder)) is not None:
+        folder, at = before
+        most = min(most, math.inf if at is None else at)
+        earlier = reader.at(folder)
+        told = [*((earlier, event) for event in _saved(earlier) if _step(event) <= most), *told]
+    return told
+
+
+def _step(event: JsonMapping) -> int:
+    step = event.get("step")
+    return int(step) if isinstance(step, int | float) else 0
+
+
+def _saved(run: reader.RecordedRun) -> Sequence[JsonObject]:
+    """The events of its files; of states there are others."""
+    found = reader.progress(run.folder).update().events.get("saved", ())
+    return [event for event in found if event.get("file") and not str(event["file"]).rstrip("/\\").endswith("-state")]
+
+
+def files_of(run: reader.RecordedRun, most: int = MOST) -> tuple[list[SavedFile], list[Text]]:
+    """The files of a run, and of runs that it goes on with, the earliest first, and what is left out.
+
+    At most so many, evenly spread; the last one is always among them. Raises ConfigError where there is none.
+    """
+    told = _with_earlier(run)
+    if not told:
+        raise ConfigError("{run} has saved no file yet", run=run.id)
+    known: dict[Path, int] = {}
+    gone: list[str] = []
+    for own, event in told:
+        path = _place(own, str(event["file"]))
+        if path is None:
+            gone.append(Path(str(event["file"])).name)
+        else:
+            known[path] = _step(event)
+    # The last file is that of a step or an epoch, too.
+    newest = {(step, path.stem.endswith(AVERAGE)): path for path, step in known.items()}
+    files = sorted((SavedFile(path, step) for (step, _), path in newest.items()), key=lambda one: (one.step, one.path))
+    if not files:
+        raise ConfigError("the files that {run} has saved are gone: {names}", run=run.id, names=", ".join(gone[:MOST]))
+    notes = []
+    if gone:
+        notes.append(Text("{count} that the run has saved are gone.", count=counted(len(set(gone)), "file")))
+    if len(files) > most:
+        notes.append(
+            Text("{shown} of {count} files are compared: --files says how many.", shown=most, count=len(files))
+        )
+        last = len(files) - 1
+        files = [files[last - round(at * last / max(1, most - 1))] for at in reversed(range(most))]
+    return files, notes
+
+
+def _place(run: reader.RecordedRun, name: str) -> Path | None:
+    """Where a saved file is, also after its whole folder was moved."""
+    recorded = Path(str(run.facts.get("folder") or "."), name)
+    for path in (recorded, run.folder.parent.parent / recorded.name):
+        if (path.is_file() and path.suffix.lower() in ENDINGS) or (path / "model_index.json").is_file():
+            return path
+    return None
+
+
+def config_of(run: reader.RecordedRun) -> RunConfig:
+    """What a run was trained with, with the seed that it drew. Raises ConfigError for what cannot be compared."""
+    script = str(run.facts.get("script") or "")
+    if script not in families.RUNS:
+        template = "{run} was made by {script}, which this version does not have"
+        raise ConfigError(template, run=run.id, script=script or "an unknown script")
+    kind = families.config_class(script)
+    if kind.kind not in KINDS:
+        template = "the files of {run} are no LoRA and no model: compare them in the tab Try it, or with kohya sample"
+        raise ConfigError(template, run=run.id)
+    toml = run.folder / layout.TOML
+    given = flat(load_toml(toml)) if toml.is_file() else flat(resume.settings(run))
+    known = options(kind)
+    read = {name: known[name].read(value) for name, value in given.items() if name in known and value is not None}
+    if isinstance(seed := run.facts.get("seed"), int):
+        read["seed"] = seed
+    if not read.get("pretrained_model_name_or_path"):
+        raise ConfigError("{run} does not say which model it trained", run=run.id)
+    return draft(kind, read)
+
+
+def model_config(config: RunConfig, model: Path | None = None) -> RunConfig:
+    """The config to open a model with that a run has trained or begun with: what the training alone needs is off."""
+    kind = families.config_class(families.lora_script(config.family))
+    known = options(kind)
+    kept = {
+        name: value
+        for name, value in values(config).items()
+        if name in known and name not in LEFT_OUT and known[name].section not in LEFT_OUT_SECTIONS
+    }
+    if model is not None:
+        kept["pretrained_model_name_or_path"] = str(model)
+    return draft(kind, kept)
+
+
+def prompts_of(run: reader.RecordedRun, config: RunConfig) -> list[Prompt]:
+    """The prompts of a run's samples, from its file or as the run recorded them; none where it has none."""
+    place = Path(str(config.sample.sample_prompts or ""))
+    if config.sample.sample_prompts and place.is_file():
+        return prompt_files.read(place)
+    told = reader.progress(run.folder).update().events.get("sample", ())
+    return [Prompt(text) for text in dict.fromkeys(str(event.get("prompt") or "") for event in told) if text]
+
+
+def with_seed(prompts: Sequence[Prompt], seed: int = SEED) -> list[Prompt]:
+    """The prompts; those without a seed get this one."""
+    return [one if one.seed is not None else replace(one, seed=seed) for one in prompts]

@@ -1,0 +1,70 @@
+"""Which file to take, and why: a rule over numbers. No torch in here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from library.config.problems import Text, counted, listed
+
+CLOSE = 0.002  # share of the lowest loss within which two files are equally good
+FEWEST = "lowest held-out loss of the files that copy the fewest training pictures"
+FEWEST_OF_TRAINED = "lowest loss, on images that it was trained on, of the files that copy the fewest training pictures"
+
+
+@dataclass(frozen=True)
+class FileScore:
+    """What was measured of one file; None where it could not be."""
+
+    title: Text
+    loss: float | None
+    likeness: float | None
+    copies: int  # different training pictures that its pictures nearly are
+
+
+@dataclass(frozen=True)
+class ProposedFile:
+    """The number of a column, and why; None where nothing speaks for one."""
+
+    column: int | None
+    reason: Text
+
+
+def proposed(scores: Sequence[FileScore], held_out: bool) -> ProposedFile:
+    """The file with the lowest loss of those that copy the fewest training pictures; without losses the one that is
+    most like them. `held_out` says that no file was trained on what its loss is measured on."""
+    every = [(one.loss, at) for at, one in enumerate(scores) if one.loss is not None]
+    if not every:
+        return _by_likeness(scores)
+    fewest = min(scores[at].copies for _, at in every)
+    known = [(loss, at) for loss, at in every if scores[at].copies == fewest]
+    lowest, best = min(known)
+    if held_out and len(every) > 1 and max(every)[0] <= min(every)[0] * (1 + CLOSE):
+        best = known[0][1]
+        parts = [Text("the held-out losses of all files hardly differ, so an early one")]
+    elif min(every)[0] < lowest:
+        parts = [Text(FEWEST if held_out else FEWEST_OF_TRAINED)]
+    else:
+        parts = [Text("lowest held-out loss") if held_out else Text("lowest loss on images that it was trained on")]
+    parts += _about_copies(scores, best)
+    if not held_out:
+        parts.append(Text("such a loss favours later files: hold images out with validation_split"))
+    return ProposedFile(best, Text("{file}: {reasons}", file=scores[best].title, reasons=listed(parts, "; ")))
+
+
+def _by_likeness(scores: Sequence[FileScore]) -> ProposedFile:
+    known = [(one.copies, -one.likeness, at) for at, one in enumerate(scores) if one.likeness is not None]
+    if not known:
+        return ProposedFile(None, Text("Nothing could be measured: choose by the pictures."))
+    best = min(known)[-1]
+    parts = [Text("most like the training pictures"), *_about_copies(scores, best)]
+    return ProposedFile(best, Text("{file}: {reasons}", file=scores[best].title, reasons=listed(parts, "; ")))
+
+
+def _about_copies(scores: Sequence[FileScore], best: int) -> list[Text]:
+    """What speaks against the files that copy more."""
+    if scores[best].copies:
+        pictures = counted(scores[best].copies, "training picture")
+        return [Text("it copies {pictures}, and no other file fewer", pictures=pictures)]
+    later = max((one.copies for one in scores[best + 1 :]), default=0)
+    earlier = max((one.copies for one in scores[:best]), default=0)
+    made = [Text("later files copy {pictures}", pictures=counted(later, "training picture"))] * bool(later)
+    return made + [Text("earlier files copy {pictures}", pictures=counted(earlier, "training picture"))] * bool(earlier)

@@ -1,0 +1,66 @@
+"""One comparison from a run to its stored result. Importing this loads torch."""
+
+import argparse
+import contextlib
+import sys
+import time
+from pathlib import Path
+
+from library.comparing import compute, encoder, plan
+from library.comparing.compute import Comparison
+from library.config.problems import ConfigError, Report, Text
+from library.families.shared import tokenizers
+from library.files import clear_errors
+from library.outputs.prompts import Prompt
+from library.runs import reader
+from library.runs.job_work import JobRecord
+from library.sampling import generate
+from library.sampling.plan import check_size
+
+FOLDER = "compare"
+
+
+def compare(run: reader.RecordedRun, asked: argparse.Namespace, given: list[Prompt], work: JobRecord) -> Comparison:
+    """Compare the files of a run as the command line asks. What can be wrong is found before the model is loaded."""
+    report: Report = work.phase if work.folder else _printed
+    config = plan.config_of(run)
+    plan.files_of(run, asked.files)  # before an encoder is downloaded
+    place = encoder.folder_of(asked.encoder, asked.into, report) if asked.encoder else None
+    eye = encoder.ImageEncoder(place) if place else None
+    with _started_in(run), tokenizers.trained_from(config.model.pretrained_model_name_or_path):
+        files, notes = plan.files_of(run, asked.files)
+        files, damaged = compute.sound(files, config)
+        images, unread = compute.survey(config, report)
+        prompts = given or plan.prompts_of(run, config) or compute.caption_prompts(images)
+        prompts = plan.with_seed(prompts, asked.seed)
+        check_size(len(files), prompts)
+        generate.check_before(plan.model_config(config, None if config.adapters else files[0].path), prompts)
+        folder = new_folder(run.folder)
+        made = Comparison(run.id, folder, files, [*notes, *damaged, *unread])
+
+        def store(one: Comparison) -> None:
+            work.store(one.as_json())
+
+        return compute.FileComparer(config, images, prompts, made, report, store)(eye)
+
+
+def _printed(text: Text, done: int, total: int) -> None:
+    """What is done now, in a shell: beside the result, which goes to stdout."""
+    print(f"{text} {done} / {total}" if total > 1 else str(text), file=sys.stderr, flush=True)
+
+
+def _started_in(run: reader.RecordedRun) -> contextlib.AbstractContextManager[object]:
+    """The folder that a run was started in, where its relative paths begin."""
+    folder = Path(str(run.facts.get("folder") or "."))
+    return contextlib.chdir(folder) if folder.is_dir() else contextlib.nullcontext()
+
+
+def new_folder(run: Path) -> Path:
+    """A folder of this comparison in that of the run. Raises ConfigError where none can be made."""
+    name = f"{FOLDER}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for number in range(100):
+        place = run / (f"{name}-{number}" if number else name)
+        with clear_errors(place), contextlib.suppress(FileExistsError):
+            place.mkdir()
+            return place
+    raise ConfigError("{folder} already exists: delete it, or try again later", folder=run / name)
