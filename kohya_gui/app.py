@@ -45,7 +45,7 @@ from kohya_gui.tools.commands import ToolCommands
 from kohya_gui.tools.tools import ToolsTab
 from library import families
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, Message
 from library.imports import without_collecting
 
 TITLE = "Kohya Trainer"
@@ -67,7 +67,7 @@ def build(roots: Sequence[Path] = ()) -> Page:
     forms = Forms(training.tabs)
     how: JsonObject = {"analytics_enabled": False, "fill_width": True, "delete_cache": (3600, 3600)}
     with without_apps(), Page(training, title=TITLE, **how) as page:
-        about = Text("LoRA and fine-tuning for {families}", families=families.titles())
+        about = Message("LoRA and fine-tuning for {families}", families=families.titles())
         gr.HTML(
             f"<header><h1>{TITLE}</h1><p{data(about)}>{about}</p>"
             '<a href="tensorboard/" target="_blank" rel="noopener">TensorBoard</a></header>',

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from library.config.outside_files import load_json
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, Message
 from library.config.values import did_you_mean
 from library.files import cache_folder, write_atomic
 
@@ -69,18 +69,18 @@ def installed(module: str) -> bool:
         return False
 
 
-def absent(module: str) -> Text:
+def absent(module: str) -> Message:
     """The sentence's end about a package that is not there."""
     if module not in PACKAGES:  # nobody knows what a registry has under a name that was only typed
         template = "names the package {package}, which is not installed here{hint}"
-        return Text(template, package=module, hint=did_you_mean(module, PACKAGES))
-    return Text("needs a package that is not installed: {command}", command=command(module))
+        return Message(template, package=module, hint=did_you_mean(module, PACKAGES))
+    return Message("needs a package that is not installed: {command}", command=command(module))
 
 
-def broken(module: str, error: str) -> Text:
+def broken(module: str, error: str) -> Message:
     """The sentence's end about a package that is there and of no use."""
     template = "needs {package}, which does not load here ({error}): {command}"
-    return Text(template, package=title(module), error=error, command=command(module, again=True))
+    return Message(template, package=title(module), error=error, command=command(module, again=True))
 
 
 def failure(module: str) -> str:

@@ -20,20 +20,11 @@ FIXED = re.compile(
 SEVERAL = {
     **dict.fromkeys(
         (
-            "{count} {ending} files",
             "{number} {name} blocks",
             "{count} steps",
             "{images} in {buckets}, {batches} per epoch:  {steps} ",
-            "{count} batches",
             "{x} batches",
-            "{count} datasets, one for each folder and resolution",
-            "{count} prompts in a file of their own",
             "{layers} layers learn",
-            "{count} settings differ from the defaults",
-            "{count} things have to be fixed first",
-            "{count} casts",
-            "{count} waits for the GPU",
-            "{count} values read from the GPU",
         ),
         "the other template beside it is for one",
     ),
@@ -43,10 +34,12 @@ SEVERAL = {
     "{most} trainings wait already": "a limit",
     "{count} images are too many at once": "of more than the limit of 200",
     "give 2 to {most} values": "a limit",
+    "{least} to {most} images are usual": "a range",
     "the token must have {bits} bits": "128 and 22",
     ": {epochs} epochs are {total} steps": "of more than the limit of 100 million",
     "= {limit}: blocks need {needed} graphs": "of more than the limit, which is at least 1",
-    "{size}; {count} sizes are datasets": "of more than one",
+    "each image is trained at {count} sizes": "of more than one",
+    "up to {count} encodings, {variants} variants": "of more than one",
     "{count} casts and copies outside": "from 50 on",
     "The host waits for the GPU {count} times": "from 2 on",
     "Waiting dominates: the GPU is idle for {share} of a step, as": "of many waits",
@@ -56,7 +49,6 @@ SEVERAL = {
     "needs {num_blocks} values separated by commas": "a model has many blocks",
     # What is put in is no number, or two of them.
     "{word} blocks": "a kind of blocks",
-    "{sizes} of batches by resolution": "counted sizes",
     "timed over {x} and {x} steps": "two numbers",
     "Compiling did not pay here: {x} steps per second": "a rate",
     "The first steps run without compiled blocks": "counted graphs of blocks",
@@ -68,9 +60,11 @@ SEVERAL = {
 
 def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """The lines and templates of a module; what an f-string puts in is {x}, and docstrings are left out."""
-    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    left_out = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "ngettext"]
+    left_out |= {id(node.args[1]) for node in calls}  # the template for more than one
     for node in ast.walk(tree):
-        if id(node) in docstrings:
+        if id(node) in left_out:
             continue
         if isinstance(node, ast.JoinedStr):
             parts = [str(one.value) if isinstance(one, ast.Constant) else "{x}" for one in node.values]

@@ -25,7 +25,7 @@ from PIL import Image
 from library import families
 from library.config.building import build
 from library.config.formats import read_toml
-from library.config.problems import Text
+from library.config.problems import Message
 from library.config.schema import options
 from library.demo.images import write_references
 from library.runs import reader
@@ -61,7 +61,7 @@ ENCODING_ONCE: list[bool] = []  # holds something while `train` trains: what is 
 
 
 def in_english(event: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: str(value) if isinstance(value, Text) else value for name, value in event.items()}
+    return {name: str(value) if isinstance(value, Message) else value for name, value in event.items()}
 
 
 @dataclass(frozen=True)

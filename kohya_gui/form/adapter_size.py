@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from library.check.isolated import environment, sent
 from library.config.json_types import JsonObject
-from library.config.problems import Text, read
+from library.config.problems import Message, read
 from library.config.sections import AdapterRun
 from library.files import size_text
 
@@ -76,11 +76,11 @@ def _with_words(found: JsonObject) -> JsonObject:
     template = "{layers} layers learn: {parameters} parameters, a file of about {size}."
     if found["layers"] == 1:
         template = "{layers} layer learns: {parameters} parameters, a file of about {size}."
-    said = Text(template, layers=f"{found['layers']:,}", parameters=_many(found["parameters"]),
+    said = Message(template, layers=f"{found['layers']:,}", parameters=_many(found["parameters"]),
                 size=size_text(found["bytes"]))  # fmt: skip
     return {"said": said, "blocks": found["blocks"]}
 
 
-def _many(number: int) -> Text | str:
+def _many(number: int) -> Message | str:
     """12.3 million, or 45,000."""
-    return Text("{count} million", count=f"{number / 1e6:,.1f}") if number >= 1e6 else f"{number:,}"
+    return Message("{count} million", count=f"{number / 1e6:,.1f}") if number >= 1e6 else f"{number:,}"

@@ -10,7 +10,7 @@ from kohya_gui.server import paths
 from library import importers
 from library.config.building import build, draft
 from library.config.formats import read_toml
-from library.config.problems import ConfigError, MessageLike, Text
+from library.config.problems import ConfigError, Message, MessageLike
 from library.config.schema import flat, options
 from library.families import RUNS, config_class, facts
 from library.recipes import preset_files
@@ -27,9 +27,9 @@ def choices(trains: str) -> list[tuple[MessageLike, str]]:
     return [("This form", FORM), *runs, *ready]
 
 
-def _named(run: reader.RecordedRun) -> Text:
+def _named(run: reader.RecordedRun) -> Message:
     when = dates.moment(run.facts.get("started", 0))
-    return Text("{name} · {when}", name=run.facts.get("output_name") or run.id, when=when)
+    return Message("{name} · {when}", name=run.facts.get("output_name") or run.id, when=when)
 
 
 def config_of(key: str, form: Callable[[], Any], roots: Sequence[Path]) -> tuple[str, Any]:

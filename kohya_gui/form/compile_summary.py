@@ -7,7 +7,7 @@ from kohya_gui.panel import history
 from library import families
 from library.config.formats import read_toml
 from library.config.json_types import JsonObject
-from library.config.problems import MessageLike, Text, counted
+from library.config.problems import Message, MessageLike, counted
 from library.config.run_config import RunConfig
 from library.recipes import preset_files
 from library.runs import layout, reader
@@ -46,7 +46,7 @@ def running() -> MessageLike:
         return ""
     progress = reader.progress(run.folder).update()
     line = history.compile_totals(run, progress, list(progress.events.get("compile", ())))
-    return Text("{run} now: {line}", run=run.facts.get("output_name") or run.id, line=line) if line else ""
+    return Message("{run} now: {line}", run=run.facts.get("output_name") or run.id, line=line) if line else ""
 
 
 def outlook(config: RunConfig) -> MessageLike:
@@ -55,7 +55,7 @@ def outlook(config: RunConfig) -> MessageLike:
     if not options.compile:
         return "Compiling is off. Balanced suits most trainings of more than a few minutes."
     if options.compile_backend in ("eager", "aot_eager"):
-        return Text(
+        return Message(
             "{backend} generates no code: it finds mistakes, and makes nothing faster.",
             backend=options.compile_backend,
         )
@@ -65,10 +65,10 @@ def outlook(config: RunConfig) -> MessageLike:
         return "One graph of the whole model, kept for next time; how long that takes is known after a first run."
     if options.compile_mode.startswith("max-autotune") and not run:
         seconds *= 8
-    when = Text("for each image size" if options.compile_dynamic == "false" else "once")
-    basis = Text("as in {run}", run=run) if run else Text("an estimate")
+    when = Message("for each image size" if options.compile_dynamic == "false" else "once")
+    basis = Message("as in {run}", run=run) if run else Message("an estimate")
     template = "{graphs}, about {time} {when}, kept for next time ({basis})."
-    return Text(template, graphs=counted(graphs, "graph"), time=duration(seconds), when=when, basis=basis)
+    return Message(template, graphs=counted(graphs, "graph"), time=duration(seconds), when=when, basis=basis)
 
 
 def remembered(config: RunConfig) -> tuple[int, float, str] | None:
@@ -92,7 +92,7 @@ def _earlier(script: str) -> Iterator[tuple[reader.RecordedRun, JsonObject]]:
             yield run, made
 
 
-def duration(seconds: float) -> Text:
+def duration(seconds: float) -> Message:
     """25 s, 3 min."""
     short = seconds < 90
-    return Text("{count} s" if short else "{count} min", count=f"{seconds if short else seconds / 60:.0f}")
+    return Message("{count} s" if short else "{count} min", count=f"{seconds if short else seconds / 60:.0f}")

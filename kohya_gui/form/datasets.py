@@ -16,7 +16,7 @@ from kohya_gui.server import paths, picker
 from kohya_gui.server.json_api import DEEPEST, ApiRequest
 from library.config.dataset import DatasetConfig, drafted
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import ConfigError, Message, Problem
 from library.config.run_config import RunConfig
 from library.config.schema import options
 from library.curation import dataset_file, image_folders, shares, sources
@@ -199,7 +199,7 @@ def save(form: SettingsForm, given: Submission, sent: ApiRequest, roots: Sequenc
     with clear_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, text)
-    return {"file": str(path), "known": kept_file.state(path), "said": Text("Saved in {path}.", path=path)}
+    return {"file": str(path), "known": kept_file.state(path), "said": Message("Saved in {path}.", path=path)}
 
 
 def _tables(sent: object) -> list[DatasetTable]:

@@ -23,7 +23,7 @@ from library import families
 from library.config.building import Layer, Reading, build, draft, missing, read_layers
 from library.config.command import Launch
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, MessageLike, Problem, Text, either
+from library.config.problems import ConfigError, Message, MessageLike, Problem, either
 from library.config.run_config import RunConfig
 from library.config.schema import changed, flat, options, section_options, values
 from library.config.values import Option
@@ -256,9 +256,9 @@ class SettingsForm:
         if field.pending:
             facts["disabled"] = ""
         text = (
-            Text("Not usable yet: {pending}.", pending=field.pending)
+            Message("Not usable yet: {pending}.", pending=field.pending)
             if field.pending
-            else Text(sentence(option.help, option.choices))
+            else Message(sentence(option.help, option.choices))
         )
         about = f'<small id="{element}-help"{data(text)}>{escape(str(text))}</small>'
         if option.type is bool:

@@ -11,7 +11,7 @@ from kohya_gui.form.form import SettingsForm, Submission
 from library import importers
 from library.config.building import working_fix
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, MessageLike, Problem, Text, ngettext
+from library.config.problems import ConfigError, Message, MessageLike, Problem, ngettext
 from library.config.schema import changed, flat, options
 from library.importers import Imported
 from library.outputs import prompt_rows
@@ -32,7 +32,7 @@ def loaded(form: SettingsForm, path: Path, given: Submission, roots: Sequence[Pa
         return _data_alone(form, data, given, path.name, roots)
     made = _with_data(presets.fitting(path, form.configs, given.family, roots), roots)
     config, found = made.config, problems(made)
-    said = Text(
+    said = Message(
         "Loaded {name} for {family} ({changes}).",
         name=path.name,
         family=form.families[config.family],
@@ -87,7 +87,7 @@ def _data_alone(
     """Data sets without a training: they become those of the form, which keeps everything else."""
     path = imported_data.write_new(data.text, form.lenient_config(given), roots)
     values = {**dict.fromkeys(imported_data.REPLACED, ""), imported_data.OPTION: str(path)}
-    said = Text("The data sets of {name} are in {path} now.", name=name, path=path)
+    said = Message("The data sets of {name} are in {path} now.", name=name, path=path)
     filled = {"family": given.family, "values": form.shown(given.family, values)}
     return {"message": messages.good(said, data.notes, undo=True), "fill": json.dumps(filled)}
 
@@ -98,7 +98,7 @@ def _notes(made: Imported, found: list[Problem]) -> list[MessageLike]:
     rest = tuple(one for one in made.outcomes if one.kind not in ("unknown", "ignored") or one.key not in said)
     notes = presets.report(replace(made, outcomes=rest, problems=()))
     if imported_data.OPTION in made.texts and (file := made.config.data.dataset_config):
-        notes.insert(0, Text("The data sets are in {path}.", path=file))
+        notes.insert(0, Message("The data sets are in {path}.", path=file))
     return notes
 
 
@@ -112,6 +112,6 @@ def _prompts(made: Imported) -> list[dict[str, str]]:
         return prompt_rows.rows(path)
 
 
-def differing(count: int) -> Text:
+def differing(count: int) -> Message:
     """How many settings a file holds, in words."""
     return ngettext("{count} setting differs from the defaults", "{count} settings differ from the defaults", count)

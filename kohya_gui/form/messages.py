@@ -9,7 +9,7 @@ from pathlib import Path
 from kohya_gui.i18n.sentences import data
 from kohya_gui.server import allowed_folders
 from library.config.json_types import JsonMapping
-from library.config.problems import FLAG, MessageLike, Problem, Text, counted, ngettext, option_values, read
+from library.config.problems import FLAG, Message, MessageLike, Problem, counted, ngettext, option_values, read
 from library.importers.result import TO_FIX
 
 Places = Mapping[str, tuple[str, str]]  # option -> its label, its element's id
@@ -28,18 +28,18 @@ def good(text: MessageLike, notes: Iterable[MessageLike] = (), undo: bool = Fals
     """Something was done, in one line; notes are what the user should know about it, and several of them are folded
     where none has to be fixed. `undo` offers to take back what was filled."""
     notes = [_sentence(note) for note in notes]
-    more = counted(len(notes), "note") if len(notes) > 1 else Text("")
+    more = counted(len(notes), "note") if len(notes) > 1 else Message("")
     shown = notes if len(notes) == 1 else [*filter(None, [more])]
     said = " ".join(f"<span>{html.escape(str(one))}</span>" for one in [text, *shown])
     back = ' <button type="button" class="undo">Undo</button>' if undo else ""
     listed = "".join(f"<li>{html.escape(str(note))}</li>" for note in notes)
-    is_open = any(isinstance(note, Text) and note.template == TO_FIX for note in notes)
+    is_open = any(isinstance(note, Message) and note.template == TO_FIX for note in notes)
     fold = f"<details{' open' * is_open}><summary>{said}{back}</summary><ul>{listed}</ul></details>"
     fold = fold if more else f"<p>{said}{back}</p>"
     return _message("good", fold, [text, more, *notes])
 
 
-def loaded(text: Text, found: Sequence[Problem], places: Places, fix: Fix, notes: Sequence[MessageLike]) -> str:
+def loaded(text: Message, found: Sequence[Problem], places: Places, fix: Fix, notes: Sequence[MessageLike]) -> str:
     """A config was loaded: what has to be fixed in it, a line each with the button that does it, and then notes."""
     if not found:
         return good(text, notes, undo=True)
@@ -62,9 +62,9 @@ def problems(found: Sequence[Problem], places: Places, fix: Fix = lambda problem
     return _box("bad", title, f"<ul>{listed}</ul>{_style(marks)}", shown, alert=True)
 
 
-def _lines(found: Sequence[Problem], places: Places, fix: Fix) -> tuple[str, list[str], list[Text]]:
+def _lines(found: Sequence[Problem], places: Places, fix: Fix) -> tuple[str, list[str], list[Message]]:
     """Problems as lines with their buttons, the elements to mark, and the texts that are shown."""
-    listed, marks, shown = "", list[str](), list[Text]()
+    listed, marks, shown = "", list[str](), list[Message]()
     for problem in found:
         said, element, text = _placed(problem, places)
         shown.append(text)
@@ -98,7 +98,7 @@ def report(found: JsonMapping, places: Places, fix: Callable[[JsonMapping], Mapp
     return _box(kind, title, body, shown, alert=bool(wrong) or failed)
 
 
-def without_captions(problem: Text, again: str) -> str:
+def without_captions(problem: Message, again: str) -> str:
     """That no image has a caption, before a training starts or is queued; `again` is the button that was pressed."""
     title, words = {
         "train": ("It has not started: no image has a caption", "Train without captions"),
@@ -117,7 +117,7 @@ def _sentence(note: MessageLike) -> MessageLike:
     """A note as it stands by itself: with a capital letter, unless it begins with the name of an option or a file."""
     if isinstance(note, Problem) and not note.option and not note.template.startswith("{"):
         return note.capitalized()
-    return note if isinstance(note, Text) else Text(note)
+    return note if isinstance(note, Message) else Message(note)
 
 
 PROBE = ('<p class="offer"><button type="button" class="probe">Probe</button> <span>Runs some real steps at the '
@@ -161,13 +161,13 @@ def as_word(value: bool | str) -> str:
     return ("on" if value else "off") if isinstance(value, bool) else value or "not set"
 
 
-def _placed(problem: Problem, places: Places) -> tuple[str, str, Text]:
+def _placed(problem: Problem, places: Places) -> tuple[str, str, Message]:
     """A problem as HTML, the element that it is about, "" where it is about none, and the text that is shown of it."""
     place = places.get(problem.option) if problem.place in ("", FLAG) else None
     if not place:
         return html.escape(str(problem)), "", problem
     label, element = place
-    said = Text(problem.template, **problem.arguments)
+    said = Message(problem.template, **problem.arguments)
     return (
         f'<button type="button" class="jump" data-field="{element}">{html.escape(label)}</button>'
         f" <code>{problem.option}</code>{'' if said.template.startswith(':') else ' '}{html.escape(str(said))}",
@@ -176,7 +176,7 @@ def _placed(problem: Problem, places: Places) -> tuple[str, str, Text]:
     )
 
 
-def _title(wrong: int) -> Text:
+def _title(wrong: int) -> Message:
     return ngettext("{count} problem to fix", "{count} problems to fix", wrong)
 
 
@@ -196,13 +196,15 @@ def command(line: str, toml: str, file: tuple[Path, str, bool], notes: Iterable[
     listed = "".join(f"<li>{html.escape(str(note))}</li>" for note in notes)
     body = _copied("Command", line) + _copied(path.name, toml) + (f"<ul>{listed}</ul>" if listed else "")
     if is_there:
-        return _box("plain", Text("Train runs this command. {name} holds these settings.", name=path.name), body, notes)
+        return _box(
+            "plain", Message("Train runs this command. {name} holds these settings.", name=path.name), body, notes
+        )
     given = f'data-path="{html.escape(str(path))}" data-script="{html.escape(script)}"'
     save = f'<button type="button" class="keep" {given}>Save the file</button> <code>{html.escape(str(path))}</code>'
     offer = f'<p class="offer keeping">{save}</p>'
     return _box(
         "plain",
-        Text("Train runs this command. Its file is not there yet: save it as {name} first.", name=path.name),
+        Message("Train runs this command. Its file is not there yet: save it as {name} first.", name=path.name),
         offer + body,
         notes,
     )

@@ -12,7 +12,7 @@ from library.config.building import Layer, build, read_layers
 from library.config.fixes import carried
 from library.config.formats import read_toml, to_toml
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, MessageLike, Problem, Text, counted
+from library.config.problems import ConfigError, Message, MessageLike, Problem, counted
 from library.config.run_config import RunConfig
 from library.config.schema import changed, flat, options, values
 from library.config.values import Option
@@ -60,7 +60,7 @@ def _laid_over(kept: JsonObject, profile: JsonObject, config: type, notes: list[
             raise ConfigError(*found)
         del given[less]
         if notes is not None:
-            notes.append(Text("{profile} is left out: {why}", profile=less, why=found[0]))
+            notes.append(Message("{profile} is left out: {why}", profile=less, why=found[0]))
 
 
 def _that_works(found: JsonObject, notes: list[MessageLike] | None) -> JsonObject:
@@ -108,7 +108,7 @@ def fitting(path: Path, configs: Mapping[str, type], family: str, roots: Sequenc
 def report(made: importers.Imported) -> list[MessageLike]:
     """What became of the keys of a config file, and what is wrong in it."""
     template = "Imported from {trainer}: {keys} kept as they are."
-    kept = Text(template, trainer=made.trainer, keys=counted(len(made.of("kept")), "key"))
+    kept = Message(template, trainer=made.trainer, keys=counted(len(made.of("kept")), "key"))
     return [*([] if made.program == importers.FLAT else [kept]), *made.lines()]
 
 

@@ -14,7 +14,7 @@ from library.config.command import command, printable
 from library.config.formats import to_toml
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import load_toml, parse_toml
-from library.config.problems import ConfigError, MessageLike, Text
+from library.config.problems import ConfigError, Message, MessageLike
 from library.config.run_config import RunConfig
 from library.config.schema import flat, options, values
 from library.config.values import Option, expand_home, strip_pasted
@@ -43,7 +43,7 @@ class CommandPrinter:
         config = build(config_class(sent.text("script")), given, path.name, notes=[])
         if not holds(path, config):
             presets.save(path, config, "")
-        return {"said": Text("Saved {path}.", path=path)}
+        return {"said": Message("Saved {path}.", path=path)}
 
 
 def printed(
@@ -95,21 +95,21 @@ def _open(config: RunConfig) -> JsonObject:
     return {name: value for name, value in values(config).items() if known[name].kind != "secret"}
 
 
-def surroundings(config: RunConfig) -> list[Text]:
+def surroundings(config: RunConfig) -> list[Message]:
     """What a shell must have that Train brings along: the folder that paths start from, and tokens."""
     known = options(type(config))
     found = [name for name, value in values(config).items() if _is_relative(known[name], value)]
     template = "Run it in {folder}: the path of {options} is relative to it."
     if len(found) > 1:
         template = "Run it in {folder}: the paths of {options} are relative to it."
-    notes = [Text(template, folder=Path.cwd(), options=", ".join(found))] if found else []
+    notes = [Message(template, folder=Path.cwd(), options=", ".join(found))] if found else []
     used = {
         "wandb_api_key": config.log.log_with in ("wandb", "all"),
         "huggingface_token": config.hub.huggingface_repo_id,
     }
     given = {**keys.kept(), **api.secrets_of(config)}
     lacking = [keys.ENVIRONMENT[name] for name, value in given.items() if value and used[name]]
-    return notes + [Text("Set {name} in that shell: tokens are in no config.", name=name) for name in lacking]
+    return notes + [Message("Set {name} in that shell: tokens are in no config.", name=name) for name in lacking]
 
 
 def _is_relative(option: Option, value: Any) -> bool:

@@ -12,7 +12,7 @@ from kohya_gui.server.json_api import ApiRequest
 from library import families
 from library.config.json_types import JsonObject
 from library.config.outside_files import read_text
-from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import ConfigError, Message, Problem
 from library.curation.proposals import proposals
 from library.files import clear_errors, write_atomic
 from library.outputs import prompt_rows
@@ -123,7 +123,7 @@ def save(form: SettingsForm, given: Submission, sent: ApiRequest, roots: Sequenc
     with clear_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, text)
-    return {"file": str(path), "known": kept_file.state(path), "said": Text("Saved in {path}.", path=path)}
+    return {"file": str(path), "known": kept_file.state(path), "said": Message("Saved in {path}.", path=path)}
 
 
 def captions(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> JsonObject:

@@ -5,7 +5,7 @@ from typing import Any
 
 from library.config.building import build
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, Message, counted
 from library.config.run_config import RunConfig
 from library.config.schema import changed, flat, options, values
 from library.recipes import recipe_files
@@ -40,13 +40,13 @@ def applied(made: Any, model: RunConfig, purpose: str, images: int, at_once: int
     }
 
 
-def _elsewhere(model: RunConfig) -> Text | str:
+def _elsewhere(model: RunConfig) -> Message | str:
     """Which models of the family are for a purpose that this one cannot have; "" for none."""
     offered = {one.purpose for one in recipe_files.fitting(model)}
     for one in recipe_files.of_family(model.family)[0]:
         if one.kind == model.kind and one.when and one.purpose not in offered:
             (wanted,) = one.when.values()
-            return Text("{purpose}: choose another model first ({models}).", purpose=Text(PURPOSES[one.purpose]),
+            return Message("{purpose}: choose another model first ({models}).", purpose=Message(PURPOSES[one.purpose]),
                 models=", ".join(wanted))  # fmt: skip
     return ""
 
@@ -64,10 +64,10 @@ def _shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _advice(recipe: Recipe) -> Text:
+def _advice(recipe: Recipe) -> Message:
     least, most = recipe.images
-    return Text("{least} to {most} images are usual, each seen about {times} times.",
-        least=least, most=f"{most:,}", times=recipe.steps_per_image)  # fmt: skip
+    return Message("{least} to {most} images are usual, each seen about {times}.",
+        least=least, most=f"{most:,}", times=counted(recipe.steps_per_image, "time"))  # fmt: skip
 
 
 def of_model(config: type[RunConfig], given: JsonMapping) -> JsonObject:

@@ -10,7 +10,7 @@ from kohya_gui.server.json_api import ApiRequest, Handler
 from library.check import isolated
 from library.config.ineffective import ineffective_options
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import ConfigError, Message, Problem
 from library.config.problems import read as read_problem
 from library.config.schema import options
 from library.runs import queue, start
@@ -65,14 +65,14 @@ class SeveralValues:
         text = "{count} trainings are in the queue: {names}."
         if paused:
             text = "{count} trainings are in the queue, which is paused: press Continue in the Queue tab. {names}."
-        return {"said": Text(text, count=len(added), names=names), "notes": notes}
+        return {"said": Message(text, count=len(added), names=names), "notes": notes}
 
 
 def _refuse(name: str, typed: Sequence[str], found: Sequence[Sequence[Problem]]) -> None:
     """Raise ConfigError with the problems of each value; those that all of them have are said once."""
     every = {str(problem) for problem in found[0]}.intersection(*({str(one) for one in others} for others in found))
     shared = [problem for problem in found[0] if str(problem) in every]
-    own = [Text("With {name} = {value}: {problem}", name=name, value=value, problem=problem)
+    own = [Message("With {name} = {value}: {problem}", name=name, value=value, problem=problem)
            for value, problems in zip(typed, found, strict=True)
            for problem in problems if str(problem) not in every]  # fmt: skip
     if shared or own:

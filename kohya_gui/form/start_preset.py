@@ -10,7 +10,7 @@ from kohya_gui.form.form import defaults_title, shown_value
 from library import families
 from library.config.building import build, draft, replace
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, MessageLike, Text
+from library.config.problems import ConfigError, Message, MessageLike
 from library.config.schema import changed, flat, options, values
 from library.recipes import preset_files
 from library.runs import gpu_slots, machine
@@ -60,11 +60,11 @@ def suited(ready: Sequence[preset_files.Preset], gpu: Gpu | None) -> tuple[prese
     title = f"{gpu.name}, {gpu.memory:.0f} GB"
     fitting = [preset for preset in sized if machine.has_memory(gpu.memory, preset.gigabytes)]
     if not fitting:
-        return least, Text(
+        return least, Message(
             "{title}: that is less than any preset is for; this is the smallest, and may run out of memory.",
             title=title,
         )
-    return fitting[-1], Text("Chosen for this GPU: {title}.", title=title)
+    return fitting[-1], Message("Chosen for this GPU: {title}.", title=title)
 
 
 def applied(preset: preset_files.Preset, config: type, now: JsonMapping, notes: list[MessageLike]) -> Any:
@@ -145,7 +145,7 @@ def start(kind: str, preset: preset_files.Preset, config: type, folder: str, why
     elif ALONE in text:  # a note, as a phone has no room for the sentence
         text = text.replace(f", {ALONE}", "")
         notes.append("It needs all of the GPU's memory: close other programs that use it, such as games and video.")
-    said = [note if isinstance(note, Text) else Text(note) for note in notes]
+    said = [note if isinstance(note, Message) else Message(note) for note in notes]
     shown = {"id": preset.id, "title": preset.title, "text": text, "why": why, "notes": said, "values": given}
     return {**shown, **recipe}
 

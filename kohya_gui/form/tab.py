@@ -35,7 +35,7 @@ from library.config.building import Reading, working_fix
 from library.config.formats import to_toml
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import read_text
-from library.config.problems import ConfigError, MessageLike, Problem, Text
+from library.config.problems import ConfigError, Message, MessageLike, Problem
 from library.config.problems import read as read_problem
 from library.config.run_config import RunConfig
 from library.config.values import LIMITS
@@ -201,7 +201,7 @@ class TrainingTab:
             return {"message": messages.without_captions(bare, "train")}
         run_id = start.launch(config, **self.launch_of(config, given.launch))
         hints = [read_problem(one) for one in report["findings"] if one["verdict"] == "hint"]
-        said = Text("Started {run_id}. It goes on when this page is closed.", run_id=run_id)
+        said = Message("Started {run_id}. It goes on when this page is closed.", run_id=run_id)
         return {"message": messages.good(said, [*notes, *hints]), "run": run_id}
 
     def on_queue(self, sent: str) -> Said:
@@ -239,7 +239,7 @@ class TrainingTab:
     def _keep(self, config: RunConfig) -> list[MessageLike]:
         new = keys.keep(api.secrets_of(config))
         return [
-            Text("{name} is kept in {folder}, for you only, and is in no config.", name=name, folder=keys.place())
+            Message("{name} is kept in {folder}, for you only, and is in no config.", name=name, folder=keys.place())
             for name in new
         ]
 
@@ -261,7 +261,7 @@ class TrainingTab:
         notes += self._keep(config)
         path = paths.config_file(where or presets.suggestion(config), self.roots)
         count = presets.save(path, config, known)
-        said = messages.good(Text("Saved {path} ({changes}).", path=path, changes=loading.differing(count)), notes)
+        said = messages.good(Message("Saved {path} ({changes}).", path=path, changes=loading.differing(count)), notes)
         return {"message": said, "path": str(path), "opened": presets.seen(path)}
 
     def on_download(self, sent: str) -> Said:
@@ -269,7 +269,7 @@ class TrainingTab:
         config, notes = self.form.collect(self.form.parse_submission(sent))
         name = re.sub(r"[^\w.-]+", "_", config.save.output_name or config.script) + ".toml"
         file = {"name": name, "text": to_toml(config, presets.comment(config))}
-        return {"message": messages.good(Text("{name} is among your downloads.", name=name), notes), "file": file}
+        return {"message": messages.good(Message("{name} is among your downloads.", name=name), notes), "file": file}
 
     def on_export(self, sent: str, base: str) -> Said:
         """Hand the form to the browser as the JSON of kohya_ss, with the other keys of the one that was loaded."""
@@ -280,7 +280,7 @@ class TrainingTab:
         fields, lost = importers.export(config, scripts, _theirs(base), text, given.launch)
         name = re.sub(r"[^\w.-]+", "_", config.save.output_name or config.script) + ".json"
         file = {"name": name, "text": json.dumps(fields, indent=2, ensure_ascii=False) + "\n"}
-        said = Text(
+        said = Message(
             "{name} is among your downloads: load it in the {tab} tab of kohya_ss.",
             name=name,
             tab=importers.tab_title(fields),

@@ -2,19 +2,19 @@
 
 import time
 
-from library.config.problems import Text
+from library.config.problems import Message
 
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
-def moment(at: float, clock: str = "%H:%M") -> Text:
+def moment(at: float, clock: str = "%H:%M") -> Message:
     """Day and time: 23 Nov 21:40. `clock` is how the time of day is written."""
     then = time.localtime(at)
-    month = Text(MONTHS[then.tm_mon - 1])
-    return Text("{day} {month} {clock}", day=then.tm_mday, month=month, clock=time.strftime(clock, then))
+    month = Message(MONTHS[then.tm_mon - 1])
+    return Message("{day} {month} {clock}", day=then.tm_mday, month=month, clock=time.strftime(clock, then))
 
 
-def date(at: float) -> Text:
+def date(at: float) -> Message:
     """A day with its year: 23 Nov 2026."""
     then = time.localtime(at)
-    return Text("{day} {month} {year}", day=then.tm_mday, month=Text(MONTHS[then.tm_mon - 1]), year=then.tm_year)
+    return Message("{day} {month} {year}", day=then.tm_mday, month=Message(MONTHS[then.tm_mon - 1]), year=then.tm_year)

@@ -1,6 +1,6 @@
 // How sentences were made that something is put into: by their template, the key of their translations, and arguments.
 
-/** @typedef {{ text: string, template: string, plural?: string, arguments: Record<string, string | Sentence>, option?: string, place?: string, isOption?: boolean }} Sentence as Text.as_json, OptionName.as_json and Problem.as_json in problems.py */
+/** @typedef {{ text: string, template: string, plural?: string, arguments: Record<string, string | Sentence>, option?: string, place?: string, isOption?: boolean }} Sentence as Message.as_json, OptionName.as_json and Problem.as_json in problems.py */
 
 const MOST = 4000; // sentences that are remembered, the newest
 /** @type {Map<string, Sentence>} by what they say in English */

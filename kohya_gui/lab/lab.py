@@ -22,7 +22,7 @@ from library import families
 from library.bench import chart, report
 from library.config.formats import to_toml
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, MessageLike, Text, listed, ngettext
+from library.config.problems import ConfigError, Message, MessageLike, listed, ngettext
 from library.config.schema import options
 from library.files import write_atomic
 from library.measuring import candidates
@@ -30,7 +30,7 @@ from library.runs import gpu_slots, reader
 from library.runs import job as jobs
 
 MODELS = {
-    f"{family.name}-{size}": (Text(about, family=family.title), ["--family", family.name, "--size", size])
+    f"{family.name}-{size}": (Message(about, family=family.title), ["--family", family.name, "--size", size])
     for size, about in (("full", "{family}, full size, random weights"), ("tiny", "{family}, tiny, to try it out"))
     for family in families.every()
 }
@@ -93,7 +93,7 @@ class LabTab:
         return {
             "tab": tab,
             "values": values,
-            "said": Text("Now in the form of {tab}: {set_to}.", tab=self.titles[tab], set_to=set_to),
+            "said": Message("Now in the form of {tab}: {set_to}.", tab=self.titles[tab], set_to=set_to),
         }
 
     def _command(self, kind: str, sent: ApiRequest) -> list[str]:
@@ -126,7 +126,9 @@ class LabTab:
         return [str(path), "--script", config.script]
 
     def _markup(self) -> str:
-        ours: dict[str, MessageLike] = {tab: Text("The form of {name}", name=name) for tab, name in self.titles.items()}
+        ours: dict[str, MessageLike] = {
+            tab: Message("The form of {name}", name=name) for tab, name in self.titles.items()
+        }
         models = {**{name: text for name, (text, _) in MODELS.items()}, **ours}
         size = "full" if gpu_slots.devices() != (gpu_slots.CPU,) else "tiny"
         usual = next(name for name in MODELS if name.endswith(size))
@@ -153,7 +155,7 @@ def begun(kind: str, arguments: Sequence[str]) -> str:
 # ---- a measurement, ready to be shown
 
 
-def title(job: jobs.BackgroundJob) -> Text:
+def title(job: jobs.BackgroundJob) -> Message:
     """Kind, moment and subject, for the list."""
     when = dates.moment(job.started)
     subject = job.result.get("subject", {}).get("title", "")
@@ -219,8 +221,8 @@ def profile(result: JsonMapping) -> JsonObject:
             ngettext("{count} value read from the GPU", "{count} values read from the GPU", result["reads"]),
             *counts,
         ]
-    where = Text("{way} at {size}", way=result["way"]["name"], size=result["resolution"])
-    step = Text(template, time=report.milliseconds(result["step_ms"]), counts=listed(counts), **shares)
+    where = Message("{way} at {size}", way=result["way"]["name"], size=result["resolution"])
+    step = Message(template, time=report.milliseconds(result["step_ms"]), counts=listed(counts), **shares)
     return {
         "heading": [*report.heading(result), where],
         "step": step,
@@ -251,7 +253,7 @@ def cache(result: JsonMapping) -> JsonObject:
         template = "{removed} GB removed; {size} GB of compiled code in {folder}"
         sizes["removed"] = f"{result['removed'] / 1e9:.2f}"
     return {
-        "verdict": Text(template, **sizes),
+        "verdict": Message(template, **sizes),
         "rows": [[f["name"], f"{f['bytes'] / 1e9:.2f} GB", dates.date(f["used"])]
                  for f in result["kept"]],
     }  # fmt: skip

@@ -12,7 +12,7 @@ from kohya_gui.tools.commands import job_status
 from library import families
 from library.config.building import missing
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, Message
 from library.downloads import finding, hub
 from library.families.facts import HubModel
 from library.files import free_space
@@ -25,7 +25,7 @@ MOST = 12  # files that are downloaded at once
 
 def button(label: str) -> str:
     """The button below a base model's field."""
-    about = Text("Find or download: {label}", label=label)
+    about = Message("Find or download: {label}", label=label)
     return (
         f'<button type="button" class="find-models" aria-label="{about}"{data(about)}>'
         "<span>Find or download a model</span></button>"
@@ -137,8 +137,8 @@ class ModelsApi:
         if not given.isascii() or not given.isprintable() or " " in given or not 8 <= len(given) <= 200:
             raise ConfigError("This is no token: copy it from https://huggingface.co/settings/tokens")
         keys.keep({"huggingface_token": given})
-        return {"said": Text("{name} is kept in {folder}, for you only, and is in no config.", name="huggingface_token",
-            folder=keys.place())}  # fmt: skip
+        template = "{name} is kept in {folder}, for you only, and is in no config."
+        return {"said": Message(template, name="huggingface_token", folder=keys.place())}
 
     def _folder(self, sent: ApiRequest) -> Path:
         """The folder for models: as it was sent, or the usual one. It need not be there yet."""

@@ -17,7 +17,7 @@ from kohya_gui.panel.html import duration
 from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler
 from library.comparing import plan
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, MessageLike, Text, listed
+from library.config.problems import ConfigError, Message, MessageLike, listed
 from library.config.run_config import RunConfig
 from library.families import RUNS, config_class
 from library.runs import bundle, explain, gpu_slots, layout, queue, reader, resume, start, stop
@@ -52,7 +52,7 @@ def buttons(run: reader.RecordedRun, others: list[reader.RecordedRun]) -> str:
         shown = [("open", "Open in form", ""), ("bundle", "Support bundle", "")]
         if _is_wanted(run, others):
             state = resume.newest_state(run)
-            words = Text("Resume from step {step}", step=resume.step_of(state)) if state else "Start again"
+            words = Message("Resume from step {step}", step=resume.step_of(state)) if state else "Start again"
             shown = [("resume", words, "primary"), *shown]
     made = "".join(
         f'<button type="button" class="{kind}" data-act="{act}"{data(words)}>{html.escape(str(words))}</button>'
@@ -71,8 +71,10 @@ def _question(run: reader.RecordedRun, how: str) -> MessageLike:
     if how == "kill":
         step, seconds = stop.lost_by_kill(run)
         if step is None:
-            return Text("No state was saved: all that was learned in {time} is lost. Kill it?", time=duration(seconds))
-        return Text(
+            return Message(
+                "No state was saved: all that was learned in {time} is lost. Kill it?", time=duration(seconds)
+            )
+        return Message(
             "What was learned after step {step} is lost, {time} of work. Kill it?",
             step=step,
             time=duration(seconds),
@@ -84,7 +86,7 @@ def _question(run: reader.RecordedRun, how: str) -> MessageLike:
             "step": "{time} of work on this step are lost; what was learned before is saved. Stop it?",
             "look":
             "{time} of work on samples or validation are lost; what was learned is saved. Stop it?"}  # fmt: skip
-    return Text(lost[what], time=duration(seconds))
+    return Message(lost[what], time=duration(seconds))
 
 
 def _samples(told: JsonMapping) -> bool:
@@ -153,7 +155,7 @@ class RunActions:
         if gpu_slots.choose(job.how, gpu_slots.free(active)):
             begun = start.begin(job)
             if state:
-                return Text("It resumes after step {step}: this is the new run.", step=resume.step_of(state)), begun
+                return Message("It resumes after step {step}: this is the new run.", step=resume.step_of(state)), begun
             return "It starts again from the beginning: this is the new run.", begun
         queue.add(job, first=True)
         return "Another training is running: this one resumes when that has ended (see the Queue tab).", ""
@@ -212,7 +214,7 @@ def _with_next(said: str) -> MessageLike:
     found = queue.read()
     if found.paused or found.halted or not found.waiting:
         return said
-    return listed([said, Text("Then the queue starts {name}.", name=found.waiting[0].name)], " ")
+    return listed([said, Message("Then the queue starts {name}.", name=found.waiting[0].name)], " ")
 
 
 def _run(run_id: str) -> reader.RecordedRun:

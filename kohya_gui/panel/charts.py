@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from kohya_gui.i18n.sentences import data
 from library.config.json_types import JsonObject
-from library.config.problems import Text
+from library.config.problems import Message
 
 WIDTH, HEIGHT, MOST_POINTS = 600, 150, 300  # units of a chart, and points of a line at most
 NAMES = 3  # learning rates that are shown
@@ -31,13 +31,13 @@ def chart(curve: Sequence[tuple[int, float, float]], resumed: Sequence[int] = ()
         f'<polyline class="smooth" points="{frame.line((p[0], p[2]) for p in points)}"/>'
     )
     marks = frame.seen(resumed)
-    after = Text("resumed after {steps}", steps=", ".join(map(str, marks[-3:]))) if marks else ""
-    about = Text(
+    after = Message("resumed after {steps}", steps=", ".join(map(str, marks[-3:]))) if marks else ""
+    about = Message(
         "Loss from step {first} to step {last}, now {loss}{after}",
         first=frame.first,
         last=frame.last,
         loss=f"{points[-1][2]:.4g}",
-        after=Text(", {resumed}", resumed=after) if after else "",
+        after=Message(", {resumed}", resumed=after) if after else "",
     )
     key = '<small><i class="raw"></i>each step <i class="smooth"></i>smoothed</small>'
     below = f'<span class="resumed"{data(after)}>{after}</span>' if after else ""
@@ -58,7 +58,7 @@ def rate_chart(rates: Sequence[tuple[int, dict[str, float]]], resumed: Sequence[
         for at, name in enumerate(names)
     )
     key = "" if one else "".join(f'<i class="r{at}"></i>{html.escape(name)} ' for at, name in enumerate(names))
-    about = Text("Learning rate from step {first} to step {last}", first=frame.first, last=frame.last)
+    about = Message("Learning rate from step {first} to step {last}", first=frame.first, last=frame.last)
     inside = frame.around(polylines, about, frame.seen(resumed))
     return f'<figure class="chart low"><figcaption>Learning rate <small>{key}</small></figcaption>{inside}</figure>'
 
@@ -92,7 +92,7 @@ def _gpu_chart(rows: Sequence[tuple[int, JsonObject]], key: str, title: str, uni
     polylines = "".join(f'<polyline class="r{at % NAMES}" points="{frame.line(line)}"/>'
                     for at, line in enumerate(lines.values()))  # fmt: skip
     now = [f"{line[-1][1]:.4g} {unit}" for line in lines.values()]
-    about = Text("{what} from {first} to {last}, now {value}", what=Text(title), first=ends[0], last=ends[1],
+    about = Message("{what} from {first} to {last}, now {value}", what=Message(title), first=ends[0], last=ends[1],
                  value=", ".join(now))  # fmt: skip
     names = [f'<i class="r{at % NAMES}"></i>{html.escape(name)} ' for at, name in enumerate(lines)]
     return (
@@ -125,12 +125,12 @@ class _Frame(NamedTuple):
         """Those of these steps that the chart spans."""
         return [step for step in steps if self.first <= step <= self.last]
 
-    def around(self, polylines: str, about: Text, marks: Sequence[int], below: str = "") -> str:
+    def around(self, polylines: str, about: Message, marks: Sequence[int], below: str = "") -> str:
         """Lines with their axes, and a mark at each of some steps."""
         grid = "".join(f'<line x1="0" x2="{WIDTH}" y1="{y}" y2="{y}"/>' for y in (0, HEIGHT / 2, HEIGHT))
         for x in map(self.across, marks):
             grid += f'<line class="resumed" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{HEIGHT}"/>'
-        first, last = self.ends or (Text("step {step}", step=self.first), str(self.last))
+        first, last = self.ends or (Message("step {step}", step=self.first), str(self.last))
         return (
             f'<div class="y"><span>{_short(self.high)}</span><span>{_short(self.low)}</span></div>'
             f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img" aria-label="{about}"'

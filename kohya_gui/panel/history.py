@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kohya_gui.i18n.sentences import data
 from library.config.json_types import JsonObject, JsonValue
-from library.config.problems import MessageLike, Text, counted, listed
+from library.config.problems import Message, MessageLike, counted, listed
 from library.runs.reader import RecordedRun, RunProgress
 
 SHOWN = 8  # of a kind, the newest
@@ -22,7 +22,7 @@ def history_html(run: RecordedRun, progress: RunProgress) -> str:
             "Saved",
             map(saved, _kept(seen.get("saved", ()))),
             "saved",
-            Text("in {folder}", folder=folder) if folder else "",
+            Message("in {folder}", folder=folder) if folder else "",
         ),
         _list("Ended early", map(text, seen.get("early_stop", ())), "ended"),
         _list("Warnings", map(text, seen.get("warning", ())), "warn"),
@@ -49,15 +49,15 @@ def compile_totals(run: RecordedRun, progress: RunProgress, events: Sequence[Jso
     seconds = total.get("seconds") or (known[-1] if known else sum(_number(event.get("seconds")) for event in good))
     again = total.get("recompiles") if total else sum(bool(event.get("reason")) for event in good)
     hits = total.get("cache_hits") if total else sum(_number(event.get("cache_hits")) for event in good)
-    said = [Text("{graphs} in {seconds} s", graphs=counted(graphs, "graph"), seconds=f"{seconds:.0f}")]
-    said += [Text("{count} recompiled", count=again)] if again else []
-    said += [Text("{hits} from the cache", hits=f"{hits:.0f}")] if hits else []
+    said = [Message("{graphs} in {seconds} s", graphs=counted(graphs, "graph"), seconds=f"{seconds:.0f}")]
+    said += [Message("{count} recompiled", count=again)] if again else []
+    said += [Message("{hits} from the cache", hits=f"{hits:.0f}")] if hits else []
     gained = total.get("saved_seconds", progress.last.get("compile/saved_seconds"))
     if isinstance(gained, int | float):
         said.append(
-            Text("{seconds} s saved", seconds=f"{gained:.0f}")
+            Message("{seconds} s saved", seconds=f"{gained:.0f}")
             if gained >= 0
-            else Text("{seconds} s lost so far", seconds=f"{-gained:.0f}")
+            else Message("{seconds} s lost so far", seconds=f"{-gained:.0f}")
         )
     return listed(said)
 
@@ -72,7 +72,7 @@ def _list(title: str, lines: Iterable[MessageLike], kind: str, sum_up: MessageLi
     if not shown:
         return ""
     more = sum_up or (
-        Text("last {shown} of {every}", shown=len(shown), every=len(every)) if len(every) > len(shown) else ""
+        Message("last {shown} of {every}", shown=len(shown), every=len(every)) if len(every) > len(shown) else ""
     )
     more = f" <small{data(more)}>{html.escape(str(more))}</small>" if more else ""
     items = "".join(
@@ -84,7 +84,7 @@ def _list(title: str, lines: Iterable[MessageLike], kind: str, sum_up: MessageLi
 def text(event: JsonObject) -> MessageLike:
     """The words of an event, whatever its writer called them."""
     found = next((event[key] for key in ("text", "message", "reason") if event.get(key)), "")
-    return found if isinstance(found, str | Text) else str(found)
+    return found if isinstance(found, str | Message) else str(found)
 
 
 def compiled(event: JsonObject) -> MessageLike:
@@ -92,12 +92,12 @@ def compiled(event: JsonObject) -> MessageLike:
     if not event.get("block"):
         return text(event)
     template = "{block}: forward graph" if event.get("forward", True) else "{block}: backward graph"
-    line = Text(template, block=event["block"])
+    line = Message(template, block=event["block"])
     if isinstance(event.get("seconds"), int | float):
-        line = Text("{graph} in {seconds} s", graph=line, seconds=f"{event['seconds']:.1f}")
+        line = Message("{graph} in {seconds} s", graph=line, seconds=f"{event['seconds']:.1f}")
     for key, template in (("failed", "{graph}, failed: {why}"), ("reason", "{graph}, recompiled because: {why}")):
         if event.get(key):
-            line = Text(template, graph=line, why=event[key])
+            line = Message(template, graph=line, why=event[key])
     return line
 
 

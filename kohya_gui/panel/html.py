@@ -9,7 +9,7 @@ from typing import Any
 from kohya_gui.i18n.sentences import data
 from kohya_gui.panel import history
 from library.config.json_types import JsonObject, JsonValue
-from library.config.problems import MessageLike, Text, counted
+from library.config.problems import Message, MessageLike, counted
 from library.runs import explain, layout, machine
 from library.runs.gpu_log import SPILLED
 from library.runs.queue import BY_USER, Queue
@@ -77,12 +77,12 @@ def waiting(found: Queue) -> str:
         return ""
     if not found.paused and not found.halted:
         template = "Next in the queue: {name}, and {more} more" if len(names) > 1 else "Next in the queue: {name}"
-        said = Text(template, name=names[0], more=len(names) - 1)
+        said = Message(template, name=names[0], more=len(names) - 1)
         return f'<p class="next"{data(said)}>{html.escape(str(said))}</p>'
     why = "The queue is halted, as the computer or its process ended. {trainings} left."
     if found.paused:
         why = "The queue is paused. {trainings} left." if found.paused == BY_USER else PAUSED
-    said = Text(why, trainings=counted(len(names), "training"), why=found.paused)
+    said = Message(why, trainings=counted(len(names), "training"), why=found.paused)
     go = '<button type="button" data-queue="go_on">Continue</button>'
     return f'<div class="next halted"{data(said)}><p>{html.escape(str(said))}</p>{go}</div>'
 
@@ -92,7 +92,7 @@ def elsewhere(run: RecordedRun, others: Iterable[RecordedRun]) -> str:
     other = None if run.active else next((one for one in others if one.active and one.id != run.id), None)
     if other is None:
         return ""
-    said = Text("Running now: {name}", name=other.facts.get("output_name") or other.id)
+    said = Message("Running now: {name}", name=other.facts.get("output_name") or other.id)
     look = f'<button type="button" data-look="{html.escape(other.id)}">Look at it</button>'
     return f'<div class="next halted calm"{data(said)}><p>{html.escape(str(said))}</p>{look}</div>'
 
@@ -112,7 +112,7 @@ def _deleted(run: RecordedRun) -> str:
         said = "The folder of this run was deleted. The training still works; Stop now ends it."
     elif restored := run.facts.get("restored"):
         at = time.strftime("%H:%M", time.localtime(restored))
-        said = Text(
+        said = Message(
             "The folder of this run was deleted while it trained. Its record was written again at {at}; "
             "files that were saved there before are lost.",
             at=at,
@@ -134,9 +134,9 @@ def _failure(run: RecordedRun) -> str:
 def _bar(run: RecordedRun, progress: RunProgress, now: float) -> str:
     left, right, done, of = _doing(run, progress, now)
     if run.state == "stopping":
-        left = Text(ENDING[layout.stop_asked(run.folder)] or "{doing}", doing=left)
+        left = Message(ENDING[layout.stop_asked(run.folder)] or "{doing}", doing=left)
     if run.active and (silent := _silent(progress, now)):
-        left = Text("{doing} · no progress for {time}", doing=left, time=duration(silent))
+        left = Message("{doing} · no progress for {time}", doing=left, time=duration(silent))
     share = min(1.0, done / of) if of else 0.0
     waiting = " waiting" if run.active and not of else ""
     return (
@@ -167,8 +167,8 @@ def _doing(run: RecordedRun, progress: RunProgress, now: float) -> tuple[Message
         done, of = number(phase.get("done")), number(phase.get("total"))
         # DoubleStreamBlock -> double stream block
         block = re.sub("(?<=[a-z])(?=[A-Z])", " ", str(phase["name"]).removeprefix("compiling ")).lower()
-        said = Text("compiling {block}", block=block).capitalized()
-        return said, Text("{done} of {of}", done=done, of=of), max(0, done - 1), of
+        said = Message("compiling {block}", block=block).capitalized()
+        return said, Message("{done} of {of}", done=done, of=of), max(0, done - 1), of
     if phase and phase.get("total") and phase.get("done") == phase.get("total") and not step:
         # All is read and encoded, and the first step is what compiles.
         compiling = layout.section(run.facts, "compile").get("compile")
@@ -176,14 +176,14 @@ def _doing(run: RecordedRun, progress: RunProgress, now: float) -> tuple[Message
     if phase:
         done, of = number(phase.get("done")), number(phase.get("total"))
         said = phase.get("name") or ""
-        name = said if isinstance(said, Text) else Text(str(said))
-        return name.capitalized(), Text("{done} / {of}", done=done, of=of) if of else "", done, of
+        name = said if isinstance(said, Message) else Message(str(said))
+        return name.capitalized(), Message("{done} / {of}", done=done, of=of) if of else "", done, of
     if run.active and not step:
         return ("Loading Python and the trainer" if run.state == "starting" else "Preparing"), "", 0, 0
     if not step:
         return "Ended before the first step", _eta(run, progress, now), 0, 0
     return (
-        (Text("Step {step} / {total}", step=step, total=total) if total else Text("Step {step}", step=step)),
+        (Message("Step {step} / {total}", step=step, total=total) if total else Message("Step {step}", step=step)),
         _eta(run, progress, now),
         step,
         total,
@@ -201,9 +201,9 @@ def _eta(run: RecordedRun, progress: RunProgress, now: float) -> MessageLike:
     if run.active:
         if not isinstance(eta, int | float):
             return ""
-        return Text("{time} left", time=duration(max(0.0, eta - (now - progress.last.get("t", now)))))
+        return Message("{time} left", time=duration(max(0.0, eta - (now - progress.last.get("t", now)))))
     ended = run.facts.get("ended") or run.facts.get("heartbeat")
-    return Text("took {duration}", duration=duration(ended - started)) if started and ended else ""
+    return Message("took {duration}", duration=duration(ended - started)) if started and ended else ""
 
 
 def _numbers(run: RecordedRun, progress: RunProgress, now: float) -> str:
@@ -248,7 +248,7 @@ def split(last: JsonObject) -> str:
         return ""
     bars = "".join(f'<i class="{name}" style="width:{seconds / whole:.1%}"></i>' for name, seconds in parts)
     shares = {name: f"{seconds / whole:.0%}" for name, seconds in parts}
-    said = Text("{data_s} waiting for data, {transfer_s} copying to the GPU, {compute_s} computing", **shares)
+    said = Message("{data_s} waiting for data, {transfer_s} copying to the GPU, {compute_s} computing", **shares)
     return (
         f'<div class="split"{data(said)}><h3>Time per step</h3>'
         f'<div class="track" role="img" aria-label="{said}">{bars}</div><p>{said}</p></div>'
@@ -270,7 +270,7 @@ def usage(run: RecordedRun) -> str:
                 disk["total"] - disk["free"],
                 disk["total"],
                 "GB",
-                Text("{free} GB free", free=f"{disk['free']:,.0f}"),
+                Message("{free} GB free", free=f"{disk['free']:,.0f}"),
             )
         )
     return f'<div class="usage">{"".join(rows)}</div>'
@@ -281,7 +281,7 @@ def _spilled(progress: RunProgress) -> str:
     last = next(reversed(progress.events.get("gpu", ())), {}).get("spilled")
     if not isinstance(last, int | float):
         return ""
-    said = Text(SPILLED, size=f"{last:.1f}")
+    said = Message(SPILLED, size=f"{last:.1f}")
     return f'<div class="cause spilled" role="alert"{data(said)}><ul><li>{html.escape(str(said))}</li></ul></div>'
 
 
@@ -291,7 +291,7 @@ def _gpu(gpu: machine.GpuStatus) -> str:
         f"{gpu.used:.1f} / {gpu.total:.1f} GB",
         *(f"{value:.0f} {unit}" for value, unit in readings if value is not None),
     ]
-    return _used(Text("GPU {index}", index=gpu.index), gpu.used, gpu.total, "GB", ", ".join(more), gpu.name)
+    return _used(Message("GPU {index}", index=gpu.index), gpu.used, gpu.total, "GB", ", ".join(more), gpu.name)
 
 
 def _used(title: MessageLike, used: float, total: float, unit: str, words: MessageLike = "", about: str = "") -> str:
@@ -305,15 +305,15 @@ def _used(title: MessageLike, used: float, total: float, unit: str, words: Messa
     )
 
 
-def duration(seconds: float) -> Text:
+def duration(seconds: float) -> Message:
     """Seconds in words: 45 s, 12 min, 3 h 20 min."""
     if seconds < 90:
-        return Text("{count} s", count=max(0, round(seconds)))
+        return Message("{count} s", count=max(0, round(seconds)))
     minutes = round(seconds / 60)
     return (
-        Text("{count} min", count=minutes)
+        Message("{count} min", count=minutes)
         if minutes < 90
-        else Text("{hours} h {minutes} min", hours=minutes // 60, minutes=minutes % 60)
+        else Message("{hours} h {minutes} min", hours=minutes // 60, minutes=minutes % 60)
     )
 
 

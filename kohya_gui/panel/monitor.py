@@ -11,7 +11,7 @@ from kohya_gui.i18n import dates
 from kohya_gui.panel import actions, charts, html, samples
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.json_types import JsonObject
-from library.config.problems import Text
+from library.config.problems import Message
 from library.runs import layout, queue, reader, registry
 
 KEPT = 30  # runs to choose from
@@ -123,10 +123,10 @@ def _chosen(picked: str, runs: list[reader.RecordedRun]) -> reader.RecordedRun |
     return next((run for run in runs if run.active), runs[0] if runs else None)
 
 
-def _label(run: reader.RecordedRun) -> Text:
+def _label(run: reader.RecordedRun) -> Message:
     when = dates.moment(run.facts.get("started", 0))
-    state = Text(html.STATES.get(run.state, (run.state,))[0].lower())
-    return Text("{name} · {when} · {state}", name=run.facts.get("output_name") or run.id, when=when, state=state)
+    state = Message(html.STATES.get(run.state, (run.state,))[0].lower())
+    return Message("{name} · {when} · {state}", name=run.facts.get("output_name") or run.id, when=when, state=state)
 
 
 def _size(run: reader.RecordedRun) -> int:

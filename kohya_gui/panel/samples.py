@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from kohya_gui.i18n.sentences import data
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.problems import ConfigError, MessageLike, Text
+from library.config.problems import ConfigError, Message, MessageLike
 from library.runs import reader
 
 IMAGES = (".png", ".jpg", ".jpeg", ".webp")
@@ -40,7 +40,7 @@ def gallery(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
 
 
 def _row(run: reader.RecordedRun, number: int, events: list[tuple[int, JsonObject]]) -> str:
-    prompt = str(events[-1][1].get("prompt") or "") or Text("Prompt {number}", number=number + 1)
+    prompt = str(events[-1][1].get("prompt") or "") or Message("Prompt {number}", number=number + 1)
     pictures = "".join(_picture(run, place, event, prompt) for place, event in reversed(events[-SHOWN:]))
     said = html.escape(str(prompt))
     return f'<p title="{said}"{data(prompt)}>{said}</p><div class="strip" role="group">{pictures}</div>'
@@ -48,7 +48,7 @@ def _row(run: reader.RecordedRun, number: int, events: list[tuple[int, JsonObjec
 
 def _picture(run: reader.RecordedRun, place: int, event: JsonMapping, prompt: MessageLike) -> str:
     step = _number(event.get("step"))
-    about = Text("Sample of step {step}: {prompt}", step=step, prompt=prompt)
+    about = Message("Sample of step {step}: {prompt}", step=step, prompt=prompt)
     query = {"run": run.id, "sample": place}
     small = html.escape("own/picture?" + urlencode({**query, "small": 1}))
     large = html.escape("own/picture?" + urlencode(query))

@@ -15,7 +15,7 @@ from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler
 from kohya_gui.tools.commands import job_status
 from library.comparing import plan
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, Message
 from library.files import write_atomic
 from library.outputs import prompt_rows, prompts
 from library.runs import job as jobs
@@ -51,7 +51,7 @@ class FileComparison:
         titles = [dates.moment(float(run.facts.get("started") or 0)) for run in known]
         return {
             "runs": [
-                [run.id, Text("{name} · {when}", name=str(run.facts.get("output_name") or run.id), when=when)]
+                [run.id, Message("{name} · {when}", name=str(run.facts.get("output_name") or run.id), when=when)]
                 for run, when in zip(known, titles, strict=True)
             ]
         }

@@ -21,7 +21,7 @@ from library import families
 from library.config.building import build
 from library.config.formats import read_toml, to_toml
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, Message
 from library.config.run_config import RunConfig
 from library.config.schema import flat
 from library.families import RUNS, config_class
@@ -61,11 +61,11 @@ class SamplingTab:
     def choices(self, sent: ApiRequest) -> JsonObject:
         """Which models can be sampled with, and what can be shown; nothing of what was sent counts."""
         runs = sorted(reader.runs(), key=lambda run: float(run.facts.get("started") or 0), reverse=True)[:LISTED]
-        forms = [[TAB + tab, Text("The form of {name}", name=title)] for tab, title in self.titles.items()]
+        forms = [[TAB + tab, Message("The form of {name}", name=title)] for tab, title in self.titles.items()]
         done = [job for job in jobs.every(KIND) if job.result.get("files")]
         when = [dates.moment(job.started, "%H:%M:%S") for job in done]
-        generated = [[JOB + job.id, Text("Images of {time}", time=at)] for job, at in zip(done, when, strict=True)]
-        listed = [[RUN + run.id, Text("Run {run}", run=run.id)] for run in runs]
+        generated = [[JOB + job.id, Message("Images of {time}", time=at)] for job, at in zip(done, when, strict=True)]
+        listed = [[RUN + run.id, Message("Run {run}", run=run.id)] for run in runs]
         sampled = [entry for run, entry in zip(runs, listed, strict=True) if _samples(run)]
         return {"models": [*forms, *listed], "sheets": [*generated, *sampled]}
 
@@ -199,7 +199,7 @@ def _of_samples(run: reader.RecordedRun) -> JsonObject:
     at = {(int(event.get("number") or 0), int(event.get("step") or 0)): place for place, event in events}
     cells = [[_cell("picture", {"run": run.id, "sample": at[row, step]}) if (row, step) in at else None
               for step in steps] for row in rows]  # fmt: skip
-    titles = [Text("Step {step}", step=step) for step in steps]
+    titles = [Message("Step {step}", step=step) for step in steps]
     return {"columns": titles, "rows": [said[row] for row in rows], "cells": cells,
             "folder": str(run.facts.get("output_dir") or "")}  # fmt: skip
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from kohya_gui.server import allowed_folders
 from library.config import code_names
-from library.config.problems import Problem, Text
+from library.config.problems import Message, Problem
 from library.config.run_config import RunConfig
 
 ALLOWED = allowed_folders.CODE
@@ -31,7 +31,7 @@ def _problem(option: str, name: str, asks: bool) -> Problem:
     return Problem(option, template, name=name, folder=f"{ALLOWED}{name}", code="allow")
 
 
-def refusal(option: str, name: str) -> Text | str:
+def refusal(option: str, name: str) -> Message | str:
     """Why code cannot be what an option expects, "" where it can; nothing of it is run."""
     if option == code_names.BACKEND:
         return ""

@@ -15,7 +15,7 @@ from typing import overload
 
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import ConfigError, Message, Problem
 from library.files import RESERVED
 from library.runs import keys, layout, registry
 
@@ -86,7 +86,7 @@ class AllowedFolders:
                     "{folder} holds {most} folders: take out those that are not used.", folder=place(), most=MOST
                 )
             _store([*kept, folder], remembered_code())
-        return {"said": Text("Allowed: {folder}", folder=folder)}
+        return {"said": Message("Allowed: {folder}", folder=folder)}
 
 
 def place() -> Path:
@@ -105,7 +105,7 @@ def _allow_code(name: str) -> JsonObject:
                 "{folder} holds {most} names: take out those that are not used.", folder=place(), most=MOST
             )
         _store(remembered(), (*known, name))
-    return {"said": Text("Allowed: {folder}", folder=name)}
+    return {"said": Message("Allowed: {folder}", folder=name)}
 
 
 def _store(folders: Iterable[Path], code: Iterable[str]) -> None:
@@ -147,7 +147,7 @@ def outside_roots(what: str, path: Path, roots: Sequence[Path], is_new: bool = F
     folder = meant(path)
     if why := refusal(folder):
         template = ": {path} is outside of the folders that this page may use, and {why}"
-        return Problem(what, template, path=path, why=Text(why))
+        return Problem(what, template, path=path, why=Message(why))
     if not folder.is_dir():
         above = next(one for one in folder.parents if one.is_dir())
         if not is_new:

@@ -10,7 +10,7 @@ from kohya_gui.i18n.sentences import data
 from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, Message
 from library.files import RESERVED
 
 MOST = 2000  # entries that are shown of a folder; the rest is found by typing
@@ -43,7 +43,7 @@ def button(name: str, label: str, kind: str, beside: str = "") -> str:
         return ""
     endings = "" if kind == "folder" else next((e for n, e in ENDINGS.items() if name.endswith(n)), MODEL)
     other = f' data-beside="{escape(beside)}"' if beside else ""
-    about = Text("Browse for {label}", label=label)
+    about = Message("Browse for {label}", label=label)
     return (
         f'<button type="button" class="pick" data-pick="{kind}" data-endings="{endings}" title="Browse"{other}'
         f' aria-label="{escape(str(about))}"{data(about)}></button>'

@@ -13,7 +13,7 @@ from pathlib import Path
 from starlette.types import Receive, Send
 
 from kohya_gui.server.auth import App, Scope, respond, send_all
-from library.config.problems import Text
+from library.config.problems import Message
 from library.runs import layout, reader
 
 PREFIX = "/tensorboard"
@@ -64,7 +64,7 @@ class TensorboardProxy:
         try:
             await asyncio.to_thread(self.server.start, folders())
         except OSError as error:
-            await respond(scope, send, 500, Text("TensorBoard could not be started: {error}", error=error))
+            await respond(scope, send, 500, Message("TensorBoard could not be started: {error}", error=error))
             return
         await send_all(send, 303, b"", [(b"location", b"./")])
 
@@ -87,7 +87,7 @@ class TensorboardProxy:
                 data = b"".join([part async for part in got.aiter_raw()])
                 await got.aclose()
         except httpx.HTTPError as error:
-            await respond(scope, send, 502, Text("TensorBoard does not answer: {error}", error=error))
+            await respond(scope, send, 502, Message("TensorBoard does not answer: {error}", error=error))
             return
         headers = [(name.encode(), got.headers[name].encode()) for name in KEPT if name in got.headers]
         await send_all(send, got.status_code, data, headers)

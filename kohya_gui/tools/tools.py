@@ -5,7 +5,7 @@ import gradio as gr
 from kohya_gui.i18n.sentences import data
 from kohya_gui.tools import commands
 from library import families
-from library.config.problems import Text
+from library.config.problems import Message
 from library.tools.forms import FORMS
 
 
@@ -19,7 +19,7 @@ class ToolsTab:
 def markup() -> str:
     """The tab as HTML."""
     template = "For finished LoRA files of {families}. Results are new files: nothing is ever overwritten."
-    about = Text(template, families=families.titles())
+    about = Message(template, families=families.titles())
     return (
         f'<div class="tools settings"><p class="lead"{data(about)}>{about}</p><div class="card">'
         f'{commands.markup(FORMS)}<div class="bar-of"><button '

@@ -11,7 +11,7 @@ from library.bench import machine, prepared_model, report
 from library.bench.report import BLOCKS, DECODE, ENCODE, ENCODERS, STEP
 from library.bench.subjects import Subject
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, Message
 from library.measuring import timing
 from library.measuring.candidates import Candidate
 from library.measuring.shapes import flops
@@ -41,7 +41,7 @@ class BenchRun:
         todo = list(self._todo())
         plain = self.subject.config({})
         began, total = time.time(), len(todo)
-        work.phase(Text("the rate of matrix products"), 0, total)
+        work.phase(Message("the rate of matrix products"), 0, total)
         self.rate = timing.matmul_rate(self.device, fp8_storage.compute_type(plain))
         try:
             for number, (first, act) in enumerate(todo):
@@ -164,11 +164,11 @@ class BenchRun:
         return row
 
 
-def titled(row: JsonMapping) -> Text:
+def titled(row: JsonMapping) -> Message:
     """A progress line: what is measured."""
-    what = row["candidate"] if row["part"] == STEP else Text(row["part"])
+    what = row["candidate"] if row["part"] == STEP else Message(row["part"])
     size = row.get("resolution")
-    return Text("{what}", what=what) if size is None else Text("{what} at {size}", what=what, size=size)
+    return Message("{what}", what=what) if size is None else Message("{what} at {size}", what=what, size=size)
 
 
 def _no_grad(call: Callable[[], Any]) -> Callable[[], Any]:

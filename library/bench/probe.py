@@ -25,7 +25,7 @@ from library.config.arguments import Arguments
 from library.config.building import build, replace
 from library.config.formats import read_toml, to_toml
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, MessageLike, Text, listed
+from library.config.problems import ConfigError, Message, MessageLike, listed
 from library.config.run_config import RunConfig
 from library.config.schema import options
 from library.families import RUNS, config_class
@@ -146,17 +146,17 @@ class Probe:
         best = self.best
         if best is None and self.tries and not self.tries[-1].lacks_memory:
             template = "It did not work, for another reason than memory: {reason}"
-            return Text(template, reason=self.tries[-1].why)
+            return Message(template, reason=self.tries[-1].why)
         if best is None:
-            nothing = Text("Nothing that was tried fits: lower the resolution, or train on a larger GPU.")
+            nothing = Message("Nothing that was tried fits: lower the resolution, or train on a larger GPU.")
             return nothing if self.tries else ""
         template = "Proposed: {settings} ({found})." if best.changes else "The settings fit as they are ({found})."
-        found = [Text("{memory} GB at its peak", memory=f"{best.peak:.1f}")]
+        found = [Message("{memory} GB at its peak", memory=f"{best.peak:.1f}")]
         if best.seconds:
-            found.append(Text("{seconds} s a step", seconds=f"{best.seconds:.3g}"))
-        said = Text(template, settings=candidates.shown(best.changes), found=listed(found))
+            found.append(Message("{seconds} s a step", seconds=f"{best.seconds:.3g}"))
+        said = Message(template, settings=candidates.shown(best.changes), found=listed(found))
         if (more := self.largest_batch()) > self._batch(best.changes):
-            return Text("{proposed} A batch of {number} should fit, too.", proposed=said, number=more)
+            return Message("{proposed} A batch of {number} should fit, too.", proposed=said, number=more)
         return said
 
 
@@ -178,7 +178,7 @@ def measure_in_own_process(config: RunConfig, size: tuple[int, int], place: Path
     facts = layout.load(found[-1] / layout.RUN) if found else {}
     made = Measured({}, peak=facts.get("peak_memory_gb") or facts.get("peak_ram_gb") or 0.0)
     if code or facts.get("state") != "finished":
-        made.why = facts.get("error") or explain.cause(output) or Text("it ended with code {code}", code=code)
+        made.why = facts.get("error") or explain.cause(output) or Message("it ended with code {code}", code=code)
         return made
     if failed := [event for event in reader.events(found[-1])[0] if event.get("kind") == "sample_failed"]:
         made.why = failed[0]["text"]  # the training goes on without samples, but they were asked for

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from library.bench import report
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import Text, counted, listed
+from library.config.problems import Message, counted, listed
 from library.config.run_config import RunConfig
 from library.config.schema import values
 from library.measuring.candidates import shown
@@ -76,7 +76,7 @@ class Advice:
 
     rule: str
     share: float
-    text: Text
+    text: Message
     options: JsonMapping = field(default_factory=dict)
 
 
@@ -154,15 +154,17 @@ def _starved(facts: Facts) -> bool:
 def _dominant(facts: Facts) -> Advice:
     kinds, idle = facts["kinds"], facts.get("idle")
     if idle is not None and idle > 0.4:
-        text = Text("Waiting dominates: the GPU is idle for {share} of a step.", share=f"{idle:.0%}")
+        text = Message("Waiting dominates: the GPU is idle for {share} of a step.", share=f"{idle:.0%}")
         if _starved(facts):
             template = (
                 "Waiting dominates: the GPU is idle for {share} of a step, as the host waits for it {count} times."
             )
-            text = Text(template, share=f"{idle:.0%}", count=f"{_waits(facts):,}")
+            text = Message(template, share=f"{idle:.0%}", count=f"{_waits(facts):,}")
         return Advice("dominant", idle, text)
     first, share = next(iter(kinds.items()), ("nothing", 0.0))
-    others = [Text("{kind} {share}", kind=Text(name), share=f"{part:.0%}") for name, part in list(kinds.items())[1:4]]
+    others = [
+        Message("{kind} {share}", kind=Message(name), share=f"{part:.0%}") for name, part in list(kinds.items())[1:4]
+    ]
     template = "{share} of the time goes into {first}; then {others}."
     if idle is not None:
         template = "{share} of the GPU's work goes into {first}; then {others}."
@@ -171,23 +173,23 @@ def _dominant(facts: Facts) -> Advice:
             "PyTorch's profiler may not look at this GPU, so this is the host's time: {share} of it goes into {first}; "
             "then {others}."
         )
-    then = listed(others) if others else Text("nothing")
-    return Advice("dominant", share, Text(template, share=f"{share:.0%}", first=Text(first), others=then))
+    then = listed(others) if others else Message("nothing")
+    return Advice("dominant", share, Message(template, share=f"{share:.0%}", first=Message(first), others=then))
 
 
 def _waiting(facts: Facts, now: Facts) -> Iterator[Advice]:
     idle = facts.get("idle") or 0.0
     if idle < IDLE:
         return
-    cure, options = Text("larger batches give the GPU more to do for each of them"), {}
+    cure, options = Message("larger batches give the GPU more to do for each of them"), {}
     if not now.get("compile"):
-        cure = Text("compile the blocks, which makes a few large kernels of many small ones")
+        cure = Message("compile the blocks, which makes a few large kernels of many small ones")
         options = {"compile": True}
     elif now.get("compile_mode") == "default" and not now.get("blocks_to_swap"):
-        cure = Text("if the images have few sizes, replay them as CUDA graphs; or use larger batches")
+        cure = Message("if the images have few sizes, replay them as CUDA graphs; or use larger batches")
         options = {"compile_mode": "reduce-overhead"}
     template = "The GPU is idle for {share} of a step, while the host starts {count} kernels: {cure}."
-    text = Text(template, share=f"{idle:.0%}", count=f"{facts['launches']:,}", cure=cure)
+    text = Message(template, share=f"{idle:.0%}", count=f"{facts['launches']:,}", cure=cure)
     yield Advice("launches", idle, text, options)
 
 
@@ -196,28 +198,28 @@ def _reading(facts: Facts, now: Facts) -> Iterator[Advice]:
         return
     share = facts["idle"] if _starved(facts) else min(0.5, 0.02 * waits)
     name = str(now.get("optimizer_type") or "AdamW").rpartition(".")[2]
-    cure = Text("Look for item and nonzero in the trace.")
+    cure = Message("Look for item and nonzero in the trace.")
     if not name.lower().startswith("adamw"):
         template = "{optimizer} may be what reads them: try AdamW. Else look for item and nonzero in the trace."
-        cure = Text(template, optimizer=name)
+        cure = Message(template, optimizer=name)
     template = (
         "The host waits for the GPU {count} times in a step, to read values from it; the GPU is idle then. {cure}"
     )
-    yield Advice("syncs", share, Text(template, count=f"{waits:,}", cure=cure))
+    yield Advice("syncs", share, Message(template, count=f"{waits:,}", cure=cure))
 
 
 def _swapping(facts: Facts, now: Facts) -> Iterator[Advice]:
     moved = sum(facts["copies"][way]["share"] for way in ("to device", "to host"))
     if moved < 0.1:
         return
-    cure, options = Text("nothing is swapped, so look in the trace for what is copied"), {}
+    cure, options = Message("nothing is swapped, so look in the trace for what is copied"), {}
     if swapped := now.get("blocks_to_swap"):
-        cure = Text("swap fewer than {blocks}, as far as memory allows", blocks=counted(swapped, "block"))
+        cure = Message("swap fewer than {blocks}, as far as memory allows", blocks=counted(swapped, "block"))
     elif now.get("cpu_offload_checkpointing"):
-        cure = Text("keep checkpoints on the GPU, if they fit")
+        cure = Message("keep checkpoints on the GPU, if they fit")
         options = {"cpu_offload_checkpointing": False, "gradient_checkpointing": True}
     template = "Copies between host and GPU take as long as {share} of its work: {cure}."
-    yield Advice("swapping", moved, Text(template, share=f"{moved:.0%}", cure=cure), options)
+    yield Advice("swapping", moved, Message(template, share=f"{moved:.0%}", cure=cure), options)
 
 
 def _fusing(facts: Facts, now: Facts) -> Iterator[Advice]:
@@ -226,21 +228,21 @@ def _fusing(facts: Facts, now: Facts) -> Iterator[Advice]:
         return
     stays = now.get("blocks_to_swap") or now.get("gradient_checkpointing")
     if not now.get("compile"):
-        cure, options = Text("compiling fuses most of them"), {"compile": True}
+        cure, options = Message("compiling fuses most of them"), {"compile": True}
     elif now.get("compile_scope") == "inner":
         cure, options = (
-            Text("they are outside of what is compiled, so compile whole blocks"),
+            Message("they are outside of what is compiled, so compile whole blocks"),
             {"compile_scope": "blocks"},
         )
     elif now.get("compile_blocks"):
-        cure, options = Text("let compile_blocks name more blocks, or none, which compiles all"), {}
+        cure, options = Message("let compile_blocks name more blocks, or none, which compiles all"), {}
     elif now.get("compile_scope") == "blocks" and not stays:
-        cure = Text("they are outside of the compiled blocks, so compile the model as a whole")
+        cure = Message("they are outside of the compiled blocks, so compile the model as a whole")
         options = {"compile_scope": "model"}
     else:
         return
     template = "Small operations (elementwise, norms, copies) take {share}: {cure}."
-    yield Advice("fusing", small, Text(template, share=f"{small:.0%}", cure=cure), options)
+    yield Advice("fusing", small, Message(template, share=f"{small:.0%}", cure=cure), options)
 
 
 def _streaming(facts: Facts, now: Facts) -> Iterator[Advice]:
@@ -248,15 +250,15 @@ def _streaming(facts: Facts, now: Facts) -> Iterator[Advice]:
     if share < 0.5 or (facts.get("idle") or 0.0) >= IDLE:
         return
     if now.get("gradient_checkpointing"):
-        cure = Text("part of them recompute activations; keep these, as far as memory allows")
+        cure = Message("part of them recompute activations; keep these, as far as memory allows")
         options = {"gradient_checkpointing": False}
     elif facts.get("idle") is not None and now.get("compile_mode") == "default":
-        cure = Text("let the compiler try several versions of each, which takes minutes once")
+        cure = Message("let the compiler try several versions of each, which takes minutes once")
         options = {"compile_mode": "max-autotune-no-cudagraphs"}
     else:
         return
     template = "Compiled kernels take {share}, mostly for reading and writing memory: {cure}."
-    yield Advice("streaming", share, Text(template, share=f"{share:.0%}", cure=cure), options)
+    yield Advice("streaming", share, Message(template, share=f"{share:.0%}", cure=cure), options)
 
 
 def _attention(facts: Facts, now: Facts) -> Iterator[Advice]:
@@ -272,7 +274,7 @@ def _attention(facts: Facts, now: Facts) -> Iterator[Advice]:
             "kohya doctor times the kernels that attention_kernel can choose."
         )
         options = {}
-    yield Advice("attention", share, Text(template, share=f"{share:.0%}"), options)
+    yield Advice("attention", share, Message(template, share=f"{share:.0%}"), options)
 
 
 def _optimizing(facts: Facts, now: Facts) -> Iterator[Advice]:
@@ -282,14 +284,14 @@ def _optimizing(facts: Facts, now: Facts) -> Iterator[Advice]:
             "The optimizer takes {share}: accumulate gradients over several batches, or choose a cheaper one "
             "(Adafactor, AdamW8bit)."
         )
-        yield Advice("optimizer", share, Text(template, share=f"{share:.0%}"))
+        yield Advice("optimizer", share, Message(template, share=f"{share:.0%}"))
 
 
 def _convolving(facts: Facts, now: Facts) -> Iterator[Advice]:
     share = facts["kinds"].get("convolution", 0.0)
     if share >= 0.25 and facts.get("idle") is not None and not now.get("cuda_cudnn_benchmark"):
         template = "Convolutions take {share}: let cuDNN try its kernels, if the data set has few image sizes."
-        text = Text(template, share=f"{share:.0%}")
+        text = Message(template, share=f"{share:.0%}")
         yield Advice("convolution", share, text, {"cuda_cudnn_benchmark": True})
 
 
@@ -298,14 +300,14 @@ def _multiplying(facts: Facts, now: Facts) -> Iterator[Advice]:
     if share < 0.5 or (idle or 0.0) >= IDLE:
         return
     if idle is not None and now.get("mixed_precision") == "no":
-        text = Text("Matrix products in float32 take {share}: bf16 is many times as fast.", share=f"{share:.0%}")
+        text = Message("Matrix products in float32 take {share}: bf16 is many times as fast.", share=f"{share:.0%}")
         yield Advice("precision", share, text, {"mixed_precision": "bf16"})
         return
     template, options = "Matrix products take {share}. Only less work is faster: smaller images, shorter captions.", {}
     if _could_use_8_bits(facts, now):
         template = "Matrix products take {share}: with a frozen base they are faster in 8 bits, if a little less exact."
         options = {"fp8_base": True, "fp8_compute": True}
-    yield Advice("products", share, Text(template, share=f"{share:.0%}"), options)
+    yield Advice("products", share, Message(template, share=f"{share:.0%}"), options)
 
 
 def _could_use_8_bits(facts: Facts, now: Facts) -> bool:
@@ -322,7 +324,7 @@ def _recomputing(facts: Facts, now: Facts) -> Iterator[Advice]:
             "{used} of {memory} GB are used, while activations are recomputed: switch gradient_checkpointing off, or "
             "keep the outputs of attention."
         )
-        text = Text(template, used=f"{used:.1f}", memory=f"{there:.0f}")
+        text = Message(template, used=f"{used:.1f}", memory=f"{there:.0f}")
         yield Advice("recompute", 0.25, text, {"gradient_checkpointing": False})
 
 
@@ -333,7 +335,7 @@ def _casting(facts: Facts, now: Facts) -> Iterator[Advice]:
             "{count} casts and copies outside of compiled blocks take {share}: keep what is frozen in the type that is "
             "computed in."
         )
-        yield Advice("casts", share, Text(template, count=f"{casts:,}", share=f"{share:.0%}"))
+        yield Advice("casts", share, Message(template, count=f"{casts:,}", share=f"{share:.0%}"))
 
 
 RULES: tuple[Callable[[Facts, Facts], Iterator[Advice]], ...] = (

@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 from library.bench import machine, prepared_model, profile_advice
 from library.bench.subjects import Subject
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Text, counted
+from library.config.problems import ConfigError, Message, counted
 from library.measuring import timing
 from library.measuring.candidates import Candidate
 from library.runs.job_work import JobRecord
@@ -26,13 +26,13 @@ def run(
     """Profile some steps of a training; the result file's content. The trace goes into the work's folder."""
     config = subject.config(way.chosen())
     began = time.time()
-    work.phase(Text("warming up: {way} at {size}", way=way.name, size=resolution), 0, 3)
+    work.phase(Message("warming up: {way} at {size}", way=way.name, size=resolution), 0, 3)
     try:
         with prepared_model.open_prepared(subject, config, device, resolution) as ready:
             plain = timing.measure(ready.step, device, WARM_UP)
-            work.phase(Text("profiling {steps}", steps=counted(steps, "step")), 1, 3)
+            work.phase(Message("profiling {steps}", steps=counted(steps, "step")), 1, 3)
             found = _profiled(ready, device, steps)
-            work.phase(Text("writing the trace"), 2, 3)
+            work.phase(Message("writing the trace"), 2, 3)
             found.export_chrome_trace(str(work.folder / TRACE))
             compiled = ready.compiling()
     except torch.OutOfMemoryError as error:

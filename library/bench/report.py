@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import MessageLike, Text, counted, listed
+from library.config.problems import Message, MessageLike, counted, listed
 
 Row = JsonMapping
 ENCODERS, ENCODE, DECODE, BLOCKS, STEP = PARTS = ("encoders", "vae-encode", "vae-decode", "blocks", "step")
@@ -47,7 +47,7 @@ def best(result: JsonMapping) -> JsonObject | None:
     return {"candidate": name, "options": about.get("options", {}), "sentence": sentence(result, name)}
 
 
-def sentence(result: JsonMapping, name: str) -> Text:
+def sentence(result: JsonMapping, name: str) -> Message:
     """How the best way compares with the first, size by size."""
     base = next(iter(result.get("candidates", {})), name)
     sizes = []
@@ -57,7 +57,7 @@ def sentence(result: JsonMapping, name: str) -> Text:
         now = {"time": milliseconds(row["ms"]["p50"]), "size": row["resolution"], "memory": f"{row['peak_gb']:.1f} GB"}
         first = next((r for r in measured_rows(result, STEP, row["resolution"]) if r["candidate"] == base), None)
         if first is None or name == base:
-            sizes.append(Text("{time} a step at {size} with {memory}", **now))
+            sizes.append(Message("{time} a step at {size} with {memory}", **now))
             continue
         before = {"before": milliseconds(first["ms"]["p50"]), "earlier": f"{first['peak_gb']:.1f} GB"}
         times = f"{first['ms']['p50'] / row['ms']['p50']:.2f}"
@@ -65,20 +65,20 @@ def sentence(result: JsonMapping, name: str) -> Text:
         if now["memory"] == before["earlier"]:
             template = "{time} a step at {size} instead of {before} ({times} times as fast), {memory}"
             del before["earlier"]
-        compared = Text(template, times=times, **now, **before)
+        compared = Message(template, times=times, **now, **before)
         sizes.append(_with_break_even(compared, row, first))
     if name == base:
-        return Text("Fastest: {name}: {sizes}.", name=name, sizes=listed(sizes, "; "))
-    return Text("Fastest: {name}, compared with {base}: {sizes}.", name=name, base=base, sizes=listed(sizes, "; "))
+        return Message("Fastest: {name}: {sizes}.", name=name, sizes=listed(sizes, "; "))
+    return Message("Fastest: {name}, compared with {base}: {sizes}.", name=name, base=base, sizes=listed(sizes, "; "))
 
 
-def _with_break_even(compared: Text, row: Row, first: Row) -> Text:
+def _with_break_even(compared: Message, row: Row, first: Row) -> Message:
     """The comparison, and after how many steps the time of compiling is saved."""
     spent, gain = row.get("compile", {}).get("seconds", 0.0), (first["ms"]["p50"] - row["ms"]["p50"]) / 1000
     if not spent or gain <= 0:
         return compared
     template = "{compared}, compiled in {seconds} s, which are saved after {steps}"
-    return Text(template, compared=compared, seconds=f"{spent:.0f}", steps=counted(math.ceil(spent / gain), "step"))
+    return Message(template, compared=compared, seconds=f"{spent:.0f}", steps=counted(math.ceil(spent / gain), "step"))
 
 
 def titled(row: Row) -> str:
@@ -127,7 +127,7 @@ def compiled(row: Row) -> MessageLike:
     if not about:
         return ""
     template = "{graphs}, {seconds} s, cached" if about["cache_hits"] else "{graphs}, {seconds} s"
-    return Text(template, graphs=counted(about["num_graphs"], "graph"), seconds=f"{about['seconds']:.1f}")
+    return Message(template, graphs=counted(about["num_graphs"], "graph"), seconds=f"{about['seconds']:.1f}")
 
 
 def table(result: JsonMapping) -> str:
@@ -160,8 +160,8 @@ def heading(result: JsonMapping) -> list[MessageLike]:
         where = listed([where, counted(on["threads"], "thread")])
     if rate.get("tflops"):
         rates = {"type": rate["dtype"], "rate": f"{rate['tflops']:g} TFLOP/s"}
-        where = Text("{machine}; {type} matrix products: {rate}", machine=where, **rates)
-    return [Text("{model}, batch {number}", model=subject["title"], number=subject["batch"]), where]
+        where = Message("{machine}; {type} matrix products: {rate}", machine=where, **rates)
+    return [Message("{model}, batch {number}", model=subject["title"], number=subject["batch"]), where]
 
 
 def columns(rows: Sequence[Sequence[str]]) -> Iterable[str]:

@@ -19,7 +19,7 @@ from library.bench import chart, report
 from library.config import environment
 from library.config.arguments import Arguments
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, Message
 from library.config.schema import options
 from library.families import FAMILIES, RUNS, config_class
 from library.files import write_atomic
@@ -59,7 +59,7 @@ def main(argv: Sequence[str], script_of: Callable[[Path], str]) -> int:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own remarks
     kind = "profile" if asked.profile else "bench"
     with begin(kind, asked.out) as work, _cold(asked.fresh):
-        work.phase(Text("loading PyTorch"))
+        work.phase(Message("loading PyTorch"))
         subject = _subject(asked)
         found = (_profiled if asked.profile else _measured)(asked, subject, work)
         if asked.json:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from library.config.arguments import Arguments
-from library.config.problems import ConfigError, Report, Text, counted
+from library.config.problems import ConfigError, Message, Report, counted
 from library.downloads import model_folder
 from library.downloads.shell import default_folder
 from library.runs.job_work import run_command
@@ -117,7 +117,7 @@ def _captioner(asked: argparse.Namespace, report: Report) -> "Captioner":
 
         limits = Limits(asked.general, asked.character, asked.rating, asked.undesired, asked.underscores)
         folder = model_folder.find(asked.model, model_folder.TAGGER, default_folder(), report)
-        report(Text("loading the model"), 0, 1)
+        report(Message("loading the model"), 0, 1)
         return Tagger(folder, limits, asked.batch_size, asked.device)
     from library.captioning.describer import Describer, Generation
 
@@ -131,5 +131,5 @@ def _captioner(asked: argparse.Namespace, report: Report) -> "Captioner":
     else:
         generation, prompt = Generation(asked.max_tokens, beams=asked.beams), asked.prompt
     folder = model_folder.find(asked.model, model_folder.TRANSFORMERS, default_folder(), report)
-    report(Text("loading the model"), 0, 1)
+    report(Message("loading the model"), 0, 1)
     return Describer(folder, prompt, generation, asked.batch_size, asked.device)

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from PIL import Image
 
-from library.config.problems import ConfigError, Report, Text, counted
+from library.config.problems import ConfigError, Message, Report, counted
 from library.curation import thumbs, trash
 from library.curation.tags import split, tag_key
 from library.data import folders
@@ -139,7 +139,7 @@ def caption(
     done = Written(skipped=skipped, foreign=foreign)
     with trash.Change(folder, f"Captions by {captioner.name}", keep=True) as change:
         at = 0
-        report(Text("captioning"), 0, len(wanted))
+        report(Message("captioning"), 0, len(wanted))
         for batch in _batches(wanted, captioner.batch_size, done.unreadable):
             at += len(batch)
             pictures = [(file, picture) for file, picture in batch if picture is not None]
@@ -152,7 +152,7 @@ def caption(
                 done.written += change.write({file: text for file, text in texts.items() if text})
                 for file, text in texts.items():
                     shown(file, text)
-            report(Text("captioning"), at, len(wanted))
+            report(Message("captioning"), at, len(wanted))
     return done
 
 

@@ -11,7 +11,7 @@ from library.config import environment
 from library.config.building import build, replace
 from library.config.formats import read_toml
 from library.config.json_types import JsonObject
-from library.config.problems import MessageLike, Text
+from library.config.problems import Message, MessageLike
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun, ControlRun, EmbeddingRun
 from library.measuring.model_stats import ModelStats, model_stats
@@ -72,13 +72,13 @@ class MemoryEstimate:
         """For the page."""
         return {**asdict(self), "basis": str(self.basis), "fits": self.fits}
 
-    def sentence(self) -> Text:
+    def sentence(self) -> Message:
         """In words."""
-        of_all = Text(" of the {memory} GB of {gpu}", memory=f"{self.memory:.0f}", gpu=self.gpu) \
+        of_all = Message(" of the {memory} GB of {gpu}", memory=f"{self.memory:.0f}", gpu=self.gpu) \
             if self.memory and self.gpu else ""  # fmt: skip
-        pace = Text(", {step} s a step", step=f"{self.step:.2g}") if self.step else ""
+        pace = Message(", {step} s a step", step=f"{self.step:.2g}") if self.step else ""
         template = "Estimate: about {peak} GB of GPU memory{of_all}{pace} ({basis})"
-        return Text(template, peak=f"{self.peak:.1f}", of_all=of_all, pace=pace, basis=self.basis)
+        return Message(template, peak=f"{self.peak:.1f}", of_all=of_all, pace=pace, basis=self.basis)
 
 
 def estimate(config: RunConfig, size: tuple[int, int], gpu: str = "", memory: float | None = None) -> MemoryEstimate:
@@ -91,7 +91,7 @@ def estimate(config: RunConfig, size: tuple[int, int], gpu: str = "", memory: fl
     if not rate and gpu:
         share = model.utilization[config.compile.compile]
         rate = data_sheet_rate(gpu) * 1e12 * share
-        known = Text("{share} of what this GPU can do on paper", share=f"{share:.0%}")
+        known = Message("{share} of what this GPU can do on paper", share=f"{share:.0%}")
     passes = (3 + bool(config.memory.checkpointing)) * config.steps.gradient_accumulation_steps
     launches = len(model.blocks) * passes * LAUNCH[config.compile.compile]  # of kernels by the host
     step = max(operations(config, model, size) / rate, launches) if rate else None
@@ -100,7 +100,7 @@ def estimate(config: RunConfig, size: tuple[int, int], gpu: str = "", memory: fl
         swapped = _weights(replace(config, blocks_to_swap=0), model) - _weights(config, model)
         step = max(step + swapped * SWAP, swapped * (2 if config.adapters else 3) / LINK)
     template = "from {counted} and {known}" if rate else "from {counted}; the speed of this machine is not known yet"
-    basis = Text(template, counted=Text(counted), known=known)
+    basis = Message(template, counted=Message(counted), known=known)
     return MemoryEstimate(round(peak, 1), parts, step, gpu, memory, basis)
 
 
@@ -251,5 +251,5 @@ def last_run_rate(config: RunConfig, gpu: str, model: ModelStats) -> tuple[float
         if theirs.family == config.family and theirs.compile.compile == config.compile.compile:
             stats = model if theirs.model == config.model else model_stats(theirs)
             done = operations(theirs, stats, theirs.data.size or (1024, 1024))
-            return done / pace, Text("the speed of your run {run} ({pace} s a step)", run=run.id, pace=f"{pace:.2g}")
+            return done / pace, Message("the speed of your run {run} ({pace} s a step)", run=run.id, pace=f"{pace:.2g}")
     return 0.0, ""

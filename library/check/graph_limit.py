@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from library.check import meta_model
-from library.config.problems import Problem, Text
+from library.config.problems import Message, Problem
 from library.config.run_config import RunConfig
 from library.data.images import ImageSet
 from library.data.loading import Batches
@@ -28,7 +28,7 @@ def problems(config: RunConfig, images: ImageSet | None, device: torch.device) -
     family, components = meta_model.empty_components(config, encoders=False)
     needed = graphs_per_block(components.denoiser, family, config, device, sizes)
     if limit < needed:
-        other = Text(", or compile_dynamic = auto") if options.dynamic is False else ""
+        other = Message(", or compile_dynamic = auto") if options.dynamic is False else ""
         yield Problem("compile_cache_size_limit",
             "= {limit}: blocks need {needed} graphs for the sizes of this data set, and run eagerly beyond the limit; "
             "use {needed} or more, 0 for as many as it takes{other}", limit=limit, needed=needed, other=other,

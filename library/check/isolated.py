@@ -11,7 +11,7 @@ from typing import Any
 from library.config.building import Reading, working_fix
 from library.config.command import ROOT
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import MessageLike, Problem, Text, problems_of, read
+from library.config.problems import Message, MessageLike, Problem, problems_of, read
 from library.config.run_config import RunConfig
 from library.config.schema import changed, flat
 from library.runs import keys
@@ -38,14 +38,14 @@ def check_all(readings: Sequence[Reading[Any]], launch: JsonMapping) -> list[Rep
         done = subprocess.run(asked, input=json.dumps(given), capture_output=True, encoding="utf-8", errors="replace",
                               check=False, timeout=PATIENCE, env=environment(launch))  # fmt: skip
     except subprocess.TimeoutExpired:
-        why = Text("the check took more than {seconds} s and was given up", seconds=f"{PATIENCE:.0f}")
+        why = Message("the check took more than {seconds} s and was given up", seconds=f"{PATIENCE:.0f}")
         return [failed(why, reading) for reading in readings]
     try:
         return [dict(found) for found in json.loads(done.stdout.strip().splitlines()[-1])]
     except (ValueError, IndexError):
         said = done.stderr.strip().splitlines()
-        why = said[-1] if said else Text("it ended with code {code}", code=done.returncode)
-        failure = Text("the check itself failed: {reason}", reason=why)
+        why = said[-1] if said else Message("it ended with code {code}", code=done.returncode)
+        failure = Message("the check itself failed: {reason}", reason=why)
         return [failed(failure, reading) for reading in readings]
 
 
@@ -65,7 +65,7 @@ def environment(launch: JsonMapping) -> dict[str, str]:
 
 def finding(text: MessageLike, topic: str, verdict: str, fix: Mapping[str, Any] = {}) -> JsonObject:
     """One finding as JSON: a problem, or a plain sentence, and what the report says of it."""
-    problem = next(problems_of([text])) if isinstance(text, Text) else Problem("", text)
+    problem = next(problems_of([text])) if isinstance(text, Message) else Problem("", text)
     return {**problem.as_json(), "topic": topic, "verdict": verdict, "fix": dict(fix)}
 
 

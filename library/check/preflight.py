@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from library.compiler import checks
 from library.config import building, code_names, fixes, ineffective, schema
 from library.config.environment import SWITCHED_ON, first_process, processes, shards_asked
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, MessageLike, Problem, Text, problems_of, together
+from library.config.problems import ConfigError, Message, MessageLike, Problem, problems_of, together
 from library.config.run_config import RunConfig
 from library.data import debug_dataset, text_encoding
 from library.families.base import Family
@@ -129,7 +129,42 @@ def judged(
     silent = {problem.option for problem in missing}  # what is not given at all is said once
     found = [problem for problem in missing if problem.option not in named]
     failed: dict[str, bool] = {}
-    for stage, ask in {
+    for stage, ask in _stages(config, images, unreachable, failed).items():
+        said: list[Problem] = []
+        with _tolerant(bool(problems), said):
+            said += problems_of(ask()) if stage != "fit" or wrong.isdisjoint(SHAPING) else ()
+        failed[stage] = bool(said)
+        for problem in said:
+            again = stage in ("images", "model", "length") and problem.option in RULED & named
+            known = again or problem in (*problems, *found) or problem.option in silent
+            if not known and wrong.isdisjoint(problem.options):
+                found.append(problem)
+    remarks: list[MessageLike] = [*images.warnings, *training_length.length_notes(config, images)]
+    remarks += [*code_notes(config), *announced]
+    # Notes about what cannot be read would only be errors.
+    with _tolerant(bool(problems), []):
+        family = families.family_for(config)
+        remarks += [] if failed["model"] else [*family.notes(), *_cut_captions(family, images)]
+        resumes = not (failed["length"] or any(one.option == "resume" for one in found))
+        remarks += _changed(config, images) if resumes else []
+        remarks += [] if failed["network"] else methods.notes(config)
+        remarks += [] if failed["model"] or failed["other adapters"] else adapter_files.notes(config)
+        remarks += [] if config.compile.compile_fullgraph else _graphs(config, images, failed)
+        remarks += [] if failed["optimizer"] else optimizers.notes(config)
+        remarks += [] if failed["samples"] else sample_prompts.idle_prompts(config, family)
+        remarks += [unlisted] if (unlisted := registry.unusable()) else []
+        of_machine = [*_single_process(config), *_sixteen_bits(config), *_missing_gpu_features(config)]
+        remarks += [one for one in of_machine if one.option not in {p.option for p in (*problems, *found)}]
+        remarks += ineffective.remarks(config, [*problems, *found, *remarks, *building.notes(config)])
+    return found, [remark for remark in problems_of(remarks) if wrong.isdisjoint(remark.options)]
+
+
+def _stages(
+    config: RunConfig, images: data.Check, unreachable: Sequence[Problem], failed: Mapping[str, bool]
+) -> dict[str, Callable[[], Iterable[MessageLike]]]:
+    """What is checked, in the order in which it is reported. `failed` fills up meanwhile: the last two stages look at
+    what the earlier ones have found."""
+    return {
         "model": lambda: families.family_for(config).problems(),
         "images": lambda: images.problems,
         "length": lambda: training_length.length_problems(config, images),
@@ -147,33 +182,7 @@ def judged(
         "rates": lambda: optimizers.zero_rate_problems(config),
         "graphs": lambda: _graphs(config, images, failed) if config.compile.compile_fullgraph else [],
         "fit": lambda: [] if any(map(failed.get, FITTED)) else _fitted(config, failed),
-    }.items():
-        said: list[Problem] = []
-        with _tolerant(bool(problems), said):
-            said += problems_of(ask()) if stage != "fit" or wrong.isdisjoint(SHAPING) else ()
-        failed[stage] = bool(said)
-        for problem in said:
-            again = stage in ("images", "model", "length") and problem.option in RULED & named
-            known = again or problem in (*problems, *found) or problem.option in silent
-            if not known and wrong.isdisjoint(problem.options):
-                found.append(problem)
-    remarks: list[MessageLike] = [*images.warnings, *training_length.length_notes(config, images)]
-    remarks += [*code_notes(config), *announced]
-    with _tolerant(bool(problems), []):  # notes about what cannot be read would only be errors
-        family = families.family_for(config)
-        remarks += [] if failed["model"] else [*family.notes(), *_cut_captions(family, images)]
-        resumes = not (failed["length"] or any(one.option == "resume" for one in found))
-        remarks += _changed(config, images) if resumes else []
-        remarks += [] if failed["network"] else methods.notes(config)
-        remarks += [] if failed["model"] or failed["other adapters"] else adapter_files.notes(config)
-        remarks += [] if config.compile.compile_fullgraph else _graphs(config, images, failed)
-        remarks += [] if failed["optimizer"] else optimizers.notes(config)
-        remarks += [] if failed["samples"] else sample_prompts.idle_prompts(config, family)
-        remarks += [unlisted] if (unlisted := registry.unusable()) else []
-        of_machine = [*_single_process(config), *_sixteen_bits(config), *_missing_gpu_features(config)]
-        remarks += [one for one in of_machine if one.option not in {p.option for p in (*problems, *found)}]
-        remarks += ineffective.remarks(config, [*problems, *found, *remarks, *building.notes(config)])
-    return found, [remark for remark in problems_of(remarks) if wrong.isdisjoint(remark.options)]
+    }
 
 
 @contextlib.contextmanager
@@ -291,7 +300,7 @@ def _alone(config: RunConfig) -> Iterator[Problem]:
         mine = os.environ.get("KOHYA_RUN_DIR") == str(folder.absolute())
         if run.active and not mine and run.facts.get("output_name") == config.save.output_name:
             template = ": a training that writes these files is {state}; stop it, or choose another name"
-            yield Problem("output_name", template, state=Text(run.state), fix=save.free_name(config))
+            yield Problem("output_name", template, state=Message(run.state), fix=save.free_name(config))
 
 
 def _device() -> Any:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from library import families
 from library.check.estimate import BYTES, GIB, SLACK, MemoryEstimate
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, Message
 from library.config.run_config import RunConfig
 from library.measuring.model_stats import model_stats
 from library.outputs import prompts
@@ -15,7 +15,7 @@ HELD = ("model", "text encoders", "what learns", "optimizer", "driver")  # of th
 SQUARE = 1024 * 1024  # pixels that `decoder_memory` is about
 
 
-def sentences(needs: MemoryEstimate, config: RunConfig) -> Iterator[tuple[str, Text]]:
+def sentences(needs: MemoryEstimate, config: RunConfig) -> Iterator[tuple[str, Message]]:
     """("ok" or "hint", sentence) about sample images; nothing where none are made or the prompts cannot be read."""
     if not config.sample.wanted:
         return
@@ -30,9 +30,9 @@ def sentences(needs: MemoryEstimate, config: RunConfig) -> Iterator[tuple[str, T
             "Sample images of {size} take about {peak} GB of GPU memory at once, more than there is: they are decoded "
             "in tiles, or on the CPU; smaller ones (--w and --h in the prompt file) need less"
         )
-        yield "hint", Text(template, size=shown[0], peak=shown[1])
+        yield "hint", Message(template, size=shown[0], peak=shown[1])
     else:
-        yield "ok", Text("Sample images of {size} take about {peak} GB of GPU memory", size=shown[0], peak=shown[1])
+        yield "ok", Message("Sample images of {size} take about {peak} GB of GPU memory", size=shown[0], peak=shown[1])
 
 
 def peak_of(needs: MemoryEstimate, config: RunConfig, size: tuple[int, int]) -> float:

@@ -23,7 +23,7 @@ from library.config.building import Reading, draft, replace, working_fix
 from library.config.command import Launch
 from library.config.formats import toml_value
 from library.config.json_types import JsonObject
-from library.config.problems import MessageLike, Problem, Text, counted, ngettext, together
+from library.config.problems import Message, MessageLike, Problem, counted, ngettext, together
 from library.config.problems import read as read_problem
 from library.config.run_config import RunConfig
 from library.config.schema import options, section_options
@@ -180,7 +180,7 @@ def _facts(config: RunConfig, found: data.Check, gpu: str, memory: float | None)
     if model.counted:
         many = f"{model.denoiser / 1e9:.2f}B" if model.denoiser > 1e8 else f"{model.denoiser:,}"
         yield Finding(
-            "model", "ok", Text("{title}: {many} parameters in the image model", title=config.title, many=many)
+            "model", "ok", Message("{title}: {many} parameters in the image model", title=config.title, many=many)
         )
     if images and images.items:
         yield Finding("images", "ok", _images(config, images))
@@ -194,7 +194,7 @@ def _facts(config: RunConfig, found: data.Check, gpu: str, memory: float | None)
     yield Finding(
         "training",
         "ok",
-        Text(
+        Message(
             "{optimizer} with the schedule {schedule}",
             optimizer=optim.optimizer or "AdamW",
             schedule=optim.lr_scheduler.split(":")[0],
@@ -207,18 +207,18 @@ def _facts(config: RunConfig, found: data.Check, gpu: str, memory: float | None)
         yield _disk(config)
 
 
-def _images(config: RunConfig, images: ImageSet) -> Text:
+def _images(config: RunConfig, images: ImageSet) -> Message:
     counts = data.summary(images)
     clock = Clock.of(config, counts["batches_per_epoch"])
     template, steps = "{images} in {buckets}, {batches} per epoch:  {steps} are {epochs} epochs", "{count} steps"
     if clock.total == 1:
         template, steps = "{images} in {buckets}, {batches} per epoch:  {steps} is {epochs} epochs", "{count} step"
-    return Text(
+    return Message(
         template,
         images=counted(counts["images"], "image"),
         buckets=counted(len(counts["buckets"]), "bucket"),
         batches=_batches(counts["batches_per_epoch"]),
-        steps=Text(steps, count=f"{clock.total:,}"),
+        steps=Message(steps, count=f"{clock.total:,}"),
         epochs=f"{clock.total / clock.per_epoch:,.1f}",
     )
 
@@ -228,10 +228,10 @@ def _several_sizes(images: ImageSet) -> Iterator[Finding]:
     for sizes in dict.fromkeys(dataset.sizes for dataset in images.datasets if len(dataset.sizes) > 1):
         shown = together(str(width) if width == height else f"{width}x{height}" for width, height in sizes)
         template = "each image is trained at {count} sizes, once per repeat at each: {sizes}"
-        yield Finding("images", "ok", Text(template, count=len(sizes), sizes=shown))
+        yield Finding("images", "ok", Message(template, count=len(sizes), sizes=shown))
 
 
-def _batches(count: int) -> Text:
+def _batches(count: int) -> Message:
     return ngettext("{count} batch", "{count} batches", count)
 
 
@@ -253,7 +253,7 @@ def _caches(config: RunConfig, images: ImageSet) -> Iterator[Finding]:
     yield Finding(
         "caches",
         "ok",
-        Text("{there} of {count} images have their latents on the disk already", there=there, count=len(wanted)),
+        Message("{there} of {count} images have their latents on the disk already", there=there, count=len(wanted)),
     )
 
 
@@ -262,17 +262,17 @@ def _encodings(config: RunConfig, images: ImageSet) -> Finding:
     variants, learned = config.cache.cached_caption_variants, images.items
     if len(learned) * variants > MANY:
         count = f"{len(learned) * variants:,}"
-        said = Text("up to {count} encodings, {variants} variants of each caption", count=count, variants=variants)
-        return Finding("caches", "ok", Text("captions are encoded once: {encodings}", encodings=said))
+        said = Message("up to {count} encodings, {variants} variants of each caption", count=count, variants=variants)
+        return Finding("caches", "ok", Message("captions are encoded once: {encodings}", encodings=said))
     held = images.validation.items if images.validation else []
     words = {one for image in learned for one in image.encoded_captions(variants)}
     words |= {image.encoded_caption for image in held}
     said = counted(len(words), "encoding")
     if variants > 1:
-        said = Text("{encodings}, up to {variants} variants of each caption", encodings=said, variants=variants)
+        said = Message("{encodings}, up to {variants} variants of each caption", encodings=said, variants=variants)
     if "" in words:
-        said = Text("{encodings}, with that of the empty caption", encodings=said)
-    return Finding("caches", "ok", Text("captions are encoded once: {encodings}", encodings=said))
+        said = Message("{encodings}, with that of the empty caption", encodings=said)
+    return Finding("caches", "ok", Message("captions are encoded once: {encodings}", encodings=said))
 
 
 def _compiling(config: RunConfig, on_gpu: bool) -> Finding:
@@ -280,8 +280,8 @@ def _compiling(config: RunConfig, on_gpu: bool) -> Finding:
         return Finding("compiling", "ok", "torch.compile is off")
     device = torch.device("cuda" if on_gpu else "cpu")
     if found := list(checks.problems(config.compile, device)):  # with compile_fallback they stop nothing
-        return Finding("compiling", "hint", Text("{problem}; compile_fallback trains without it", problem=found[0]))
-    return Finding("compiling", "ok", Text("{backend} can compile here", backend=config.compile.compile_backend))
+        return Finding("compiling", "hint", Message("{problem}; compile_fallback trains without it", problem=found[0]))
+    return Finding("compiling", "ok", Message("{backend} can compile here", backend=config.compile.compile_backend))
 
 
 def _disk(config: RunConfig) -> Finding:
@@ -289,16 +289,16 @@ def _disk(config: RunConfig) -> Finding:
     one, every = saved_size(config), config.save.save_state_every_n_minutes
     state = fitting.state_size(config, model_stats(config)) if every else 0.0
     more = _saves(config) * one + 2 * state  # the new one is whole before the old one goes
-    with_state = Text(", a state to resume from {state}", state=size_text(state)) if every else ""
+    with_state = Message(", a state to resume from {state}", state=size_text(state)) if every else ""
     template = "{free} free, one saved file takes about {each}{with_state}"
-    text = Text(template, free=size_text(free), each=size_text(one), with_state=with_state)
+    text = Message(template, free=size_text(free), each=size_text(one), with_state=with_state)
     if free < one * 1.2:
-        return Finding("disk", "bad", Text("output_dir: {text}; make room, or choose another folder", text=text))
+        return Finding("disk", "bad", Message("output_dir: {text}; make room, or choose another folder", text=text))
     if free < one + 3 * state:  # another one is saved when the training is stopped
-        return Finding("disk", "hint", Text("output_dir: {text}; without room for three states, "
+        return Finding("disk", "hint", Message("output_dir: {text}; without room for three states, "
             "save_state_every_n_minutes leaves some out: make room, or choose another folder", text=text))  # fmt: skip
     if free < more:
-        return Finding("disk", "hint", Text("output_dir: {text}, and all of this training's about {size}; "
+        return Finding("disk", "hint", Message("output_dir: {text}, and all of this training's about {size}; "
             "keep fewer with save_last_n_steps or save_last_n_epochs", text=text, size=size_text(more)))  # fmt: skip
     return Finding("disk", "ok", text)
 
@@ -324,14 +324,14 @@ def _saves(config: RunConfig) -> float:
 def _about_the_fit(needs: fitting.MemoryEstimate, config: RunConfig) -> Iterator[Finding]:
     most = needs.memory or psutil.virtual_memory().total / GIB
     if needs.peak > ABSURD * most:
-        yield Finding("GPU", "bad", Text(
+        yield Finding("GPU", "bad", Message(
             "{sentence}: that is far more than this machine has, and will not fit; lower resolution, train_batch_size "
             "or network_dim", sentence=needs.sentence()), next(saving_memory(config), {}))  # fmt: skip
     elif needs.fits is False:
         yield Finding(
             "GPU",
             "hint",
-            Text("{sentence}: that is more than there is", sentence=needs.sentence()),
+            Message("{sentence}: that is more than there is", sentence=needs.sentence()),
             next(saving_memory(config), {}),
         )
     else:

@@ -11,7 +11,7 @@ from library.cli.launch import script_of, split_file, split_launch
 from library.cli.main import DONE, MISUSED, complain
 from library.config import environment
 from library.config.building import Reading
-from library.config.problems import ConfigError, Text, either
+from library.config.problems import ConfigError, Message, either
 from library.config.run_config import RunConfig
 from library.runs import foreground, gpu_slots, keys
 from library.runs.gpu_wait import free_devices
@@ -71,7 +71,7 @@ def main(kind: str, argv: list[str]) -> int:
         with joined("cache") as work:
             last = ""
 
-            def report(phase: Text, done: int, total: int) -> None:
+            def report(phase: Message, done: int, total: int) -> None:
                 nonlocal last
                 work.phase(phase, done, total)
                 said = f"{phase} {done} / {total}" if total else phase

@@ -17,7 +17,7 @@ from library.comparing.encoder import ImageEncoder
 from library.comparing.plan import SavedFile
 from library.comparing.proposal import FileScore, ProposedFile, proposed
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Report, Text, counted
+from library.config.problems import ConfigError, Message, Report, counted
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.data import finding
@@ -45,7 +45,7 @@ class Comparison:
     run: str
     folder: Path
     files: list[SavedFile]
-    notes: list[Text]
+    notes: list[Message]
     rows: list[str] = field(default_factory=list)
     pictures: list[list[str]] = field(default_factory=list)
     copies: list[list[str]] = field(default_factory=list)  # the training picture that a picture nearly is, or ""
@@ -104,7 +104,7 @@ class FileComparer:
             self._measure = losses.HeldOutLoss(shown, self.config)
             if not made.held_out:
                 text = "The run held no images out, so the loss is that of {count} that it was trained on."
-                made.notes.append(Text(text, count=counted(len(shown), "image")))
+                made.notes.append(Message(text, count=counted(len(shown), "image")))
         device = self._adapters() if self.config.adapters else self._models()
         self._judge(encoder, device)
         made.grid = str(made.folder / "grid.png")
@@ -163,10 +163,10 @@ class FileComparer:
             facts = sampling.metadata(sample.prompts[row], column, str(file.path), model.applied.tagged)
             generate.save_image(image, path, facts)
             made.pictures[row][number] = str(path)
-            self.report(Text("generating"), done + row + 1, total)
+            self.report(Message("generating"), done + row + 1, total)
             self.store(made)
 
-        self.report(Text("generating"), done, total)
+        self.report(Message("generating"), done, total)
         sample(column, keep)
         layout.store(made.folder / COMPARISON, made.as_json())  # what is known so far, if it ends here
 
@@ -181,7 +181,7 @@ class FileComparer:
         if encoder and known:
             self._look(encoder, _spread(known, LOOKED_AT), device)
         elif not encoder:
-            made.notes.append(Text(NO_ENCODER))
+            made.notes.append(Message(NO_ENCODER))
         measured = zip(made.files, made.losses, made.likeness, made.copied, strict=True)
         scores = [FileScore(file.title, loss, likeness, len(copied)) for file, loss, likeness, copied in measured]
         made.proposal = proposed(scores, made.held_out)
@@ -198,17 +198,17 @@ class FileComparer:
                     made.copies[row][at] = made.copies[row][at] or training[int(place)]
 
 
-def survey(config: RunConfig, report: Report) -> tuple[ImageSet | None, list[Text]]:
+def survey(config: RunConfig, report: Report) -> tuple[ImageSet | None, list[Message]]:
     """The images of a run's data set; None where they cannot be read any more, with a note that says why."""
     try:
-        report(Text("reading the data set"), 0, 1)
+        report(Message("reading the data set"), 0, 1)
         found = finding.survey(config, report, keep=False)
         if found.problems:
             raise ConfigError(*found.problems)
         return found.images, []
     except ConfigError as error:
         text = "Neither loss nor copies can be measured, as the data set cannot be read any more ({why})."
-        return None, [Text(text, why=error.problems[0])]
+        return None, [Message(text, why=error.problems[0])]
 
 
 def caption_prompts(images: ImageSet | None) -> list[Prompt]:
@@ -223,7 +223,7 @@ def caption_prompts(images: ImageSet | None) -> list[Prompt]:
     ]
 
 
-def sound(files: Sequence[SavedFile], config: RunConfig) -> tuple[list[SavedFile], list[Text]]:
+def sound(files: Sequence[SavedFile], config: RunConfig) -> tuple[list[SavedFile], list[Message]]:
     """The files that can be read, and a note for each other one. Raises ConfigError where none can."""
     kept, wrong = [], []
     for file in files:
@@ -238,7 +238,7 @@ def sound(files: Sequence[SavedFile], config: RunConfig) -> tuple[list[SavedFile
             wrong.append(error.problems[0])
     if not kept:
         raise ConfigError(*wrong)
-    return kept, [Text("A file is left out ({why}).", why=problem) for problem in wrong]
+    return kept, [Message("A file is left out ({why}).", why=problem) for problem in wrong]
 
 
 def _base_weights(config: RunConfig) -> Sequence[tuple[str, float]]:

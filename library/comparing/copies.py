@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from library.config.problems import Report, Text
+from library.config.problems import Message, Report
 from library.curation.similar_images import NEAR, looks
 
 
@@ -13,7 +13,7 @@ class TrainingLooks:
         """Pictures that cannot be read, or are too plain to be told apart, are left out."""
         self._known: list[tuple[str, tuple[int, int]]] = []
         for number, path in enumerate(paths):
-            report(Text("reading the training pictures"), number, len(paths))
+            report(Message("reading the training pictures"), number, len(paths))
             if (found := looks(path)) is not None:
                 self._known.append((path, found))
 

@@ -10,7 +10,7 @@ from PIL import Image
 from library import families
 from library.captioning.describer import check_folder
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Report, Text
+from library.config.problems import ConfigError, Message, Report
 from library.downloads import model_folder
 
 ENCODERS = {"dinov2": "facebook/dinov2-base", "clip": "openai/clip-vit-large-patch14"}
@@ -58,7 +58,7 @@ class ImageEncoder:
         self._model.to(device)
         made = []
         for start in range(0, len(paths), AT_ONCE):
-            report(Text("looking at pictures"), start, len(paths))
+            report(Message("looking at pictures"), start, len(paths))
             pictures = [_picture(path) for path in paths[start : start + AT_ONCE]]
             pixels = self._processor(images=pictures, return_tensors="pt")["pixel_values"].to(device)
             with torch.inference_mode():

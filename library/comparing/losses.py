@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from library.compiler.log import CompileLog
-from library.config.problems import Report, Text
+from library.config.problems import Message, Report
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.data.batch import Batch
@@ -57,7 +57,7 @@ class HeldOutLoss:
         family, device = model.family, model.world.device
         model.applied.set(strengths)
         if not self._encoded:
-            report(Text("encoding images"), 0, 1)
+            report(Message("encoding images"), 0, 1)
             self._encoded = [*self._with_latents(model)]
             self._texts.clear()
         if not self._texts:
@@ -68,7 +68,7 @@ class HeldOutLoss:
         levels, losses = family.validation_timesteps, []
         with model.computing():
             for number, (batch, text) in enumerate(zip(self._encoded, self._texts, strict=True)):
-                report(Text("measuring the held-out loss"), number, len(self._encoded))
+                report(Message("measuring the held-out loss"), number, len(self._encoded))
                 batch = replace(batch, text=text).to(device)
                 losses.append(torch.stack([self._at(level, number, batch, measure) for level in levels]).mean())
         return float(torch.stack(losses).mean())

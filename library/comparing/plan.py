@@ -9,7 +9,7 @@ from library import families
 from library.config.building import draft
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import load_toml
-from library.config.problems import ConfigError, Text, counted
+from library.config.problems import ConfigError, Message, counted
 from library.config.run_config import RunConfig
 from library.config.schema import flat, options, values
 from library.outputs import prompts as prompt_files
@@ -44,11 +44,11 @@ class SavedFile:
     step: int
 
     @property
-    def title(self) -> Text:
+    def title(self) -> Message:
         """As the head of its column."""
         if self.path.stem.endswith(AVERAGE):
-            return Text("step {step}, average", step=self.step)
-        return Text("step {step}", step=self.step)
+            return Message("step {step}, average", step=self.step)
+        return Message("step {step}", step=self.step)
 
 
 def run_of(name: str) -> reader.RecordedRun:
@@ -100,7 +100,7 @@ def _saved(run: reader.RecordedRun) -> Sequence[JsonObject]:
     return [event for event in found if event.get("file") and not str(event["file"]).rstrip("/\\").endswith("-state")]
 
 
-def files_of(run: reader.RecordedRun, most: int = MOST) -> tuple[list[SavedFile], list[Text]]:
+def files_of(run: reader.RecordedRun, most: int = MOST) -> tuple[list[SavedFile], list[Message]]:
     """The files of a run, and of runs that it goes on with, the earliest first, and what is left out.
 
     At most so many, evenly spread; the last one is always among them. Raises ConfigError where there is none.
@@ -123,10 +123,10 @@ def files_of(run: reader.RecordedRun, most: int = MOST) -> tuple[list[SavedFile]
         raise ConfigError("the files that {run} has saved are gone: {names}", run=run.id, names=", ".join(gone[:MOST]))
     notes = []
     if gone:
-        notes.append(Text("{count} that the run has saved are gone.", count=counted(len(set(gone)), "file")))
+        notes.append(Message("{count} that the run has saved are gone.", count=counted(len(set(gone)), "file")))
     if len(files) > most:
         notes.append(
-            Text("{shown} of {count} files are compared: --files says how many.", shown=most, count=len(files))
+            Message("{shown} of {count} files are compared: --files says how many.", shown=most, count=len(files))
         )
         last = len(files) - 1
         files = [files[last - round(at * last / max(1, most - 1))] for at in reversed(range(most))]

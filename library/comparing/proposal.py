@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from library.config.problems import Text, counted, listed
+from library.config.problems import Message, counted, listed
 
 CLOSE = 0.002  # share of the lowest loss within which two files are equally good
 FEWEST = "lowest held-out loss of the files that copy the fewest training pictures"
@@ -14,7 +14,7 @@ FEWEST_OF_TRAINED = "lowest loss, on images that it was trained on, of the files
 class FileScore:
     """What was measured of one file; None where it could not be."""
 
-    title: Text
+    title: Message
     loss: float | None
     likeness: float | None
     copies: int  # different training pictures that its pictures nearly are
@@ -25,7 +25,7 @@ class ProposedFile:
     """The number of a column, and why; None where nothing speaks for one."""
 
     column: int | None
-    reason: Text
+    reason: Message
 
 
 def proposed(scores: Sequence[FileScore], held_out: bool) -> ProposedFile:
@@ -39,32 +39,36 @@ def proposed(scores: Sequence[FileScore], held_out: bool) -> ProposedFile:
     lowest, best = min(known)
     if held_out and len(every) > 1 and max(every)[0] <= min(every)[0] * (1 + CLOSE):
         best = known[0][1]
-        parts = [Text("the held-out losses of all files hardly differ, so an early one")]
+        parts = [Message("the held-out losses of all files hardly differ, so an early one")]
     elif min(every)[0] < lowest:
-        parts = [Text(FEWEST if held_out else FEWEST_OF_TRAINED)]
+        parts = [Message(FEWEST if held_out else FEWEST_OF_TRAINED)]
     else:
-        parts = [Text("lowest held-out loss") if held_out else Text("lowest loss on images that it was trained on")]
+        parts = [
+            Message("lowest held-out loss") if held_out else Message("lowest loss on images that it was trained on")
+        ]
     parts += _about_copies(scores, best)
     if not held_out:
-        parts.append(Text("such a loss favours later files: hold images out with validation_split"))
-    return ProposedFile(best, Text("{file}: {reasons}", file=scores[best].title, reasons=listed(parts, "; ")))
+        parts.append(Message("such a loss favours later files: hold images out with validation_split"))
+    return ProposedFile(best, Message("{file}: {reasons}", file=scores[best].title, reasons=listed(parts, "; ")))
 
 
 def _by_likeness(scores: Sequence[FileScore]) -> ProposedFile:
     known = [(one.copies, -one.likeness, at) for at, one in enumerate(scores) if one.likeness is not None]
     if not known:
-        return ProposedFile(None, Text("Nothing could be measured: choose by the pictures."))
+        return ProposedFile(None, Message("Nothing could be measured: choose by the pictures."))
     best = min(known)[-1]
-    parts = [Text("most like the training pictures"), *_about_copies(scores, best)]
-    return ProposedFile(best, Text("{file}: {reasons}", file=scores[best].title, reasons=listed(parts, "; ")))
+    parts = [Message("most like the training pictures"), *_about_copies(scores, best)]
+    return ProposedFile(best, Message("{file}: {reasons}", file=scores[best].title, reasons=listed(parts, "; ")))
 
 
-def _about_copies(scores: Sequence[FileScore], best: int) -> list[Text]:
+def _about_copies(scores: Sequence[FileScore], best: int) -> list[Message]:
     """What speaks against the files that copy more."""
     if scores[best].copies:
         pictures = counted(scores[best].copies, "training picture")
-        return [Text("it copies {pictures}, and no other file fewer", pictures=pictures)]
+        return [Message("it copies {pictures}, and no other file fewer", pictures=pictures)]
     later = max((one.copies for one in scores[best + 1 :]), default=0)
     earlier = max((one.copies for one in scores[:best]), default=0)
-    made = [Text("later files copy {pictures}", pictures=counted(later, "training picture"))] * bool(later)
-    return made + [Text("earlier files copy {pictures}", pictures=counted(earlier, "training picture"))] * bool(earlier)
+    made = [Message("later files copy {pictures}", pictures=counted(later, "training picture"))] * bool(later)
+    return made + [Message("earlier files copy {pictures}", pictures=counted(earlier, "training picture"))] * bool(
+        earlier
+    )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from library.comparing import compute, encoder, plan
 from library.comparing.compute import Comparison
-from library.config.problems import ConfigError, Report, Text
+from library.config.problems import ConfigError, Message, Report
 from library.families.shared import tokenizers
 from library.files import clear_errors
 from library.outputs.prompts import Prompt
@@ -44,7 +44,7 @@ def compare(run: reader.RecordedRun, asked: argparse.Namespace, given: list[Prom
         return compute.FileComparer(config, images, prompts, made, report, store)(eye)
 
 
-def _printed(text: Text, done: int, total: int) -> None:
+def _printed(text: Message, done: int, total: int) -> None:
     """What is done now, in a shell: beside the result, which goes to stdout."""
     print(f"{text} {done} / {total}" if total > 1 else str(text), file=sys.stderr, flush=True)
 

@@ -22,7 +22,7 @@ import torch
 
 from library.compiler.pruning import repair, trim
 from library.compiler.torch_private import default_cache_dir, same_cache_keys
-from library.config.problems import ConfigError, MessageLike, Problem, Text
+from library.config.problems import ConfigError, Message, MessageLike, Problem
 from library.files import write_atomic
 
 LIMIT = 8 * 2**30  # bytes over all folders, where `limit` was not called
@@ -82,7 +82,7 @@ def _why_unusable(folder: Path, device: torch.device) -> MessageLike:
         return "PyTorch cannot compile for the processor in a folder with a blank in its name"
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir():
-        return Text("{folder} is no folder", folder=nearest)
+        return Message("{folder} is no folder", folder=nearest)
     return "" if os.access(nearest, os.W_OK) else "no permission"
 
 

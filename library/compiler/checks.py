@@ -12,7 +12,7 @@ from torch import nn
 
 from library.compiler import cache, torch_private
 from library.compiler.torch_settings import version
-from library.config.problems import ConfigError, MessageLike, Problem, Text
+from library.config.problems import ConfigError, Message, MessageLike, Problem
 from library.config.values import quoted
 
 MINIMUM_TORCH = (2, 11)
@@ -90,7 +90,7 @@ def _no_inductor(device: torch.device) -> MessageLike:
         try:
             torch_private.cpp_compiler()
         except Exception:
-            return Text("no C++ compiler was found, and inductor needs one on the CPU; "
+            return Message("no C++ compiler was found, and inductor needs one on the CPU; "
                 "install one (Debian: apt install g++, Windows: Visual Studio Build Tools), or switch compile off"
                 )  # fmt: skip
         if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
@@ -103,7 +103,7 @@ def _no_inductor(device: torch.device) -> MessageLike:
     if torch_private.has_triton():
         return ""
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (7, 0):
-        return Text(
+        return Message(
             "{gpu} is too old for it (needs compute capability 7.0); switch compile off",
             gpu=torch.cuda.get_device_name(device),
         )

@@ -107,7 +107,7 @@ def _recorded(cls: type[nn.Module]) -> type[nn.Module]:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class NotRecorded:
     """Why a size was not recorded. `expected`: by a decision, not by a failure."""
 
     why: str
@@ -178,7 +178,7 @@ class GraphedModel:
             return None
         began = time.perf_counter()
         outcome = self._try_to_record(call, asked)
-        while isinstance(outcome, Refusal) and outcome.lacks_memory and self.free_others():
+        while isinstance(outcome, NotRecorded) and outcome.lacks_memory and self.free_others():
             self._release(self.size_limit)
             outcome = self._try_to_record(call, asked)
         shape = asked.shape
@@ -198,7 +198,7 @@ class GraphedModel:
         self.lacks_memory = outcome.lacks_memory
         return self.give_up(outcome.why, expected=outcome.expected)
 
-    def _try_to_record(self, call: Callable[..., Any], asked: Call) -> "Recording | Refusal":
+    def _try_to_record(self, call: Callable[..., Any], asked: Call) -> "Recording | NotRecorded":
         """One attempt. Whatever a failed one allocated is released when this returns, as no name holds it any more."""
         rng_states = torch.get_rng_state(), torch.cuda.get_rng_state()
         try:
@@ -209,7 +209,7 @@ class GraphedModel:
             passes = PASSES_OF_OTHER_SIZES if self.made else WARMUP_PASSES
             recording = Recording(call, asked, self.learn, self._memory, passes)
             if why := recording.capture(self.learn, self.gradients, self._memory):
-                return Refusal(why)
+                return NotRecorded(why)
             return self._not_worth_it(recording) or recording
         except torch.OutOfMemoryError:
             pass  # its traceback holds what was allocated, so the refusal is made outside of this handler
@@ -217,19 +217,19 @@ class GraphedModel:
             torch.set_rng_state(rng_states[0])
             torch.cuda.set_rng_state(rng_states[1])
         why = f"the GPU's memory is too small for those of inputs of {asked.shape}"
-        return Refusal(why, out_of_memory=True, lacks_memory=True)
+        return NotRecorded(why, out_of_memory=True, lacks_memory=True)
 
-    def _not_worth_it(self, recording: Recording) -> "Refusal | None":
+    def _not_worth_it(self, recording: Recording) -> "NotRecorded | None":
         """Why an automatic recording (cuda_graphs = auto) is not worth its memory; None if it is."""
         if self._reserve is None:
             return None
         torch.cuda.empty_cache()
         if torch.cuda.mem_get_info()[0] < SPARE_BYTES + self._reserve:
             why = "they would leave too little of the GPU's memory for the optimizer"
-            return Refusal(why, lacks_memory=True, expected=True)
+            return NotRecorded(why, lacks_memory=True, expected=True)
         if not self._paid and recording.time() > MAX_REPLAY_SHARE * recording.before:
             why = f"a pass takes {recording.before:.3f} s without them, and {recording.seconds:.3f} s with them"
-            return Refusal(why, expected=True)
+            return NotRecorded(why, expected=True)
         self._paid = True
         return None
 

@@ -11,7 +11,7 @@ import torch
 
 from library.compiler import torch_private
 from library.config.json_types import JsonObject
-from library.config.problems import MessageLike, Report, Text, counted
+from library.config.problems import Message, MessageLike, Report, counted
 
 KEPT = 4096  # events that PyTorch keeps until they are read; its own 64 are fewer than one step may bring
 
@@ -284,7 +284,7 @@ class CompileLog:
         self._owner.setdefault(graph, self._inside)
         self._buckets.setdefault(graph, self.bucket)
         if self.on_graph and self._inside and len(self._owner) > number:
-            made, said = len(self._owner), Text("compiling {block}", block=self._inside)
+            made, said = len(self._owner), Message("compiling {block}", block=self._inside)
             self.on_graph(said, made, max(self.due(), made))
 
     def _read(self, m: Any) -> CompiledGraph:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import ConfigError, Message, Problem
 from library.config.values import did_you_mean, quoted
 
 # Class of block, first and last (None: all), and the backend that is named for these, or "".
@@ -83,7 +83,8 @@ def never_begun(text: str, kinds: Mapping[str, str], last: int) -> Iterator[Prob
     for word, first in late.items():
         yield Problem("compile_from_step",
             ": {what} are not compiled, as the training ends with step {last} and their compiling begins with step "
-            "{first}; use {last} at most", what=Text("{word} blocks", word=word) if word else Text("other blocks"),
+            "{first}; use {last} at most",
+            what=Message("{word} blocks", word=word) if word else Message("other blocks"),
             first=first, last=last)  # fmt: skip
 
 

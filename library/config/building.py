@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, MessageLike, Problem, Text, option_name
+from library.config.problems import ConfigError, Message, MessageLike, Problem, option_name
 from library.config.run_config import RunConfig
 from library.config.schema import options, section_options, values
 from library.config.values import Option, closest, did_you_mean
@@ -196,9 +196,9 @@ def _resolve(config: type[RunConfig], layer: Layer, name: str, value: Any, probl
         return new
     if advice := getattr(config, "retired", {}).get(name):
         if value not in (None, False, 0, "", []):
-            problems.append(Problem(name, "is gone: {advice}", place=place, advice=Text(advice)))
+            problems.append(Problem(name, "is gone: {advice}", place=place, advice=Message(advice)))
     elif reason := getattr(config, "foreign", {}).get(name):
-        remarks.append(Problem(name, "is ignored: {reason}", place=place, reason=Text(reason)))
+        remarks.append(Problem(name, "is ignored: {reason}", place=place, reason=Message(reason)))
     elif script := getattr(config, "script_with", lambda _: "")(name):
         here = config.script
         problems.append(

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 
 from library.config import code_bases
-from library.config.problems import Text
+from library.config.problems import Message
 from library.config.run_config import RunConfig
 from library.config.schema import options, values
 from library.config.values import did_you_mean
@@ -58,7 +58,7 @@ def unlisted(config: RunConfig) -> Mapping[str, str]:
     return found
 
 
-def why_not_class(module: str, name: str, option: str) -> Text | str:
+def why_not_class(module: str, name: str, option: str) -> Message | str:
     """Why a name cannot be a class of a module that an option takes, "" where it can be one.
 
     It is looked up in source files, and nothing is run.
@@ -67,33 +67,33 @@ def why_not_class(module: str, name: str, option: str) -> Text | str:
         return why
     found = _names(module)
     if found and name in found.functions:
-        return Text("{module}.{name} is a function and no class", module=module, name=name)
+        return Message("{module}.{name} is a function and no class", module=module, name=name)
     named = next((one for one in found.classes | found.others if one.lower() == name.lower()), name) if found else name
     if code_bases.derives(module, named, BASES[option]) is False:
-        return Text("{module}.{name} is no subclass of {base}", module=module, name=named, base=BASES[option])
+        return Message("{module}.{name} is no subclass of {base}", module=module, name=named, base=BASES[option])
     if found is None or found.is_open or named in found.classes | found.others:
         return ""
-    return Text("{module} has no {name}{hint}", module=module, name=name, hint=did_you_mean(name, found.classes))
+    return Message("{module} has no {name}{hint}", module=module, name=name, hint=did_you_mean(name, found.classes))
 
 
-def why_not_network(module: str) -> Text | str:
+def why_not_network(module: str) -> Message | str:
     """Why a module cannot make a network, "" where it can, from its file alone."""
     if why := why_not_module(module):
         return why
     found = _names(module)
     if found is None or CREATE in found.functions | found.others or found.is_open:
         return ""
-    return Text("{module} has no create_network", module=module)
+    return Message("{module} has no create_network", module=module)
 
 
-def why_not_module(module: str) -> Text | str:
+def why_not_module(module: str) -> Message | str:
     """Why no code of an option can be in a module: it belongs to Python itself, or does not exist."""
     root = module.partition(".")[0]
     if root in sys.stdlib_module_names or root in sys.builtin_module_names:
-        return Text("{module} belongs to Python itself and holds nothing that trains", module=module)
+        return Message("{module} belongs to Python itself and holds nothing that trains", module=module)
     if not all(part.isidentifier() for part in module.split(".")) or module.endswith("__main__"):
-        return Text("{module} is not the name of a module", module=module)
-    return Text("there is no module {module}", module=module) if code_bases.spec_of(module) is None else ""
+        return Message("{module} is not the name of a module", module=module)
+    return Message("there is no module {module}", module=module) if code_bases.spec_of(module) is None else ""
 
 
 class _Names:

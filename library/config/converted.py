@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import Problem, Text, option_name, together
+from library.config.problems import Message, Problem, option_name, together
 from library.config.schema import opt, section_options
 
 SPLIT = 18  # blocks, as sd-scripts reads split_mode
@@ -34,11 +34,11 @@ def blocks(old: JsonMapping, given: bool) -> tuple[JsonObject, list[Problem]]:
     names, many = together(map(option_name, on[1:])), len(on) > 1
     if given:
         template = "and {names} have no effect: {why}" if many else "has no effect: {why}"
-        return {}, [Problem(on[0], template, names=names, why=Text("blocks_to_swap is set, and counts alone"))]
+        return {}, [Problem(on[0], template, names=names, why=Message("blocks_to_swap is set, and counts alone"))]
     halves = (old.get("single_blocks_to_swap") or 0) // 2
     number = SPLIT if old.get("split_mode") else (old.get("double_blocks_to_swap") or 0) + halves
     if not number:
-        why = Text("one single block is less than one of blocks_to_swap")
+        why = Message("one single block is less than one of blocks_to_swap")
         return {}, [Problem(on[0], "has no effect: {why}", why=why)]
     template = "and {names} are read as blocks_to_swap = {number}" if many else "is read as blocks_to_swap = {number}"
     return {"blocks_to_swap": number}, [Problem(on[0], template, names=names, number=number)]

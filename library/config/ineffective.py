@@ -6,7 +6,7 @@ A rule is about one or several options and names the option that would wake them
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from library.config.problems import MessageLike, Problem, Text, option_name
+from library.config.problems import Message, MessageLike, Problem, option_name
 from library.config.run_config import Rule, RunConfig
 from library.config.schema import options, values
 from library.config.sections import AdapterRun, EmbeddingRun
@@ -15,7 +15,7 @@ from library.config.sections.run import INEFFECTIVE_EVERYWHERE
 
 def remark(name: str, reason: MessageLike, **arguments: Any) -> Problem:
     """The remark on an option that is set and has no effect."""
-    said = reason if isinstance(reason, Text) else Text(reason, **arguments)
+    said = reason if isinstance(reason, Message) else Message(reason, **arguments)
     return Problem(name, "has no effect here: {reason}", reason=said, code="ineffective")
 
 
@@ -30,7 +30,7 @@ def remarks(config: RunConfig, others: Iterable[MessageLike]) -> Iterator[Proble
             yield remark(name, ineffective[name]).replaced(fix={name: known[name].default})
 
 
-def ineffective_options(config: RunConfig) -> dict[str, Text]:
+def ineffective_options(config: RunConfig) -> dict[str, Message]:
     """Options of a config that have no effect -> the reason, a text that goes on after "No effect:"."""
     known = options(type(config))
     fixed = {**INEFFECTIVE_EVERYWHERE, **config.ineffective}
@@ -38,7 +38,7 @@ def ineffective_options(config: RunConfig) -> dict[str, Text]:
     for names, applies, reason in _rules(config):
         if not applies(config):
             found |= {name: reason for name in names.split() if name in known and name not in found}
-    return {name: reason if isinstance(reason, Text) else Text(reason) for name, reason in found.items()}
+    return {name: reason if isinstance(reason, Message) else Message(reason) for name, reason in found.items()}
 
 
 def _rules(config: RunConfig) -> Iterator[Rule]:
@@ -91,7 +91,7 @@ SHARED: tuple[Rule, ...] = (
      "compile_cache_dir compile_scope compile_blocks compile_activation_budget compile_compare_steps compile_warmup "
      "compile_from_step",
      lambda c: c.compile.compile or c.compile.compile_autotune,
-     Text("{option} is off", option=option_name("compile"))),
+     Message("{option} is off", option=option_name("compile"))),
     ("compile_mode", lambda c: c.compile.compile_backend == "inductor", "only inductor has modes"),
     ("checkpoint_keep_attention", lambda c: c.memory.checkpointing, "gradient_checkpointing is off"),
     ("train_data_dir reg_data_dir in_json", _dataset, "dataset_config describes the images"),

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import yaml
 
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import ConfigError, Message, Problem
 
 # The most bytes of a file by what it is; a real one has a hundredth of it.
 SETTINGS = 1_000_000  # of a config, a data set, prompts
@@ -165,7 +165,7 @@ def parse_toml(text: str, path: str | Path) -> JsonObject:
             advice = "{path} is not a TOML file; convert it: kohya import {path} -o run.toml"
             raise ConfigError(advice, path=path) from None
         is_escape = "escape" in str(e) or "hex value" in str(e)  # what the \U of C:\Users is called
-        hint = Text("; in double quotes write \\\\ for \\, or use single quotes") if is_escape else ""
+        hint = Message("; in double quotes write \\\\ for \\, or use single quotes") if is_escape else ""
         raise ConfigError("{path} is not valid TOML: {why}{hint}", path=path, why=e, hint=hint) from None
     except RecursionError:
         raise _too_deep(path) from None
@@ -174,7 +174,7 @@ def parse_toml(text: str, path: str | Path) -> JsonObject:
     return checked(found, path)
 
 
-def parse_json(text: str | bytes, path: str | Path | Text) -> Any:
+def parse_json(text: str | bytes, path: str | Path | Message) -> Any:
     """What a text in JSON holds; `path` names it in messages. Raises ConfigError."""
     try:
         found = json.loads(text, object_pairs_hook=lambda pairs: once(pairs, path))
@@ -237,7 +237,7 @@ class _LimitedLoader(yaml.SafeLoader):
         return node
 
 
-def once(pairs: Iterable[tuple[Any, Any]], path: str | Path | Text) -> dict[Any, Any]:
+def once(pairs: Iterable[tuple[Any, Any]], path: str | Path | Message) -> dict[Any, Any]:
     """A table in which each key was written once, as TOML has it. Raises ConfigError naming one that was not."""
     found: dict[Any, Any] = {}
     for key, value in pairs:
@@ -259,7 +259,7 @@ def named_by(option: str) -> Iterator[None]:
 # ---- limits
 
 
-def checked(found: Any, path: str | Path | Text) -> Any:
+def checked(found: Any, path: str | Path | Message) -> Any:
     """The same values. Raises ConfigError where they are too deep, a key or a number is too long to mean anything, or
     a text holds half of a character."""
     level, depth = [found], 0
@@ -284,7 +284,7 @@ def checked(found: Any, path: str | Path | Text) -> Any:
     return found
 
 
-def _refuse_half(text: str, path: str | Path | Text, half: re.Pattern[str]) -> None:
+def _refuse_half(text: str, path: str | Path | Message, half: re.Pattern[str]) -> None:
     """Raise ConfigError for a text that no file can hold and no text encoder reads."""
     if not text.isascii() and (found := half.search(text)):
         template = "{path} holds half of a character ({half}) after {text}; delete it or write it whole"
@@ -299,10 +299,10 @@ def _refuse_long_keys(text: str, path: str | Path) -> None:
         raise _too_deep(path)
 
 
-def _too_deep(path: str | Path | Text) -> ConfigError:
+def _too_deep(path: str | Path | Message) -> ConfigError:
     return ConfigError("{path} has tables within tables more than {most} levels deep", path=path, most=DEEPEST)
 
 
-def _too_long(path: str | Path | Text, digits: int) -> ConfigError:
+def _too_long(path: str | Path | Message, digits: int) -> ConfigError:
     template = "{path} has a number of {digits} digits; write one that has at most {most}"
     return ConfigError(template, path=path, digits=digits, most=LONGEST_NUMBER)

@@ -1,9 +1,9 @@
 """What a training does outside of its steps, where others decide by it."""
 
-from library.config.problems import Text
+from library.config.problems import Message
 
-CACHING_LATENTS = Text("caching latents")
-CACHING_CAPTIONS = Text("caching captions")
-ENCODING_PROMPTS = Text("encoding the sample prompts")
-GENERATING_SAMPLES = Text("generating samples")
-VALIDATING = Text("validating")
+CACHING_LATENTS = Message("caching latents")
+CACHING_CAPTIONS = Message("caching captions")
+ENCODING_PROMPTS = Message("encoding the sample prompts")
+GENERATING_SAMPLES = Message("generating samples")
+VALIDATING = Message("validating")

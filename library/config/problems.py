@@ -18,7 +18,7 @@ __all__ = [
     "MessageLike",
     "Problem",
     "Report",
-    "Text",
+    "Message",
     "counted",
     "either",
     "how_made",
@@ -51,7 +51,7 @@ def _byte(found: re.Match[str]) -> str:
     return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"\\u{code:04x}"
 
 
-class Text:
+class Message:
     """A sentence for people, as a value: a `template`, the key of its translations, and `arguments`, which may be such
     sentences, too. It becomes text where somebody reads it: `str()` gives English.
 
@@ -60,12 +60,12 @@ class Text:
 
     __slots__ = ("arguments", "plural", "template")
     template: str
-    arguments: Mapping[str, "str | Text"]
+    arguments: Mapping[str, "str | Message"]
     plural: str
 
     def __init__(self, template: str, /, **arguments: Any) -> None:
         """`{name}` in the template stands for the argument of that name; without arguments braces mean nothing."""
-        filled = {name: value if isinstance(value, Text) else printable(value) for name, value in arguments.items()}
+        filled = {name: value if isinstance(value, Message) else printable(value) for name, value in arguments.items()}
         self._set(template=template, arguments=filled, plural="")
 
     def _set(self, **facts: Any) -> None:
@@ -95,7 +95,7 @@ class Text:
         return bool(self.template)
 
     def __eq__(self, other: object) -> bool:
-        return self._parts == other._parts if isinstance(other, Text) else NotImplemented
+        return self._parts == other._parts if isinstance(other, Message) else NotImplemented
 
     def __hash__(self) -> int:
         return hash(self._parts)
@@ -107,31 +107,33 @@ class Text:
 
     def as_json(self) -> JsonObject:
         """The text, its template and its arguments, for another process or a browser."""
-        inner = {name: value.as_json() if isinstance(value, Text) else value for name, value in self.arguments.items()}
+        inner = {
+            name: value.as_json() if isinstance(value, Message) else value for name, value in self.arguments.items()
+        }
         plural = {"plural": self.plural} if self.plural else {}
         return {"text": str(self), "template": self.template, **plural, "arguments": inner}
 
-    def changed(self, change: Callable[[str], str]) -> "Text":
+    def changed(self, change: Callable[[str], str]) -> "Message":
         """The same with what was put into it changed; one without arguments is changed whole."""
         return self._with(*self._changed(change))
 
-    def _changed(self, change: Callable[[str], str]) -> "tuple[dict[str, str | Text], str]":
-        def inner(value: str | Text) -> str | Text:
-            return value.changed(change) if isinstance(value, Text) else change(value)
+    def _changed(self, change: Callable[[str], str]) -> "tuple[dict[str, str | Message], str]":
+        def inner(value: str | Message) -> str | Message:
+            return value.changed(change) if isinstance(value, Message) else change(value)
 
         arguments = {name: inner(value) for name, value in self.arguments.items()}
         return arguments, self.template if arguments else change(self.template)
 
-    def capitalized(self) -> "Text":
+    def capitalized(self) -> "Message":
         """The same with a capital letter in front, which languages without them need no line of their own for; a name
         that was put in front stays as it is."""
         first = re.match(r"\{(\w+)\}", self.template)
         if first and (inner := self.arguments.get(first[1])) is not None:
-            return self._with({first[1]: inner.capitalized()}) if isinstance(inner, Text) else self
+            return self._with({first[1]: inner.capitalized()}) if isinstance(inner, Message) else self
         return self._with({}, self.template[:1].upper() + self.template[1:])
 
-    def _with(self, arguments: "Mapping[str, str | Text]", template: str | None = None) -> "Text":
-        made = Text(self.template if template is None else template, **{**self.arguments, **arguments})
+    def _with(self, arguments: "Mapping[str, str | Message]", template: str | None = None) -> "Message":
+        made = Message(self.template if template is None else template, **{**self.arguments, **arguments})
         made._set(plural=self.plural)
         return made
 
@@ -139,7 +141,7 @@ class Text:
         return _text, (self.as_json(),)
 
 
-class Problem(Text):
+class Problem(Message):
     """A sentence about an option, or about something else where `option` is "".
 
     `also` are the other options whose values the rule reads; `fix` are values by option name that would mend it;
@@ -181,13 +183,13 @@ class Problem(Text):
         return self.also | {self.option} if self.option else self.also
 
     @property
-    def about(self) -> Text:
+    def about(self) -> Message:
         """The sentence as it stands below a field: without the option in front, where it is a whole one without it."""
         if self.option and self.template.startswith(("and ", "=", "(")):
             return self.replaced(place="")
-        return Text(self.template.removeprefix(":").lstrip(), **self.arguments)
+        return Message(self.template.removeprefix(":").lstrip(), **self.arguments)
 
-    def capitalized(self) -> Text:
+    def capitalized(self) -> Message:
         """As of any text; the name of an option stays as it is written."""
         return self if self.option else self.replaced(template=super().capitalized().template)
 
@@ -208,7 +210,7 @@ class Problem(Text):
         return {**super().as_json(), "option": self.option, **facts, "also": sorted(self.also)}
 
 
-class OptionName(Text):
+class OptionName(Message):
     """The name of an option as an argument of a text. A form shows the label of the option's field instead."""
 
     __slots__ = ()
@@ -217,11 +219,11 @@ class OptionName(Text):
         """As of any text, and that it is a name."""
         return {**super().as_json(), "isOption": True}
 
-    def changed(self, change: Callable[[str], str]) -> "Text":
+    def changed(self, change: Callable[[str], str]) -> "Message":
         """A name stays as it is."""
         return self
 
-    def capitalized(self) -> "Text":
+    def capitalized(self) -> "Message":
         """A name stays as it is."""
         return self
 
@@ -231,56 +233,56 @@ def option_name(name: str) -> OptionName:
     return OptionName(name)
 
 
-def option_names(names: Iterable[str]) -> Text:
+def option_names(names: Iterable[str]) -> Message:
     """The names of options, one after the other."""
     return listed([*map(option_name, names)])
 
 
-def option_values(shown: Mapping[str, str]) -> Text:
+def option_values(shown: Mapping[str, str]) -> Message:
     """Options with their values as text: "a = 1, b = true"."""
     template = "{option} = {value}"
-    return listed([Text(template, option=option_name(name), value=value) for name, value in shown.items()])
+    return listed([Message(template, option=option_name(name), value=value) for name, value in shown.items()])
 
 
-MessageLike = str | Text  # plain text of the user's or of another program, or a sentence of ours
+MessageLike = str | Message  # plain text of the user's or of another program, or a sentence of ours
 
 
-def counted(count: int, noun: str) -> Text:
+def counted(count: int, noun: str) -> Message:
     """Things and how many there are: 1 image, 2 images."""
     return ngettext(f"{{count}} {noun}", f"{{count}} {noun}s", count)
 
 
-def ngettext(template: str, plural: str, count: int, **arguments: Any) -> Text:
+def ngettext(template: str, plural: str, count: int, **arguments: Any) -> Message:
     """A sentence about so many things, as gettext has it: one template for one of them, and one for more or none."""
-    made = Text(template, count=f"{count:,}", **arguments)
+    made = Message(template, count=f"{count:,}", **arguments)
     made._set(plural=plural)
     return made
 
 
-def listed(texts: Sequence[MessageLike], between: str = ", ") -> Text:
+def listed(texts: Sequence[MessageLike], between: str = ", ") -> Message:
     """Texts as one, with a sign between."""
     template = between.join(f"{{part{at}}}" for at in range(len(texts)))
-    return Text(template, **{f"part{at}": text for at, text in enumerate(texts)})
+    return Message(template, **{f"part{at}": text for at, text in enumerate(texts)})
 
 
 def either(names: Iterable[MessageLike]) -> MessageLike:
     """Names as a choice of one: "a", "a or b", "a, b or c"."""
     *first, last = [*names] or [""]
-    return Text("{first} or {last}", first=listed(first), last=last) if first else last
+    return Message("{first} or {last}", first=listed(first), last=last) if first else last
 
 
 def together(names: Iterable[MessageLike]) -> MessageLike:
     """Names that belong together: "a", "a and b", "a, b and c"."""
     *first, last = [*names] or [""]
-    return Text("{first} and {last}", first=listed(first), last=last) if first else last
+    return Message("{first} and {last}", first=listed(first), last=last) if first else last
 
 
-Report = Callable[[Text, int, int], None]  # what is done now, how much of how much; it may raise to end the work
+Report = Callable[[Message, int, int], None]  # what is done now, how much of how much; it may raise to end the work
 
 
 def how_made(found: Any) -> Iterator[JsonObject]:
     """How the texts among some values were made, of those that are not their template as it stands or name options."""
-    if isinstance(found, Text):
+    if isinstance(found, Message):
         if found.arguments or str(found) != found.template or NAMED.search(str(found)):
             yield found.as_json()
         if "\n" in str(found):  # each line is shown by itself
@@ -296,7 +298,7 @@ def how_made(found: Any) -> Iterator[JsonObject]:
 def locate_texts(found: Any, at: tuple[str | int, ...] = ()) -> Iterator[JsonObject]:
     """The messages among some values as JSON, with the names and numbers that lead to each (`at`): the same words
     elsewhere, such as a caption of the user's, are no message of ours."""
-    if isinstance(found, Text):
+    if isinstance(found, Message):
         yield {**found.as_json(), "at": list(at)}
     elif isinstance(found, Mapping):
         for name, value in found.items():
@@ -333,12 +335,12 @@ def _arguments(sent: JsonMapping) -> JsonObject:
     return {name: _text(one) if isinstance(one, dict) else one for name, one in sent["arguments"].items()}
 
 
-def _text(sent: JsonMapping) -> Text:
+def _text(sent: JsonMapping) -> Message:
     if "option" in sent:
         return read(sent)
     if sent.get("isOption"):
         return OptionName(sent["template"])
-    made = Text(sent["template"], **_arguments(sent))
+    made = Message(sent["template"], **_arguments(sent))
     made._set(plural=sent.get("plural", ""))
     return made
 
@@ -352,7 +354,7 @@ class ConfigError(ValueError):
         super().__init__("\n".join(map(str, self.problems)))
 
     @property
-    def said(self) -> Text:
+    def said(self) -> Message:
         """What it says, which can be translated: its problem, or a line for each."""
         return self.problems[0] if len(self.problems) == 1 else listed(self.problems, "\n")
 
@@ -362,7 +364,7 @@ def problems_of(texts: Iterable[MessageLike]) -> Iterator[Problem]:
     for text in texts:
         if isinstance(text, Problem):
             yield text
-        elif isinstance(text, Text):
+        elif isinstance(text, Message):
             yield (
                 Problem("", str(text)) if text.plural else Problem("", text.template, **dict[str, Any](text.arguments))
             )

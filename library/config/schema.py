@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, MessageLike, Problem, Text
+from library.config.problems import ConfigError, Message, MessageLike, Problem
 from library.config.values import Option
 
 S = TypeVar("S")  # of a section
@@ -104,7 +104,7 @@ def flat(sections: JsonMapping, problems: list[Problem] | None = None) -> JsonOb
     found: list[Problem] = []
     for title, value in sections.items():
         for key, inner in (value if isinstance(value, Mapping) else {title: value}).items():
-            place = f"[{title}]" if isinstance(value, Mapping) else Text("the part above all tables")
+            place = f"[{title}]" if isinstance(value, Mapping) else Message("the part above all tables")
             if key in out:
                 template = "stands in {first} and in {second}: keep one of the two"
                 found.append(Problem(key, template, first=places[key], second=place))

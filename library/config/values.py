@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, MessageLike, Problem, Text
+from library.config.problems import ConfigError, Message, MessageLike, Problem
 
 KINDS = {
     bool: "true or false",
@@ -79,11 +79,11 @@ class Option:
         return self.hints.get("kind", "")
 
     @property
-    def expects(self) -> Text:
+    def expects(self) -> Message:
         """What a value must be, in words."""
         if self.choices and not self.open:
-            return Text("one of {choices}", choices=", ".join(map(str, self.choices)))
-        return Text("{one}, or several", one=Text(KINDS[self.type])) if self.many else Text(KINDS[self.type])
+            return Message("one of {choices}", choices=", ".join(map(str, self.choices)))
+        return Message("{one}, or several", one=Message(KINDS[self.type])) if self.many else Message(KINDS[self.type])
 
     def read(self, value: Any) -> Any:
         """A value of any origin -> the declared type. Raises ConfigError without the option's name in it.
@@ -168,7 +168,7 @@ class Option:
             usual = self.hints.get("usual", self.default)
             fix = {self.name: usual} if low is not None and value < min(low, 0) and usual is not None else {}
             raise ConfigError(Problem("", "must be {limits}, got {value}", fix=fix, code=LIMITS,
-                limits=Text(shape, low=low, high=high), value=quoted(value)))  # fmt: skip
+                limits=Message(shape, low=low, high=high), value=quoted(value)))  # fmt: skip
         ceiling = self.hints.get("ceiling", LARGEST if self.type is float else None)
         if ceiling is not None and value > ceiling:
             raise ConfigError("must be at most {ceiling}, got {value}", ceiling=f"{ceiling:,}", value=quoted(value))
@@ -185,7 +185,7 @@ class Option:
 
     def _refused(self, value: Any, meant: str = "") -> ConfigError:
         """The error about a value that is of another kind than it must be; `meant` is what was probably meant."""
-        hint, fix = Text(" (did you mean {name}?)", name=meant) if meant else "", {self.name: meant} if meant else {}
+        hint, fix = Message(" (did you mean {name}?)", name=meant) if meant else "", {self.name: meant} if meant else {}
         return ConfigError(Problem("", "must be {expects}, got {value}{hint}", fix=fix,
                                    expects=self.expects, value=quoted(value), hint=hint))  # fmt: skip
 
@@ -278,7 +278,7 @@ def closest(name: str, known: Any) -> str:
 def did_you_mean(name: str, known: Any, shown: Callable[[str], MessageLike] = str) -> MessageLike:
     """The ending " (did you mean ...?)" when something close is known, else nothing; `shown` makes its argument."""
     close = closest(name, known)
-    return Text(" (did you mean {name}?)", name=shown(close)) if close else ""
+    return Message(" (did you mean {name}?)", name=shown(close)) if close else ""
 
 
 def _pointed(value: Any) -> str:

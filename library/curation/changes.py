@@ -8,7 +8,7 @@ from functools import partial
 from itertools import takewhile
 from pathlib import Path
 
-from library.config.problems import ConfigError, Report, Text, counted
+from library.config.problems import ConfigError, Message, Report, counted
 from library.curation import similar_images, trash
 from library.curation.collection import ImageCollection, Picture
 from library.curation.scanning import reread
@@ -100,7 +100,7 @@ def edit_tags(
     """Edit the tags of many captions at once. Returns how many captions changed."""
     changeable(collection)
     with trash.lock(collection.root.resolve()):
-        spread(partial(reread, collection), list(pictures), report, Text("reading captions"))
+        spread(partial(reread, collection), list(pictures), report, Message("reading captions"))
         changed = preview(pictures, edit)
         with trash.Change(collection.root, _title(edit, len(changed))) as change:
             change.write({Path(p.caption_file): after for p, after in changed}, report)
@@ -152,7 +152,7 @@ def compare(collection: ImageCollection, report: Report | None = None) -> None:
     ]
     content = {i: number for number, group in enumerate(same) for i in group}
     groups = similar_images.near(
-        spread(similar_images.looks, [p.path for p in pictures], report, Text("comparing images"))
+        spread(similar_images.looks, [p.path for p in pictures], report, Message("comparing images"))
     )
     # Images too plain for a perceptual hash are in no such group, but may be identical.
     groups += [group for group in same if not any(i in members for members in groups for i in group)]

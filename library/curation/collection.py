@@ -6,7 +6,7 @@ from pathlib import Path
 
 from library.config import dataset as datasets
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, MessageLike, Problem, Text
+from library.config.problems import ConfigError, Message, MessageLike, Problem
 from library.config.run_config import RunConfig
 from library.data import augment, captions
 from library.data.buckets import BucketFit, Buckets, Size
@@ -161,6 +161,6 @@ def check(config: RunConfig) -> None:
         problems += list(rules.problems())
         if max(*rules.resolution, rules.largest) > LARGEST:
             template = "resolution and max_bucket_reso: no side may have more than {most} pixels"
-            problems.append(Text(template, most=LARGEST))
+            problems.append(Message(template, most=LARGEST))
     if problems:
         raise ConfigError(*dict.fromkeys(problems))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, Message
 from library.data.caption_files import read_caption
 from library.data.pixels import check_file, extensions
 from library.files import RESERVED, clear_errors
@@ -30,15 +30,15 @@ def safe_name(sent: str) -> str:
     return ("_" if RESERVED.fullmatch(stem) else "") + stem + suffix.lower()
 
 
-def refusal(name: str, num_bytes: int) -> Text | None:
+def refusal(name: str, num_bytes: int) -> Message | None:
     """Why a file of this name and length is rejected, or None."""
     suffix = os.path.splitext(name)[1]
     known = sorted(extensions())
     if suffix not in known and suffix not in CAPTIONS:
-        return Text("is neither an image ({known}) nor a caption (.txt)", known=", ".join(known))
+        return Message("is neither an image ({known}) nor a caption (.txt)", known=", ".join(known))
     most = LARGEST_CAPTION if suffix in CAPTIONS else LARGEST_IMAGE
     if not 0 < num_bytes <= most:
-        return Text("is empty") if num_bytes <= 0 else Text("has more than {most} MB", most=most // 1_000_000)
+        return Message("is empty") if num_bytes <= 0 else Message("has more than {most} MB", most=most // 1_000_000)
     return None
 
 

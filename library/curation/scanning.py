@@ -5,7 +5,7 @@ from collections import Counter
 from functools import lru_cache, partial
 from pathlib import Path
 
-from library.config.problems import ConfigError, MessageLike, Report, Text, counted
+from library.config.problems import ConfigError, Message, MessageLike, Report, counted
 from library.config.run_config import RunConfig
 from library.curation.collection import ImageCollection, ImageFolder, May, Picture
 from library.data import folders
@@ -45,11 +45,11 @@ def opened(
 def examine(collection: ImageCollection, pictures: list[Picture], report: Report | None = None) -> None:
     """Read the files of images: size, whether they can be decoded, and their captions."""
     whole = len(pictures) <= FEW
-    facts = spread(partial(_facts, collection, whole), pictures, report, Text("scanning images"))
+    facts = spread(partial(_facts, collection, whole), pictures, report, Message("scanning images"))
     for picture, (size, broken, turn) in zip(pictures, facts, strict=True):
         picture.size = swapped(size, turn) if collection.config.data.exif_rotation else size
         picture.broken, picture.turned = broken, turn != 1
-    spread(partial(reread, collection), pictures, report, Text("reading captions"))
+    spread(partial(reread, collection), pictures, report, Message("reading captions"))
 
 
 def fitted(picture: Picture, rules: Buckets) -> None:
@@ -96,7 +96,7 @@ def _find(collection: ImageCollection) -> None:
         deeper = [one for one in listing.folders if folders.listing(collection.root / name / one).images]
         if deeper:
             collection.notes.append(
-                Text(
+                Message(
                     "Images in {folders} inside {name} are not used: one level is read.",
                     folders=folders.some(deeper),
                     name=name,
@@ -104,11 +104,11 @@ def _find(collection: ImageCollection) -> None:
             )
     if flat:
         collection.notes.append(
-            Text("Times each image is seen per epoch: {given}. Repeats in the settings says how often.", given=given)
+            Message("Times each image is seen per epoch: {given}. Repeats in the settings says how often.", given=given)
         )
     elif own and not has_concepts and here.images:
         collection.notes.append(
-            Text("As the image folder of a training, name the folder above: {parent}", parent=collection.root.parent)
+            Message("As the image folder of a training, name the folder above: {parent}", parent=collection.root.parent)
         )
 
 
@@ -119,7 +119,7 @@ def _inner(collection: ImageCollection, name: str) -> Listing | None:
     try:
         return folders.listing(collection.root / name)
     except OSError as error:
-        collection.notes.append(Text("{name} cannot be listed: {why}", name=name, why=error.strerror or error))
+        collection.notes.append(Message("{name} cannot be listed: {why}", name=name, why=error.strerror or error))
         return None
 
 
@@ -161,7 +161,7 @@ def _take(collection: ImageCollection, listing: Listing, place: ImageFolder) -> 
             many = counted(endings[other], f"{other} file")
             where = place.folder or "The folder"
             template = "{where} has {many}, which are not read: set the caption files' ending to {other}."
-            collection.notes.append(Text(template, where=where, many=many, other=other))
+            collection.notes.append(Message(template, where=where, many=many, other=other))
     collection.notes += [*about_odd_files(listing, odd, ending), *folders.about_labels(listing, is_masked)]
 
 
@@ -169,7 +169,7 @@ def sharing(collection: ImageCollection) -> list[MessageLike]:
     """Names of images that share a caption file, such as a.png and a.jpg."""
     shared = Counter(picture.caption_file for picture in collection.pictures)
     twice = [os.path.basename(path) for path, count in shared.items() if count > 1]
-    return [Text("Images of one name share a caption file: {names}.", names=folders.some(twice))] if twice else []
+    return [Message("Images of one name share a caption file: {names}.", names=folders.some(twice))] if twice else []
 
 
 def _safe(collection: ImageCollection, path: str) -> bool:

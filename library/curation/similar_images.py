@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from PIL import Image
 
-from library.config.problems import ConfigError, Report, Text
+from library.config.problems import ConfigError, Message, Report
 from library.curation import thumbs
 
 Hash = tuple[int, int]
@@ -27,7 +27,7 @@ def same_bytes(files: Iterable[tuple[str, int]], report: Report | None = None) -
     by_content: defaultdict[str, list[str]] = defaultdict(list)
     for at, path in enumerate(doubtful):
         if report:
-            report(Text("comparing files"), at, len(doubtful))
+            report(Message("comparing files"), at, len(doubtful))
         try:
             with open(path, "rb") as file:
                 by_content[hashlib.file_digest(file, "blake2b").hexdigest()].append(path)

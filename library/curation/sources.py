@@ -7,7 +7,7 @@ from pathlib import Path
 
 from library.config import dataset as datasets
 from library.config.dataset import SubsetConfig
-from library.config.problems import ConfigError, Report, Text
+from library.config.problems import ConfigError, Message, Report
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.curation import scanning
@@ -17,8 +17,8 @@ from library.data.finding import Survey
 from library.data.folders import Listing, some
 from library.data.images import Image
 
-LEFT_OVER = Text("there are more than needed")
-HELD_OUT = Text("the same file or a copy of it is held out for validation")
+LEFT_OVER = Message("there are more than needed")
+HELD_OUT = Message("the same file or a copy of it is held out for validation")
 TOLD_ELSEWHERE = "its caption is in {}: change it there, and open its folder to change the image"
 ELSEWHERE = "it lies outside of the opened folder: open {} to change it"
 
@@ -45,7 +45,7 @@ def opened(
         name = Path(described).name
         root = Path(data.dataset_config or data.train_data_dir or "")
         collection = ImageCollection(
-            root, config, may=may, fixed=Text("{name} describes these images: open one of their folders", name=name)
+            root, config, may=may, fixed=Message("{name} describes these images: open one of their folders", name=name)
         )
     else:
         collection = scanning.opened(Path(data.train_data_dir or ""), config, report, may)
@@ -208,7 +208,7 @@ def _left_out(found: Survey, places: _Places, seen: set[str]) -> list[Picture]:
                 if path in spare:
                     picture.unused = LEFT_OVER
                 elif subset.metadata_file:
-                    picture.unused = Text("{file} does not list it", file=Path(subset.metadata_file).name)
+                    picture.unused = Message("{file} does not list it", file=Path(subset.metadata_file).name)
                 made.append(picture)
             seen |= {picture.path for picture in made}
     return made

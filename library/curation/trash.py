@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Report, Text
+from library.config.problems import ConfigError, Message, Report
 from library.data.threads import spread
 from library.files import clean_up, clear_errors, need_space, write_atomic
 from library.runs import process
@@ -101,7 +101,7 @@ class Change:
         changed = {path: text for path, text in texts.items() if before[path] != text}
         self._journal({"write": self._name(p), "before": before[p], "after": text} for p, text in changed.items())
         encoded = [(path, text.encode("utf-8", "surrogateescape")) for path, text in changed.items()]
-        spread(lambda item: write_atomic(*item), encoded, report, Text("writing captions"))
+        spread(lambda item: write_atomic(*item), encoded, report, Message("writing captions"))
         self.count += len(changed)
         return len(changed)
 
@@ -151,7 +151,7 @@ class Change:
                 raise ConfigError("{target} is there already: nothing was copied", target=target)
         need_space(self.root, sum(source.stat().st_size for source, _ in pairs))
         self._journal({"copy": self._name(target)} for _, target in pairs)
-        spread(lambda pair: write_atomic(pair[1], partial(shutil.copyfile, pair[0])), pairs, report, Text("copying"))
+        spread(lambda pair: write_atomic(pair[1], partial(shutil.copyfile, pair[0])), pairs, report, Message("copying"))
         self.count += len(pairs)
 
     def _name(self, path: Path) -> str:
@@ -270,7 +270,7 @@ def _take_back(root: Path, folder: Path, report: Report | None = None) -> tuple[
     step = partial(_take_back_one, root, folder)
     only_texts = all("write" in line for line in lines) and len({str(line["write"]) for line in lines}) == len(lines)
     # Texts of different files do not depend on each other; moves do.
-    done = spread(step, lines, report, Text("undoing")) if only_texts else list(map(step, lines))
+    done = spread(step, lines, report, Message("undoing")) if only_texts else list(map(step, lines))
     left = [str(next(iter(line.values()), "")) for line, one in zip(lines, done, strict=True) if one is None]
     _remove_empty(root, lines)
     _sweep(root, lines)

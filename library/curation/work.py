@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, MessageLike, Report, Text
+from library.config.problems import ConfigError, Message, MessageLike, Report
 
 
 class Cancelled(Exception):
@@ -16,7 +16,7 @@ class BackgroundTask:
     """A task. `work(report)` starts at once; `stop` cancels it at its next report."""
 
     def __init__(self, work: Callable[[Report], JsonObject]) -> None:
-        self.id, self.phase, self.done, self.total = secrets.token_hex(8), Text(""), 0, 0
+        self.id, self.phase, self.done, self.total = secrets.token_hex(8), Message(""), 0, 0
         self.result: JsonObject | None = None
         self.error: MessageLike = ""
         self._stop = threading.Event()
@@ -43,10 +43,10 @@ class BackgroundTask:
             self.error = f"{error.filename or 'A file'}: {error.strerror or error}"
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
-            self.error = Text("This should not have happened ({error}).", error=what)
+            self.error = Message("This should not have happened ({error}).", error=what)
             raise
 
-    def _report(self, phase: Text, done: int, total: int) -> None:
+    def _report(self, phase: Message, done: int, total: int) -> None:
         self.phase, self.done, self.total = phase, done, total
         if self._stop.is_set():
             raise Cancelled

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from library.config.dataset import SubsetConfig
 from library.config.outside_files import CAPTION, decoded, read_bytes
-from library.config.problems import Problem, Text, counted, ngettext
+from library.config.problems import Message, Problem, counted, ngettext
 from library.data.folders import Listing, about_images, some
 from library.data.metadata import AUTOMATIC
 
@@ -64,9 +64,9 @@ def about_missing(subset: SubsetConfig, here: Listing, images: list[str], files:
     bare = [name for name, file in zip(images, files, strict=True) if not file]
     if not bare:
         return Missing(None, [])
-    fallback = Text("trained without a caption")
+    fallback = Message("trained without a caption")
     if subset.class_tokens:
-        fallback = Text("trained with '{words}'", words=subset.class_tokens)
+        fallback = Message("trained with '{words}'", words=subset.class_tokens)
     ending = subset.caption_extension
     stems = {os.path.splitext(name)[0] for name in images}
     endings = Counter(os.path.splitext(name)[1] for name in here.names if os.path.splitext(name)[0] in stems)

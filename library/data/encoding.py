@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from library.config import phases
-from library.config.problems import ConfigError, Report, Text, counted
+from library.config.problems import ConfigError, Message, Report, counted
 from library.config.run_config import RunConfig
 from library.data import augment, caches, control_pixels, identity, pixels, stamps, text_encoding
 from library.data.buckets import Size
@@ -120,7 +120,7 @@ def _latents(every: Sequence["Image"], work: EncodingJob) -> Latents:
             return caches.has_size(existing(wanted))
         return caches.latents_are_good(existing(wanted), vae, trust)
 
-    checked = spread(good, mine, work.report, Text("checking cached latents"))
+    checked = spread(good, mine, work.report, Message("checking cached latents"))
     todo = [wanted for wanted, is_good in zip(mine, checked, strict=True) if not is_good]
     clean_up_after([wanted.file for wanted in todo])
     if todo:

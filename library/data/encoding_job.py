@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from library.config.problems import ConfigError, Report, Text
+from library.config.problems import ConfigError, Message, Report
 from library.config.run_config import RunConfig
 from library.data.threads import ahead
 from library.families.base import Family, ModelComponents
@@ -47,7 +47,7 @@ class EncodingJob:
     report: Report  # of progress
 
 
-def finish(last: Callable, made: Iterator, phase: Text, total: int, report: Report) -> None:
+def finish(last: Callable, made: Iterator, phase: Message, total: int, report: Report) -> None:
     """Apply `last` (such as writing) to results on another thread while this one computes the next."""
     done = 0
     report(phase, done, total)

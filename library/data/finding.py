@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from library.config.dataset import DatasetConfig, SubsetConfig, drafted
-from library.config.problems import ConfigError, Problem, Report, Text, counted
+from library.config.problems import ConfigError, Message, Problem, Report, counted
 from library.config.run_config import ControlUse, RunConfig
 from library.data import captions, folders, held_out, metadata
 from library.data.buckets import Buckets, Size
@@ -300,7 +300,7 @@ def _read_sizes(result: Survey, subset: SubsetConfig, found: list[FoundImage]) -
     """Read image headers and caption files that are not known yet."""
     remembers = subset.cache_info and not subset.metadata_file
     known = metadata.RememberedFacts(Path(subset.image_dir or "") if remembers else None)
-    phase = Text("reading image sizes" if any(one.size is None for one in found) else "reading captions")
+    phase = Message("reading image sizes" if any(one.size is None for one in found) else "reading captions")
     facts = spread(partial(_facts, result, subset, known), found, result.report, phase)
     good, broken, bad_words = [], [], []
     for one, (size, words) in zip(found, facts, strict=True):

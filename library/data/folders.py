@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from library.config.problems import SURROGATES, MessageLike, Problem, Text, counted
+from library.config.problems import SURROGATES, Message, MessageLike, Problem, counted
 from library.data.pixels import ALWAYS, PLUGINS, extensions
 
 # Formats that sd-scripts does not read either: a warning names these files.
@@ -325,7 +325,7 @@ def some(names: Sequence[Any], most: int = 5) -> MessageLike:
     """The first names for a message: a, b, c and 7 more."""
     shown = ", ".join(str(name) for name in names[:most])
     more = len(names) - most
-    return Text("{shown} and {more} more", shown=shown, more=more) if more > 0 else shown
+    return Message("{shown} and {more} more", shown=shown, more=more) if more > 0 else shown
 
 
 def about_images(template: str, **facts: Any) -> Problem:

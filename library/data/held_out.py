@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from library.config.dataset import DatasetConfig, SubsetConfig
 from library.config.outside_files import load_json
-from library.config.problems import ConfigError, Problem, Text, counted, listed
+from library.config.problems import ConfigError, Message, Problem, counted, listed
 from library.config.run_config import RunConfig
 from library.data.folders import about_images, some
 from library.data.threads import spread
@@ -209,22 +209,22 @@ def plain_options(subset: SubsetConfig) -> SubsetConfig:
 # ---- what is said about it
 
 
-def by_folder(images: "ImageSet") -> Text | None:
+def by_folder(images: "ImageSet") -> Message | None:
     """How many images are held out of which folder; None where none are."""
     if not images.validation:
         return None
     held, every = _folders(images.validation.items), _folders([*images.items, *images.validation.items])
     names = Counter(os.path.basename(os.path.normpath(place)) for place in every)
     rows = [
-        Text("{held} of {count} in {folder}", held=len(paths), count=len(every[place]),
+        Message("{held} of {count} in {folder}", held=len(paths), count=len(every[place]),
              folder=name if names[name := os.path.basename(os.path.normpath(place))] == 1 else place)
         for place, paths in held.items()
     ]  # fmt: skip
     shown = listed(rows[:MOST_SHOWN])
     if len(rows) > MOST_SHOWN:
-        shown = Text("{shown} and {more} more", shown=shown, more=len(rows) - MOST_SHOWN)
+        shown = Message("{shown} and {more} more", shown=shown, more=len(rows) - MOST_SHOWN)
     counts = {"held": sum(map(len, held.values())), "count": sum(map(len, every.values()))}
-    return Text("{held} of {count} images held out for validation: {folders}", **counts, folders=shown)
+    return Message("{held} of {count} images held out for validation: {folders}", **counts, folders=shown)
 
 
 def warnings(split: Split, began: Earlier | None) -> Iterator[Problem]:

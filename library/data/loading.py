@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, MessageLike, Text, together
+from library.config.problems import ConfigError, Message, MessageLike, together
 from library.config.run_config import RunConfig
 from library.data import augment, captions, control_pixels, pixels
 from library.data.batch import Batch, BatchSample, batch_of
@@ -124,8 +124,8 @@ class Batches:
     def load_state_dict(self, state: JsonObject) -> MessageLike:
         """Continue after the last yielded batch of a state. Returns what prevents an exact resume, or ""."""
         self.epoch, self.index, self.seed = state["epoch"], min(state["index"], len(self)), state["seed"]
-        changed = [Text("the {part}", part=name) for name, now in self._made_of.items() if state.get(name) != now]
-        return Text("{what} changed since the state was saved", what=together(changed)) if changed else ""
+        changed = [Message("the {part}", part=name) for name, now in self._made_of.items() if state.get(name) != now]
+        return Message("{what} changed since the state was saved", what=together(changed)) if changed else ""
 
     def __iter__(self) -> Iterator[Batch]:
         todo = self.draws(self.epoch)[self.index :]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from library.config.problems import ConfigError, Problem, Report, Text, counted
+from library.config.problems import ConfigError, Message, Problem, Report, counted
 from library.config.run_config import RunConfig
 from library.data import pixels
 from library.data.finding import Survey
@@ -55,7 +55,7 @@ class Mask(NamedTuple):
 class Masks(NamedTuple):
     """What the masks of a training come to, in words, and what is wrong with them."""
 
-    text: Text | None
+    text: Message | None
     problems: list[Problem]
     warnings: list[Problem]
 
@@ -118,7 +118,7 @@ def judged(config: RunConfig, found: Survey, report: Report | None = None) -> Ma
     images = [image for image in found.images.items if not (use.guided or image.has_random_masks)]
     masks = [mask for image in images if (mask := _mask_of(config, image))]
     some_masks = masks[:: -(-len(masks) // MOST) or 1]
-    contents = spread(lambda mask: _content(found, mask), some_masks, report, Text("checking masks"))
+    contents = spread(lambda mask: _content(found, mask), some_masks, report, Message("checking masks"))
     known = [(mask, content) for mask, content in zip(some_masks, contents, strict=True) if content]
     of_files = [(mask, content) for mask, content in known if not mask.is_alpha]
     of_alpha = [(mask, content) for mask, content in known if mask.is_alpha]
@@ -233,7 +233,7 @@ def _same_file(found: Survey, one: str, other: str) -> bool:
         return False
 
 
-def _summary(number: int, images: int, known: Sequence[tuple[Mask, Content]], inpaints: bool) -> Text:
+def _summary(number: int, images: int, known: Sequence[tuple[Mask, Content]], inpaints: bool) -> Message:
     """How many images have a mask, and how much of their area counts."""
     shares = [content.painted if inpaints else content.share for _, content in known]
     facts = {
@@ -241,9 +241,9 @@ def _summary(number: int, images: int, known: Sequence[tuple[Mask, Content]], in
         "looked": len(known),
     }  # fmt: skip
     if inpaints:
-        return Text("masks: {masks} of {images}; {share} % of their area is to be painted", **facts)
+        return Message("masks: {masks} of {images}; {share} % of their area is to be painted", **facts)
     if len(known) < number:
-        return Text(
+        return Message(
             "masks: {masks} of {images}; {share} % of the area counts, of {looked} that were looked at", **facts
         )
-    return Text("masks: {masks} of {images}; {share} % of their area counts", **facts)
+    return Message("masks: {masks} of {images}; {share} % of their area counts", **facts)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from library.config.json_types import JsonObject
 from library.config.outside_files import LIST, load_json, parse_json, read_text
-from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import ConfigError, Message, Problem
 from library.config.values import quoted
 from library.data.captions import joined
 from library.files import json_text, write_atomic
@@ -37,7 +37,7 @@ class MetadataEntry(NamedTuple):
 class Row(NamedTuple):
     """One image as the file has it: where that stands in the file, the image's path as written, and the rest."""
 
-    where: Text
+    where: Message
     key: str
     about: Any
 
@@ -138,7 +138,7 @@ def _rows(text: str, source: Path, problems: list[Problem]) -> list[Row]:
     else:
         content = parse_json(text, source)
         if isinstance(content, dict):
-            return [Row(Text(quoted(key)), key, about) for key, about in content.items()]
+            return [Row(Message(quoted(key)), key, about) for key, about in content.items()]
         if not isinstance(content, list):
             raise ConfigError("metadata file {source} must hold one object, with the paths of images as its keys",
                 source=source)  # fmt: skip
@@ -147,7 +147,7 @@ def _rows(text: str, source: Path, problems: list[Problem]) -> list[Row]:
     for number, about in listed:
         key = next((about[name] for name in PATHS if about.get(name)), None) if isinstance(about, dict) else None
         if isinstance(key, str):
-            rows.append(Row(Text("line {number}", number=number), key, about))
+            rows.append(Row(Message("line {number}", number=number), key, about))
         else:
             problems.append(Problem("",
                 "metadata file {source}, line {number}: it must have image_path, or file_name and text",
@@ -166,7 +166,7 @@ def _of_lines(text: str, source: Path, problems: list[Problem]) -> list[tuple[in
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
-                found.append((number, parse_json(line, Text("{path}, line {number},", path=source, number=number))))
+                found.append((number, parse_json(line, Message("{path}, line {number},", path=source, number=number))))
             except ConfigError as e:
                 problems += e.problems
     return found

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from PIL import Image as Pillow
 
 from library.config.dataset import decided
-from library.config.problems import SURROGATES, Problem, Report, Text, counted, either, option_name, together
+from library.config.problems import SURROGATES, Message, Problem, Report, counted, either, option_name, together
 from library.config.run_config import RunConfig
 from library.config.sections import EmbeddingRun
 from library.config.sections.captions import USUAL_VARIANTS
@@ -38,7 +38,7 @@ class Check(NamedTuple):
     problems: list[Problem]
     warnings: list[Problem]
     images: ImageSet | None = None  # the images that were found, even if there are problems
-    masks: Text | None = None  # how many images have one, and how much of their area counts
+    masks: Message | None = None  # how many images have one, and how much of their area counts
 
 
 def problems(config: RunConfig, grid: int, report: Report | None = None) -> Iterator[Problem]:
@@ -104,7 +104,7 @@ def _damaged(
         yield about_images("{count} gone, only latents are left; set cache_latents_to_disk: {gone}",
             count=counted(len(gone), "image"), gone=some(gone), fix={"cache_latents_to_disk": True})  # fmt: skip
     whole = not quick or len(doubtful) <= FEW
-    reasons = spread(partial(check_file, whole=whole), doubtful, report, Text("checking images"))
+    reasons = spread(partial(check_file, whole=whole), doubtful, report, Message("checking images"))
     bad = [f"{path} ({reason})" for path, reason in zip(doubtful, reasons, strict=True) if reason]
     if bad:
         yield about_images("{count} cannot be decoded; replace or remove: {bad}",
@@ -176,10 +176,10 @@ def _without_captions(images: list[Image]) -> Iterator[Problem]:
     endings = either(sorted({image.subset.caption_extension for image in learned}))
     words = sorted({image.subset.class_tokens or "" for image in learned})
     named = some([f"'{name}'" for name in words if name])
-    instead = Text("all are trained without words")
+    instead = Message("all are trained without words")
     if named:
-        others = Text(", and the others without words") if "" in words else ""
-        instead = Text("each is trained with the words of its folder, {words}{others}", words=named, others=others)
+        others = Message(", and the others without words") if "" in words else ""
+        instead = Message("each is trained with the words of its folder, {words}{others}", words=named, others=others)
     yield about_images(
         "no image has a caption: none of {count} has a {endings} file with words beside it, "
         "so {instead}; write captions in the Data set tab, or with: kohya caption",
@@ -194,9 +194,9 @@ def _about_captions(config: RunConfig, found: Survey) -> Iterator[Problem]:
     counts = {name: found.unread[name] for name in sorted(found.unread)}
     own, lines = {image.caption_file for image in found.images.items}, sum(counts.values())
     which = some([f"{name}: {count:,}" for name, count in counts.items()])
-    advice = Text("write each caption in one line")
+    advice = Message("write each caption in one line")
     if not config.cache.text:
-        advice = Text("set enable_wildcard to use one of the lines at random, or write each caption in one line")
+        advice = Message("set enable_wildcard to use one of the lines at random, or write each caption in one line")
     in_files = own.issuperset(counts)
     yield about_images(
         "{captions} of several lines, of which only the first is trained on and {lines} not ({which}); {advice}",
@@ -255,7 +255,7 @@ def _transparent(images: list[Image]) -> Iterator[Problem]:
         return
     count = counted(len(hidden), "image")
     if len(looked_at) < len(clear):
-        count = Text("{count} of {looked_at} that were looked at", count=count, looked_at=len(looked_at))
+        count = Message("{count} of {looked_at} that were looked at", count=count, looked_at=len(looked_at))
     yield about_images(
         "{count} with transparent areas, where the colors that the file hides are trained; set transparent_background "
         "to a color, or alpha_mask to leave these areas out: {names}", count=count, names=some(hidden),
@@ -265,7 +265,7 @@ def _transparent(images: list[Image]) -> Iterator[Problem]:
 def _in_vain(config: RunConfig, found: Survey) -> Iterator[Problem]:
     """Options that a dataset file overrides, keys that a metadata file overrides, and shares of less than one image."""
     if names := decided(config) if config.data.dataset_config else []:
-        why = Text("{file} says it for all images", file=Path(config.data.dataset_config or "").name)
+        why = Message("{file} says it for all images", file=Path(config.data.dataset_config or "").name)
         if len(names) == 1:
             yield Problem(names[0], "has no effect: {why}", why=why)
         else:
@@ -291,9 +291,9 @@ def _held_nothing(images: ImageSet) -> Iterator[Problem]:
         share = dataset.validation_split
         if not share or position in held or not count[position]:
             continue
-        so = Text("nothing is validated")
+        so = Message("nothing is validated")
         if len(images.datasets) > 1:
-            so = Text("data set {number} holds none out", number=position + 1)
+            so = Message("data set {number} holds none out", number=position + 1)
         few = "= {share} of {count} is less than one image; {so}"
         one = "= {share} of {count} holds none out, since one is kept for training and copies stay together; {so}"
         template = few if round(share * count[position]) < 1 else one

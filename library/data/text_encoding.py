@@ -10,7 +10,7 @@ import torch
 
 from library.config import phases
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Problem, Text, counted
+from library.config.problems import ConfigError, Message, Problem, counted
 from library.config.sections import TextBatchCache
 from library.data import cache_files, caches, control_pixels, identity, stamps
 from library.data.buckets import Size
@@ -153,7 +153,7 @@ def texts(images: "ImageSet", work: EncodingJob) -> Texts:
 
     mine = share(list(entries.items()), lambda item: item[0], work.world)
     todo: dict[Phrase, list[str]] = {}
-    checked = spread(good, mine, work.report, Text("checking cached captions"))
+    checked = spread(good, mine, work.report, Message("checking cached captions"))
     for (file, (image, words)), is_good in zip(mine, checked, strict=True):
         if not is_good:
             todo.setdefault(phrase_of(image, words, template), []).append(file)

@@ -10,17 +10,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-from library.config.problems import Report, Text
+from library.config.problems import Message, Report
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 THREADS = 4  # network drives have high latency; reading local files is bound by the interpreter anyway
 SLICE = 256
-NAMELESS = Text("")
+NAMELESS = Message("")
 
 
-def spread(work: Callable[[T], R], items: Sequence[T], report: Report | None = None, phase: Text = NAMELESS) -> list[R]:
+def spread(
+    work: Callable[[T], R], items: Sequence[T], report: Report | None = None, phase: Message = NAMELESS
+) -> list[R]:
     """Apply a function to every item, several at a time, and return the results in order."""
 
     def several(start: int) -> list[R]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from library import families
 from library.config.json_types import JsonObject
-from library.config.problems import Text, listed
+from library.config.problems import Message, listed
 from library.measuring.candidates import shown
 from library.runs import machine
 
@@ -48,16 +48,16 @@ def presets(found: MachineFacts) -> dict[str, str]:
     return fitting
 
 
-def sentence(found: MachineFacts) -> Text:
+def sentence(found: MachineFacts) -> Message:
     """The same in words."""
     if not found.memory_gb:
-        how = Text("with compile") if found.compiles else Text("without compile")
+        how = Message("with compile") if found.compiles else Message("without compile")
         template = "without a GPU only tiny models can be trained, {how}; rent or add an NVIDIA GPU of 8 GB or more"
-        return Text(template, how=how)
+        return Message(template, how=how)
     known = presets(found).items()
-    ready = [Text("{model} LoRA: preset {name}", model=families.facts(one).title, name=name) for one, name in known]
+    ready = [Message("{model} LoRA: preset {name}", model=families.facts(one).title, name=name) for one, name in known]
     if not ready:
-        ready.append(Text("no preset fits into so little memory; 8 GB are the least"))
+        ready.append(Message("no preset fits into so little memory; 8 GB are the least"))
     if found.fp8:
-        ready.append(Text("fp8 works, which speeds up a frozen base"))
+        ready.append(Message("fp8 works, which speeds up a frozen base"))
     return listed([shown(options(found)), *ready], "; ")

@@ -7,7 +7,7 @@ from pathlib import Path
 from huggingface_hub.constants import HF_HUB_CACHE
 
 from library.compiler import cache
-from library.config.problems import Text
+from library.config.problems import Message
 from library.doctor.finding import MachineFinding, bad, hint, ok
 from library.runs.registry import data_folder
 
@@ -19,12 +19,12 @@ def disk() -> MachineFinding:
     free = shutil.disk_usage(Path.cwd()).free / 1e9
     if free < LEAST_SPACE:
         template = "{size} GB free in {folder}: nothing can be saved; free some space"
-        return bad("disk", Text(template, size=f"{free:.2f}", folder=Path.cwd()), free_gb=round(free, 2))
+        return bad("disk", Message(template, size=f"{free:.2f}", folder=Path.cwd()), free_gb=round(free, 2))
     known = {"size": f"{free:.0f}", "folder": Path.cwd()}
     if free < FREE_SPACE:
         template = "{size} GB free in {folder}; checkpoints and caches soon need more"
-        return hint("disk", Text(template, **known), free_gb=round(free, 1))
-    return ok("disk", Text("{size} GB free in {folder}", **known), free_gb=round(free, 1))
+        return hint("disk", Message(template, **known), free_gb=round(free, 1))
+    return ok("disk", Message("{size} GB free in {folder}", **known), free_gb=round(free, 1))
 
 
 def folders() -> MachineFinding:
@@ -36,8 +36,8 @@ def folders() -> MachineFinding:
             place = place.parent
         if why := _unwritable(place):
             template = "{path} cannot be written ({why}); change its owner, or the place it is in"
-            return bad("folders", Text(template, path=path, why=why), **where)
-    return ok("folders", Text("models in {models}, compiled code in {compiled}, runs in {runs}", **where), **where)
+            return bad("folders", Message(template, path=path, why=why), **where)
+    return ok("folders", Message("models in {models}, compiled code in {compiled}, runs in {runs}", **where), **where)
 
 
 def compiled_code() -> MachineFinding:
@@ -47,7 +47,7 @@ def compiled_code() -> MachineFinding:
     template = "{size} GB of compiled code in {folder}"
     if size:
         template = "{size} GB of compiled code in {folder}; kohya cache --clean removes it"
-    return ok("cache", Text(template, size=f"{size / 1e9:.2f}", folder=root), folder=str(root), bytes=size)
+    return ok("cache", Message(template, size=f"{size / 1e9:.2f}", folder=root), folder=str(root), bytes=size)
 
 
 def _unwritable(folder: Path) -> str:

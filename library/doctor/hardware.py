@@ -14,7 +14,7 @@ from library.compiler import cache, torch_private
 from library.compiler.blocks import why
 from library.compiler.checks import problems
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, MessageLike, Text, listed
+from library.config.problems import ConfigError, Message, MessageLike, listed
 from library.doctor import kernels
 from library.doctor.finding import MachineFinding, bad, hint, ok
 from library.runs import machine
@@ -24,14 +24,14 @@ SWITCHED_OFF = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")  # set to 1, tor
 
 def torch_build() -> MachineFinding:
     """The build of PyTorch."""
-    target = f"CUDA {torch.version.cuda}" if torch.version.cuda else Text("the CPU")
-    text = Text("{version}, built for {target}", version=torch.__version__, target=target)
+    target = f"CUDA {torch.version.cuda}" if torch.version.cuda else Message("the CPU")
+    text = Message("{version}, built for {target}", version=torch.__version__, target=target)
     data = {"version": torch.__version__, "cuda": torch.version.cuda, "threads": torch.get_num_threads()}
     if tuple(map(int, torch.__version__.split("+")[0].split(".")[:2])) < (2, 11):
-        return bad("torch", Text("{build}; 2.11 or newer is needed: run ./setup.sh install", build=text), **data)
+        return bad("torch", Message("{build}; 2.11 or newer is needed: run ./setup.sh install", build=text), **data)
     if shutil.which("nvidia-smi") and not torch.version.cuda:
         template = "{build}, though this machine has an NVIDIA GPU; run ./setup.sh install"
-        return bad("torch", Text(template, build=text), **data)
+        return bad("torch", Message(template, build=text), **data)
     return ok("torch", text, **data)
 
 
@@ -42,8 +42,8 @@ def gpu() -> MachineFinding:
             reason = (
                 "none can be used: the NVIDIA driver is too old or not loaded; check nvidia-smi, and update the driver"
             )
-            return bad("gpu", Text(reason), devices=[])
-        return hint("gpu", Text("none found; training runs on the CPU, which is too slow for full-size models"))
+            return bad("gpu", Message(reason), devices=[])
+        return hint("gpu", Message("none found; training runs on the CPU, which is too slow for full-size models"))
     devices = []
     for index in range(torch.cuda.device_count()):
         about = torch.cuda.get_device_properties(index)
@@ -58,7 +58,7 @@ def gpu() -> MachineFinding:
             }
         )
     template = "{name}, {memory_gb} GB ({free_gb} free), capability {capability}"
-    return ok("gpu", listed([Text(template, **about) for about in devices], "; "), devices=devices)
+    return ok("gpu", listed([Message(template, **about) for about in devices], "; "), devices=devices)
 
 
 def driver() -> MachineFinding:
@@ -78,7 +78,7 @@ def compiler() -> MachineFinding:
         path = torch_private.cpp_compiler()
     except Exception:
         template = "no C++ compiler found; --compile on the CPU needs one: {how}"
-        return hint("compiler", Text(template, how=how_to_get_compiler()))
+        return hint("compiler", Message(template, how=how_to_get_compiler()))
     asked = subprocess.run([path, "--version"], capture_output=True, text=True, errors="replace", check=False)
     shown = asked.stdout.splitlines()  # in the words and signs of the system
     return ok("compiler", shown[0] if shown else str(path), path=str(path))
@@ -87,10 +87,10 @@ def compiler() -> MachineFinding:
 def how_to_get_compiler() -> MessageLike:
     """The command that installs a compiler on this system."""
     if sys.platform == "win32":
-        return Text("install the Visual Studio Build Tools with C++")
+        return Message("install the Visual Studio Build Tools with C++")
     if sys.platform == "darwin":
         return "xcode-select --install"
-    return "sudo apt-get install g++" if shutil.which("apt-get") else Text("install g++ with your package manager")
+    return "sudo apt-get install g++" if shutil.which("apt-get") else Message("install g++ with your package manager")
 
 
 def compile_cpu() -> MachineFinding:
@@ -106,7 +106,7 @@ def compile_gpu() -> MachineFinding:
 def compile_on(device: str) -> MachineFinding:
     """Really compile, forward and backward, with inductor: what a training with --compile will do on this device."""
     if reason := _hindered(device):
-        text = Text("does not work on {device}: {reason}", device=device, reason=reason)
+        text = Message("does not work on {device}: {reason}", device=device, reason=reason)
         return hint("compile", text, device=device, works=False)
 
     def tiny(x: torch.Tensor) -> torch.Tensor:
@@ -124,16 +124,16 @@ def compile_on(device: str) -> MachineFinding:
             raise RuntimeError("it was run, and not compiled")
     except Exception as error:
         template = "does not work on {device}: {reason}; train without --compile"
-        return hint("compile", Text(template, device=device, reason=why(error)), device=device, works=False)
+        return hint("compile", Message(template, device=device, reason=why(error)), device=device, works=False)
     seconds = time.perf_counter() - began
-    text = Text("works on {device} ({seconds} s)", device=device, seconds=f"{seconds:.1f}")
+    text = Message("works on {device} ({seconds} s)", device=device, seconds=f"{seconds:.1f}")
     return ok("compile", text, device=device, works=True, seconds=round(seconds, 2))
 
 
 def _hindered(device: str) -> MessageLike:
     """What stands in the way of compiling and is known without trying, '' if nothing."""
     if off := next((name for name in SWITCHED_OFF if os.environ.get(name, "0") not in ("", "0")), ""):
-        return Text("{name} in the environment switches it off; unset it", name=off)
+        return Message("{name} in the environment switches it off; unset it", name=off)
     usual = argparse.Namespace(compile_backend="inductor", compile_mode="default", compile_fullgraph=False)
     try:
         cache.use(None, torch.device(device))
@@ -153,10 +153,10 @@ def attention() -> MachineFinding:
         return ok("attention", "", **data)
     data["ms"] = milliseconds = {name: round(ms, 3) for name, ms in found.items() if ms != float("inf")}
     if not milliseconds:
-        return hint("attention", Text("only the plain kernel works, which is slow and takes much memory"), **data)
+        return hint("attention", Message("only the plain kernel works, which is slow and takes much memory"), **data)
     times = ", ".join(f"{name} {ms} ms" for name, ms in milliseconds.items())
     times += f"; {', '.join(extras)}" if extras else ""
-    return ok("attention", Text("{times} (1 image of 4096 tokens, forward and backward)", times=times), **data)
+    return ok("attention", Message("{times} (1 image of 4096 tokens, forward and backward)", times=times), **data)
 
 
 def tf32() -> MachineFinding:
@@ -164,8 +164,8 @@ def tf32() -> MachineFinding:
     if not torch.cuda.is_available():
         return ok("tf32", "")
     works = torch.cuda.get_device_capability() >= (8, 0)
-    text = Text("works; cuda_allow_tf32 switches it on, for what is computed in float32")
-    return ok("tf32", text if works else Text("this GPU has none, so float32 is slow: use fp16"), works=works)
+    text = Message("works; cuda_allow_tf32 switches it on, for what is computed in float32")
+    return ok("tf32", text if works else Message("this GPU has none, so float32 is slow: use fp16"), works=works)
 
 
 def fp8() -> MachineFinding:
@@ -173,7 +173,9 @@ def fp8() -> MachineFinding:
     if not torch.cuda.is_available():
         return ok("fp8", "")
     works = torch.cuda.get_device_capability() >= (8, 9) and kernels.fp8()
-    text = Text("fp8 matrix products work (fp8_compute)")
+    text = Message("fp8 matrix products work (fp8_compute)")
     return ok(
-        "fp8", text if works else Text("no fp8 matrix products on this GPU; fp8_base still saves memory"), works=works
+        "fp8",
+        text if works else Message("no fp8 matrix products on this GPU; fp8_base still saves memory"),
+        works=works,
     )

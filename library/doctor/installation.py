@@ -11,7 +11,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from library.config.problems import Text
+from library.config.problems import Message
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = "kohya-trainer"
@@ -33,16 +33,18 @@ def lock_file(name: str) -> Path:
     return ROOT / "locks" / f"{name}.txt"
 
 
-def foreign() -> Iterator[Text]:
+def foreign() -> Iterator[Message]:
     """Whoever else brings a top-level package called `library`, a sentence with the remedy each."""
     for name in sorted(set(importlib.metadata.packages_distributions().get("library", [])) - {OURS}):
-        yield Text("the package {name} also brings one called library; remove it with: pip uninstall {name}", name=name)
+        yield Message(
+            "the package {name} also brings one called library; remove it with: pip uninstall {name}", name=name
+        )
     elsewhere = [place for place in sys.path if Path(place or ".").resolve() != ROOT]
     found = importlib.machinery.PathFinder.find_spec("library", elsewhere)
     for place in map(Path, (found.submodule_search_locations if found and found.origin else None) or []):
         if place.resolve() != ROOT / "library":
             template = "another package called library is found at {folder}; remove it, or take it out of PYTHONPATH"
-            yield Text(template, folder=place)
+            yield Message(template, folder=place)
 
 
 def damaged() -> Iterator[str]:

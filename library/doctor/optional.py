@@ -3,7 +3,7 @@
 from typing import get_args
 
 from library import packages
-from library.config.problems import Text, listed
+from library.config.problems import Message, listed
 from library.config.sections.learning import OptimizerName
 from library.doctor.finding import MachineFinding, hint, ok
 from library.optim import trial
@@ -19,15 +19,15 @@ def optimizers() -> MachineFinding:
     said = []
     if absent:
         titles = ", ".join(map(packages.title, absent))
-        said.append(Text("not installed: {names}: {command}", names=titles, command=packages.command(*absent)))
+        said.append(Message("not installed: {names}: {command}", names=titles, command=packages.command(*absent)))
     for module, error in wrong.items():
         command = packages.command(module, again=True)
         template = "{name} does not load ({error}): {command}"
-        said.append(Text(template, name=packages.title(module), error=error, command=command))
+        said.append(Message(template, name=packages.title(module), error=error, command=command))
     data = {"absent": absent, "broken": wrong, "without": without}
     if not without:
-        return ok("optimizers", Text("{names} work", names=", ".join(packages.PACKAGES.values())), **data)
+        return ok("optimizers", Message("{names} work", names=", ".join(packages.PACKAGES.values())), **data)
     if "AdamW8bit" in without:
         template = "use {other} instead of AdamW8bit, it needs more memory"
-        said.append(Text(template, other=nearest("AdamW8bit")))
+        said.append(Message(template, other=nearest("AdamW8bit")))
     return hint("optimizers", listed(said, "; "), **data)

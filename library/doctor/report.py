@@ -18,7 +18,7 @@ import psutil
 from library.config import environment as surroundings
 from library.config.arguments import Arguments
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Text, listed
+from library.config.problems import ConfigError, Message, listed
 from library.doctor import advice, installation
 from library.doctor.finding import MachineFinding, bad, hint, ok
 from library.packages import PACKAGES as OPTIONAL
@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
             found.append(finding)
             if not asked.json:
                 print(line(finding), flush=True)
-            work.phase(Text(finding.topic), len(found))
+            work.phase(Message(finding.topic), len(found))
             work.store({"kind": "doctor", "finished": False, **report(found)})
         work.store({"kind": "doctor", "finished": True, **report(found)})
     healthy = report(found)["healthy"]
@@ -95,7 +95,7 @@ def examine(quick: bool = False) -> Iterator[MachineFinding]:
         from library.doctor import disk, hardware, optional
     except Exception as error:
         template = "cannot be loaded ({error}); run ./setup.sh install"
-        yield bad("torch", Text(template, error=f"{type(error).__name__}: {error}"))
+        yield bad("torch", Message(template, error=f"{type(error).__name__}: {error}"))
         return
     yield from findings([hardware.torch_build, hardware.gpu, hardware.driver, optional.optimizers, hardware.compiler])
     yield from findings([] if quick else [hardware.compile_cpu, hardware.compile_gpu])
@@ -108,10 +108,10 @@ def system() -> MachineFinding:
     memory = psutil.virtual_memory().total / 2**30
     version, cpus = platform.python_version(), os.cpu_count()
     template = "{platform}, Python {version}, {cpus} CPUs, {memory} GB memory"
-    text = Text(template, platform=platform.platform(), version=version, cpus=cpus, memory=f"{memory:.0f}")
+    text = Message(template, platform=platform.platform(), version=version, cpus=cpus, memory=f"{memory:.0f}")
     data = {"platform": platform.platform(), "python": version, "cpus": cpus, "memory_gb": round(memory, 1)}
     if not (3, 11) <= sys.version_info[:2] <= (3, 13):
-        return bad("system", Text("{system}; Python 3.11, 3.12 or 3.13 is needed", system=text), **data)
+        return bad("system", Message("{system}; Python 3.11, 3.12 or 3.13 is needed", system=text), **data)
     return ok("system", text, **data)
 
 
@@ -121,16 +121,16 @@ def packages() -> MachineFinding:
     text = ", ".join(f"{name} {version}" for name, version in found.items() if version)
     missing = [name for name in PACKAGES if not found[name]]
     if missing:
-        return bad("packages", Text("missing: {names}; run ./setup.sh install", names=", ".join(missing)), **found)
+        return bad("packages", Message("missing: {names}; run ./setup.sh install", names=", ".join(missing)), **found)
     locked = locked_versions()
     other = [
-        Text("{name} {version} (tested: {locked})", name=name, version=version, locked=locked[name])
+        Message("{name} {version} (tested: {locked})", name=name, version=version, locked=locked[name])
         for name, version in found.items()
         if version and name in locked and version.split("+")[0] != locked[name]
     ]
     if other:
         template = "not the tested versions: {versions}; ./setup.sh install sets them"
-        return hint("packages", Text(template, versions=listed(other)), **found)
+        return hint("packages", Message(template, versions=listed(other)), **found)
     return ok("packages", text, **found)
 
 
@@ -165,7 +165,7 @@ def network() -> MachineFinding:
     import httpx  # comes with huggingface_hub, which downloads with it
 
     given = {name: value for name, value in os.environ.items() if name.lower() in surroundings.NETWORK and value}
-    wrong: list[Text] = []
+    wrong: list[Message] = []
     for name, value in given.items():
         with surroundings.without_network_settings():
             os.environ[name] = value
@@ -173,14 +173,14 @@ def network() -> MachineFinding:
                 httpx.Client().close()
             except Exception as error:  # each kind of wrong value has one of its own
                 wrong.append(
-                    Text("{name} ({why})", name=name, why=f"{type(error).__name__}: {error}".replace(value, ""))
+                    Message("{name} ({why})", name=name, why=f"{type(error).__name__}: {error}".replace(value, ""))
                 )
             finally:
                 del os.environ[name]
     if not wrong:
         return ok("network", "")
     template = "models cannot be downloaded nor results uploaded with {variables}; correct what is wrong, or unset it"
-    return hint("network", Text(template, variables=listed(wrong)), variables=list(given))
+    return hint("network", Message(template, variables=listed(wrong)), variables=list(given))
 
 
 def settings(found: list[MachineFinding]) -> MachineFinding:

@@ -20,7 +20,7 @@ import huggingface_hub
 from huggingface_hub import constants, errors
 from huggingface_hub.file_download import http_get
 
-from library.config.problems import ConfigError, Report, Text
+from library.config.problems import ConfigError, Message, Report
 from library.families.shared import hub, weights
 from library.files import clear_errors, need_space, write_atomic
 from library.runs import keys, locking, registry
@@ -97,23 +97,23 @@ def _is_closed(api: huggingface_hub.HfApi, name: str, own: str | bool) -> bool:
     return False
 
 
-def failure(name: str, error: Exception) -> Text:
+def failure(name: str, error: Exception) -> Message:
     """The message for a failed request about a repository."""
     if isinstance(error, ConfigError):
         return error.problems[0]
     if isinstance(error, errors.GatedRepoError):
         return licence(name)
     if isinstance(error, errors.RepositoryNotFoundError):
-        return Text("There is no Hugging Face repository {name}, or it is private: check the spelling", name=name)
+        return Message("There is no Hugging Face repository {name}, or it is private: check the spelling", name=name)
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return Text("The Hugging Face Hub cannot be reached for {name} ({reason}): go online, and try again",
+    return Message("The Hugging Face Hub cannot be reached for {name} ({reason}): go online, and try again",
         name=name, reason=reason)  # fmt: skip
 
 
-def licence(name: str) -> Text:
+def licence(name: str) -> Message:
     """The fix for a gated repository."""
     template = "{name} is gated: accept its licence at https://huggingface.co/{name}, then set a token as HF_TOKEN"
-    return Text(template, name=name)
+    return Message(template, name=name)
 
 
 def place(folder: Path, file: RemoteFile, endings: Sequence[str] = (ENDING,)) -> Path:
@@ -184,12 +184,12 @@ def _fill(part: Path, file: RemoteFile, report: Report) -> None:
 
         def __init__(self, *_: Any, **__: Any) -> None:
             self.done = done
-            report(Text("{file}", file=file.name), done, file.size)
+            report(Message("{file}", file=file.name), done, file.size)
 
         def update(self, more: float = 1) -> None:
             """Add downloaded bytes; negative after a restart."""
             self.done += int(more)
-            report(Text("{file}", file=file.name), self.done, file.size)
+            report(Message("{file}", file=file.name), self.done, file.size)
 
         def __enter__(self) -> "ByteCount":
             return self
@@ -238,7 +238,7 @@ def _sha256(path: Path, file: RemoteFile, report: Report) -> str:
         while block := content.read(BLOCK):
             found.update(block)
             done += len(block)
-            report(Text("checking {file}", file=file.name), done, file.size)
+            report(Message("checking {file}", file=file.name), done, file.size)
     return found.hexdigest()
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import huggingface_hub
 
 from library.config.hub_names import is_file_id
-from library.config.problems import Problem, Report, Text
+from library.config.problems import Message, Problem, Report
 from library.downloads import hub
 from library.families.shared.hub import ID
 from library.files import need_space, size_text
@@ -44,7 +44,7 @@ def download(name: str, report: Report) -> Path:
     return hub.download(file, path, report)
 
 
-def unreachable(option: str, name: str, why: Text | str) -> Problem:
+def unreachable(option: str, name: str, why: Message | str) -> Problem:
     """The problem of a file that is not here and cannot be had."""
     return Problem(option, UNREACHABLE, name=name, why=why)
 

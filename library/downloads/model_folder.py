@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from library.config.problems import ConfigError, Report, Text, either
+from library.config.problems import ConfigError, Message, Report, either
 from library.downloads import hub
 from library.files import need_space, write_atomic
 
@@ -56,7 +56,7 @@ def find(text: str, kind: FolderFiles, into: Path, report: Report) -> Path:
     folder = into / text.rpartition("/")[2]
     if _is_complete(folder, text):
         return folder
-    report(Text("asking the hub"), 0, 1)
+    report(Message("asking the hub"), 0, 1)
     found = hub.repository(text, kind.endings)
     if found.closed:
         raise ConfigError(hub.licence(text))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from library import families
 from library.config.arguments import Arguments
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, Message
 from library.downloads import finding, hub
 from library.downloads.hub_files import default_folder
 from library.families.facts import HubModel
@@ -74,14 +74,14 @@ def meant(name: str) -> list[str]:
 def _download(names: list[str], folder: Path) -> None:
     """Download files in order; all problems of the files and their targets are reported before the first."""
     with joined("models") as work:
-        work.phase(Text("asking the hub"))
+        work.phase(Message("asking the hub"))
         files = hub.files_of(dict.fromkeys(names))
         places = [hub.place(folder, file) for file in files]
         need_space(folder, sum(hub.still_needed(path, file) for path, file in zip(places, files, strict=True)))
         done: list[str] = []
         shown = -1
 
-        def report(what: Text, now: int, total: int) -> None:
+        def report(what: Message, now: int, total: int) -> None:
             nonlocal shown
             work.phase(what, now, total)
             percent = now * 100 // max(1, total)

@@ -13,7 +13,7 @@ from library import families
 from library.config.building import Layer, read_section
 from library.config.json_types import JsonObject
 from library.config.outside_files import load_toml
-from library.config.problems import ConfigError, Problem, Text, together
+from library.config.problems import ConfigError, Message, Problem, together
 from library.config.schema import opt, section_options
 from library.config.sections import AdapterRun
 from library.config.values import quoted
@@ -289,7 +289,7 @@ def read_leniently(config: AdapterRun, cls: type) -> tuple[Any, list[Problem]]:
     given = {key.strip(): value.strip() for key, _, value in (p.partition("=") for p in pairs if "=" in p)}
     given = {key: value for key, value in given.items() if not (value in ("", "None") and key in section_options(cls))}
     for name in [n for n in HINTS if n in given and n not in section_options(cls)]:
-        wrong.append(wrong_argument(name, "is not a known key{hint}", hint=Text(HINTS[name])))
+        wrong.append(wrong_argument(name, "is not a known key{hint}", hint=Message(HINTS[name])))
         given.pop(name)
     made = cls(**read_section(cls, Layer(given, "network_args"), wrong))
     return made, [*wrong, *(made.check(config) if hasattr(made, "check") else ())]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from library import families
 from library.config.json_types import JsonObject
 from library.config.outside_files import table_of
-from library.config.problems import ConfigError, MessageLike, Text
+from library.config.problems import ConfigError, Message, MessageLike
 from library.families.facts import FamilyFacts, Shapes, matching
 from library.families.shared import tensor_names, weights
 from library.families.shared.known_files import SHARED, UNKNOWN, UNTRAINED
@@ -106,7 +106,7 @@ def recognised(path: Path) -> Recognised:
     if whole is None or whole / "transformer" not in (path, path.parent):
         whole = path
     if pipeline := index_of(whole).get("_class_name"):
-        words = Text("a diffusers model ({pipeline})", pipeline=pipeline)
+        words = Message("a diffusers model ({pipeline})", pipeline=pipeline)
         facts = next((facts for facts in families.every() if pipeline in facts.pipelines), None)
         return Recognised(facts.name, words, facts.model_options.get(pipeline, {})) if facts else Recognised("", words)
     shapes = {name: shape for file in weights.files(path) for name, shape in weights.header(file).items()}

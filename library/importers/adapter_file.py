@@ -8,7 +8,7 @@ from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import opened, parse_json
-from library.config.problems import ConfigError, Problem, Text, listed, option_name
+from library.config.problems import ConfigError, Message, Problem, listed, option_name
 from library.config.reading import resolution
 from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import (
@@ -127,7 +127,7 @@ def _kind(builder: ImportBuilder, version: str) -> None:
     elif builder.family == "qwen_image" and "edit" in version:
         values["model_version"] = _edit(str(builder.get("modelspec.architecture") or ""))
     chosen = listed([builder.script, *([said_of(values)] if values else [])])
-    set_by(builder, "ss_base_model_version", Text("chooses the script: {script}", script=chosen), values)
+    set_by(builder, "ss_base_model_version", Message("chooses the script: {script}", script=chosen), values)
     builder.explain("is part of ss_base_model_version", "modelspec.architecture")
     if builder.values.get("model_type") == "chroma":
         builder.values |= {"apply_t5_attn_mask": True, "guidance_scale": 0.0}
@@ -146,7 +146,7 @@ def _model(builder: ImportBuilder) -> None:
         if name.count("/") == 1 and not name.endswith((".safetensors", ".ckpt")):  # an id of the Hugging Face Hub
             builder.rename(key, option)
         elif name:
-            builder.ignore(key, Text("it was {name}, without its folder: choose it in {option}", name=name,
+            builder.ignore(key, Message("it was {name}, without its folder: choose it in {option}", name=name,
                            option=option_name(option)))  # fmt: skip
 
 
@@ -226,7 +226,7 @@ def _images(builder: ImportBuilder) -> None:
             values["train_batch_size"] = int(count)
         builder.change("ss_datasets", said_of(values), values)
         if len(sets) > 1:
-            builder.notes.append(Text("only the first of {count} data sets is read", count=len(sets)))
+            builder.notes.append(Message("only the first of {count} data sets is read", count=len(sets)))
     if size := builder.get("ss_resolution"):
         sides = re.findall(r"\d+", str(size))
         builder.rename("ss_resolution", "resolution", ",".join(sides)) if sides else None
@@ -234,7 +234,7 @@ def _images(builder: ImportBuilder) -> None:
         if folders := _table(builder.get(key)):
             template = "its folders were {names}: choose them in {option}"
             option = "train_data_dir" if key == "ss_dataset_dirs" else "reg_data_dir"
-            builder.ignore(key, Text(template, names=", ".join(folders), option=option_name(option)))
+            builder.ignore(key, Message(template, names=", ".join(folders), option=option_name(option)))
         elif key in builder.source:
             builder.change(key, "it names no folder")
 
@@ -253,7 +253,7 @@ def _modelspec(builder: ImportBuilder) -> None:
         builder.change("modelspec.timestep_range", said_of(values), values)
     for key, option in (("modelspec.encoder_layer", "clip_skip"), ("modelspec.resolution", "resolution")):
         if key in builder.source:
-            builder.explain(Text("is {option} here", option=option_name(option)), key)
+            builder.explain(Message("is {option} here", option=option_name(option)), key)
             builder.values.setdefault(option, str(builder.source[key]).replace("x", ","))
             builder.keys.setdefault(option, key)
     if "modelspec.is_negative_embedding" in builder.source:
@@ -261,6 +261,6 @@ def _modelspec(builder: ImportBuilder) -> None:
         builder.rename("modelspec.is_negative_embedding", "metadata_is_negative_embedding", on)
 
 
-def nearest_prediction(kind: str) -> Text:
+def nearest_prediction(kind: str) -> Message:
     """A message: what a kind of prediction is here."""
     return equal(kind, "v_parameterization = false") if kind == "epsilon" else nearest(kind, "epsilon")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from library.config.json_types import JsonMapping
-from library.config.problems import ConfigError, Problem, Text, listed, option_names
+from library.config.problems import ConfigError, Message, Problem, listed, option_names
 from library.importers import aitoolkit_data, aitoolkit_learning
 from library.importers.builder import ImportBuilder, is_on
 from library.importers.shared import (
@@ -58,7 +58,7 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
     for part in (_model, _output, *aitoolkit_learning.PARTS, *aitoolkit_data.PARTS):
         part(builder)
     if len(inner["process"]) > 1:
-        builder.notes.append(Text("only the first of {count} processes is read", count=len(inner["process"])))
+        builder.notes.append(Message("only the first of {count} processes is read", count=len(inner["process"])))
     _other_ways(builder)
     rest(builder, TABLES["ignored"])
     if "chroma" in _names(flat) and builder.family == "flux":
@@ -78,10 +78,10 @@ def _refuse(process: JsonMapping, job: str) -> None:
     jobs, others = TABLES["other_jobs"], TABLES["other_processes"]
     what = jobs.get(job, "")
     if kind not in TRAINERS:
-        what = what or others.get(kind, "") or Text("a process of the type {kind}", kind=kind or "(none)")
+        what = what or others.get(kind, "") or Message("a process of the type {kind}", kind=kind or "(none)")
     elif isinstance(adapter, Mapping) and adapter:
         template = "an adapter of the type {kind} (images as prompts or control images)"
-        what = Text(template, kind=adapter.get("type") or "(none)")
+        what = Message(template, kind=adapter.get("type") or "(none)")
     elif isinstance(process.get("embedding"), Mapping):
         what = others["textual_inversion_trainer"]
     elif isinstance(process.get("slider"), Mapping):
@@ -120,10 +120,10 @@ def _other_ways(builder: ImportBuilder) -> None:
         if is_on(builder.get(switch)):
             for key in (switch, *keys):
                 if key in builder.source:
-                    builder.ignore(key, Text("{switch} is not offered here", switch=switch))
+                    builder.ignore(key, Message("{switch} is not offered here", switch=switch))
             template = "{switch} is on in the file and not offered here: without it the training differs"
             advice = "regularisation images (is_reg) keep what the model knows"
-            builder.problems.append(Problem("", "{problem}; {advice}", problem=Text(template, switch=switch),
+            builder.problems.append(Problem("", "{problem}; {advice}", problem=Message(template, switch=switch),
                                             advice=advice))  # fmt: skip
 
 
@@ -134,7 +134,7 @@ def _model(builder: ImportBuilder) -> None:
     chosen = listed([builder.script, *([said_of(relative)] if relative else [])])
     for key in ("model.is_flux", "model.is_xl", "model.arch"):
         if builder.get(key):
-            builder.change(key, Text("chooses the script: {script}", script=chosen), relative)
+            builder.change(key, Message("chooses the script: {script}", script=chosen), relative)
     chooses_version(builder, "model.arch", words)
     chooses_edit(builder, "model.arch", words)
     quantized = is_on(builder.get("model.quantize"))
@@ -173,7 +173,7 @@ def _networks_beside(builder: ImportBuilder) -> None:
     unread = {"clip_l"} if "chroma" in _names(builder.source) else set()  # which Chroma does not have
     options = (option for option in PART_OPTIONS.get(builder.family, ()) if option not in {*builder.values, *unread})
     beside = dict.fromkeys(options, other)
-    builder.change(key, Text("the networks beside the transformer: {names}", names=option_names(beside)), beside)
+    builder.change(key, Message("the networks beside the transformer: {names}", names=option_names(beside)), beside)
 
 
 def _output(builder: ImportBuilder) -> None:

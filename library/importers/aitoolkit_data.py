@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field
 
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.problems import ConfigError, MessageLike, Text
+from library.config.problems import ConfigError, Message, MessageLike
 from library.config.sections.captions import VARIED
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import (
@@ -49,8 +49,8 @@ def _with_folders(value: JsonValue, notes: list[MessageLike]) -> list[JsonMappin
     listed = tables(value, "datasets", notes)
     for number, one in enumerate(listed, 1):
         if is_empty(one.get("folder_path") or one.get("dataset_path")):
-            notes.append(Text("data set {name} is left out: {reason}", name=number,
-                              reason=Text("it names no folder ({key})", key="folder_path")))  # fmt: skip
+            notes.append(Message("data set {name} is left out: {reason}", name=number,
+                              reason=Message("it names no folder ({key})", key="folder_path")))  # fmt: skip
     return [one for one in listed if not is_empty(one.get("folder_path") or one.get("dataset_path"))]
 
 
@@ -84,8 +84,8 @@ def _written(found: list[JsonMapping], whole: WholeTraining) -> tuple[str, list[
         reasons |= {key: ENCODED_ONCE for key in not_had if key in table}
         for key, reason in reasons.items():
             if table[key] is True or (not is_empty(table[key]) and table[key] not in (False, 0, 1)):
-                place = Text("datasets of {folder}", folder=table.get("folder_path") or table.get("dataset_path"))
-                notes.append(Text("{place}: {key} is ignored: {reason}", place=place, key=key, reason=reason))
+                place = Message("datasets of {folder}", folder=table.get("folder_path") or table.get("dataset_path"))
+                notes.append(Message("{place}: {key} is ignored: {reason}", place=place, key=key, reason=reason))
     general = {"enable_bucket": True, "max_bucket_reso": 2048, "bucket_no_upscale": True}
     return dataset_toml(general, sets), notes
 
@@ -186,7 +186,7 @@ def _samples(builder: ImportBuilder) -> None:
     shared = {name: DEFAULTS.get(name) if value is None else value for name, value in shared.items()}
     for name, flag in flags.items():
         if builder.get(f"sample.{name}") is not None:
-            builder.change(f"sample.{name}", Text("stands in the prompt file as {flag}", flag=flag))
+            builder.change(f"sample.{name}", Message("stands in the prompt file as {flag}", flag=flag))
     if builder.family == "zimage":
         said = "stands in the prompt file as --l, less 1: the scale of this model is 0 without a negative prompt"
         builder.explain(said, "sample.guidance_scale")

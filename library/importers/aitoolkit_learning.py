@@ -1,7 +1,7 @@
 """Import ai-toolkit's adapters, length, optimizer, schedule, dtypes and noise."""
 
 from library.config.json_types import JsonObject
-from library.config.problems import Text, counted, listed, option_name
+from library.config.problems import Message, counted, listed, option_name
 from library.importers.builder import ImportBuilder, is_on, to_number
 from library.importers.shared import equal, load_tables, nearest, optimizer, optimizer_args, plain, precision, said_of
 
@@ -27,7 +27,7 @@ def _network(builder: ImportBuilder) -> None:
         if builder.get(key) is not None and option not in builder.values:
             builder.rename(key, option)
         elif key in builder.source:
-            builder.change(key, Text("another key says {option}", option=option_name(option)))
+            builder.change(key, Message("another key says {option}", option=option_name(option)))
     arguments = _convolutions(builder)
     if kind in ("lokr", "locon", "loha", "dora"):
         algo = {"dora": ["algo=lora", "dora_wd=True"]}.get(kind, [f"algo={kind}"])
@@ -44,7 +44,7 @@ def _network(builder: ImportBuilder) -> None:
     for key in builder.left():
         if key.startswith("network.network_kwargs."):
             own = "preset" if "network_module" in builder.values else CHOOSING.get(builder.family, CHOOSING[""])
-            builder.ignore(key, Text("chosen layers are said by network_args ({names})", names=own))
+            builder.ignore(key, Message("chosen layers are said by network_args ({names})", names=own))
     builder.explain("adapters are in the blocks of the model", "network.transformer_only")
 
 
@@ -59,9 +59,9 @@ def _convolutions(builder: ImportBuilder) -> list[str]:
         if builder.number("network.conv") and to_number(value) is not None:
             arguments.append(f"{argument}={value}")
             builder.explain(
-                Text(
+                Message(
                     "is {option} here",
-                    option=Text("{option} {value}", option=option_name("network_args"), value=argument),
+                    option=Message("{option} {value}", option=option_name("network_args"), value=argument),
                 ),
                 key,
             )
@@ -76,7 +76,7 @@ def _length(builder: ImportBuilder) -> None:
     if old > 1 and batches <= 1:
         steps, batches, key = max(1, steps // old), old, "train.gradient_accumulation_steps"
         template = "max_train_steps = {steps}: {trainer} counts each of the {count} batches of a step"
-        said = Text(template, steps=steps, trainer=TRAINER, count=old)
+        said = Message(template, steps=steps, trainer=TRAINER, count=old)
     elif old < 0:
         builder.ignore("train.gradient_accumulation_steps", "gradients are not added up over a whole epoch here")
     builder.change("train.steps", said, {"max_train_steps": steps})
@@ -94,7 +94,7 @@ def _optimizer(builder: ImportBuilder) -> None:
     given = {key.rpartition(".")[2]: value for key, value in found.items()}
     if near:
         for key in found:
-            builder.ignore(key, Text("it is for {name}, which is not offered here", name=wanted))
+            builder.ignore(key, Message("it is for {name}, which is not offered here", name=wanted))
         given = {}
     word = plain(name)
     if word == "adafactor":
@@ -107,7 +107,7 @@ def _optimizer(builder: ImportBuilder) -> None:
         builder.change(key, "becomes one of optimizer_args")
     rate = builder.number("train.lr")
     if (word.startswith("dadapt") or word == "prodigy") and rate is not None and rate < 0.1:
-        said = Text("{rate} is 1.0 with {name}, as {trainer} does it", rate=f"{rate:g}", name=name, trainer=TRAINER)
+        said = Message("{rate} is 1.0 with {name}, as {trainer} does it", rate=f"{rate:g}", name=name, trainer=TRAINER)
         builder.change("train.lr", said, {"learning_rate": 1.0})
 
 
@@ -124,7 +124,7 @@ def _schedule(builder: ImportBuilder) -> None:
     elif name == "linear":  # PyTorch's LinearLR rises from a third of the rate to the full rate
         values = {"lr_scheduler": "constant_with_warmup", "lr_warmup_steps": int(period)}
         template = "{trainer}'s linear rises over {steps}; the nearest is {nearest}"
-        said = Text(template, trainer=TRAINER, steps=counted(int(period), "step"), nearest="constant_with_warmup")
+        said = Message(template, trainer=TRAINER, steps=counted(int(period), "step"), nearest="constant_with_warmup")
     elif name == "step":
         values, said = {"lr_scheduler": "constant"}, nearest("step", "constant")
     elif warmup := builder.number("train.lr_scheduler_params.num_warmup_steps"):
@@ -154,7 +154,7 @@ def _training(builder: ImportBuilder) -> None:
     if is_on(builder.get("train.ema_config.use_ema")):
         decay = builder.number("train.ema_config.ema_decay") or 0.999
         template = "ema_decay = {decay}; the average is saved beside each file as <name>-ema, not in its place"
-        builder.change("train.ema_config.use_ema", Text(template, decay=f"{decay:g}"), {"ema_decay": decay})
+        builder.change("train.ema_config.use_ema", Message(template, decay=f"{decay:g}"), {"ema_decay": decay})
         builder.empty("train.ema_config.ema_decay")
 
 
@@ -194,7 +194,7 @@ def _range(builder: ImportBuilder) -> None:
             continue
         if linear:
             value = 1000 - int(number)
-            said = Text(
+            said = Message(
                 "counted from the noisiest timestep there: {option} = {value}", option=option_name(option), value=value
             )
             builder.change(key, said, {option: value})
@@ -202,7 +202,7 @@ def _range(builder: ImportBuilder) -> None:
             template = (
                 "a place among 1000 drawn timesteps there, the noisiest first; {option} limits the timestep itself"
             )
-            builder.ignore(key, Text(template, option=option_name(option)))
+            builder.ignore(key, Message(template, option=option_name(option)))
 
 
 def _noise(builder: ImportBuilder) -> None:
@@ -216,7 +216,7 @@ def _noise(builder: ImportBuilder) -> None:
         builder.ignore("train.snr_gamma", nearest("snr_gamma", said_of({"min_snr_gamma": f"{gamma:g}"})))
     if str(builder.get("train.content_or_style") or "balanced") != "balanced":
         chosen = "min_timestep, max_timestep" if builder.family == "sdxl" else "timestep_sampling"
-        said = Text("all timesteps count alike; {names} choose others", names=chosen)
+        said = Message("all timesteps count alike; {names} choose others", names=chosen)
         builder.ignore("train.content_or_style", said)
     else:
         builder.explain("balanced: all timesteps count alike", "train.content_or_style")

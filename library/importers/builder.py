@@ -8,7 +8,7 @@ from typing import Any
 from library.config.building import build, draft, understood
 from library.config.ineffective import ineffective_options
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.problems import ConfigError, MessageLike, Problem, Text, option_name, option_values, together
+from library.config.problems import ConfigError, Message, MessageLike, Problem, option_name, option_values, together
 from library.config.run_config import RunConfig
 from library.config.schema import options
 from library.config.sections.run import INEFFECTIVE_EVERYWHERE
@@ -121,7 +121,7 @@ def settle(builder: ImportBuilder, configs: Configs) -> Imported:
                 raise ConfigError("without effect: {why}", why=why)
         except ConfigError as reason:
             named = name == key or any(problem.option == name for problem in reason.problems)
-            text = reason.said if named else Text("{key}: {text}", key=name, text=reason.said)
+            text = reason.said if named else Message("{key}: {text}", key=name, text=reason.said)
             builder.outcomes[key] = KeyOutcome(key, "empty") if value is False else KeyOutcome(key, "ignored", text)
     _drop_shares(builder, read)
     notes, problems = list(builder.notes), list(builder.problems)
@@ -252,8 +252,8 @@ def _unknown(config: type[RunConfig], name: str, configs: Configs) -> MessageLik
     others = [other for other in configs.values() if name in options(other)]
     others.sort(key=lambda other: other.family != config.family)
     if others and all(other.family != config.family for other in others):
-        return Text("it is for {title}", title=others[0].title.split()[0])
-    return Text("it is for {title} only", title=others[0].title) if others else NOT_HERE
+        return Message("it is for {title}", title=others[0].title.split()[0])
+    return Message("it is for {title} only", title=others[0].title) if others else NOT_HERE
 
 
 def is_empty(value: Any) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Text, listed, option_name, option_names
+from library.config.problems import ConfigError, Message, listed, option_name, option_names
 from library.importers import diffusion_pipe_data, diffusion_pipe_learning
 from library.importers.builder import ImportBuilder, is_on
 from library.importers.shared import (
@@ -78,7 +78,7 @@ def _model(builder: ImportBuilder) -> None:
     words = " ".join(own_name(builder.get(key)) for key in given)
     kind = {"model_type": "kontext"} if "kontext" in words and builder.family == "flux" else {}
     chosen = listed([builder.script, *([said_of(kind)] if kind else [])])
-    builder.change("model.type", Text("chooses the script: {script}", script=chosen), kind)
+    builder.change("model.type", Message("chooses the script: {script}", script=chosen), kind)
     chooses_version(builder, "model.type", words)
     chooses_edit(builder, "model.type", words)
     if given:
@@ -88,10 +88,12 @@ def _model(builder: ImportBuilder) -> None:
     beside = [option for option in beside if builder.source.get("model.type") != "chroma" or option != "clip_l"]
     for key in given[1:]:
         if key == "model.diffusers_path" and beside:
-            said = Text("the networks beside the transformer: {names}", names=option_names(beside))
+            said = Message("the networks beside the transformer: {names}", names=option_names(beside))
             builder.change(key, said, dict.fromkeys(beside, builder.get(key)))
         else:
-            builder.ignore(key, Text("another key says {option}", option=option_name("pretrained_model_name_or_path")))
+            builder.ignore(
+                key, Message("another key says {option}", option=option_name("pretrained_model_name_or_path"))
+            )
 
 
 def _parts(builder: ImportBuilder) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.problems import ConfigError, MessageLike, Text, counted, option_name
+from library.config.problems import ConfigError, Message, MessageLike, counted, option_name
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import PREPARED, dataset_toml, load_tables, tables, told_datasets
 
@@ -63,13 +63,13 @@ def _batches(builder: ImportBuilder) -> dict[int, int]:
             if isinstance(pair, list) and len(pair) == 2:
                 sizes[int(to_number(pair[0]) or 0)] = int(to_number(pair[1]) or 1)
         template = "{sizes} of batches by resolution: {place}"
-        builder.change(used, Text(template, sizes=counted(len(sizes), "size"), place=PREPARED))
+        builder.change(used, Message(template, sizes=counted(len(sizes), "size"), place=PREPARED))
     elif used:
         sizes[0] = max(1, int(to_number(value) or 1))
         builder.rename(used, "train_batch_size", sizes[0])
     for key in keys:
         if key in builder.left():
-            builder.ignore(key, Text("another key says {option}", option=option_name("train_batch_size")))
+            builder.ignore(key, Message("another key says {option}", option=option_name("train_batch_size")))
     return sizes
 
 
@@ -79,8 +79,8 @@ def _written(found: JsonMapping, batches: Mapping[int, int]) -> tuple[str, list[
     for table in tables(found.get("directory"), "directory", notes):
         whole = {**{key: value for key, value in found.items() if key != "directory"}, **table}
         if is_empty(whole.get("path")):
-            reason = Text("it names no folder ({key})", key="path")
-            notes.append(Text("data set {name} is left out: {reason}", name="directory", reason=reason))
+            reason = Message("it names no folder ({key})", key="path")
+            notes.append(Message("data set {name} is left out: {reason}", name="directory", reason=reason))
             continue
         _note(whole, notes)
         for size in _sizes(whole.get("resolutions")):
@@ -131,10 +131,10 @@ def _subset(table: JsonMapping) -> JsonObject:
 
 def _note(table: JsonMapping, notes: list[MessageLike]) -> None:
     """A sentence for each key of a folder that has no equivalent."""
-    place = Text("datasets of {folder}", folder=table["path"])
+    place = Message("datasets of {folder}", folder=table["path"])
     repeats = to_number(table.get("num_repeats"))
     if repeats is not None and repeats != round(repeats):
-        notes.append(Text("{place}: num_repeats = {repeats} is rounded", place=place, repeats=f"{repeats:g}"))
+        notes.append(Message("{place}: num_repeats = {repeats} is rounded", place=place, repeats=f"{repeats:g}"))
     reasons = {key: NOT_HERE for key in table if key not in TABLES["known"]}
     if "ar_buckets" in table or "size_buckets" in table:
         reasons |= dict.fromkeys(
@@ -145,6 +145,6 @@ def _note(table: JsonMapping, notes: list[MessageLike]) -> None:
         reasons["frame_buckets"] = "videos are not trained; images are"
     for key, reason in reasons.items():
         if not is_empty(table.get(key)) and table.get(key) is not False:
-            line = Text("{place}: {key} is ignored: {reason}", place=place, key=key, reason=reason)
+            line = Message("{place}: {key} is ignored: {reason}", place=place, key=key, reason=reason)
             if str(line) not in map(str, notes):
                 notes.append(line)

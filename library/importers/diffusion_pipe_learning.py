@@ -1,7 +1,7 @@
 """Import diffusion-pipe's adapters, optimizer, schedule, length and timesteps."""
 
 from library.config.json_types import JsonObject
-from library.config.problems import Text
+from library.config.problems import Message
 from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import (
     SIZE_SHIFTS,
@@ -39,7 +39,7 @@ def _network(builder: ImportBuilder) -> None:
         builder.explain("becomes one of network_args", "adapter.decompose_factor", "adapter.rank_dropout")
     else:
         builder.change("adapter.type", "LoRA" if kind == "lora" else nearest(kind, "LoRA"))
-    said = Text("{trainer} has alpha = rank", trainer=TRAINER)
+    said = Message("{trainer} has alpha = rank", trainer=TRAINER)
     set_by(builder, "adapter.alpha", said, {"network_alpha": rank})
 
 
@@ -67,7 +67,7 @@ def _optimizer(builder: ImportBuilder) -> None:
     builder.explain("becomes one of optimizer_args", *(f"optimizer.{key}" for key in own))
     for key in given.keys() - own.keys():
         if f"optimizer.{key}" in builder.left():
-            builder.ignore(f"optimizer.{key}", Text("it is for {name}, which is not offered here", name=wanted))
+            builder.ignore(f"optimizer.{key}", Message("it is for {name}, which is not offered here", name=wanted))
 
 
 def _rates(builder: ImportBuilder) -> None:

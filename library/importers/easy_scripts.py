@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from library.config.dataset import SubsetConfig
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.problems import ConfigError, Text, counted
+from library.config.problems import ConfigError, Message, counted
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on
 from library.importers.shared import (
     ONLY,
@@ -43,7 +43,7 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
     script = script or _script(found, flat, is_word=mode not in ("lora", "none"))
     source = {**general, **flat, **{key: found[key] for key in ("subsets", "train_mode") if key in found}}
     builder = ImportBuilder(source, script, TRAINER, keeps_ineffective=True)
-    builder.explain(Text("chooses the script: {script}", script=script), "sdxl", "v2", "train_mode")
+    builder.explain(Message("chooses the script: {script}", script=script), "sdxl", "v2", "train_mode")
     _names(builder)
     _network(builder)
     _optimizer(builder)
@@ -129,7 +129,7 @@ def _optimizer(builder: ImportBuilder) -> None:
     if near := TABLES["schedules"].get(schedule.rpartition(".")[2]):
         builder.change("lr_scheduler_type", nearest(schedule, said_of({"lr_scheduler": near})), {"lr_scheduler": near})
         builder.ignore("lr_scheduler", "lr_scheduler_type names another")
-        builder.ignore("lr_scheduler_args", Text("it is for {name}, which is not offered here", name=schedule))
+        builder.ignore("lr_scheduler_args", Message("it is for {name}, which is not offered here", name=schedule))
         builder.values.pop("lr_scheduler_args", None)
     if (share := builder.number("warmup_ratio")) is not None:
         builder.rename("warmup_ratio", "lr_warmup_steps", min(share, 0.9999))
@@ -149,10 +149,10 @@ def _images(builder: ImportBuilder, general: JsonMapping, subsets: list[JsonMapp
                      if key in SUBSET and not is_empty(value) and value is not False})  # fmt: skip
         for key in sorted(one.keys() - SUBSET - {"name"}):
             if not is_empty(one[key]) and one[key] is not False:
-                place = Text("datasets of {folder}", folder=one["image_dir"])
-                line = Text("{place}: {key} is ignored: {reason}", place=place, key=key, reason=NOT_HERE)
+                place = Message("datasets of {folder}", folder=one["image_dir"])
+                line = Message("{place}: {key} is ignored: {reason}", place=place, key=key, reason=NOT_HERE)
                 builder.notes.append(line)
     own = {key: value for key, value in general.items() if not is_empty(value)}
     builder.texts["dataset_config"] = dataset_toml({}, [(own, sets)])
-    builder.change("subsets", Text("{folders}: {place}", folders=counted(len(sets), "folder"), place=PREPARED))
+    builder.change("subsets", Message("{folders}: {place}", folders=counted(len(sets), "folder"), place=PREPARED))
     builder.explain(PREPARED, *own)

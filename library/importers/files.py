@@ -7,7 +7,7 @@ from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import load_json, load_toml, load_yaml, read_text
-from library.config.problems import ConfigError, MessageLike, Text
+from library.config.problems import ConfigError, Message, MessageLike
 from library.config.run_config import RunConfig
 from library.config.schema import options, values
 from library.config.values import did_you_mean
@@ -63,7 +63,7 @@ def refuse_data(found: JsonMapping, path: Path) -> None:
     kind = next((kind for kind in DATASETS if kind.is_dataset(found)), None)
     if kind and (kind is diffusion_pipe_data or not found.keys() - {"general", "datasets"}):
         template = "kohya import {name} -o data.toml writes it as one of ours; name that in dataset_config"
-        advice = Text(template, name=path.name)
+        advice = Message(template, name=path.name)
         raise ConfigError(
             "{path} is a data set file of {trainer}, not a training: {advice}",
             path=path,
@@ -85,7 +85,7 @@ def dataset(found: JsonMapping) -> tuple[str, list[MessageLike]]:
     text, notes = kind.dataset(found)
     if DATASETS[kind].APPLIES_EXIF:
         template = "{trainer} turns images as their EXIF orientation says: set exif_rotation = true in the training"
-        notes = [*notes, Text(template, trainer=DATASETS[kind].TRAINER)]
+        notes = [*notes, Message(template, trainer=DATASETS[kind].TRAINER)]
     return text, notes
 
 

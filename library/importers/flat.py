@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from library.config import building, schema
 from library.config.converted import OLD_BLOCKS, blocks
 from library.config.json_types import JsonMapping
-from library.config.problems import ConfigError, MessageLike, Problem, Text, listed
+from library.config.problems import ConfigError, Message, MessageLike, Problem, listed
 from library.config.run_config import RunConfig, of_told_kind
 from library.config.schema import options
 from library.config.values import did_you_mean
@@ -153,4 +153,4 @@ def _guess(found: JsonMapping, script: str, configs: Configs) -> MessageLike:
     template = (
         "{script} ({title}) is a guess: the file names no script, and {known} of its {count} keys are options of it"
     )
-    return Text(template, script=script, title=configs[script].title, known=known, count=len(found))
+    return Message(template, script=script, title=configs[script].title, known=known, count=len(found))

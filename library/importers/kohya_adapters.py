@@ -6,7 +6,7 @@ from typing import Any
 
 from library.config.converted import blocks
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.problems import Text, listed
+from library.config.problems import Message, listed
 from library.importers.builder import ImportBuilder, to_number
 from library.importers.result import KeyOutcome
 from library.importers.shared import load_tables
@@ -67,13 +67,13 @@ def read(builder: ImportBuilder) -> None:
     if "LoRA_type" in builder.source and "LoRA_type" not in builder.outcomes:
         args = {"network_args": arguments} if arguments else {}
         said = f"{kind} -> network_module = {module}" + (f", network_args = {' '.join(arguments)}" if arguments else "")
-        said = Text("{what}: {why}", what=said, why=adapter.said) if adapter.said else said
+        said = Message("{what}: {why}", what=said, why=adapter.said) if adapter.said else said
         builder.change("LoRA_type", said, {"network_module": module, **args})
     elif arguments:
         builder.values["network_args"], builder.keys["network_args"] = arguments, arguments[0].partition("=")[0]
     for key in builder.left():
         if key in ALL_FIELDS:
-            builder.ignore(key, Text("adapters of the type {kind} have no such setting", kind=kind))
+            builder.ignore(key, Message("adapters of the type {kind} have no such setting", kind=kind))
 
 
 def _arguments(builder: ImportBuilder, adapter: AdapterType, kind: str) -> list[str]:
@@ -106,7 +106,7 @@ def _flux_extras(builder: ImportBuilder, kind: str, arguments: list[str]) -> Non
         if builder.get("split_mode") in (True, "True", "true", 1) and kind == "Flux1":
             arguments.append("train_blocks=single")
             values, said = blocks({"split_mode": True}, given=bool(builder.number("blocks_to_swap")))
-            does = Text("network_args train_blocks=single, as kohya_ss does")
+            does = Message("network_args train_blocks=single, as kohya_ss does")
             builder.change("split_mode", listed([does, *said], "; "), values)
         else:
             builder.ignore("split_mode", "set blocks_to_swap instead")

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, MessageLike, Text
+from library.config.problems import ConfigError, Message, MessageLike
 from library.config.reading import sizes
 from library.config.run_config import RunConfig
 from library.config.schema import changed, flat, options, values
@@ -131,9 +131,9 @@ def _fields(config: RunConfig, tab: str, prompts: str) -> tuple[dict[str, Fields
         made["sample_prompts"] = {"sample_prompts": prompts.rstrip("\n")}
     if len(config.data.sizes) > 1:
         said = "resolution: kohya_ss trains at one size, so only the largest of {sizes} is kept"
-        lost.append(Text(said, sizes=config.data.resolution))
+        lost.append(Message(said, sizes=config.data.resolution))
     unsupported = flat(changed(config)).keys() - made.keys() - _typed(tab)
-    lost += [Text("{name} has no field in kohya_ss; it is left out", name=name) for name in sorted(unsupported)]
+    lost += [Message("{name} has no field in kohya_ss; it is left out", name=name) for name in sorted(unsupported)]
     return made, lost
 
 
@@ -168,7 +168,7 @@ def _adapter(config: AdapterRun, lost: list[MessageLike]) -> Fields:
     network = config.network
     arguments = dict(pair.split("=", 1) for pair in network.network_args if "=" in pair)
     found, rest = kohya_adapters.fields(network.module, arguments)
-    lost += [Text("{name} has no field in kohya_ss; it is left out", name=f"network_args {pair}") for pair in rest]
+    lost += [Message("{name} has no field in kohya_ss; it is left out", name=f"network_args {pair}") for pair in rest]
     # Fields that are no longer set are written empty, or the page keeps their previous values.
     nothing = dict.fromkeys(("conv_dim", "conv_alpha", *kohya_adapters.LORA_PLUS, *kohya_adapters.DROPOUTS), 0)
     return nothing | {"split_mode": False} | found

@@ -1,6 +1,6 @@
 """The box for additional parameters of kohya_ss's page: flags that take precedence over its fields."""
 
-from library.config.problems import Text
+from library.config.problems import Message
 from library.config.values import split
 from library.importers.builder import ImportBuilder
 
@@ -27,7 +27,7 @@ def read(builder: ImportBuilder) -> None:
         name = f"additional_parameters {' '.join(alone)}"
         builder.source = {**builder.source, name: alone}
         builder.ignore(name, "there is no --flag in it")
-    said = Text("its flags stand by themselves: {flags}", flags=", ".join(values))
+    said = Message("its flags stand by themselves: {flags}", flags=", ".join(values))
     builder.change("additional_parameters", said)
     for name, value in values.items():
         # Each flag has an outcome of its own, so that unknown ones are reported by name.

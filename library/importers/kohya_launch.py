@@ -4,7 +4,7 @@ from typing import Any
 
 from library.config.command import Launch, launch_problems
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, Message
 from library.config.values import join, split
 from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
 
@@ -34,7 +34,7 @@ def read(builder: ImportBuilder, tab: str) -> None:
         elif wrong := launch_problems({key: value}):
             builder.ignore(key, wrong[0])
         else:
-            builder.change(key, Text("{value}: {place}", value=_text(value), place=PLACE))
+            builder.change(key, Message("{value}: {place}", value=_text(value), place=PLACE))
     if is_on(builder.get("multi_gpu")):
         builder.change("multi_gpu", "num_processes says how many GPUs train together")
     builder.empty("multi_gpu")

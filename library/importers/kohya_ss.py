@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, MessageLike, Text, option_name, option_values
+from library.config.problems import ConfigError, Message, MessageLike, option_name, option_values
 from library.importers import flat, kohya_adapters, kohya_flags, kohya_launch
 from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import ONLY, chooses_chroma, load_tables, nearest, said_of, set_by
@@ -128,9 +128,9 @@ def _switches(builder: ImportBuilder, tab: str) -> None:
     for key in SWITCHES.keys() & builder.source.keys():
         chosen = is_on(builder.get(key)) and SWITCHES[key] == builder.family
         if chosen:
-            builder.change(key, Text("chooses the script: {script}", script=builder.script))
+            builder.change(key, Message("chooses the script: {script}", script=builder.script))
         elif is_on(builder.get(key)):
-            builder.ignore(key, Text("the script is {script}", script=builder.script))
+            builder.ignore(key, Message("the script is {script}", script=builder.script))
         else:
             builder.empty(key)
 
@@ -156,7 +156,7 @@ def _length(builder: ImportBuilder, tab: str) -> None:
                 "max_train_steps"
             )
         key = "epoch" if "epoch" in builder.source else "max_train_steps"
-        builder.change(key, Text(said, count=count), {"max_train_epochs": count})
+        builder.change(key, Message(said, count=count), {"max_train_epochs": count})
     builder.empty("max_train_epochs", "max_train_steps")
     if tab == "finetune" and is_on(builder.get("flip_aug")) and (steps or 0) > 1 and not epochs:
         builder.notes.append("kohya_ss halves max_train_steps of a fine-tune with flip_aug; here it is what is written")
@@ -170,7 +170,7 @@ def _warmup(builder: ImportBuilder, tab: str) -> None:
     used = "lr_warmup_steps" if steps else "lr_warmup"
     if (percent or steps) and none:
         builder.change(
-            used, Text("{schedule} has no warm-up, so there is none", schedule=said_of({"lr_scheduler": schedule}))
+            used, Message("{schedule} has no warm-up, so there is none", schedule=said_of({"lr_scheduler": schedule}))
         )
     elif steps and steps > 0:
         builder.keep("lr_warmup_steps", int(steps))
@@ -181,7 +181,7 @@ def _warmup(builder: ImportBuilder, tab: str) -> None:
             share = int(total) if total else 0.9999
         elif tab == "lora" and builder.get("dataset_config") and total:
             share = round(percent * total / 100)
-        said = Text(
+        said = Message(
             "{percent} % of all steps is {option}",
             percent=f"{percent:g}",
             option=option_values({"lr_warmup_steps": str(share)}),
@@ -200,7 +200,7 @@ def _rates(builder: ImportBuilder, tab: str) -> None:
         for key, rate in zip(("learning_rate_te1", "learning_rate_te2"), rates, strict=True):
             if rate is not None:
                 template = "{rate}, and both rates are 0: train_text_encoder = false"
-                said = f"{rate:g}, train_text_encoder = true" if learns else Text(template, rate=f"{rate:g}")
+                said = f"{rate:g}, train_text_encoder = true" if learns else Message(template, rate=f"{rate:g}")
                 builder.change(key, said, {key: rate, "train_text_encoder": learns})
 
 
@@ -212,7 +212,7 @@ def _adapter_rates(builder: ImportBuilder) -> None:
         both = [text, t5] if t5 else [text]
         builder.keep("text_encoder_lr", both)
         if t5:
-            builder.change("t5xxl_lr", Text("is the second of text_encoder_lr: {rates}", rates=f"{text:g} {t5:g}"))
+            builder.change("t5xxl_lr", Message("is the second of text_encoder_lr: {rates}", rates=f"{text:g} {t5:g}"))
     elif t5:
         builder.ignore("t5xxl_lr", "text_encoder_lr is 0, and kohya_ss refuses a rate for T5 alone")
     if text == 0 and (unet or 0) > 0:
@@ -262,7 +262,7 @@ def _noise(builder: ImportBuilder, tab: str) -> None:
                     builder.empty(key)
                 else:
                     builder.ignore(key, said_of({"noise_offset_type": kind}))
-        builder.explain(Text("{kind}: only the settings of that noise are taken", kind=kind), "noise_offset_type")
+        builder.explain(Message("{kind}: only the settings of that noise are taken", kind=kind), "noise_offset_type")
     elif "noise_offset_type" in builder.source:
         said = "it does nothing in this tab: noise_offset and multires_noise_* both count"
         builder.ignore("noise_offset_type", said)
@@ -311,11 +311,11 @@ def _folders(builder: ImportBuilder, tab: str) -> None:
         path = folder.rstrip("/\\") + line + name
         builder.change(
             "train_dir",
-            Text("with {key}: {option}", key=used, option=option_values({"in_json": str(path)})),
+            Message("with {key}: {option}", key=used, option=option_values({"in_json": str(path)})),
             {"in_json": path},
         )
         builder.explain("is the file name of in_json", used)
-    builder.explain(Text("chooses {key} for in_json", key=used), "use_latent_files")
+    builder.explain(Message("chooses {key} for in_json", key=used), "use_latent_files")
     for key in (used, other):
         if key in builder.left():
             builder.ignore(key, said_of({"in_json": used}) if key == other else "there is no train_dir")
@@ -324,7 +324,7 @@ def _folders(builder: ImportBuilder, tab: str) -> None:
 def _word(builder: ImportBuilder, tab: str) -> None:
     """The template that replaces captions, one field on kohya_ss's page."""
     if tab == "textual-inversion" and (option := TEMPLATES.get(str(builder.get("template")))):
-        builder.change("template", Text("is {option} here", option=option_name(option)), {option: True})
+        builder.change("template", Message("is {option} here", option=option_name(option)), {option: True})
     builder.empty("template")
 
 
@@ -385,4 +385,4 @@ def _reason(builder: ImportBuilder, key: str, tab: str) -> MessageLike:
         return "in kohya_ss it is a setting for other models, which a FLUX.1 script never gets"
     others = {"sdxl_": "sdxl", "flux1_": "flux", "anima_": "anima"}
     owner = next((family for start, family in others.items() if key.startswith(start)), builder.family)
-    return "" if owner == builder.family else Text("it is for {title}", title=TITLED[owner])
+    return "" if owner == builder.family else Message("it is for {title}", title=TITLED[owner])

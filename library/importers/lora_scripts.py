@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from library.config import schema
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import parse_toml
-from library.config.problems import ConfigError, Text, option_name
+from library.config.problems import ConfigError, Message, option_name
 from library.importers.builder import ImportBuilder, is_empty, is_on
 from library.importers.shared import NO_MODEL, ONLY, equal, load_tables, said_of, set_by, told_prompts
 
@@ -31,7 +31,7 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
     flat = {**schema.flat(found), **_typed(found.get("ui_custom_params"))}
     builder = ImportBuilder(flat, script or _script(flat), TRAINER, keeps_ineffective=True)
     key = "model_train_type" if "model_train_type" in flat else "train_type"
-    builder.change(key, Text("chooses the script: {script}", script=builder.script))
+    builder.change(key, Message("chooses the script: {script}", script=builder.script))
     for part in (_network, _optimizer, _prompts, _weights):
         part(builder)
     if "ui_custom_params" in flat:
@@ -147,7 +147,7 @@ def _weights(builder: ImportBuilder) -> None:
         builder.explain("enable_base_weight is off", "enable_base_weight", "base_weights", "base_weights_multiplier")
         return
     files, shares = _lines(builder.get("base_weights")), _lines(builder.get("base_weights_multiplier"))
-    builder.explain(Text("is {option} here", option=option_name("base_weights")), "enable_base_weight")
+    builder.explain(Message("is {option} here", option=option_name("base_weights")), "enable_base_weight")
     builder.keep("base_weights", files)
     if shares:
         builder.keep("base_weights_multiplier", shares)

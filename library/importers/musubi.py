@@ -6,7 +6,7 @@ from typing import Any
 
 from library.config import schema
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, MessageLike, Text, option_name
+from library.config.problems import ConfigError, Message, MessageLike, option_name
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import (
     ONLY,
@@ -88,10 +88,10 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
         del defaults["discrete_flow_shift"]  # which has no effect then
     for option, value in defaults.items():
         if option not in found:
-            said = Text("not in the file; {trainer} uses {value}", trainer=TRAINER, value=value)
+            said = Message("not in the file; {trainer} uses {value}", trainer=TRAINER, value=value)
             set_by(builder, option, said, {option: value})
     always = TABLES["always"] | ({"network_train_unet_only": True} if lora else {})
-    said = Text("{trainer} always trains from caches on disk, and no text encoder", trainer=TRAINER)
+    said = Message("{trainer} always trains from caches on disk, and no text encoder", trainer=TRAINER)
     set_by(builder, "cache_latents", said, always)
     _defaults(builder, module)
     return builder
@@ -102,18 +102,18 @@ def _timesteps(builder: ImportBuilder, sampling: str) -> None:
     shift, scheme = builder.number("discrete_flow_shift"), builder.get("weighting_scheme")
     if sampling in ("", "sigma"):  # a position in a table that is not shifted, and whose first step is the noisiest
         if shift not in (None, 1.0):
-            said = Text("the timesteps of sigma are not shifted in {trainer}", trainer=TRAINER)
+            said = Message("the timesteps of sigma are not shifted in {trainer}", trainer=TRAINER)
             builder.change("discrete_flow_shift", said, {"discrete_flow_shift": 1.0})
         for key, option, usual in (("min_timestep", "max_timestep", 0), ("max_timestep", "min_timestep", 1000)):
             edge = builder.number(key)
             if edge is not None and edge != usual:
                 value = 1000 - int(edge)
                 template = "with sigma, {trainer} counts from the noisiest timestep: {option} = {value}"
-                said = Text(template, trainer=TRAINER, option=option_name(option), value=value)
+                said = Message(template, trainer=TRAINER, option=option_name(option), value=value)
                 builder.change(key, said, {option: value})
     if builder.family == "flux" and scheme in ("sigma_sqrt", "cosmap"):
         template = "{trainer} weighs the loss by it; for FLUX.1 here that needs model_prediction_type = sigma_scaled"
-        builder.ignore("weighting_scheme", Text(template, trainer=TRAINER))
+        builder.ignore("weighting_scheme", Message(template, trainer=TRAINER))
 
 
 def _sampling(builder: ImportBuilder) -> str:
@@ -138,16 +138,16 @@ def _defaults(builder: ImportBuilder, module: str) -> None:
         set_by(
             builder,
             "model_type",
-            Text("{trainer} trains {model}", trainer=TRAINER, model="FLUX.1 Kontext"),
+            Message("{trainer} trains {model}", trainer=TRAINER, model="FLUX.1 Kontext"),
             {"model_type": "kontext"},
         )
         arguments = _arguments(builder)
         if module == "networks.lora_flux" and not any(one.startswith("exclude_patterns=") for one in arguments):
-            said = Text("{trainer} does not train the modulation of all blocks", trainer=TRAINER)
+            said = Message("{trainer} does not train the modulation of all blocks", trainer=TRAINER)
             set_by(builder, "network_args", said, {"network_args": [*arguments, f"exclude_patterns=[{MODULATION!r}]"]})
     elif module == "networks.lora_qwen_image":
         arguments = [*_arguments(builder), "train_modulation=True"]
-        said = Text("{trainer} trains the modulation of all blocks as well", trainer=TRAINER)
+        said = Message("{trainer} trains the modulation of all blocks as well", trainer=TRAINER)
         set_by(builder, "network_args", said, {"network_args": arguments})
 
 
@@ -185,10 +185,10 @@ def _lycoris(builder: ImportBuilder, module: str) -> None:
     made = [f"algo={TABLES['lycoris'][module]}", *arguments]
     made += ["bypass_mode=True"] if is_on(builder.get("fp8_base")) else []
     template = "{module} is lycoris.kohya with {args} here, whose layers are those of its preset"
-    said = Text(template, module=module, args=" ".join(made))
+    said = Message(template, module=module, args=" ".join(made))
     builder.change("network_module", said, {"network_module": "lycoris.kohya"})
     template = "{names}: not an argument of lycoris.kohya"
-    about = Text(template, names=", ".join(left_out)) if left_out else "those of lycoris.kohya"
+    about = Message(template, names=", ".join(left_out)) if left_out else "those of lycoris.kohya"
     set_by(builder, "network_args", about, {"network_args": made})
 
 
@@ -211,10 +211,10 @@ def dataset(found: JsonMapping) -> tuple[str, list[MessageLike]]:
     repeats = general.pop("num_repeats", 1)
     sets = []
     for i, table in enumerate(tables(found["datasets"], "datasets", notes), 1):
-        place = Text("dataset {number}", number=i)
+        place = Message("dataset {number}", number=i)
         if table.get("image_directory") is None and table.get("image_jsonl_file") is None:
             template = "{place} is left out: only images with caption files, or in a .jsonl file, are read"
-            notes.append(Text(template, place=place))
+            notes.append(Message(template, place=place))
             continue
         own = _known(table, [*known, "image_directory", "image_jsonl_file"], place, notes)
         folder, listed = own.pop("image_directory", None), own.pop("image_jsonl_file", None)
@@ -247,5 +247,5 @@ def _known(table: Any, known: list[str], place: MessageLike, notes: list[Message
     for key in table:
         if key not in known and not key.startswith("video_"):
             reason = reasons.get(key, NOT_HERE)
-            notes.append(Text("{place}: {key} is ignored: {reason}", place=place, key=key, reason=reason))
+            notes.append(Message("{place}: {key} is ignored: {reason}", place=place, key=key, reason=reason))
     return {key: value for key, value in table.items() if key in known}

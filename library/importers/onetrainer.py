@@ -3,7 +3,7 @@
 import re
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, MessageLike, Text, option_names
+from library.config.problems import ConfigError, Message, MessageLike, option_names
 from library.importers import onetrainer_data, onetrainer_learning, onetrainer_model
 from library.importers.builder import ImportBuilder, is_on, to_number
 from library.importers.shared import (
@@ -48,8 +48,8 @@ def read(found: JsonMapping, script: str = "") -> ImportBuilder:
     source, absent, notes = completed(flat)
     builder = ImportBuilder(source, _script(source, script), TRAINER, absent=absent, names=names, notes=notes)
     kind = TABLES["model_types"].get(str(source["model_type"]))
-    builder.change("training_method", Text("chooses the script: {script}", script=builder.script))
-    said = said_of({"model_type": kind}) if kind else Text("chooses the script: {script}", script=builder.script)
+    builder.change("training_method", Message("chooses the script: {script}", script=builder.script))
+    said = said_of({"model_type": kind}) if kind else Message("chooses the script: {script}", script=builder.script)
     builder.change("model_type", said, {"model_type": kind} if kind else {})
     names_given = " ".join(own_name(builder.get(key)) for key in ("transformer.model_name", "base_model_name"))
     for chooses in (chooses_version, chooses_edit):
@@ -96,7 +96,7 @@ def _own_transformer(builder: ImportBuilder) -> None:
     if found := HUB_FILE.fullmatch(name):
         name = found["repository"]
         builder.notes.append(
-            Text(
+            Message(
                 "the transformer is taken from {name}; OneTrainer takes its file {file}", name=name, file=found["file"]
             )
         )
@@ -106,7 +106,9 @@ def _own_transformer(builder: ImportBuilder) -> None:
     builder.change(key, said_of({"pretrained_model_name_or_path": name}), {"pretrained_model_name_or_path": name})
     if beside:
         builder.change(
-            "base_model_name", Text("the networks beside the transformer: {names}", names=option_names(beside)), beside
+            "base_model_name",
+            Message("the networks beside the transformer: {names}", names=option_names(beside)),
+            beside,
         )
 
 
@@ -123,7 +125,7 @@ def _output(builder: ImportBuilder) -> None:
         builder.change("output_model_format", equal(kind, said_of({"save_model_as": ours})), {"save_model_as": ours})
     elif kind:
         builder.change(
-            "output_model_format", Text("{kind}: saved as a .safetensors file with sd-scripts' names", kind=kind)
+            "output_model_format", Message("{kind}: saved as a .safetensors file with sd-scripts' names", kind=kind)
         )
 
 
@@ -168,5 +170,5 @@ def completed(found: JsonMapping) -> tuple[JsonObject, frozenset[str], list[Mess
         elif isinstance(default, float | int) and not isinstance(default, bool) and to_number(value) is None:
             filled[key] = default
             template = "{key}: {value} is no number, so OneTrainer's default {default} is used"
-            notes.append(Text(template, key=key, value=repr(value), default=f"{default:g}"))
+            notes.append(Message(template, key=key, value=repr(value), default=f"{default:g}"))
     return filled, frozenset(TABLES["defaults"].keys() - found.keys()), notes

@@ -3,7 +3,7 @@
 import math
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import MessageLike, Problem, Text, counted
+from library.config.problems import Message, MessageLike, Problem, counted
 from library.config.reading import resolution
 from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import (
@@ -100,8 +100,8 @@ def _images(builder: ImportBuilder) -> None:
     listed = tables(builder.get("concepts"), "concepts", builder.notes)
     for number, one in enumerate(listed, 1):
         if is_empty(one.get("path")) and one.get("enabled", True):
-            reason = Text("it names no folder ({key})", key="path")
-            builder.notes.append(Text("data set {name} is left out: {reason}", name=number, reason=reason))
+            reason = Message("it names no folder ({key})", key="path")
+            builder.notes.append(Message("data set {name} is left out: {reason}", name=number, reason=reason))
     concepts = [c for c in listed if c.get("path") and c.get("enabled", True)]
     if concepts:
         _dataset(builder, concepts, sizes or [(512, 512)], buckets)
@@ -113,7 +113,9 @@ def _images(builder: ImportBuilder) -> None:
         text = resolution(joined_sizes(sizes))
         said: MessageLike = text
         if len(sizes) > 1:
-            said = Text("{sizes}: each image is trained at each size, where OneTrainer draws one each time", sizes=text)
+            said = Message(
+                "{sizes}: each image is trained at each size, where OneTrainer draws one each time", sizes=text
+            )
         limits = small_buckets(text) if buckets else {}
         builder.change("resolution", said, {} if concepts else {"resolution": text} | limits)
     values: JsonObject = {"enable_bucket": buckets, "max_bucket_reso": 2048, "caption_extension": ".txt"}
@@ -129,7 +131,7 @@ def _dataset(builder: ImportBuilder, concepts: list[JsonMapping], sizes: list[tu
     for concept in concepts:
         if concept.get("validation_concept") or str(concept.get("type")) == "VALIDATION":
             template = "concept {path} is left out: validation_split holds images back here"
-            builder.notes.append(Text(template, path=concept["path"]))
+            builder.notes.append(Message(template, path=concept["path"]))
         else:
             used.append(concept)
     own = {id(c): _override(c) for c in used}
@@ -140,7 +142,7 @@ def _dataset(builder: ImportBuilder, concepts: list[JsonMapping], sizes: list[tu
              for c in used if own[id(c)]]  # fmt: skip
     if sets:
         builder.texts["dataset_config"] = dataset_toml(general, sets)
-    builder.change("concepts", Text("{folders}: {place}", folders=counted(len(used), "folder"), place=PREPARED))
+    builder.change("concepts", Message("{folders}: {place}", folders=counted(len(used), "folder"), place=PREPARED))
 
 
 def _override(concept: JsonMapping) -> list[tuple[int, int]]:
@@ -164,7 +166,7 @@ def _whole_repeats(builder: ImportBuilder, concepts: list[JsonMapping]) -> list[
     if factor and whole.keys() == counts.keys():
         builder.values |= {name: int(number) // factor for name, number in whole.items()}
         template = "repeats of concepts are multiplied by {factor} to be whole, and epochs divided by it"
-        builder.notes.append(Text(template, factor=factor))
+        builder.notes.append(Message(template, factor=factor))
     else:
         factor = factor or max(1, min(MOST_FACTOR, round(1 / min(wanted))))
         shown = ", ".join(f"{concept['path']}: {count:g}" for concept, count in zip(concepts, wanted, strict=True))
@@ -183,12 +185,12 @@ def _is_whole(counts: list[float], factor: int) -> bool:
 
 
 def _subset(builder: ImportBuilder, concept: JsonMapping, repeats: int) -> JsonObject:
-    place = Text("concept {path}", path=concept["path"])
+    place = Message("concept {path}", path=concept["path"])
     text, image = (table_in(concept, part, place, builder.notes) for part in ("text", "image"))
     path, shuffles = concept["path"], is_on(text.get("enable_tag_shuffling"))
 
-    def note(said: Text) -> None:
-        builder.notes.append(Text("concept {path}: {text}", path=path, text=said))
+    def note(said: Message) -> None:
+        builder.notes.append(Message("concept {path}: {text}", path=path, text=said))
 
     subset = {
         "image_dir": path,
@@ -203,13 +205,13 @@ def _subset(builder: ImportBuilder, concept: JsonMapping, repeats: int) -> JsonO
         subset["caption_tag_dropout_rate"] = to_number(text.get("tag_dropout_probability"))
     if str(concept.get("balancing_strategy") or "REPEATS") == "SAMPLES":
         subset["num_repeats"] = 1
-        note(Text("a number of images to take is not offered; each is seen once"))
+        note(Message("a number of images to take is not offered; each is seen once"))
     if (source := str(text.get("prompt_source") or "sample")) != "sample":
-        note(Text("captions come from text files beside the images here, not from {source}", source=source))
+        note(Message("captions come from text files beside the images here, not from {source}", source=source))
     if is_on(concept.get("include_subdirectories")):
-        note(Text("folders inside of it are not read; name each as an image_dir"))
+        note(Message("folders inside of it are not read; name each as an image_dir"))
     if (weight := to_number(concept.get("loss_weight"))) not in (None, 1):
-        note(Text("its loss weight {weight} is not offered here; num_repeats weighs images", weight=f"{weight:g}"))
+        note(Message("its loss weight {weight} is not offered here; num_repeats weighs images", weight=f"{weight:g}"))
     return {key: value for key, value in subset.items() if not is_empty(value) and value is not False}
 
 

@@ -3,7 +3,7 @@
 import math
 
 from library.config.json_types import JsonObject
-from library.config.problems import Text, option_name
+from library.config.problems import Message, option_name
 from library.importers.builder import ImportBuilder, is_on
 from library.importers.onetrainer_model import ENCODERS, image_part
 from library.importers.shared import equal, load_tables, nearest, optimizer, plain, said_of
@@ -110,7 +110,7 @@ def _schedule(builder: ImportBuilder) -> None:
     if chosen == "constant" and warmup:
         chosen = "constant_with_warmup"
     said = equal(name, chosen) if chosen and name != "REX" else nearest(name, chosen := chosen or "constant")
-    said = Text("{what}: {why}", what=said, why=why) if why else said
+    said = Message("{what}: {why}", what=said, why=why) if why else said
     builder.change("learning_rate_scheduler", said, {"lr_scheduler": chosen, **values})
     if warmup and chosen != "adafactor":
         steps = _batches(builder, warmup)
@@ -118,13 +118,13 @@ def _schedule(builder: ImportBuilder) -> None:
         builder.rename("learning_rate_warmup_steps", "lr_warmup_steps", min(steps, 0.9999) if warmup <= 1 else steps)
     else:
         builder.change(
-            "learning_rate_warmup_steps", Text("{schedule} has no warm-up, so there is none", schedule=chosen)
+            "learning_rate_warmup_steps", Message("{schedule} has no warm-up, so there is none", schedule=chosen)
         )
     cycles = builder.number("learning_rate_cycles")
     if chosen == "cosine_with_restarts" and cycles:
         builder.rename("learning_rate_cycles", "lr_scheduler_num_cycles", max(1, round(cycles)))
     else:
-        builder.ignore("learning_rate_cycles", Text("{schedule} has no cycles", schedule=chosen))
+        builder.ignore("learning_rate_cycles", Message("{schedule} has no cycles", schedule=chosen))
 
 
 def _factor(builder: ImportBuilder) -> float:
@@ -136,7 +136,7 @@ def _factor(builder: ImportBuilder) -> float:
     if factor != 1:
         builder.change(
             "learning_rate_scaler",
-            Text("{kind}: all learning rates are multiplied by {factor}", kind=kind, factor=f"{factor:.4g}"),
+            Message("{kind}: all learning rates are multiplied by {factor}", kind=kind, factor=f"{factor:.4g}"),
         )
     return factor
 
@@ -191,7 +191,7 @@ def _encoders(builder: ImportBuilder, learns: list[bool], rates: list[float]) ->
             titles = {"flux": "FLUX.1", "flux_2": "FLUX.2", "zimage": "Z-Image", "anima": "Anima"}
             title = titles.get(builder.family, "Qwen-Image")
             template = "text encoders: OneTrainer trains them, too; a {title} fine-tune here trains none"
-            builder.notes.append(Text(template, title=title))
+            builder.notes.append(Message(template, title=title))
         return
     values: JsonObject = {"train_text_encoder": any(learns)}
     if any(learns):
@@ -209,7 +209,7 @@ def _frozen(builder: ImportBuilder, part: str, learns: list[bool]) -> None:
         builder.change(key, "block_lr of zeros: only text encoders learn", {"block_lr": ",".join(["0"] * 23)})
     else:
         template = "{key} is off, which leaves nothing to train; the image model is trained here"
-        builder.notes.append(Text(template, key=key))
+        builder.notes.append(Message(template, key=key))
 
 
 def _stops(builder: ImportBuilder, learns: list[bool]) -> None:
@@ -219,7 +219,7 @@ def _stops(builder: ImportBuilder, learns: list[bool]) -> None:
         count = builder.number(key)
         if on and unit != "NEVER" and count and not (unit == "EPOCH" and count >= total):
             template = "{name}: OneTrainer stops after {count} {unit}; here it learns to the end"
-            builder.notes.append(Text(template, name=name, count=f"{count:g}", unit=unit))
+            builder.notes.append(Message(template, name=name, count=f"{count:g}", unit=unit))
         builder.explain("parts learn to the end here", key, f"{key}_unit")
 
 
@@ -232,7 +232,7 @@ def _steps(builder: ImportBuilder) -> None:
     if mode in ("GPU", "CPU"):
         values = {"ema_decay": builder.number("ema_decay"), "ema_device": mode.casefold()}
         values["ema_every_n_steps"] = int(builder.number("ema_update_step_interval") or 1)
-        builder.change("ema", Text("an average is kept on the {device}", device=mode), values)
+        builder.change("ema", Message("an average is kept on the {device}", device=mode), values)
         for key in keys:
             builder.change(key, "is a setting of that average")
     else:
@@ -266,11 +266,13 @@ def _loss(builder: ImportBuilder) -> None:
         if key != used:
             builder.ignore(f"{key}_strength", "one loss is used here, the one with the largest strength")
     if count > 1:
-        said = Text("{option}, the largest of {count} that are mixed", option=said, count=count)
+        said = Message("{option}, the largest of {count} that are mixed", option=said, count=count)
     if values or count > 1:
         builder.change(f"{used}_strength", said, values)
     builder.empty("mse_strength", "vb_loss_strength")
-    said = Text("is {option} here", option=option_name("huber_c")) if used == "huber" else Text("only huber has it")
+    said = (
+        Message("is {option} here", option=option_name("huber_c")) if used == "huber" else Message("only huber has it")
+    )
     builder.explain(said, "huber_delta")
 
 

@@ -1,7 +1,7 @@
 """Import OneTrainer's trained parts, their dtypes, and the adapters."""
 
 from library.config.json_types import JsonObject
-from library.config.problems import MessageLike, Text, listed, option_name, option_values
+from library.config.problems import Message, MessageLike, listed, option_name, option_values
 from library.importers.builder import ImportBuilder, is_on
 from library.importers.shared import BLOCKS, equal, load_tables, nearest, precision, said_of
 
@@ -39,10 +39,10 @@ def _formats(builder: ImportBuilder) -> None:
         both = "bf16" if "bf16" in (half, mixed) else "fp16"
         values = {"mixed_precision": both, f"full_{both}": True}
         template = "with weights in {format}: {options}, since both have one format here"
-        said = Text(template, format=kept, options=said_of({"mixed_precision": both, f"full_{both}": True}))
+        said = Message(template, format=kept, options=said_of({"mixed_precision": both, f"full_{both}": True}))
         if half != mixed:
             template = "OneTrainer computes in {used} with weights in {kept}; both are {ours} here"
-            builder.notes.append(Text(template, used=used, kept=kept, ours=both))
+            builder.notes.append(Message(template, used=used, kept=kept, ours=both))
     builder.change("train_dtype", said, values)
     key = f"{part}.weight_dtype" if f"{part}.weight_dtype" in builder.source else "weight_dtype"
     if kept in EIGHT and builder.adapters:
@@ -50,7 +50,7 @@ def _formats(builder: ImportBuilder) -> None:
         _eight_bits(builder, key, kept, bool(encoders))
     elif key in builder.source:
         own = half if half in ("bf16", "fp16") else "float32"
-        what = Text("weights that learn are kept in {format}", format=own)
+        what = Message("weights that learn are kept in {format}", format=own)
         builder.change(key, "frozen weights are kept in mixed_precision" if builder.adapters else what)
     _other_formats(builder)
 
@@ -64,7 +64,7 @@ def _eight_bits(builder: ImportBuilder, key: str, kept: str, encoders: bool) -> 
     builder.change(key, ", ".join(ours) if is_same else nearest(kept, ", ".join(ours)), ours)
     if builder.values["mixed_precision"] == "no":
         builder.values["mixed_precision"] = "bf16"
-        builder.notes.append(Text("mixed_precision is bf16 instead of float32, which {name} needs", name=name))
+        builder.notes.append(Message("mixed_precision is bf16 instead of float32, which {name} needs", name=name))
 
 
 def _other_formats(builder: ImportBuilder) -> None:
@@ -166,16 +166,16 @@ def _layers(builder: ImportBuilder, rank: int, alpha: float) -> list[str]:
                     else nearest(chosen, "attn-mlp"))  # fmt: skip
         return []
     if builder.family in ("qwen_image", "zimage") and chosen in ("full", "blocks"):
-        _say_layers(builder, Text("{layers}: the modulation gets adapters, too", layers=chosen))
+        _say_layers(builder, Message("{layers}: the modulation gets adapters, too", layers=chosen))
         more = ["train_refiners=True"] if builder.family == "zimage" and chosen == "full" else []
         return ["train_modulation=True", *more]
     if builder.family == "anima" and chosen in ("full", "blocks"):
-        _say_layers(builder, Text("{layers}: the modulation gets adapters, too", layers=chosen))
+        _say_layers(builder, Message("{layers}: the modulation gets adapters, too", layers=chosen))
         return [r"include_patterns=['.*adaln_modulation.*']"]
     if chosen == "attn-mlp" and builder.get("model_type") != "CHROMA_1":
         _say_layers(builder, "attn-mlp: the modulation gets no adapters")
         return ["img_mod_dim=0", "txt_mod_dim=0", "single_mod_dim=0"] if builder.family == "flux" else []
-    same = Text("all layers of the blocks get adapters")
+    same = Message("all layers of the blocks get adapters")
     _say_layers(builder, same if chosen in ("full", "blocks") else nearest(chosen, same))
     return []
 
@@ -199,7 +199,7 @@ def _checkpointing(builder: ImportBuilder) -> None:
         blocks, most = BLOCKS[builder.family]
         values["blocks_to_swap"] = min(most, max(1, round(share * blocks)))
         option = said_of({"blocks_to_swap": values["blocks_to_swap"]})
-        said = Text("{option}, for {share} of the layers", option=option, share=f"{share:g}")
+        said = Message("{option}, for {share} of the layers", option=option, share=f"{share:g}")
     elif offloaded and values["gradient_checkpointing"]:
         values = {"gradient_checkpointing": False, "cpu_offload_checkpointing": True}
         said = "cpu_offload_checkpointing"
@@ -207,11 +207,11 @@ def _checkpointing(builder: ImportBuilder) -> None:
     if whole not in builder.source:
         builder.assume(own, True)
     if "blocks_to_swap" in values:
-        builder.explain(Text("is {option} here", option=option_name("blocks_to_swap")), f"{part}.offload_fraction")
+        builder.explain(Message("is {option} here", option=option_name("blocks_to_swap")), f"{part}.offload_fraction")
     for key in builder.left():
         if key.endswith((".gradient_checkpointing", ".offload_fraction", ".activation_offloading")) or key in (
             "layer_offload_fraction", "enable_activation_offloading"):  # fmt: skip
-            builder.ignore(key, Text("said by {part}; it is not supported for other parts", part=part))
+            builder.ignore(key, Message("said by {part}; it is not supported for other parts", part=part))
 
 
 def _captions(builder: ImportBuilder) -> None:
@@ -232,7 +232,7 @@ def _captions(builder: ImportBuilder) -> None:
     rates = [builder.number(f"{name}.dropout_probability") or 0.0 for name in ENCODERS]
     if any(rates):
         template = "{option}; both text encoders miss the same captions here"
-        said = Text(template, option=option_values({"caption_dropout_rate": f"{max(rates):g}"}))
+        said = Message(template, option=option_values({"caption_dropout_rate": f"{max(rates):g}"}))
         for name, rate in zip(ENCODERS, rates, strict=True):
             if rate:
                 builder.change(f"{name}.dropout_probability", said, {"caption_dropout_rate": max(rates)})

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import MessageLike, Problem, Text, counted, listed, option_name
+from library.config.problems import Message, MessageLike, Problem, counted, listed, option_name
 from library.config.run_config import RunConfig
 from library.config.schema import changed, flat, options
 
@@ -51,17 +51,17 @@ class Imported:
 
     def lines(self) -> list[MessageLike]:
         """The messages of the page: what to fix, what was guessed, changed or left out, and notes."""
-        to_fix = [Text(TO_FIX, problem=problem) for problem in self.problems]
-        changed = [Text("{key}: {text}", key=outcome.key, text=said(outcome.text)) for outcome in self.of("changed")]
+        to_fix = [Message(TO_FIX, problem=problem) for problem in self.problems]
+        changed = [Message("{key}: {text}", key=outcome.key, text=said(outcome.text)) for outcome in self.of("changed")]
         renamed = [
-            Text("{key} is now {option}", key=outcome.key, option=option_name(str(outcome.text)))
+            Message("{key} is now {option}", key=outcome.key, option=option_name(str(outcome.text)))
             for outcome in self.of("renamed")
         ]
         every = listed(self._defaults())
         template = "not in the file, so {trainer} has: {values}"
-        defaults = [Text(template, trainer=self.program, values=every)] if every else []
+        defaults = [Message(template, trainer=self.program, values=every)] if every else []
         grouped = _grouped(self.of("ignored"))
-        ignored = [Text("ignored: {names}: {reason}", names=names, reason=said(reason)) for reason, names in grouped]
+        ignored = [Message("ignored: {names}: {reason}", names=names, reason=said(reason)) for reason, names in grouped]
         guessed = [self.guess] if self.guess else []
         first = [*to_fix, *guessed, *self.unknown(), *changed, *renamed, *defaults]
         return [*first, *self._idle(), *ignored, *self.notes]
@@ -71,19 +71,19 @@ class Imported:
         template = "is not an option{hint}"
         return [Problem(one.key, template, hint=one.text, fix=one.fix) for one in self.of("unknown")]
 
-    def _idle(self) -> list[Text]:
+    def _idle(self) -> list[Message]:
         """A text for each reason why options have no effect."""
         grouped = _grouped(self.of("ineffective"))
         template = "without effect: {names}: {reason}"
-        return [Text(template, names=names, reason=said(reason)) for reason, names in grouped]
+        return [Message(template, names=names, reason=said(reason)) for reason, names in grouped]
 
     @property
     def program(self) -> str:
         """The trainer without the tab."""
         return self.trainer.partition(" (")[0]
 
-    def _defaults(self) -> list[Text]:
-        return [Text("{key} ({values})", key=one.key, values=said(one.text)) for one in self.of("default")]
+    def _defaults(self) -> list[Message]:
+        return [Message("{key} ({values})", key=one.key, values=said(one.text)) for one in self.of("default")]
 
     def account(self) -> JsonObject:
         """The whole report as JSON."""
@@ -122,9 +122,9 @@ class Imported:
         return "\n".join(blocks)
 
 
-def said(text: MessageLike) -> Text:
+def said(text: MessageLike) -> Message:
     """What is said of a key, as a text whose names of options a form replaces."""
-    return text if isinstance(text, Text) else Text(text)
+    return text if isinstance(text, Message) else Message(text)
 
 
 def _grouped(outcomes: Iterable[KeyOutcome]) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from library.config.formats import toml_value
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.problems import ConfigError, MessageLike, Problem, Text, ngettext, option_values
+from library.config.problems import ConfigError, Message, MessageLike, Problem, ngettext, option_values
 from library.config.problems import listed as listed_texts
 from library.config.reading import sizes
 from library.config.sections.learning import OptimizerName
@@ -18,7 +18,7 @@ from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, to_numb
 from library.importers.result import KeyOutcome
 
 FULL = {"fp32", "float32", "float_32", "float", "no"}
-ONLY = Text("this trainer trains LoRA and whole models of SDXL, FLUX.1, FLUX.2, Qwen-Image, Z-Image and Anima")
+ONLY = Message("this trainer trains LoRA and whole models of SDXL, FLUX.1, FLUX.2, Qwen-Image, Z-Image and Anima")
 NO_MODEL = "this file of {trainer} names no model in {key}; name the training with --script"
 # Blocks that a share refers to (double blocks of FLUX, and pairs of single ones), and how many can be swapped.
 BLOCKS = {"flux": (38, 35), "flux_2": (20, 19), "qwen_image": (60, 59), "zimage": (30, 29), "anima": (28, 26)}
@@ -71,7 +71,7 @@ def dotted(found: JsonMapping, before: str = "") -> JsonObject:
 def chooses_chroma(builder: ImportBuilder, key: str) -> None:
     """Apply a key that selects Chroma, after all others, with the options that sd-scripts requires for it."""
     template = "chooses the script: {script} with model_type = chroma, which masks T5's padding and takes no guidance"
-    said = Text(template, script=builder.script)
+    said = Message(template, script=builder.script)
     values = {"model_type": "chroma", "apply_t5_attn_mask": True, "guidance_scale": 0.0}
     builder.change(key, said, values)
 
@@ -92,7 +92,7 @@ def chooses_version(builder: ImportBuilder, key: str, words: str) -> None:
         else:
             version = "dev"
         template = "chooses the script: {script}, and model_version = {version} by the model's name"
-        said = Text(template, script=builder.script, version=version)
+        said = Message(template, script=builder.script, version=version)
         builder.change(key, said, {"model_version": version})
 
 
@@ -104,7 +104,7 @@ def chooses_edit(builder: ImportBuilder, key: str, words: str) -> None:
             "chooses the script: {script}, and model_version = {version} by the model's name, with captions that are "
             "encoded once"
         )
-        said = Text(template, script=builder.script, version=version)
+        said = Message(template, script=builder.script, version=version)
         builder.change(key, said, {"model_version": version, "cache_text_encoder_outputs": True})
 
 
@@ -123,24 +123,24 @@ def guidance(builder: ImportBuilder, scale: JsonValue) -> JsonValue:
 def tables(value: JsonValue, key: str = "", notes: list[MessageLike] | None = None) -> list[JsonMapping]:
     """The tables of a list; none for any other value. With `notes`, what is no table is named there, by its `key`."""
     listed = value if isinstance(value, list) else []
-    others = [Text("{number} ({value})", number=number, value=quoted(one))
+    others = [Message("{number} ({value})", number=number, value=quoted(one))
               for number, one in enumerate(listed, 1) if not isinstance(one, Mapping)]  # fmt: skip
     if notes is not None and others:
         template = "{key}: entries are left out that are no tables of names and values: {entries}"
-        more = [Text("...")] if len(others) > MAX_NAMED else []
-        notes.append(Text(template, key=key, entries=listed_texts([*others[:MAX_NAMED], *more])))
+        more = [Message("...")] if len(others) > MAX_NAMED else []
+        notes.append(Message(template, key=key, entries=listed_texts([*others[:MAX_NAMED], *more])))
     elif notes is not None and not isinstance(value, list) and not is_empty(value):
-        notes.append(Text("{key} is left out: it is no list of tables, but {value}", key=key, value=quoted(value)))
+        notes.append(Message("{key} is left out: it is no list of tables, but {value}", key=key, value=quoted(value)))
     return [table for table in listed if isinstance(table, Mapping)]
 
 
 def texts(value: JsonValue, key: str, notes: list[MessageLike]) -> list[str]:
     """The texts and numbers of a list, as texts; `notes` says what else is in it."""
     listed = value if isinstance(value, list) else []
-    others = [Text("{number} ({value})", number=number, value=quoted(one))
+    others = [Message("{number} ({value})", number=number, value=quoted(one))
               for number, one in enumerate(listed, 1) if isinstance(one, Mapping | list)]  # fmt: skip
     if others:
-        notes.append(Text("{key}: entries are left out that are no texts: {entries}", key=key,
+        notes.append(Message("{key}: entries are left out that are no texts: {entries}", key=key,
                           entries=listed_texts(others[:MAX_NAMED])))  # fmt: skip
     return [str(one) for one in listed if not is_empty(one) and not isinstance(one, Mapping | list)]
 
@@ -152,7 +152,7 @@ def table_in(outer: JsonMapping, key: str, place: MessageLike, notes: list[Messa
         return inner
     if not is_empty(inner):
         template = "{place}: {key} is left out: it is no table of names and values, but {value}"
-        notes.append(Text(template, place=place, key=key, value=quoted(inner)))
+        notes.append(Message(template, place=place, key=key, value=quoted(inner)))
     return {}
 
 
@@ -195,14 +195,14 @@ def plain(name: object) -> str:
     return "".join(letter for letter in str(name).casefold() if letter.isalnum())
 
 
-def equal(theirs: object, ours: MessageLike) -> Text:
+def equal(theirs: object, ours: MessageLike) -> Message:
     """A message: the equivalent of another trainer's setting."""
-    return Text("{theirs} is {ours} here", theirs=theirs, ours=ours)
+    return Message("{theirs} is {ours} here", theirs=theirs, ours=ours)
 
 
-def nearest(theirs: object, ours: MessageLike) -> Text:
+def nearest(theirs: object, ours: MessageLike) -> Message:
     """A message: the replacement of another trainer's setting without an equivalent."""
-    return Text("{theirs} is not offered here; the nearest is {ours}", theirs=theirs, ours=ours)
+    return Message("{theirs} is not offered here; the nearest is {ours}", theirs=theirs, ours=ours)
 
 
 def is_hub_name(path: str) -> bool:
@@ -217,16 +217,16 @@ def merged_from_hub(builder: ImportBuilder, key: str, path: str) -> None:
     where it is missing. An id alone stands for the file that diffusers looks for in such a repository."""
     if is_hub_name(path):
         name = f"{path}/{DIFFUSERS_LORA}" if path.count("/") == 1 else path
-        builder.change(key, Text("base_weights = {name}, which is downloaded where it is missing", name=name),
+        builder.change(key, Message("base_weights = {name}, which is downloaded where it is missing", name=name),
                        {"base_weights": [name]})  # fmt: skip
         return
-    said = Text("download {path} and name its file in base_weights, which merges it before the training", path=path)
+    said = Message("download {path} and name its file in base_weights, which merges it before the training", path=path)
     builder.ignore(key, said)
     template = "needs {path}, which the training starts from: download it, and name its file here"
     builder.problems.append(Problem("base_weights", template, path=path))
 
 
-def said_of(values: JsonMapping) -> Text:
+def said_of(values: JsonMapping) -> Message:
     """Options and their values, as one would write them: "a = 1, b = true"."""
     return option_values({name: _shown(value) for name, value in values.items()})
 
@@ -296,12 +296,12 @@ def _table(head: str, members: JsonMapping) -> str:
     return "\n".join([head, *(f"{key} = {toml_value(value)}" for key, value in members.items() if not is_empty(value))])
 
 
-def told_datasets(text: str) -> Text:
+def told_datasets(text: str) -> Message:
     """How many data sets are in the text of a dataset file, in words."""
     count = text.count("[[datasets]]")
     return ngettext("one dataset: {place}", "{count} datasets: {place}", count, place=PREPARED)
 
 
-def told_prompts(count: int) -> Text:
+def told_prompts(count: int) -> Message:
     """Where sample prompts are, in words."""
     return ngettext("one prompt in a file of its own", "{count} prompts in a file of their own", count)

@@ -3,7 +3,7 @@
 import re
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Text, listed, option_name, option_names
+from library.config.problems import ConfigError, Message, listed, option_name, option_names
 from library.importers import simpletuner_data, simpletuner_learning
 from library.importers.builder import ImportBuilder, is_empty, is_on
 from library.importers.shared import (
@@ -122,8 +122,8 @@ def _model(builder: ImportBuilder) -> None:
     relative = next((one for one in ("kontext", "krea") if one in words and builder.family == "flux"), "")
     values = {"model_type": relative} if relative else {}
     chosen = listed([builder.script, *([said_of(values)] if values else [])])
-    builder.change("model_family", Text("chooses the script: {script}", script=chosen), values)
-    builder.change("model_type", Text("chooses the script: {script}", script=builder.script))
+    builder.change("model_family", Message("chooses the script: {script}", script=chosen), values)
+    builder.change("model_type", Message("chooses the script: {script}", script=builder.script))
     chooses_version(builder, "model_family", re.sub(r"^klein", "klein-base", words))
     chooses_edit(builder, "model_family", own_name(known.get(flavour) or base))
     if base:
@@ -166,7 +166,7 @@ def _parts(builder: ImportBuilder, base: object) -> None:
         beside = dict.fromkeys(options, base) if builder.family != "sdxl" else {}
         said = said_of({"pretrained_model_name_or_path": builder.get(key)})
         builder.change(key, said, {"pretrained_model_name_or_path": builder.get(key)})
-        said = Text("the networks beside the transformer: {names}", names=option_names(beside))
+        said = Message("the networks beside the transformer: {names}", names=option_names(beside))
         builder.change("pretrained_model_name_or_path", said, beside)
 
 
@@ -201,7 +201,7 @@ def _output(builder: ImportBuilder) -> None:
     if epochs:
         builder.rename("checkpoint_epoch_interval", "save_every_n_epochs", int(epochs))
         builder.ignore(
-            "checkpoint_step_interval", Text("another key says {option}", option=option_name("save_every_n_epochs"))
+            "checkpoint_step_interval", Message("another key says {option}", option=option_name("save_every_n_epochs"))
         )
     elif every:
         values = {"save_every_n_steps": int(every), "save_state": True}

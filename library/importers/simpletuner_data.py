@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.problems import ConfigError, Text, counted
+from library.config.problems import ConfigError, Message, counted
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on, to_number
 from library.importers.shared import (
     PREPARED,
@@ -64,7 +64,7 @@ def _datasets(builder: ImportBuilder) -> None:
     if sets:
         builder.texts["dataset_config"] = dataset_toml({}, sets)
     values = {"masked_loss": True} if masked else {}
-    builder.change(key, Text("{folders}: {place}", folders=counted(len(sets), "folder"), place=PREPARED), values)
+    builder.change(key, Message("{folders}: {place}", folders=counted(len(sets), "folder"), place=PREPARED), values)
     builder.explain(PREPARED, *shared, "aspect_bucket_alignment")
 
 
@@ -74,15 +74,15 @@ def _is_left_out(builder: ImportBuilder, table: JsonMapping) -> bool:
     if kind in HELPERS:
         return True
     name = str(table["id"])
-    reason: Text | str = ""
+    reason: Message | str = ""
     if kind != "image":
         reason = "videos are not trained; images are"
     elif str(table.get("type") or "local") != "local":
         reason = "only folders of this computer are read: download the images, and name their folder"
     elif is_empty(table.get("instance_data_dir")):
-        reason = Text("it names no folder ({key})", key="instance_data_dir")
+        reason = Message("it names no folder ({key})", key="instance_data_dir")
     if reason:
-        builder.notes.append(Text("data set {name} is left out: {reason}", name=name, reason=reason))
+        builder.notes.append(Message("data set {name} is left out: {reason}", name=name, reason=reason))
     return bool(reason)
 
 
@@ -120,7 +120,7 @@ def _subset(builder: ImportBuilder, table: JsonMapping, beside: Mapping[str, Jso
         subset["caption_prefix"] = f"{words} "
     elif strategy != "textfile":
         template = "data set {name}: captions come from text files beside the images here, not from {source}"
-        builder.notes.append(Text(template, name=table["id"], source=strategy))
+        builder.notes.append(Message(template, name=table["id"], source=strategy))
     folders = list(_conditions(table, beside))
     references = [folder for kind, folder in folders if kind != "mask"]
     subset |= {"conditioning_data_dir": next((folder for kind, folder in folders if kind == "mask"), None)}
@@ -142,9 +142,9 @@ def _note(builder: ImportBuilder, table: JsonMapping) -> None:
     for key in sorted(table.keys() - set(TABLES["known"])):
         value = table[key]
         if not is_empty(value) and value not in (False, 0):
-            place = Text("data set {name}", name=table["id"])
+            place = Message("data set {name}", name=table["id"])
             reason = "images of every size are trained" if key in SIZES else NOT_HERE
-            builder.notes.append(Text("{place}: {key} is ignored: {reason}", place=place, key=key, reason=reason))
+            builder.notes.append(Message("{place}: {key} is ignored: {reason}", place=place, key=key, reason=reason))
 
 
 SIZES = ("minimum_image_size", "maximum_image_size", "target_downsample_size", "minimum_aspect_ratio",

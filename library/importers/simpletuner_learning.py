@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 
 from library.config.json_types import JsonObject
-from library.config.problems import Text
+from library.config.problems import Message
 from library.importers.builder import ImportBuilder, is_on, to_number
 from library.importers.shared import (
     SIZE_SHIFTS,
@@ -70,7 +70,7 @@ def _lycoris(builder: ImportBuilder, settings: Mapping[str, object]) -> None:
     builder.change("lora_type", equal("lycoris", f"lycoris.kohya {' '.join(arguments)}"), {})
     builder.change("lycoris_config", said_of(values), values)
     if settings.get("apply_preset"):
-        builder.notes.append(Text("chosen layers are said by network_args ({names})", names="preset"))
+        builder.notes.append(Message("chosen layers are said by network_args ({names})", names="preset"))
 
 
 def _optimizer(builder: ImportBuilder) -> None:
@@ -125,7 +125,7 @@ def _schedule(builder: ImportBuilder) -> None:
         if ours == schedule and builder.number(key):
             builder.rename(key, option)
         elif key in builder.source:
-            builder.ignore(key, Text("lr_scheduler is not {name}", name=schedule))
+            builder.ignore(key, Message("lr_scheduler is not {name}", name=schedule))
     if "lr_end" in builder.source:
         builder.ignore("lr_end", "only cosine_with_min_lr ends above 0 here")
 

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from library.captioning.writing import Written, listings, rgb
-from library.config.problems import ConfigError, Report, Text
+from library.config.problems import ConfigError, Message, Report
 from library.curation import thumbs, trash
 from library.data import folders, pixels
 from library.data.orientation import UPRIGHT, orientation, orientation_of, tag, turned_back
@@ -94,7 +94,7 @@ def make(images: Path, masks: Path, segmenter: Segmenter, options: MaskOptions, 
     Raises ConfigError when there are no images."""
     todo, skipped = _to_do(images, masks, options)
     done = Written(skipped=skipped)
-    report(Text("making masks"), 0, len(todo))
+    report(Message("making masks"), 0, len(todo))
     root = images if options.into == ALPHA else masks
     with trash.Change(root, f"Masks by {segmenter.name}", keep=True) as change:
         for start in range(0, len(todo), segmenter.batch_size):
@@ -107,7 +107,7 @@ def make(images: Path, masks: Path, segmenter: Segmenter, options: MaskOptions, 
             else:
                 change.put({file: png(grey, image) for (image, file, _), grey in zip(read, greys, strict=True)})
             done.written += len(greys)
-            report(Text("making masks"), start + len(batch), len(todo))
+            report(Message("making masks"), start + len(batch), len(todo))
     return done
 
 
@@ -121,7 +121,7 @@ def make_of_alpha(images: Path, masks: Path, options: MaskOptions, report: Repor
             if alpha is not None:
                 change.put({file: png(options.grey(np.asarray(alpha, np.float32) / 255), image)})
                 done.written += 1
-            report(Text("making masks"), at, len(todo))
+            report(Message("making masks"), at, len(todo))
     return done
 
 

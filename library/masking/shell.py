@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from library.config.arguments import Arguments
-from library.config.problems import ConfigError, Report, Text, counted
+from library.config.problems import ConfigError, Message, Report, counted
 from library.data.folders import some
 from library.downloads import model_folder
 from library.downloads.shell import default_folder
@@ -30,7 +30,7 @@ def _make_masks(asked: argparse.Namespace, report: Report) -> int:
         if asked.batch_size < 1:
             raise ConfigError("batch_size is {batch_size}: it must be at least 1", batch_size=asked.batch_size)
         folder = model_folder.find(asked.model, model_folder.TRANSFORMERS, default_folder(), report)
-        report(Text("loading the model"), 0, 1)
+        report(Message("loading the model"), 0, 1)
         model = SegmentationModel(folder, asked.words, asked.threshold, asked.batch_size, asked.device)
         done = files.make(images, masks, model, options, report)
     print(f"{images if options.into == files.ALPHA else masks}: {counted(done.written, 'mask')} written")

@@ -11,7 +11,7 @@ from typing import Any
 from library import families
 from library.config import schema
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, MessageLike, Text, option_name, together
+from library.config.problems import ConfigError, Message, MessageLike, option_name, together
 from library.config.run_config import RunConfig
 from library.config.values import did_you_mean
 
@@ -128,14 +128,14 @@ def saving_memory(config: RunConfig) -> Iterator[Overrides]:
 def advised(changes: Overrides, config: RunConfig) -> MessageLike:
     """Changes of a config as advice: "use fp8_base", "lower train_batch_size"."""
 
-    def one(name: str, value: Any) -> Text:
+    def one(name: str, value: Any) -> Message:
         if isinstance(value, bool | str):
             shown = option_name(name)
-            shown = shown if isinstance(value, bool) else Text("{option} {value}", option=shown, value=value)
-            return Text("use {name}", name=shown)
+            shown = shown if isinstance(value, bool) else Message("{option} {value}", option=shown, value=value)
+            return Message("use {name}", name=shown)
         now = schema.values(config).get(name)
         template = "set {name}" if not now else "lower {name}" if value < now else "raise {name}"
-        return Text(template, name=option_name(name))
+        return Message(template, name=option_name(name))
 
     return together(one(name, value) for name, value in changes.items())
 

@@ -5,7 +5,7 @@
 
 from dataclasses import dataclass
 
-from library.config.problems import MessageLike, Text, counted, listed
+from library.config.problems import Message, MessageLike, counted, listed
 from library.measuring.candidates import Overrides, shown
 
 OUT_OF_MEMORY = ("out of memory", "OutOfMemory", "ALLOC_FAILED", "ran out of memory")  # parts of error messages
@@ -33,17 +33,17 @@ class Measured:
         """Whether more memory would have helped."""
         return any(sign in str(self.why) for sign in OUT_OF_MEMORY)
 
-    def sentence(self, of_steps: bool = True) -> Text:
+    def sentence(self, of_steps: bool = True) -> Message:
         """Memory, seconds of a step (or of a batch), graphs and compiling; or why it cannot be used."""
-        what = shown(self.changes) or Text("as it is")
+        what = shown(self.changes) or Message("as it is")
         if self.why:
-            return Text("{settings}: {found}", settings=what, found=self.why)
-        found = [Text("{memory} GB at its peak", memory=f"{self.peak:.1f}")]
+            return Message("{settings}: {found}", settings=what, found=self.why)
+        found = [Message("{memory} GB at its peak", memory=f"{self.peak:.1f}")]
         if self.seconds:
             pace = "{seconds} s a step" if of_steps else "{seconds} s a batch"
-            found.append(Text(pace, seconds=f"{self.seconds:.3g}"))
+            found.append(Message(pace, seconds=f"{self.seconds:.3g}"))
         if self.graphs:
             found.append(counted(self.graphs, "graph"))
         if self.compiling:
-            found.append(Text("{seconds} s to compile", seconds=f"{self.compiling:.1f}"))
-        return Text("{settings}: {found}", settings=what, found=listed(found))
+            found.append(Message("{seconds} s to compile", seconds=f"{self.compiling:.1f}"))
+        return Message("{settings}: {found}", settings=what, found=listed(found))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from library.config.problems import ConfigError, Problem, Text, counted
+from library.config.problems import ConfigError, Message, Problem, counted
 from library.config.sections import AdapterRun
 from library.families import network_args
 from library.families.base import Family, ModelComponents
@@ -106,9 +106,9 @@ class LoraAdapters(BaseMethod):
                     continue
                 self.adapters[name].load(found[name])
             except KeyError as e:
-                wrong.append(Text("{name} has no {key} in the file, so it is no LoRA", name=name, key=e.args[0]))
+                wrong.append(Message("{name} has no {key} in the file, so it is no LoRA", name=name, key=e.args[0]))
             except (ValueError, RuntimeError) as e:
-                wrong.append(Text("{name} {why}", name=name, why=e))
+                wrong.append(Message("{name} {why}", name=name, why=e))
         if wrong:
             more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
             template = (": the LoRA file does not fit this network: {module}{more}; "
@@ -258,7 +258,7 @@ def plain_file(option: str, path: str | Path, family: str) -> dict[str, Tensor]:
     for name, parts in by_name(tensors).items():
         missing = [ending for ending in FACTORS if FACTORS[ending] not in parts]
         if len(missing) == 1:
-            why = Text(adapter_files.HALF, name=name, matrix=missing[0])
+            why = Message(adapter_files.HALF, name=name, matrix=missing[0])
             raise ConfigError(Problem(option, ": {path}: {error}", path=path, error=why))
     if broken := [key for key, tensor in tensors.items() if not is_finite(tensor)]:
         template = ": {path} is damaged: {tensors} with NaN or infinity, first {tensor}; choose another file"

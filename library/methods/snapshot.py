@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from library.config.problems import ConfigError, Problem, Text, counted, listed
+from library.config.problems import ConfigError, Message, Problem, counted, listed
 from library.methods.sharding import own_part, whole_shape
 
 
@@ -15,11 +15,11 @@ def take(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def differing(
-    here: Mapping[str, tuple[int, ...]], saved: Mapping[str, tuple[int, ...]], changes: Text | None = None
+    here: Mapping[str, tuple[int, ...]], saved: Mapping[str, tuple[int, ...]], changes: Message | None = None
 ) -> Problem | None:
     """The problem if names or shapes of trained and saved tensors differ; `changes` are the options that do."""
     what = [
-        Text(template, tensors=counted(len(names), "tensor"), layer=min(names))
+        Message(template, tensors=counted(len(names), "tensor"), layer=min(names))
         for template, names in (
             ("only here: {tensors}, first {layer}", here.keys() - saved.keys()),
             ("only in the state: {tensors}, first {layer}", saved.keys() - here.keys()),
@@ -28,7 +28,7 @@ def differing(
     ]
     if not what and (odd := sorted(name for name in here if here[name] != saved[name])):
         sizes = {"theirs": _shown(saved[odd[0]]), "ours": _shown(here[odd[0]])}
-        what = [Text("{layer} has the shape {theirs} in the state and {ours} here", layer=odd[0], **sizes)]
+        what = [Message("{layer} has the shape {theirs} in the state and {ours} here", layer=odd[0], **sizes)]
     if not what:
         return None
     if changes is None:

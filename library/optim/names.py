@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from library import packages
 from library.config.fixes import other_optimizer
 from library.config.json_types import JsonObject
-from library.config.problems import MessageLike, Text
+from library.config.problems import Message, MessageLike
 from library.config.run_config import RunConfig
 
 
@@ -95,12 +95,12 @@ def nearest(name: str) -> str:
     return next((other for other in others if not package_problem(other)), "AdamW")
 
 
-def advice(config: RunConfig) -> tuple[Text, JsonObject]:
+def advice(config: RunConfig) -> tuple[Message, JsonObject]:
     """What to set where the package of an optimizer does not work: in words, and as values of options."""
     name = config.optim.optimizer
     other = nearest(name)
     if not spec_of(name).finds_rate or spec_of(other).finds_rate:
-        return Text("set optimizer_type = {other}", other=other), other_optimizer(config, other)
+        return Message("set optimizer_type = {other}", other=other), other_optimizer(config, other)
     rate = config.usual_rate
-    advice = Text("set optimizer_type = {other} and learning_rate = {rate}", other=other, rate=rate)
+    advice = Message("set optimizer_type = {other} and learning_rate = {rate}", other=other, rate=rate)
     return advice, other_optimizer(config, other, float(rate))

@@ -11,7 +11,7 @@ import huggingface_hub
 
 from library.config.building import replace
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import ConfigError, Message, Problem
 from library.config.run_config import RunConfig
 from library.outputs.paths import saved_kind
 
@@ -57,7 +57,7 @@ class Uploads:
         if self._threads:
             self._waiting[path] = self._threads.submit(self._send, path)
         else:
-            self._run.phase(Text("uploading"))
+            self._run.phase(Message("uploading"))
             self._send(path)
 
     def wait_for(self, path: Path | None) -> None:
@@ -84,7 +84,7 @@ class Uploads:
             else:
                 self._api.upload_file(path_or_fileobj=str(path), **where)
         except Exception as e:
-            self._run.warn(Text("{file} could not be uploaded ({reason}); it is in {folder}", file=path.name,
+            self._run.warn(Message("{file} could not be uploaded ({reason}); it is in {folder}", file=path.name,
                 reason=_reason(e), folder=path.parent))  # fmt: skip
             return
         self._run.event("uploaded", file=str(path), repository=options.huggingface_repo_id, place=name)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Problem, Text, counted, option_name
+from library.config.problems import ConfigError, Message, Problem, counted, option_name
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun, FullSave, Save
 from library.files import clean_up, need_space, remove_folder, write_atomic, write_folder_atomic
@@ -139,7 +139,7 @@ def problems(config: RunConfig) -> Iterator[Problem]:
     if not nearest.is_dir():
         yield Problem("output_dir", ": {nearest} is a file; choose a folder", nearest=nearest)
     elif not config.steps.resume and (there := here.existing()):
-        more = Text(" and {count} more of that name", count=len(there) - 1) if len(there) > 1 else ""
+        more = Message(" and {count} more of that name", count=len(there) - 1) if len(there) > 1 else ""
         yield Problem("output_name",
             ": {file}{more} would be overwritten; choose another output_name or output_dir, "
             "move them away, or go on from a state with {other}", file=there[0], more=more,

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from library.config.outside_files import read_text
-from library.config.problems import ConfigError, MessageLike, Problem, Text, listed
+from library.config.problems import ConfigError, Message, MessageLike, Problem, listed
 from library.outputs.prompts import LETTERS, Prompt, option_of, parse_line, problem_of, prompt_lines, read
 
 Row = Mapping[str, str]  # texts by field of Prompt; what a line says besides is in REST
@@ -75,23 +75,26 @@ def _why_not(row: Row) -> MessageLike:
     """Why a line would not be read as this row; "" where it is."""
     for name, value in row.items():
         if not value.isprintable():
-            return Text("{name} has to be one line of text", name=name)
+            return Message("{name} has to be one line of text", name=name)
     if row["prompt"].lstrip().startswith("#"):
-        return Text("a prompt cannot begin with #, which begins a comment")
+        return Message("a prompt cannot begin with #, which begins a comment")
     read_back, wrong = _row(parse_line(line({**row, REST: ""}))), []
     for name, value in row.items():
         if name in (REST, "prompt", "negative_prompt") or not value.strip():
             continue
         if read_back.get(name) is None or not _same(name, read_back[name], value):
-            wrong.append(Text("{name} cannot be {value}", name=name, value=repr(value.strip())))
+            wrong.append(Message("{name} cannot be {value}", name=name, value=repr(value.strip())))
     if wrong:
         return listed(wrong, "; ")
     if " --" not in row["prompt"] and any(not row.get(name, "").strip() for name in read_back):
-        return Text("the prompt begins as an option does in a prompt file; write another word first")
+        return Message("the prompt begins as an option does in a prompt file; write another word first")
     for name in ("prompt", "negative_prompt"):
         if read_back.get(name, "") != row.get(name, "").strip():
-            return Text("{name} holds a blank and two dashes, which begin an option in a prompt file: remove them, and "
-                "use the fields for options", name=name)  # fmt: skip
+            template = (
+                "{name} holds a blank and two dashes, which begin an option in a prompt file: remove them, and use the "
+                "fields for options"
+            )
+            return Message(template, name=name)
     return problem_of(parse_line(line(row)))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from library.config.json_types import JsonMapping, JsonValue
 from library.config.outside_files import named_by, parse_json, parse_toml, read_text
-from library.config.problems import ConfigError, MessageLike, Problem, Text
+from library.config.problems import ConfigError, Message, MessageLike, Problem
 from library.config.run_config import ControlUse
 from library.config.schema import section_options
 from library.config.sections.outputs import Sample
@@ -153,9 +153,9 @@ def notes(path: str | Path, use: ControlUse = NO_CONTROLS, shifts: bool = False,
         for what, why in _idle(entry, use, shifts, multiple)]  # fmt: skip
 
 
-def line_notes(line: str, use: ControlUse, shifts: bool, multiple: int) -> list[Text]:
+def line_notes(line: str, use: ControlUse, shifts: bool, multiple: int) -> list[Message]:
     """As `notes`, of one line."""
-    return [Text("prompt: {what} {why}", what=what, why=why) for what, why in _idle(line, use, shifts, multiple)]
+    return [Message("prompt: {what} {why}", what=what, why=why) for what, why in _idle(line, use, shifts, multiple)]
 
 
 def _entries(path: Path) -> Iterator[tuple[MessageLike, str | JsonMapping]]:
@@ -164,13 +164,13 @@ def _entries(path: Path) -> Iterator[tuple[MessageLike, str | JsonMapping]]:
     if path.suffix.lower() == ".toml":
         common = dict(parse_toml(text, path)["prompt"])
         for number, entry in enumerate(common.pop("subset"), start=1):
-            yield Text("subset {number}", number=number), {**common, **entry}
+            yield Message("subset {number}", number=number), {**common, **entry}
     elif path.suffix.lower() == ".json":
         for number, entry in enumerate(parse_json(text, path), start=1):
-            yield Text("entry {number}", number=number), entry
+            yield Message("entry {number}", number=number), entry
     else:
         for number, line in prompt_lines(text):
-            yield Text("line {number}", number=number), line
+            yield Message("line {number}", number=number), line
 
 
 def _idle(
@@ -182,7 +182,9 @@ def _idle(
         why = _why_idle(what, read, use, shifts)
         if not why and read and read[0] == "control_image_path":
             most, shown = use.most or int(use.inpaints), shown + 1
-            why = Text("has no effect; this model is shown {most} of them at most", most=most) if shown > most else ""
+            why = (
+                Message("has no effect; this model is shown {most} of them at most", most=most) if shown > most else ""
+            )
         if why := why or _rounded(read, multiple):
             yield what, why
 
@@ -194,7 +196,7 @@ def _rounded(read: tuple[str, Any] | None, multiple: int) -> MessageLike:
     wanted = int(float(read[1]))
     used = _side(wanted, multiple)
     template = "becomes {used}, as sides are multiples of {multiple} here"
-    return "" if used == wanted else Text(template, used=used, multiple=multiple)
+    return "" if used == wanted else Message(template, used=used, multiple=multiple)
 
 
 def _side(wanted: int, multiple: int) -> int:
@@ -252,23 +254,23 @@ def option_of(piece: str) -> tuple[str, Any] | None:
 def _why_idle(what: str, read: tuple[str, Any] | None, use: ControlUse, shifts: bool) -> MessageLike:
     """Why an option of a prompt does not do what it says; "" where it does."""
     if read and read[0] == GLUE:
-        return Text("is part of the text before it: an option begins with a blank and two dashes")
+        return Message("is part of the text before it: an option begins with a blank and two dashes")
     if read:
         if what.startswith("--") and (cut := _cut(what, read[1])):
             return cut
         if read[0] == "sample_sampler" and read[1] not in SAMPLERS:
             template = "is no known sampler, and {used} is used; known are {names}"
-            return Text(template, used=SAMPLERS[0], names=", ".join(SAMPLERS))
+            return Message(template, used=SAMPLERS[0], names=", ".join(SAMPLERS))
         shown = {"control_image_path": use.most or use.inpaints, "control_image_mask_path": use.inpaints}
         shown |= {"controlnet_image": use.guided, "flow_shift": shifts}
         works = shown.get(read[0], read[0] not in OTHER_MODELS)
-        return "" if works else Text("has no effect; it is for other models")
+        return "" if works else Message("has no effect; it is for other models")
     letter = what.removeprefix("--").partition(" ")[0].lower()
     if letter not in LETTERS:
-        return Text("has no effect; known are {names}", names=", ".join(f"--{known}" for known in LETTERS))
+        return Message("has no effect; known are {names}", names=", ".join(f"--{known}" for known in LETTERS))
     name, pattern, _ = LETTERS[letter]
     template = "has no effect; {name} is a number that is not negative, after a blank"
-    return Text("has no effect; {name} is text after a blank" if pattern is TEXT else template, name=name)
+    return Message("has no effect; {name} is text after a blank" if pattern is TEXT else template, name=name)
 
 
 def _cut(what: str, value: Any) -> MessageLike:
@@ -278,7 +280,7 @@ def _cut(what: str, value: Any) -> MessageLike:
     written = written.strip()
     if pattern is TEXT or (pattern.fullmatch(written) and float(written) == value):
         return ""
-    return Text("is read as {value}; write a plain number", value=value)
+    return Message("is read as {value}; write a plain number", value=value)
 
 
 def prompt_lines(text: str) -> Iterator[tuple[int, str]]:
@@ -291,7 +293,7 @@ def prompt_lines(text: str) -> Iterator[tuple[int, str]]:
 def _from_lines(text: str) -> Iterator[tuple[Prompt, MessageLike]]:
     for number, line in prompt_lines(text):
         prompt = parse_line(line)
-        yield prompt, _placed(Text("line {number}", number=number), prompt)
+        yield prompt, _placed(Message("line {number}", number=number), prompt)
 
 
 def _from_toml(tables: JsonMapping) -> Iterator[tuple[Prompt, MessageLike]]:
@@ -302,9 +304,9 @@ def _from_toml(tables: JsonMapping) -> Iterator[tuple[Prompt, MessageLike]]:
     for number, entry in enumerate(entries, start=1):
         if both := sorted(common.keys() & entry.keys()):
             template = "subset {number}: {options} stands in [prompt] too; keep one of the two"
-            yield Prompt(""), Text(template, number=number, options=", ".join(both))
+            yield Prompt(""), Message(template, number=number, options=", ".join(both))
         else:
-            yield _from_mapping({**common, **entry}, Text("subset {number}", number=number))
+            yield _from_mapping({**common, **entry}, Message("subset {number}", number=number))
 
 
 def _from_json(entries: Any) -> Iterator[tuple[Prompt, MessageLike]]:
@@ -313,24 +315,24 @@ def _from_json(entries: Any) -> Iterator[tuple[Prompt, MessageLike]]:
     for number, entry in enumerate(entries, start=1):
         if isinstance(entry, str):
             prompt = parse_line(entry)
-            yield prompt, _placed(Text("entry {number}", number=number), prompt)
+            yield prompt, _placed(Message("entry {number}", number=number), prompt)
         elif isinstance(entry, dict):
-            yield _from_mapping(entry, Text("entry {number}", number=number))
+            yield _from_mapping(entry, Message("entry {number}", number=number))
         else:
-            yield Prompt(""), Text("entry {number} is neither a text nor an object", number=number)
+            yield Prompt(""), Message("entry {number} is neither a text nor an object", number=number)
 
 
 def _from_mapping(values: JsonMapping, where: MessageLike) -> tuple[Prompt, MessageLike]:
     known = {k: v for k, v in values.items() if k in KINDS and v is not None}
     if unknown := sorted(values.keys() - KINDS.keys() - IGNORED):
         template = "{where}: there is no option {unknown}; known are {names}"
-        return Prompt(""), Text(template, where=where, unknown=", ".join(unknown), names=", ".join(KINDS))
+        return Prompt(""), Message(template, where=where, unknown=", ".join(unknown), names=", ".join(KINDS))
     if not str(known.get("prompt", "")).strip():
-        return Prompt(""), Text("{where} has no prompt", where=where)
+        return Prompt(""), Message("{where} has no prompt", where=where)
     try:
         prompt = Prompt(**{name: _number(name, value, KINDS[name]) for name, value in known.items()})
     except ConfigError as e:
-        return Prompt(""), Text("{where}: {problem}", where=where, problem=e.said)
+        return Prompt(""), Message("{where}: {problem}", where=where, problem=e.said)
     return prompt, _placed(where, prompt)
 
 
@@ -353,25 +355,25 @@ def _number(name: str, value: JsonValue, kind: Callable[[Any], Any]) -> Any:
 
 def _placed(where: MessageLike, prompt: Prompt) -> MessageLike:
     why = problem_of(prompt)
-    return Text("{where}: {problem}", where=where, problem=why) if why else ""
+    return Message("{where}: {problem}", where=where, problem=why) if why else ""
 
 
 def problem_of(prompt: Prompt) -> MessageLike:
     """What of a prompt makes no sense; "" where all does."""
     if prompt.sample_steps is not None and not 1 <= prompt.sample_steps <= MAX_STEPS:
-        return Text("sample_steps {number} is not between 1 and {most}", number=prompt.sample_steps, most=MAX_STEPS)
+        return Message("sample_steps {number} is not between 1 and {most}", number=prompt.sample_steps, most=MAX_STEPS)
     for name in (*SIDES, "scale", "guidance_scale", "flow_shift"):
         number, least = getattr(prompt, name), 1 if name in SIDES else 0
         if number is not None and not least <= number < math.inf:
-            return Text("{name} {number} is not a number from {least} on; write another, or leave it out", name=name,
+            return Message("{name} {number} is not a number from {least} on; write another, or leave it out", name=name,
                 number=number, least=least)  # fmt: skip
         if (number or 0) > (most := LARGEST if least else STRONGEST):
-            return Text("{name} {number} is more than {most}; write a smaller one", name=name, number=number,
+            return Message("{name} {number} is more than {most}; write a smaller one", name=name, number=number,
                 most=most)  # fmt: skip
     if prompt.flow_shift == 0:
-        return Text("flow_shift 0 leaves no noise to begin with; write 3, or leave it out")
+        return Message("flow_shift 0 leaves no noise to begin with; write 3, or leave it out")
     if prompt.seed is not None and not -(2**63) <= prompt.seed < 2**64:
-        return Text("seed {seed} is too large; write one below 2^64", seed=prompt.seed)
+        return Message("seed {seed} is too large; write one below 2^64", seed=prompt.seed)
     return ""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import load_toml
-from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import ConfigError, Message, Problem
 from library.config.run_config import RunConfig
 from library.config.schema import options, values
 
@@ -22,7 +22,7 @@ WANDB = {"name", "entity", "group", "job_type", "tags", "notes", "mode", "id", "
 class Trackers:
     """Where curves are written besides the run's folder; none without `logging_dir` and W&B."""
 
-    def __init__(self, config: RunConfig, folder: Path, warn: Callable[[Text], None]) -> None:
+    def __init__(self, config: RunConfig, folder: Path, warn: Callable[[Message], None]) -> None:
         """`warn` gets a sentence when a tracker fails; nothing more is written to it then, and the training goes on."""
         log, self._warn = config.log, warn
         wanted = {"all": ("tensorboard", "wandb"), None: ("tensorboard",)}.get(log.log_with, (log.log_with,))
@@ -100,7 +100,9 @@ class Trackers:
     def _failed(self, tracker: str, error: Exception) -> None:
         logger.debug("logging failed", exc_info=True)
         why = str(error).strip() or type(error).__name__
-        self._warn(Text("nothing more is logged to {tracker} ({why}); the training goes on", tracker=tracker, why=why))
+        self._warn(
+            Message("nothing more is logged to {tracker} ({why}); the training goes on", tracker=tracker, why=why)
+        )
 
     def _tags(self, line: JsonMapping) -> dict[str, float]:
         loss = (

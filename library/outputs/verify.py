@@ -8,7 +8,7 @@ from safetensors import safe_open
 
 from library import families
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, MessageLike, Text, counted, listed
+from library.config.problems import ConfigError, Message, MessageLike, counted, listed
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.methods import TrainingMethod
@@ -38,11 +38,11 @@ def check(path: Path, shapes_of: Callable[[], Shapes], config: RunConfig) -> Jso
         wrong = differences(path, shapes) or (_verified(path, config) if isinstance(config, AdapterRun) else "")
     except Exception as error:  # such as a damaged file or an unmounted disk
         log.warning("%s could not be checked", path, exc_info=True)
-        wrong = Text("it cannot be read back: {why}", why=error)
+        wrong = Message("it cannot be read back: {why}", why=error)
     loads = "it loads, and holds what the model does: {tensors}"
     if config.adapters:
         loads = "it loads, and fits the model's names and shapes: {tensors}"
-    return {"ok": not wrong, "text": wrong or Text(loads, tensors=counted(len(shapes), "tensor"))}
+    return {"ok": not wrong, "text": wrong or Message(loads, tensors=counted(len(shapes), "tensor"))}
 
 
 def differences(path: Path, shapes: Shapes) -> MessageLike:
@@ -52,15 +52,17 @@ def differences(path: Path, shapes: Shapes) -> MessageLike:
     missing = [name for name in shapes if name not in found]
     unknown = [name for name in found if name not in shapes]
     other = [name for name in found if name in shapes and shapes[name] != found[name]]
-    said: list[Text] = []
+    said: list[Message] = []
     if missing:
-        said.append(Text("{tensors} missing, first {first}", tensors=counted(len(missing), "tensor"), first=missing[0]))
+        said.append(
+            Message("{tensors} missing, first {first}", tensors=counted(len(missing), "tensor"), first=missing[0])
+        )
     if unknown:
         tensors = counted(len(unknown), "tensor")
-        said.append(Text("{tensors} unknown to the model, first {first}", tensors=tensors, first=unknown[0]))
+        said.append(Message("{tensors} unknown to the model, first {first}", tensors=tensors, first=unknown[0]))
     if other:
         said.append(
-            Text("{tensors} of another shape, first {first}", tensors=counted(len(other), "tensor"), first=other[0])
+            Message("{tensors} of another shape, first {first}", tensors=counted(len(other), "tensor"), first=other[0])
         )
     return listed(said, "; ") if said else ""
 

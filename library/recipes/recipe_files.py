@@ -8,7 +8,7 @@ from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import load_toml
-from library.config.problems import Text, counted
+from library.config.problems import Message, counted
 from library.config.run_config import RunConfig
 from library.config.schema import values
 from library.recipes.preset_files import PRESETS, RECIPES
@@ -67,7 +67,7 @@ class ProposedSteps:
     """A number of steps, and why."""
 
     steps: int
-    reason: Text
+    reason: Message
 
 
 def _holds(condition: Condition, given: JsonMapping) -> bool:
@@ -133,10 +133,10 @@ def proposed_steps(recipe: Recipe, images: int, at_once: int = 1) -> ProposedSte
     seen = min(max(wanted, recipe.least_steps), recipe.most_steps)
     steps = max(ROUNDED_TO, round(seen / max(at_once, 1) / ROUNDED_TO) * ROUNDED_TO)
     times = max(1, round(steps * max(at_once, 1) / images))
-    facts = {"images": counted(images, "image"), "times": f"{times:,}", "steps": f"{steps:,}"}
-    template = "{images}, each seen about {times} times: {steps} steps."
+    facts = {"images": counted(images, "image"), "times": counted(times, "time"), "steps": counted(steps, "step")}
+    template = "{images}, each seen about {times}: {steps}."
     if seen > wanted:
-        template = "{images}, each seen about {times} times: {steps} steps, as fewer teach too little."
+        template = "{images}, each seen about {times}: {steps}, as fewer teach too little."
     elif seen < wanted:
-        template = "{images}, each seen about {times} times: {steps} steps, as more are rarely needed."
-    return ProposedSteps(steps, Text(template, **facts))
+        template = "{images}, each seen about {times}: {steps}, as more are rarely needed."
+    return ProposedSteps(steps, Message(template, **facts))

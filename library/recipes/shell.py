@@ -9,7 +9,7 @@ from library.config.building import build
 from library.config.command import printable
 from library.config.formats import read_toml, to_toml
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, MessageLike, Problem, Text, either
+from library.config.problems import ConfigError, Message, MessageLike, Problem, either
 from library.config.schema import changed, flat, options
 from library.data import finding
 from library.families import RUNS, config_class
@@ -108,7 +108,7 @@ def with_recipe(preset: Preset, given: JsonObject, purpose: str, images: int) ->
             raise ConfigError(*found.problems)
         images = sum(not image.is_reg for image in found.images.items)
     notes: list[MessageLike] = (
-        [] if not recipe.purpose else [Text("Purpose: {purpose}.", purpose=Text(PURPOSES[recipe.purpose]))]
+        [] if not recipe.purpose else [Message("Purpose: {purpose}.", purpose=Message(PURPOSES[recipe.purpose]))]
     )
     if images > 0:
         at_once = config.data.train_batch_size * config.steps.gradient_accumulation_steps

@@ -4,7 +4,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from library.config.problems import MessageLike, Text
+from library.config.problems import Message, MessageLike
 
 _TABLES = tomllib.loads(Path(__file__).with_name("known_errors.toml").read_text(encoding="utf-8"))
 # (pattern, advice) for exceptions, and for what ends a process before Python can raise one
@@ -48,5 +48,5 @@ def _known(text: str, table: list[tuple[str, str]]) -> MessageLike | None:
     for pattern, advice in table:
         if found := list(re.finditer(pattern, text, re.M)):
             caught = [group for group in found[-1].groups() if group]
-            return Text(advice, what=caught[0]) if caught else advice
+            return Message(advice, what=caught[0]) if caught else advice
     return None

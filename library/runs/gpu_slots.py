@@ -8,7 +8,7 @@ from pathlib import Path
 
 from library.config.command import launch_problems
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import ConfigError, Message, Problem
 from library.runs import layout, locking, machine, process, registry
 
 CPU = "cpu"
@@ -87,8 +87,8 @@ def problems(how: JsonMapping) -> list[Problem]:
     if wrong := _absent(wanted, every):
         found.append(wrong)
     elif not found and (number := processes(how)) > len(wanted):
-        what = Text("gpu_ids names" if asked and asked != ["all"] else "this machine has")
-        gpus = Text("{count} GPUs" if len(wanted) > 1 else "{count} GPU", count=len(wanted))
+        what = Message("gpu_ids names" if asked and asked != ["all"] else "this machine has")
+        gpus = Message("{count} GPUs" if len(wanted) > 1 else "{count} GPU", count=len(wanted))
         facts = {"number": number, "what": what, "gpus": gpus}
         found.append(Problem("num_processes", "is {number}, and {what} {gpus}: one for each", **facts))
     return found

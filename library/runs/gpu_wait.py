@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from library.config.json_types import JsonMapping
-from library.config.problems import Text
+from library.config.problems import Message
 from library.runs import gpu_slots, reader
 
 WAITS = "waiting for images that are generated, or a cache that is made"
@@ -13,7 +13,7 @@ WAITING = 1.0  # seconds between two checks
 
 
 @contextlib.contextmanager
-def free_devices(how: JsonMapping, report: Callable[[Text], None]) -> Iterator[tuple[str, ...]]:
+def free_devices(how: JsonMapping, report: Callable[[Message], None]) -> Iterator[tuple[str, ...]]:
     """Reserve devices for a process with these launch options; `report` gets what it waits for."""
     with contextlib.ExitStack() as stack:
         while True:
@@ -24,6 +24,6 @@ def free_devices(how: JsonMapping, report: Callable[[Text], None]) -> Iterator[t
                     stack.enter_context(gpu_slots.holding(own))
                     break
             names = ", ".join(run.id for run in active)
-            report(Text("waiting for {trainings}", trainings=names) if names else Text(WAITS))
+            report(Message("waiting for {trainings}", trainings=names) if names else Message(WAITS))
             time.sleep(WAITING)
         yield own

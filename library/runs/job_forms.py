@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from library.config.json_types import JsonMapping
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, Message
 
 Maker = Callable[[type[argparse.ArgumentParser]], argparse.ArgumentParser]
 # (text, kind, label) -> the path that may be used, or the id of a model on the hub, or ConfigError
@@ -109,7 +109,7 @@ def _filled(fields: tuple[CommandField, ...], values: JsonMapping, guard: Guard)
         given = values.get(field.name)
         made = list(_words(field, given, guard))
         if field.required and not made:
-            missing.append(Text("{field}: this must be filled in", field=Text(field.label)))
+            missing.append(Message("{field}: this must be filled in", field=Message(field.label)))
         words += made
     if missing:
         raise ConfigError(*missing)

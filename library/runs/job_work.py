@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, MessageLike, Report, Text
+from library.config.problems import ConfigError, Message, MessageLike, Report
 from library.runs import layout, process
 from library.runs.job import FOLDER, JOB, RESULT, STOP, new
 
@@ -45,7 +45,7 @@ class JobRecord:
         if self._usual is not None:
             signal.signal(signal.SIGTERM, self._usual)
 
-    def phase(self, text: Text, done: int = 0, total: int = 0) -> None:
+    def phase(self, text: Message, done: int = 0, total: int = 0) -> None:
         """Record the present phase and its progress. Raises KeyboardInterrupt if the job was asked to stop."""
         before, when = self._said
         if not self.folder or (text == before and time.monotonic() - when < OFTEN and done != total):
@@ -55,7 +55,7 @@ class JobRecord:
         if (self.folder / STOP).exists():
             raise KeyboardInterrupt
 
-    def wait(self, text: Text) -> None:
+    def wait(self, text: Message) -> None:
         """Record what the job waits for; in a shell it is printed once."""
         if not self.folder and self._said[0] != text:
             print(text, flush=True)
@@ -111,7 +111,7 @@ def run_command(
         return work(asked, record.phase if record.folder else _print_phase)
 
 
-def _print_phase(text: Text, done: int, total: int) -> None:
+def _print_phase(text: Message, done: int, total: int) -> None:
     print(f"{text} {done} / {total}", flush=True)
 
 

@@ -36,7 +36,7 @@ TYPES: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("pid", "seed"), (int,)),
     **dict.fromkeys(("id", "state", "script", "title", "output_dir", "output_name", "folder", "host", "boot"), (str,)),
     **dict.fromkeys(("resumes", "queued", "from", "kind"), (str,)),
-    "error": (str, problems.Text),
+    "error": (str, problems.Message),
     **dict.fromkeys(("config", "phase", "hardware", "versions", "data", "compile", "products"), (dict,)),
     **dict.fromkeys(("devices",), (list,)),
 }

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, MessageLike, Text, counted
+from library.config.problems import ConfigError, Message, MessageLike, counted
 from library.files import write_atomic
 from library.runs import layout, locking, process, reader, registry, start
 
@@ -223,16 +223,16 @@ def state_of(entry: QueueEntry) -> tuple[str, MessageLike]:
     return entry.ended or "waiting", entry.error
 
 
-def queued_sentence(entry: QueueEntry) -> Text:
+def queued_sentence(entry: QueueEntry) -> Message:
     """What became of an entry that was just added, in a sentence."""
     queue = read()
     before = [e for e in queue.waiting if e.added < entry.added]
     if queue.paused or queue.halted:
-        return Text("{name} is in the queue, which is paused: press Continue in the Queue tab.", name=entry.name)
+        return Message("{name} is in the queue, which is paused: press Continue in the Queue tab.", name=entry.name)
     template = "{name} is in the queue and starts as soon as there is room. It does not need this page to be open."
     if before:
         template = "{name} is in the queue and starts after {others}. It does not need this page to be open."
-    return Text(template, name=entry.name, others=counted(len(before), "other"))
+    return Message(template, name=entry.name, others=counted(len(before), "other"))
 
 
 def work() -> None:

@@ -17,7 +17,7 @@ from typing import IO, Any
 import psutil
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, MessageLike, Text
+from library.config.problems import ConfigError, Message, MessageLike
 from library.files import write_atomic
 from library.runs import layout, process, registry, restoring
 from library.runs.gpu_log import GpuLog
@@ -113,7 +113,7 @@ class Record:
                 self.facts[name] = {**known, **value} if isinstance(known, dict) and isinstance(value, dict) else value
         self._write()
 
-    def phase(self, name: Text, done: int | None = None, total: int | None = None) -> None:
+    def phase(self, name: Message, done: int | None = None, total: int | None = None) -> None:
         """Record the phase before, between or after the steps: `caching latents`, 312 of 1000."""
         now, (last, said) = time.monotonic(), self._phase_said
         with self._lock:
@@ -192,7 +192,7 @@ class Record:
                 self._room.unlink(missing_ok=True)
             if error:
                 redact = self._hidden.redact
-                error = error.changed(redact) if isinstance(error, Text) else redact(error)
+                error = error.changed(redact) if isinstance(error, Message) else redact(error)
                 self.event("error", text=error)
             self.facts |= {"state": state, "error": error, "ended": time.time(), "phase": None}
             with contextlib.suppress(OSError):
@@ -241,7 +241,7 @@ class Record:
                 self._log.stream = None  # type: ignore[assignment]  # opened again by the next line
                 self._log.release()
             if not self.facts.get("restored"):
-                self.event("warning", text=Text(DELETED))
+                self.event("warning", text=Message(DELETED))
                 self.say(f"warning: {DELETED}: {self.folder}")
             self.facts["restored"] = time.time()
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.outside_files import load_toml, opened
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, Message
 from library.runs import keys, layout, reader
 from library.runs.refusal import ENVIRONMENT, Secrets
 
@@ -58,7 +58,7 @@ class Redactor:
         """A JSON value, redacted in all its texts and field names."""
         if isinstance(value, str):
             return self.text(value)
-        if isinstance(value, Text):
+        if isinstance(value, Message):
             return value.changed(self.text)
         if isinstance(value, Mapping):
             return {self.text(str(name)): self.inside(inner) for name, inner in value.items()}

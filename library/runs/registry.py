@@ -9,7 +9,7 @@ from pathlib import Path
 import platformdirs
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import Text
+from library.config.problems import Message
 from library.runs import layout, process
 
 # Facts of run.json that a pointer repeats: of the run, of its process and of its devices.
@@ -28,7 +28,7 @@ def data_folder() -> Path:
     return Path(given).expanduser() if given else Path(platformdirs.user_data_dir("kohya", appauthor=False))
 
 
-def unusable() -> Text | None:
+def unusable() -> Message | None:
     """Why runs cannot be listed in the user's data folder; None where they can. Makes the folder."""
     pointers = Path("~")
     try:
@@ -41,7 +41,7 @@ def unusable() -> Text | None:
         why = error.strerror or type(error).__name__
     except RuntimeError as error:  # `~` of a user without a home
         why = str(error)
-    return Text(UNLISTED, folder=pointers, why=why)
+    return Message(UNLISTED, folder=pointers, why=why)
 
 
 def add(folder: Path, facts: JsonMapping | None = None) -> None:

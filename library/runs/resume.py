@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, Message
 from library.runs import layout, reader
 from library.runs.lineage import step_of
 
@@ -54,12 +54,12 @@ def toml(run: reader.RecordedRun) -> str:
         return ""
 
 
-def problems(run: reader.RecordedRun) -> Iterator[Text]:
+def problems(run: reader.RecordedRun) -> Iterator[Message]:
     """What prevents resuming."""
     if run.active:
-        yield Text("{run} is still {state}: stop it first.", run=run.id, state=Text(run.state))
+        yield Message("{run} is still {state}: stop it first.", run=run.id, state=Message(run.state))
     if not run.facts.get("script"):
-        yield Text("{run} does not say which script it ran: start it again from its config.", run=run.id)
+        yield Message("{run} does not say which script it ran: start it again from its config.", run=run.id)
 
 
 def check(run: reader.RecordedRun) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from library.config.command import launch_options
 from library.config.formats import to_toml
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Problem, Text, together
+from library.config.problems import ConfigError, Message, Problem, together
 from library.config.run_config import RunConfig
 from library.config.schema import options
 from library.files import write_atomic
@@ -89,7 +89,7 @@ def begin(asked: TrainingJob) -> str:
     try:
         started = detached(arguments, folder / layout.LOG, given, asked.folder)
     except OSError as error:
-        why = Text("The training could not be started: {error}.", error=error)
+        why = Message("The training could not be started: {error}.", error=error)
         failed = layout.load(folder / layout.RUN) | {"state": "failed", "error": why, "ended": time.time()}
         layout.store(folder / layout.RUN, failed)
         raise ConfigError(why) from error

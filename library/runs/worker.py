@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, Message
 from library.runs import gpu_slots, layout, locking, process, queue, reader, start
 
 PERIOD = 0.5  # seconds between two looks at the queue
@@ -62,7 +62,7 @@ def note(found: queue.Queue, entry: queue.QueueEntry) -> None:
 def after(found: queue.Queue, entry: queue.QueueEntry) -> None:
     """A training of the queue has ended."""
     if entry.ended in ("failed", "interrupted") and not found.go_on:
-        found.paused = Text(
+        found.paused = Message(
             "{name} has failed." if entry.ended == "failed" else "{name} was interrupted.", name=entry.name
         )
 

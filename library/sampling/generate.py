@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw, PngImagePlugin
 
 from library import families
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Problem, Report, Text
+from library.config.problems import ConfigError, Message, Problem, Report
 from library.config.run_config import RunConfig
 from library.data import pixels
 from library.families.base import Family, ModelComponents, SampleRequest
@@ -87,7 +87,7 @@ def open_model(config: RunConfig, files: Iterable[Path], report: Report, word: s
     Raises ConfigError for files that do not fit.
     """
     family = families.family_for(config)
-    report(Text("loading the model"), 0, 1)
+    report(Message("loading the model"), 0, 1)
     world = World(config)
     components = family.load(world.storage_dtype, world.compute_dtype, deferring=True)
     file_identity.note(*components.deferred_files)
@@ -160,7 +160,7 @@ def generate(  # noqa: PLR0913 - the inputs of a comparison, and two callbacks
     _check_guides(prompts, bool(model.applied.controls))
     sample = ColumnSampler(model, prompts, config)
     done, total = 0, len(columns) * len(sample.prompts)
-    model.components.denoiser.register_forward_pre_hook(lambda *_: report(Text("generating"), done, total))
+    model.components.denoiser.register_forward_pre_hook(lambda *_: report(Message("generating"), done, total))
     place = folder / time.strftime("%Y%m%d-%H%M%S")
     sheet = Sheet([one.title for one in columns], [one.prompt for one in sample.prompts], place)
     sheet.files = [[""] * len(columns) for _ in sample.prompts]

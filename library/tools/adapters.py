@@ -13,7 +13,7 @@ from torch import Tensor
 from library import families
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import parse_json
-from library.config.problems import ConfigError, MessageLike, Text
+from library.config.problems import ConfigError, Message, MessageLike
 from library.tools import names, storage
 from library.tools.changes import LACKS, LayerChange
 from library.tools.factors import AdapterFactors, joined, swapped, taken_apart
@@ -108,7 +108,7 @@ def odd_alpha(name: str, parts: Mapping[str, Tensor]) -> MessageLike:
     if ALPHA not in parts or parts[ALPHA].numel() == 1:
         return ""
     template = "{name} has an alpha of {count} numbers instead of one: the file is damaged or was edited"
-    return Text(template, name=name, count=parts[ALPHA].numel())
+    return Message(template, name=name, count=parts[ALPHA].numel())
 
 
 def grouped(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
@@ -141,11 +141,11 @@ def fit_together(parts: Mapping[str, Tensor]) -> bool:
     return min(up.ndim, down.ndim) >= 2 and up.shape[1] == down.shape[0]
 
 
-def not_known(key: str) -> Text:
+def not_known(key: str) -> Message:
     """A sentence about a key that belongs to no adapter."""
     if kind := other_kind(key):
-        return Text("{key} belongs to {kind}, not to LoRA or LyCORIS: choose another file", key=key, kind=kind)
-    return Text("{key} is no part of an adapter that is known: LoRA and the kinds of LyCORIS are", key=key)
+        return Message("{key} belongs to {kind}, not to LoRA or LyCORIS: choose another file", key=key, kind=kind)
+    return Message("{key} is no part of an adapter that is known: LoRA and the kinds of LyCORIS are", key=key)
 
 
 def other_kind(key: str) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from library.config.problems import MessageLike, Text
+from library.config.problems import Message, MessageLike
 from library.tools import storage
 from library.tools.names import ALPHA, DOWN, UP
 
@@ -289,10 +289,10 @@ class LayerChange:
     def problem(self, name: str) -> MessageLike:
         """What is wrong with it by itself, under its name; "" if nothing is."""
         if missing := self.missing:
-            return Text(LACKS, name=name, kind=self.title, parts=", ".join(missing))
+            return Message(LACKS, name=name, kind=self.title, parts=", ".join(missing))
         if broken := sorted(part for part, one in self.parts.items() if not storage.is_finite(one)):
             is_unread = broken == [ALPHA] and rank_of(self.parts) is None and "oft_blocks" not in self.parts
-            return "" if is_unread else Text(BROKEN, name=name, parts=", ".join(broken))
+            return "" if is_unread else Message(BROKEN, name=name, parts=", ".join(broken))
         return ""
 
     @property

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from library.config.problems import ConfigError, Report, Text
+from library.config.problems import ConfigError, Message, Report
 from library.tools import adapters, for_comfyui, storage, writing
 from library.tools.names import FORMATS
 from library.tools.storage import silent
@@ -16,7 +16,7 @@ def convert(
     to: str,
     dtype: str | None = None,
     report: Report = silent,
-    note: Callable[[Text], object] = repr,
+    note: Callable[[Message], object] = repr,
 ) -> Path:
     """Write a LoRA in the format `to` ("kohya", "diffusers", "comfy"), from whichever it is in.
 
@@ -29,7 +29,7 @@ def convert(
     if to not in FORMATS:
         raise ConfigError("to is {to}: use one of {formats}", to=repr(to), formats=", ".join(FORMATS))
     out = storage.fresh(out, lora)
-    report(Text("reading"), 0, 1)
+    report(Message("reading"), 0, 1)
     found = adapters.read(lora)
     found.metadata.pop("lora_adapter_metadata", None)
     if to == "comfy":

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from library.config.problems import ConfigError, Report, Text
+from library.config.problems import ConfigError, Message, Report
 from library.tools import storage, writing
 from library.tools.adapters import Lora
 from library.tools.factors import AdapterFactors
@@ -75,7 +75,7 @@ def extract(
     modules = [module for module in modules if module.part not in left_out]
     made, same = {}, 0
     for i, module in enumerate(modules):
-        report(Text("extracting"), i, len(modules))
+        report(Message("extracting"), i, len(modules))
         change = difference(new, old, module)
         if not bool(change.any()):
             same += 1
@@ -155,7 +155,7 @@ def _alike(new: ModelFile, old: ModelFile, modules: list[Module], least: float, 
     for part in sorted(parts):
         own = [module for module in modules if module.part == part]
         for i, module in enumerate(own):
-            report(Text("comparing text encoders"), i, len(own))
+            report(Message("comparing text encoders"), i, len(own))
             if float(difference(new, old, module).abs().max()) > least:
                 parts = parts - {part}
                 break

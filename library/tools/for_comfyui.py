@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, Message
 from library.tools.adapters import Lora
 from library.tools.changes import KINDS, MAGNITUDE, ON_INPUT, TINY, LayerChange, Parts
 from library.tools.names import ALPHA, names_of
@@ -37,23 +37,23 @@ def prepared(lora: Lora, path: str | Path) -> Lora:
     return replace(lora, others={module: LayerChange(_written(one.parts)) for module, one in lora.others.items()})
 
 
-def notes(lora: Lora) -> Iterator[Text]:
+def notes(lora: Lora) -> Iterator[Message]:
     """A sentence for each kind in a file that ComfyUI computes otherwise, however it is written, and one for those that
     diffusers does not read."""
     kinds = list(lora.others.values())
     if any(MAGNITUDE in one.parts and _by_rows(one.parts[MAGNITUDE]) for one in kinds):
-        yield Text(
+        yield Message(
             "ComfyUI computes DoRA over outputs otherwise than the training, so that images differ a little: add the "
             "file to a checkpoint for the same images, or train with {option}",
             option="wd_on_output=False",
         )
     if any(BLOCKS in one.parts for one in kinds):
-        yield Text(
+        yield Message(
             "ComfyUI multiplies OFT and BOFT by the strength twice: use the file there at strength 1, or add it to a "
             "checkpoint with the strength that you want"
         )
     if unread := sorted({one.title for one in kinds if not _is_read_by_diffusers(one, lora.family)}):
-        yield Text(
+        yield Message(
             "diffusers does not read {kinds}: make a LoRA of the file for it, with {command}",
             kinds=", ".join(unread),
             command="kohya tools merge FILE --trained_on MODEL --rank 16 --out NEW",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from library import families
-from library.config.problems import ConfigError, Report, Text
+from library.config.problems import ConfigError, Message, Report
 from library.tools import adapters, joining, storage, writing
 from library.tools.adapters import Lora
 from library.tools.changes import LayerChange
@@ -103,7 +103,7 @@ def join(
     plain: dict[Module, AdapterFactors] = {}
     others: dict[Module, LayerChange] = {}
     for i, module in enumerate(modules):
-        report(Text("merging"), i, len(modules))
+        report(Message("merging"), i, len(modules))
         parts = [(table[module], weight) for table, weight in tables if module in table]
         made = joining.joined(module, family, parts, ranks, model)
         if isinstance(made, AdapterFactors):
@@ -138,7 +138,7 @@ def _read(loras: Weighted, report: Report, family: str = "") -> list[tuple[Lora,
         raise ConfigError("no LoRA was given: name at least one file")
     given = []
     for i, (path, weight) in enumerate(loras):
-        report(Text("reading"), i, len(loras))
+        report(Message("reading"), i, len(loras))
         given.append((adapters.read(path, family), float(weight)))
     return given
 

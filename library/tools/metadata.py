@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from library.config.problems import ConfigError, Report, Text
+from library.config.problems import ConfigError, Message, Report
 from library.families.shared import weights
 from library.files import need_space, write_atomic
 from library.tools import storage
@@ -50,9 +50,9 @@ def edit(
         changed[key] = str(value)
     table = {name: about for name, about in weights.raw_header(path).items() if name != "__metadata__"}
     need_space(target, path.stat().st_size)
-    report(Text("writing"), 0, 1)
+    report(Message("writing"), 0, 1)
     written = write_atomic(target, lambda place: _copy(path, place, storage.header_bytes(table, changed)))
-    report(Text("writing"), 1, 1)
+    report(Message("writing"), 1, 1)
     return written
 
 

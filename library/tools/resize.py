@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from library.config.problems import ConfigError, Report, Text
+from library.config.problems import ConfigError, Message, Report
 from library.tools import adapters, storage, writing
 from library.tools.adapters import Lora
 from library.tools.changes import MAGNITUDE, LayerChange, rank_of
@@ -106,7 +106,7 @@ def resize(
     whole, made, others, ranks, kept = adapters.read(lora), {}, {}, {}, 1.0
     parts: list[tuple[Module, Part]] = [*whole.adapters.items(), *whole.others.items()]
     for i, (module, part) in enumerate(parts):
-        report(Text("resizing"), i, len(parts))
+        report(Message("resizing"), i, len(parts))
         if isinstance(part, AdapterFactors):
             smaller, share = cut(module.kohya, part, choices)
             made[module] = smaller.to(kind or part.up.dtype)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from library.config.arguments import Arguments
-from library.config.problems import ConfigError, MessageLike, Report, Text, counted
+from library.config.problems import ConfigError, Message, MessageLike, Report, counted
 from library.runs.job_work import joined
 
 DONE, FAILED, MISUSED = 0, 1, 2
@@ -35,7 +35,7 @@ def terminal() -> Report:
     """A report that writes one line to the terminal again and again, and into a file only whole steps."""
     last: list[MessageLike] = [""]
 
-    def report(what: Text, done: int, total: int) -> None:
+    def report(what: Message, done: int, total: int) -> None:
         if sys.stderr.isatty():
             print(f"\r{what} {done} / {total}   ", end="\n" if done == total else "", file=sys.stderr, flush=True)
         elif what != last[0]:
@@ -112,7 +112,7 @@ def convert(asked: argparse.Namespace) -> int:
     """A LoRA under other names."""
     from library.tools.convert import convert as tool
 
-    said: list[Text] = []
+    said: list[Message] = []
     written = tool(asked.lora, asked.out, to=asked.to, dtype=asked.dtype, report=asked.report, note=said.append)
     print(f"{written}: {asked.to} names")
     for sentence in said:

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, MessageLike, Report, Text, counted
+from library.config.problems import ConfigError, Message, MessageLike, Report, counted
 from library.families.shared import weights
 from library.files import need_space, write_atomic
 
@@ -181,11 +181,11 @@ class FilePlan:
     def data(self, report: Report = silent) -> Iterator[bytes | memoryview]:
         """The tensors' bytes, each made when asked for. ConfigError where a type is too narrow for the numbers."""
         for i, (name, about) in enumerate(self.tensors.items()):
-            report(Text("writing"), i, len(self.tensors))
+            report(Message("writing"), i, len(self.tensors))
             made = about.make().detach()  # a tensor whose numbers are made when asked for is asked once
             stored = cast(name, made, about.dtype).reshape(about.shape)
             yield stored.reshape(-1).view(torch.uint8).numpy().data
-        report(Text("writing"), len(self.tensors), len(self.tensors))
+        report(Message("writing"), len(self.tensors), len(self.tensors))
 
     def hashes(self, metadata: Mapping[str, str]) -> Metadata:
         """The keys by which other tools know a LoRA: SHA-256 of the tensors' bytes; and, for tools of 2022, the first 8

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from library.config.problems import ConfigError, MessageLike, Report, Text, counted
+from library.config.problems import ConfigError, Message, MessageLike, Report, counted
 from library.tools import adapters, names, storage
 from library.tools.changes import LayerChange, rank_of
 from library.tools.factors import AdapterFactors
@@ -70,16 +70,16 @@ def verify(lora: str | Path, base: str | Path | None = None, *, report: Report =
         return found
     if not groups:
         kinds = filter(adapters.other_kind, unknown)
-        found.problems.append(next(map(adapters.not_known, kinds), Text("there is no LoRA in this file")))
+        found.problems.append(next(map(adapters.not_known, kinds), Message("there is no LoRA in this file")))
         return found
     if unknown:
         found.problems.append(
-            Text("{names}: no part of an adapter that is known, so most programs leave it out", names=_some(unknown))
+            Message("{names}: no part of an adapter that is known, so most programs leave it out", names=_some(unknown))
         )
     found.style = adapters.style_of(groups)
     sound = {}
     for i, (name, parts) in enumerate(sorted(groups.items())):
-        report(Text("checking modules"), i, len(groups))
+        report(Message("checking modules"), i, len(groups))
         if _look(found, name, parts):
             sound[name] = parts
     _overall(found)
@@ -119,7 +119,7 @@ def _look(found: Findings, name: str, parts: dict[str, Tensor]) -> bool:
     alpha = float(parts[ALPHA]) if ALPHA in parts and rank else float(rank)
     if rank and alpha <= 0:
         template = "{name} has alpha {alpha}: it must be above 0, or the module does nothing"
-        found.problems.append(Text(template, name=name, alpha=f"{alpha:g}"))
+        found.problems.append(Message(template, name=name, alpha=f"{alpha:g}"))
     if change.is_plain:
         left, right = AdapterFactors(parts[DOWN], parts[UP], parts.get(ALPHA)).factors()
         # ||U D||^2 = sum((U^T U) * (D D^T)): small matrices instead of one as large as the layer.
@@ -127,7 +127,7 @@ def _look(found: Findings, name: str, parts: dict[str, Tensor]) -> bool:
         dead = not (bool(parts[UP].any()) and bool(parts[DOWN].any()) and norm > 0)
         if rank > min(left.shape[0], right.shape[1]):
             template = "{name} has rank {rank}, more than its layer can use: resize it"
-            found.warnings.append(Text(template, name=name, rank=rank))
+            found.warnings.append(Message(template, name=name, rank=rank))
     else:
         norm, dead = change.norm(), change.is_dead
     largest = max(float(one.float().abs().max()) for part, one in parts.items() if part != ALPHA)
@@ -138,12 +138,12 @@ def _look(found: Findings, name: str, parts: dict[str, Tensor]) -> bool:
 
 def _problem(name: str, parts: dict[str, Tensor], change: LayerChange) -> MessageLike:
     if change.kind.title == "LoRA" and (missing := sorted({DOWN, UP} - parts.keys())):
-        return Text("{name} has no {part} matrix", name=name, part=missing[0])
+        return Message("{name} has no {part} matrix", name=name, part=missing[0])
     if odd := adapters.odd_alpha(name, parts):
         return odd
     if {DOWN, UP} <= parts.keys() and not adapters.fit_together(parts):
         template = "{name} has matrices {up} and {down}, which do not fit together"
-        return Text(template, name=name, up=list(parts[UP].shape), down=list(parts[DOWN].shape))
+        return Message(template, name=name, up=list(parts[UP].shape), down=list(parts[DOWN].shape))
     if problem := change.problem(name):
         return problem
     try:
@@ -151,7 +151,7 @@ def _problem(name: str, parts: dict[str, Tensor], change: LayerChange) -> Messag
         fits = shape is None or change.fits(shape)
     except (IndexError, RuntimeError, ValueError):
         fits = False
-    return "" if fits else Text("{name} has tensors that do not fit together ({kind})", name=name, kind=change.title)
+    return "" if fits else Message("{name} has tensors that do not fit together ({kind})", name=name, kind=change.title)
 
 
 def _names(found: Findings, keys: list[str]) -> None:
@@ -160,18 +160,18 @@ def _names(found: Findings, keys: list[str]) -> None:
     if odd:
         template = "other programs do not look for {keys}: {names}; write the file again with {command}"
         command = "kohya tools convert FILE --to kohya --out NEW"
-        found.warnings.append(Text(template, keys=counted(len(odd), "name"), names=_some(odd), command=command))
+        found.warnings.append(Message(template, keys=counted(len(odd), "name"), names=_some(odd), command=command))
 
 
 def _overall(found: Findings) -> None:
     dead = [row.module for row in found.modules if row.dead]
     if dead and len(dead) == len(found.modules):
         found.problems.append(
-            Text("every module is dead: this LoRA changes nothing (was it trained with a rate of 0?)")
+            Message("every module is dead: this LoRA changes nothing (was it trained with a rate of 0?)")
         )
     elif dead:
         found.warnings.append(
-            Text("nothing is changed by {modules}: {names}", modules=counted(len(dead), "module"), names=_some(dead))
+            Message("nothing is changed by {modules}: {names}", modules=counted(len(dead), "module"), names=_some(dead))
         )
     norms = sorted(row.norm for row in found.modules if not row.dead and row.norm is not None)
     if norms:
@@ -180,17 +180,17 @@ def _overall(found: Findings) -> None:
         if strong:
             template = "{modules} with a change of over {factor} times the usual: {names}"
             many = counted(len(strong), "module")
-            found.warnings.append(Text(template, modules=many, factor=f"{MEDIAN_FACTOR:g}", names=_some(strong)))
+            found.warnings.append(Message(template, modules=many, factor=f"{MEDIAN_FACTOR:g}", names=_some(strong)))
     if above := [row.module for row in found.modules if row.strength > 1]:
         template = "{modules} with an alpha above the rank: {names}"
-        found.warnings.append(Text(template, modules=counted(len(above), "module"), names=_some(above)))
+        found.warnings.append(Message(template, modules=counted(len(above), "module"), names=_some(above)))
 
 
 def _compare(found: Findings, modules: Mapping[Module, Part], model: ModelFile) -> None:
     """Every module against the model's header."""
     if model.family != found.family:
         template = "the LoRA is for {family}, and {path} is a model of {other}"
-        found.problems.append(Text(template, family=found.family, path=model.path, other=model.family))
+        found.problems.append(Message(template, family=found.family, path=model.path, other=model.family))
         return
     absent, wrong, elsewhere = [], [], Counter()
     present = {module.part for module in model.modules(False)}
@@ -207,16 +207,16 @@ def _compare(found: Findings, modules: Mapping[Module, Part], model: ModelFile) 
     if absent:
         template = "{path} has no layer for {modules}: {names}"
         found.problems.append(
-            Text(template, modules=counted(len(absent), "module"), path=model.path, names=_some(absent))
+            Message(template, modules=counted(len(absent), "module"), path=model.path, names=_some(absent))
         )
     if wrong:
         template = "{path} has layers of other shapes for {modules}: {names}"
         found.problems.append(
-            Text(template, modules=counted(len(wrong), "module"), path=model.path, names=_some(wrong))
+            Message(template, modules=counted(len(wrong), "module"), path=model.path, names=_some(wrong))
         )
     for part, count in elsewhere.items():
         template = "{modules} of {part} could not be compared: {path} holds no such encoder"
-        found.warnings.append(Text(template, modules=counted(count, "module"), part=part, path=model.path))
+        found.warnings.append(Message(template, modules=counted(count, "module"), part=part, path=model.path))
 
 
 def _misfit(part: Part, shape: tuple[int, ...]) -> str:
@@ -230,4 +230,4 @@ def _misfit(part: Part, shape: tuple[int, ...]) -> str:
 def _some(names: list[str]) -> MessageLike:
     shown = ", ".join(names[:SHOWN])
     more = len(names) - SHOWN
-    return Text("{shown} and {more} more", shown=shown, more=more) if more > 0 else shown
+    return Message("{shown} and {more} more", shown=shown, more=more) if more > 0 else shown

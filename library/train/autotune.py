@@ -18,7 +18,7 @@ from library import families
 from library.compiler import blocks, cudagraph, torch_private
 from library.compiler.log import CompileLog
 from library.config import building, schema
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, Message
 from library.config.run_config import RunConfig
 from library.data.loading import Batches, Kind
 from library.measuring.candidates import NAMED, Overrides, checkpointing_less, shown, swapping_less
@@ -108,7 +108,7 @@ class Tuner:
                     _, compiling = families.compiling(self.config)
                     if number == 0 and changes["compile"] and not self._is_worth(COMPILED_SAVES, compiling):
                         return
-                    self.journal.phase(Text("trying {settings}", settings=short(changes)), len(self.results) + 1)
+                    self.journal.phase(Message("trying {settings}", settings=short(changes)), len(self.results) + 1)
                     self.results.append(self.measure_candidate(changes))
                 if number == 0 and not self.compiles:
                     return  # where compiling does not work there is nothing to choose about it

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from library.config.problems import ConfigError, MessageLike, Text
+from library.config.problems import ConfigError, Message, MessageLike
 from library.config.run_config import RunConfig
 from library.runs.record import sentence
 from library.train import errors
@@ -38,7 +38,7 @@ def reason_before(error: Exception, config: RunConfig, journal: Journal) -> Mess
     return described(error, config, journal.doing)
 
 
-def described(error: Exception, config: RunConfig, doing: Text) -> MessageLike:
+def described(error: Exception, config: RunConfig, doing: Message) -> MessageLike:
     """An error as a sentence for a warning; frees the memory that the error holds."""
     log.debug("work beside the training failed", exc_info=error)
     explained = errors.explain_error(error, config, doing, {})
@@ -60,4 +60,4 @@ def attempt(work: Callable[[], None], failed: str, training: Training) -> None:
     try:
         work()
     except Exception as error:
-        training.journal.warn(Text(failed, why=reason(error, training)))
+        training.journal.warn(Message(failed, why=reason(error, training)))

@@ -1,7 +1,7 @@
 """Caching without a training: latents or text encoder outputs of a data set, beside its images."""
 
 from library import data, families
-from library.config.problems import Report, Text
+from library.config.problems import Message, Report
 from library.config.run_config import RunConfig
 from library.data import encoding
 from library.data.not_finite import NotFiniteError
@@ -20,9 +20,9 @@ def make_caches(config: RunConfig, report: Report) -> int:
     """
     with World(config) as world, file_identity.watching() as model_files:
         told = report if world.main else lambda phase, done, total: None
-        told(Text("reading the data set"), 0, 0)
+        told(Message("reading the data set"), 0, 0)
         images = data.scan(config)
-        told(Text("opening the model"), 0, 0)
+        told(Message("opening the model"), 0, 0)
         family = families.family_for(config)
         with without_collecting():
             components = family.load(world.storage_dtype, world.compute_dtype, deferring=True)

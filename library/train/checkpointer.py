@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from library.config.problems import ConfigError, MessageLike, Text
+from library.config.problems import ConfigError, Message, MessageLike
 from library.data.images import ImageSet
 from library.files import free_space
 from library.optim import optimizers
@@ -131,12 +131,12 @@ class Checkpointer:
 
     def _save_file(self, path: Path) -> None:
         updates = self._training.updates
-        self._journal.phase(Text("saving"))
+        self._journal.phase(Message("saving"))
         with optimizers.averaged(updates.raw_optimizer):
             self._by_main(lambda: self._write(path))
         every = self._config.optim.ema_every_n_steps
         if self._config.optim.ema_decay and self._training.clock.step < every:
-            self._journal.warn(Text(NOT_AVERAGED, file=self._names.average(path).name, every=every))
+            self._journal.warn(Message(NOT_AVERAGED, file=self._names.average(path).name, every=every))
         elif self._config.optim.ema_decay:
             with updates.average.applied() if updates.average else contextlib.nullcontext():
                 self._by_main(lambda: self._write(self._names.average(path)))
@@ -163,12 +163,12 @@ class Checkpointer:
 
         checked = verify.check(path, expected, self._config)
         if not checked.get("ok", True):
-            self._journal.warn(Text("{file} does not load as it should: {why}", file=path.name, why=checked["text"]))
+            self._journal.warn(Message("{file} does not load as it should: {why}", file=path.name, why=checked["text"]))
         self._journal.saved(path, clock.step, **checked)
 
     def _save_state(self, folder: Path | None) -> None:
         """Save a state to resume from; without a folder, as the backup that replaces the one before."""
-        self._journal.phase(Text("saving the state"))
+        self._journal.phase(Message("saving the state"))
         step = self._saved_at = self._training.clock.step
         state = resume_state.collect(self._training)
 
@@ -216,9 +216,9 @@ class Backups:
             if not self._warned:
                 self._warned = True
                 known = self._names.backups()
-                left = Text("the newest is {state}", state=known[-1].name) if known else Text("there is none yet")
+                left = Message("the newest is {state}", state=known[-1].name) if known else Message("there is none yet")
                 why = error.said if isinstance(error, ConfigError) else error
-                self._journal.warn(Text(NOT_SAVED, step=step, left=left, why=why))
+                self._journal.warn(Message(NOT_SAVED, step=step, left=left, why=why))
             return
         self._warned = False
         self._journal.saved(folder, step, backup=True)
@@ -238,5 +238,5 @@ class Backups:
         if free >= state.size and free - state.size + held >= later:
             return ""
         needed = max(state.size, state.size + later - held)
-        return Text("{needed} GB needed in {folder}, also for what is saved later, {free} GB free",
+        return Message("{needed} GB needed in {folder}, also for what is saved later, {free} GB free",
             needed=f"{needed / 1e9:.1f}", folder=folder.parent, free=f"{free / 1e9:.1f}")  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import MessageLike, Text, option_name
+from library.config.problems import Message, MessageLike, option_name
 from library.config.run_config import RunConfig
 from library.config.schema import options
 
@@ -61,7 +61,7 @@ def differences(known: JsonMapping, now: JsonMapping) -> Iterator[MessageLike]:
     skipped."""
     for name, value in now.items():
         if name in known and known[name] != value:
-            yield Text(
+            yield Message(
                 "{name} was {before} and is {now}",
                 name=option_name(name),
                 before=_shown(known[name]),
@@ -71,5 +71,5 @@ def differences(known: JsonMapping, now: JsonMapping) -> Iterator[MessageLike]:
 
 def _shown(value: Any) -> MessageLike:
     if isinstance(value, list):
-        return " ".join(map(str, value)) or Text("not set")
-    return Text("not set") if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+        return " ".join(map(str, value)) or Message("not set")
+    return Message("not set") if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -3,7 +3,7 @@
 import math
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import Text, counted
+from library.config.problems import Message, counted
 from library.config.run_config import RunConfig
 from library.train.clock import Clock
 from library.train.journal import Journal
@@ -73,7 +73,7 @@ class EarlyStop:
         facts = {"step": clock.step, **self._best}
         planned = {"patience": self.patience, "planned_steps": clock.total}
         journal.note(total_steps=clock.step, early_stop={**facts, **planned})
-        said = Text(ENDED, step=clock.step, validations=counted(self._waited, "validation"),
+        said = Message(ENDED, step=clock.step, validations=counted(self._waited, "validation"),
             loss=f"{self._best_loss:.4f}", best=self._best_step)  # fmt: skip
         journal.event("early_stop", **facts, text=said)
         journal.say(str(said))

@@ -9,7 +9,7 @@ import torch
 
 from library.config import phases
 from library.config.environment import first_process, lacks_memory
-from library.config.problems import ConfigError, MessageLike, Text, either, option_name
+from library.config.problems import ConfigError, Message, MessageLike, either, option_name
 from library.config.run_config import RunConfig
 from library.data.folders import some
 from library.data.not_finite import NotFiniteError
@@ -30,7 +30,7 @@ GONE = ("Connection reset by peer", "Connection closed by peer", "Broken pipe", 
 SILENT = ("Timed out waiting", "collective operation timeout", "wait timeout after")
 
 
-def explain_error(error: BaseException, config: RunConfig, doing: Text, newest: Newest) -> BaseException:
+def explain_error(error: BaseException, config: RunConfig, doing: Message, newest: Newest) -> BaseException:
     """A ConfigError with advice for this error; the error itself if there is none.
 
     `doing` is the phase or step in which it was raised, `newest` what was saved last.
@@ -42,7 +42,7 @@ def explain_error(error: BaseException, config: RunConfig, doing: Text, newest: 
             "the GPU ran out of memory ({doing}): {ways}{then}", doing=doing, ways=either(ways), then=_go_on(newest)
         )
     if lacks_memory(error):
-        ways = Text("use fewer data loader workers, cache to disk instead of in memory, or close other programs")
+        ways = Message("use fewer data loader workers, cache to disk instead of in memory, or close other programs")
         return ConfigError(
             "the computer ran out of memory, RAM ({doing}): {ways}{then}", doing=doing, ways=ways, then=_go_on(newest)
         )
@@ -69,7 +69,7 @@ class ProcessSilent(ProcessGone):
     """Another process of the training does not respond any more."""
 
 
-def process_silent(doing: Text, newest: Newest) -> ProcessSilent:
+def process_silent(doing: Message, newest: Newest) -> ProcessSilent:
     """The error for a timeout while waiting for another process."""
     return ProcessSilent(
         "another process of this training has not answered in time ({doing}): it hangs, or its machine or the network "
@@ -77,7 +77,7 @@ def process_silent(doing: Text, newest: Newest) -> ProcessSilent:
     )  # fmt: skip
 
 
-def process_gone(doing: Text, newest: Newest, said: str = "") -> ProcessGone:
+def process_gone(doing: Message, newest: Newest, said: str = "") -> ProcessGone:
     """The error for another process that has ended; `said` is the error that it has reported, if any."""
     if said:
         return ProcessGone("{said}{then}", said=said, then=_go_on(newest))
@@ -109,23 +109,23 @@ class NonFiniteWatch:
 
 def non_finite_message(
     what: str, line: Mapping[str, Any], images: list[str], config: RunConfig, newest: Newest
-) -> Text:
+) -> Message:
     """The sentence about a loss or gradient that is NaN or infinite; `images` are those whose loss it is."""
-    ways = [Text("lower the learning rate")]
+    ways = [Message("lower the learning rate")]
     if config.precision.mixed_precision == "fp16":
-        ways.append(Text("use mixed_precision bf16, whose range is larger"))
+        ways.append(Message("use mixed_precision bf16, whose range is larger"))
         if not config.cache.latents and config.model.float32_vae is False:
-            ways.append(Text("use no_half_vae"))
+            ways.append(Message("use no_half_vae"))
     if images:
-        ways.append(Text("replace these images"))
+        ways.append(Message("replace these images"))
     if what == "gradients":
         template = "the gradients of {count} steps in a row are NaN or infinite, so nothing is trained"
-        about = Text(template, count=MOST_SKIPPED)
+        about = Message(template, count=MOST_SKIPPED)
     else:
         value = line["loss"] if what == "loss" else line["grad_norm"]
-        about = Text(NOT_FINITE[f"{what} {'NaN' if math.isnan(value) else 'infinite'}"], step=line["step"])
-    about = Text("{number} with {images}", number=about, images=some(images, 8)) if images else about
-    return Text("{about}: {ways}{then}", about=about, ways=either(ways), then=_go_on(newest))
+        about = Message(NOT_FINITE[f"{what} {'NaN' if math.isnan(value) else 'infinite'}"], step=line["step"])
+    about = Message("{number} with {images}", number=about, images=some(images, 8)) if images else about
+    return Message("{about}: {ways}{then}", about=about, ways=either(ways), then=_go_on(newest))
 
 
 def weights_problem(parameters: list[torch.nn.Parameter], step: int, newest: Newest) -> MessageLike:
@@ -136,33 +136,33 @@ def weights_problem(parameters: list[torch.nn.Parameter], step: int, newest: New
     if all(torch.stack(flags).all() for flags in sound.values()):
         return ""
     template = "after step {step} the weights hold NaN or infinity: lower the learning rate{then}"
-    return Text(template, step=step, then=_go_on(newest))
+    return Message(template, step=step, then=_go_on(newest))
 
 
-def _smaller(config: RunConfig, doing: Text) -> Iterator[MessageLike]:
+def _smaller(config: RunConfig, doing: Message) -> Iterator[MessageLike]:
     """Settings that need less memory in this phase, as texts."""
     if doing == phases.CACHING_LATENTS:
         if config.cache.vae_batch_size > 1:
-            yield Text("lower {name}", name=option_name("vae_batch_size"))
-        yield Text("lower resolution")
+            yield Message("lower {name}", name=option_name("vae_batch_size"))
+        yield Message("lower resolution")
         return
     if doing == phases.CACHING_CAPTIONS:
-        yield Text("lower text_encoder_batch_size or train_batch_size")
+        yield Message("lower text_encoder_batch_size or train_batch_size")
         return
     if doing == phases.ENCODING_PROMPTS:
         return
     if doing == phases.GENERATING_SAMPLES:
-        yield Text("ask for smaller sample images (--w and --h in the prompt file)")
+        yield Message("ask for smaller sample images (--w and --h in the prompt file)")
         yield from (advised(changes, config) for changes in saving_memory(config) if not OF_STEPS & changes.keys())
         return
     yield from (advised(changes, config) for changes in saving_memory(config))
-    yield Text("lower resolution")
+    yield Message("lower resolution")
 
 
 def _go_on(newest: Newest) -> MessageLike:
     """The end of an error: from which state or file to go on."""
     if state := newest.get("state"):
-        return Text("; resume from {state}", state=state)
+        return Message("; resume from {state}", state=state)
     if file := newest.get("file"):
-        return Text("; the last good file is {file}", file=file)
+        return Message("; the last good file is {file}", file=file)
     return ""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from library.config.json_types import JsonMapping
-from library.config.problems import MessageLike, Report, Text, counted
+from library.config.problems import Message, MessageLike, Report, counted
 from library.config.run_config import RunConfig
 from library.config.schema import changed
 from library.data.loading import Batches
@@ -48,7 +48,7 @@ class Journal:
         self._to_upload: list[Path] = []
         self.process_watch = ProcessWatch(world, self.record)
         self.requests = ControlRequests(self.record, config.save.save_state_every_n_minutes, self.process_watch)
-        self.doing = Text("")  # for the message of an error: the current phase, or "step 12"
+        self.doing = Message("")  # for the message of an error: the current phase, or "step 12"
         self.completed = False  # whether all steps were done, even if a stop was requested during the last one
         self.newest: dict[str, Path] = {}  # "file" and "state" -> what was saved last
         self._progress = Progress(self.say)
@@ -95,7 +95,7 @@ class Journal:
             return errors.process_silent(self.doing, newest)
         return errors.process_gone(self.doing, newest, said)
 
-    def begin(self, remarks: Sequence[Text], notes: Sequence[Text]) -> None:
+    def begin(self, remarks: Sequence[Message], notes: Sequence[Message]) -> None:
         """Open trackers and uploads, and log remarks and notes; `notes` were printed already."""
         for note in notes:
             self.event("warning", text=note)
@@ -115,7 +115,7 @@ class Journal:
         if self.record:
             self.record.say(text)
 
-    def warn(self, text: Text) -> None:
+    def warn(self, text: Message) -> None:
         """Print and record a warning."""
         self.event("warning", text=text)
         self.say(f"Warning: {text}")
@@ -130,7 +130,7 @@ class Journal:
         if self.record:
             self.record.note(**facts)
 
-    def phase(self, name: Text, done: int | None = None, total: int | None = None) -> None:
+    def phase(self, name: Message, done: int | None = None, total: int | None = None) -> None:
         """Report the current phase outside of steps. Before the first step, raise Stopped if a stop was requested."""
         if self._marks and name != self.doing:
             self.mark(self.doing or "imports and checks")

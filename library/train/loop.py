@@ -10,7 +10,7 @@ from torch import Tensor
 from library import data, families, methods
 from library.compiler import prewarm, torch_settings
 from library.compiler.log import CompileLog
-from library.config.problems import Text
+from library.config.problems import Message
 from library.config.run_config import RunConfig
 from library.data import encoding, held_out, text_encoding
 from library.data.batch import Batch
@@ -42,7 +42,9 @@ from library.train.world import World
 NO_UTILIZATION = "the utilization of the GPU is not logged ({why})"
 
 
-def run_training(config: RunConfig, remarks: Sequence[Text] = (), notes: Sequence[Text] = (), began: float = 0) -> Path:
+def run_training(
+    config: RunConfig, remarks: Sequence[Message] = (), notes: Sequence[Message] = (), began: float = 0
+) -> Path:
     """Run the training that `config` describes; returns the path of the final file.
 
     `remarks` and `notes` go into the run's record; the notes are printed already. `began` is when the process started.
@@ -62,8 +64,7 @@ def run_training(config: RunConfig, remarks: Sequence[Text] = (), notes: Sequenc
         family = families.family_for(config)
 
         # The data set. It is encoded once; networks that are only needed for that are freed.
-        journal.phase(Text("reading the data set"))
-        images = data.scan(config)
+        images = read_images(config, journal)
         components = open_model(family, world, journal)
         samples = SampleRunner(family, components, config, images)
         read_networks(components, config, samples.wanted)
@@ -92,21 +93,26 @@ def run_training(config: RunConfig, remarks: Sequence[Text] = (), notes: Sequenc
         prepared = prepare_denoiser(components.denoiser, family, config, world.device, sizes, text_learns, compile_log)
         compile_log.attention, compile_log.fallback = prepared.attention, prepared.not_compiled
         if prepared.not_compiled:
-            journal.warn(Text("Not compiled: {why}", why=prepared.not_compiled))
+            journal.warn(Message("Not compiled: {why}", why=prepared.not_compiled))
         journal.mark("moving to the device")
         updates = Updates(method, config, world, seed, clock.total)
         method.train()
         precompiler = Precompiler(config, world, journal, compile_log, clock, choices)
         step_log = StepLog(config, clock, world, journal, precompiler)
-        early_stop = EarlyStop(config)
-        training = Training(world, journal, clock, batches, compute_loss, updates, step_log, choices, early_stop)
+        training = Training(world, journal, clock, batches, compute_loss, updates, step_log, choices, EarlyStop(config))
         with precompiler, step_log:
             return take_steps(training, precompiler, images, samples)
 
 
+def read_images(config: RunConfig, journal: Journal) -> data.ImageSet:
+    """The data set, whose reading the journal reports."""
+    journal.phase(Message("reading the data set"))
+    return data.scan(config)
+
+
 def open_model(family: Family, world: World, journal: Journal) -> ModelComponents:
     """The networks, whose weights are read when they are needed."""
-    journal.phase(Text("loading the model"))
+    journal.phase(Message("loading the model"))
     with without_collecting():
         components = family.load(world.storage_dtype, world.compute_dtype, deferring=True)
     file_identity.note(*components.deferred_files)
@@ -143,7 +149,7 @@ def read_weights(
     components: ModelComponents, family: Family, config: RunConfig, world: World, journal: Journal
 ) -> None:
     """Read the denoiser's weights to where training needs them, after encoding has freed its networks."""
-    journal.phase(Text("loading the model"))
+    journal.phase(Message("loading the model"))
     with prewarm.prewarm_before_steps(config, world.device), without_collecting():
         components.read_denoiser(placement.placement(family, config, world.device))
     file_identity.check()  # all parts were read from the same files, also those that made the caches
@@ -168,7 +174,7 @@ def take_steps(training: Training, precompiler: Precompiler, images: ImageSet, s
     accumulation = config.steps.gradient_accumulation_steps
     stepper = Stepper(training.batches, clock, training.generators, training.world, journal.requests, accumulation)
     for window in stepper:  # the batches of one optimizer step, from where the resumed state stopped
-        journal.doing = Text("step {step}", step=clock.step)
+        journal.doing = Message("step {step}", step=clock.step)
         precompiler.switch_when_ready(training.batches, compute_loss, training.step_log.meter.pause)
         try:
             numbers, losses = train_step(window, stepper, compute_loss, updates, precompiler, journal.has_curves)

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 
 from library.config.environment import first_process
-from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import ConfigError, Message, Problem
 from library.config.run_config import RunConfig
 from library.outputs import paths
 from library.runs import locking
@@ -32,7 +32,7 @@ def held(config: RunConfig) -> Iterator[None]:
             mine = stack.enter_context(locking.held(place, PATIENCE))
         if mine is False:
             template = ": a training that writes these files is {state}; stop it, or choose another name"
-            raise ConfigError(Problem("output_name", template, state=Text("running"), fix=paths.free_name(config)))
+            raise ConfigError(Problem("output_name", template, state=Message("running"), fix=paths.free_name(config)))
         try:
             if written := [*paths.problems(config)]:  # by one that ended after this one was checked
                 raise ConfigError(*written)

@@ -12,7 +12,7 @@ from torch import nn
 
 from library.compiler import blocks, cudagraph
 from library.compiler.log import CompileLog
-from library.config.problems import ConfigError, Problem, Text, counted
+from library.config.problems import ConfigError, Message, Problem, counted
 from library.config.run_config import RunConfig
 from library.config.sections import Compile
 from library.data.loading import Batches, Kind, latent_area
@@ -30,11 +30,11 @@ PASSES_A_SIZE = 8  # recording one takes as long as four passes
 class Listener(Reporter, Protocol):
     """Receives log lines, warnings, events and progress."""
 
-    def warn(self, text: Text) -> None:
+    def warn(self, text: Message) -> None:
         """A line that should not be overlooked."""
         ...
 
-    def phase(self, name: Text, done: int, total: int) -> None:
+    def phase(self, name: Message, done: int, total: int) -> None:
         """Progress."""
         ...
 
@@ -96,11 +96,11 @@ class Precompiler:
         if recorder.automatic and passes < PASSES_A_SIZE * len(sizes):
             recorder.give_up(f"the batches ({passes}) are too few for the image sizes ({len(sizes)})", expected=True)
         elif not self.log.active or self._begins_later():
-            self._journal.phase(Text("recording CUDA graphs"), 0, 1)
+            self._journal.phase(Message("recording CUDA graphs"), 0, 1)
             before = rng.get_rng_state(self._world.device)
             compute_loss.warm_up(batches.example(max(sizes, key=latent_area)), self._world.device)
             rng.set_rng_state(before, self._world.device)
-            self._journal.phase(Text("recording CUDA graphs"), 1, 1)
+            self._journal.phase(Message("recording CUDA graphs"), 1, 1)
             pause()
 
     def _begins_later(self) -> bool:
@@ -185,16 +185,19 @@ class Precompiler:
         first, steps = self._options.compile_compare_steps, self._clock.total - self._clock.step
         if 0 < steps <= first and self._clock.step:  # for a training from step 0 the check before it has warned already
             self._journal.warn(
-                Text("compile_compare_steps = {first}: nothing is compiled, as only {steps} are to be done; use fewer",
-                     first=first, steps=steps)
-            )  # fmt: skip
+                Message(
+                    "compile_compare_steps = {first}: nothing is compiled, as only {steps} are to be done; use fewer",
+                    first=first,
+                    steps=steps,
+                )
+            )
 
     def _run(self, batches: Batches, compute_loss: LossFunction, pause: Callable[[], None]) -> None:
         if self._clock.done:
             return
         log, device = self.log, self._world.device
         graphs, made = log.due(), log.summary()["num_graphs"]
-        self._journal.phase(Text("compiling"), made, graphs)
+        self._journal.phase(Message("compiling"), made, graphs)
         single = compiles_size_by_size(self._config, device)
         self._journal.say(graphs_sentence(self._options, len(batches.shapes), single))
         # With parts of one model all processes have to compute at once.
@@ -216,7 +219,7 @@ class Precompiler:
                 rng.set_rng_state(before, device)
         if not log.fallback:
             self.prove()
-        self._journal.phase(Text("compiling"), graphs, graphs)
+        self._journal.phase(Message("compiling"), graphs, graphs)
         pause()
 
     def note(self) -> bool:
@@ -236,11 +239,11 @@ class Precompiler:
             if not self._options.compile_fallback:
                 raise ConfigError(Problem("compile",
                     ": no graph was made for {names}, though it ran; switch compile off", names=names))  # fmt: skip
-            log.fallback = Text("no graph was made for {names}", names=names)
-            self._journal.warn(Text("compile: {why}; these blocks run without it.", why=log.fallback))
+            log.fallback = Message("no graph was made for {names}", names=names)
+            self._journal.warn(Message("compile: {why}; these blocks run without it.", why=log.fallback))
             return
         if broken := log.graph_breaks():
-            self._journal.warn(Text("compile: a block does not fit into one graph ({why}), so it runs eagerly in "
+            self._journal.warn(Message("compile: a block does not fit into one graph ({why}), so it runs eagerly in "
                 "parts; compile_fullgraph stops there and shows the place", why=broken[0]))  # fmt: skip
         total = log.summary()
         shown = ", ".join(f"{n} for {total['blocks'].get(k, 0)} {k}" for k, n in total["graphs"].items())
@@ -270,7 +273,7 @@ class Precompiler:
                 reason=reason)) from error  # fmt: skip
         self.log.fallback = reason
         torch.compiler.set_stance("force_eager")
-        self._journal.warn(Text("Compiling failed ({reason}); the run goes on without it.", reason=reason))
+        self._journal.warn(Message("Compiling failed ({reason}); the run goes on without it.", reason=reason))
 
 
 def graphs_sentence(options: Compile, number: int, single: bool = False) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, MessageLike, Problem, Text, counted, listed, option_name
+from library.config.problems import ConfigError, Message, MessageLike, Problem, counted, listed, option_name
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.data.held_out import IN_STATE
@@ -100,7 +100,7 @@ def collect(training: "Training") -> State | None:
 
 def resume(folder: Path, training: "Training") -> None:
     """Restore the state from a folder that `State.write` wrote. Raises ConfigError where it does not fit this run."""
-    training.journal.phase(Text("resuming"))
+    training.journal.phase(Message("resuming"))
     config, world, updates, clock = training.config, training.world, training.updates, training.clock
     if damaged := damage(folder):
         raise ConfigError(*damaged)
@@ -113,7 +113,7 @@ def resume(folder: Path, training: "Training") -> None:
         updates.average.load_state_dict(read_tensors(folder / AVERAGE))
     elif updates.average:
         updates.average.start()
-        training.journal.warn(Text("resume: the state has no averaged weights; the average starts again"))
+        training.journal.warn(Message("resume: the state has no averaged weights; the average starts again"))
     if world.scaler:
         world.scaler.load_state_dict(read_values(folder / SCALER, world.device))
     _compare(facts, training, training.batches.load_state_dict(facts["batches"]))
@@ -166,7 +166,7 @@ def changes(config: RunConfig, total: int | None = None) -> list[Problem]:
         now.pop(name, None)
     found, given = list(differences(known, now)), config.steps.seed
     if given is not None and given != facts["seed"]:
-        found.append(Text("the seed stays {seed}, {given} is not used", seed=facts["seed"], given=given))
+        found.append(Message("the seed stays {seed}, {given} is not used", seed=facts["seed"], given=given))
     said = [Problem("resume", CHANGED, differences=listed(found, "; "))] if found else []
     said += [] if has_checksums(folder) else [Problem("resume", NO_CHECKSUMS, folder=folder)]
     return said + [
@@ -182,10 +182,10 @@ def _compare(facts: JsonMapping, training: "Training", data: MessageLike) -> Non
     found += [data] * bool(data)
     folder, ranks = Path(config.steps.resume or ""), training.world.ranks
     if any(not (folder / randomness(rank)).is_file() for rank in range(ranks)):
-        found.append(Text("the state is of fewer processes, so some have no random state"))
+        found.append(Message("the state is of fewer processes, so some have no random state"))
     found += differences(facts.get("computed_by", {}), computed_by(training.world.device))
     if found:
-        training.journal.warn(Text(NOT_EXACTLY, differences=listed(found, "; ")))
+        training.journal.warn(Message(NOT_EXACTLY, differences=listed(found, "; ")))
 
 
 def problems(folder: Path, config: RunConfig | None = None, total: int | None = None) -> list[Problem]:
@@ -301,7 +301,7 @@ def group_sizes(groups: Iterable[JsonMapping]) -> dict[str, int]:
     return found
 
 
-def other_groups(theirs: Mapping[str, int], ours: Mapping[str, int], changes: Text | None) -> Problem | None:
+def other_groups(theirs: Mapping[str, int], ours: Mapping[str, int], changes: Message | None) -> Problem | None:
     """The problem if a state's optimizer has other groups of parameters than this training; `changes` are the options
     that do not agree."""
     if not theirs or theirs == ours:
@@ -317,11 +317,11 @@ def other_groups(theirs: Mapping[str, int], ours: Mapping[str, int], changes: Te
         changes=changes)  # fmt: skip
 
 
-def _named(groups: Mapping[str, int]) -> Text:
-    return listed([Text("{name}: {count}", name=name, count=count) for name, count in groups.items()])
+def _named(groups: Mapping[str, int]) -> Message:
+    return listed([Message("{name}: {count}", name=name, count=count) for name, count in groups.items()])
 
 
-def shaping_changes(folder: Path, config: RunConfig) -> Text | None:
+def shaping_changes(folder: Path, config: RunConfig) -> Message | None:
     """The options that decide what is trained, in which groups, and differ from those of a state; None without any."""
     try:
         known = read_progress(folder).get("settings", {})

@@ -12,7 +12,7 @@ from PIL import Image
 
 from library.compiler import cudagraph
 from library.config import phases
-from library.config.problems import ConfigError, MessageLike, Text
+from library.config.problems import ConfigError, Message, MessageLike
 from library.config.run_config import RunConfig
 from library.data import pixels
 from library.data.images import ImageSet
@@ -97,7 +97,7 @@ class SampleRunner:
             why = beside.described(error, self._config, journal.doing)
             for encoder in encoders:
                 encoder.to("cpu")
-            journal.warn(Text(NOT_ENCODED, why=why))
+            journal.warn(Message(NOT_ENCODED, why=why))
 
     def _remember(self) -> None:
         """Encode the prompts that are not encoded yet, with the text encoders as they are, or read to the CPU again."""
@@ -192,7 +192,7 @@ class SampleRunner:
         by = self._sampler.decoded_by
         if by != self._decoded_by:
             self._decoded_by = by
-            journal.warn(Text(DECODED[by]))
+            journal.warn(Message(DECODED[by]))
 
     def _tell(self, found: Sequence[tuple[dict[int, Path], list[MessageLike]]], training: Training) -> None:
         """Report in the first process what the others have generated, and which samples failed."""
@@ -201,7 +201,7 @@ class SampleRunner:
             return
         for rank, (made, problems) in enumerate(found):
             for why in problems:
-                journal.warn(Text("sample_prompts: a sample is left out ({why}); the training goes on", why=why))
+                journal.warn(Message("sample_prompts: a sample is left out ({why}); the training goes on", why=why))
                 journal.event("sample_failed", step=training.clock.step, text=why)
             for number, path in made.items():
                 if rank != world.rank and path.is_file():  # another machine may keep its own
@@ -217,7 +217,7 @@ class SampleRunner:
                 changed = self._read(self._file)
             except Exception as error:
                 why = error.said if isinstance(error, ConfigError) else sentence(error)
-                journal.warn(Text("{why}. Until that is mended, the prompts from before are used.", why=why))
+                journal.warn(Message("{why}. Until that is mended, the prompts from before are used.", why=why))
         changed = world.gather(changed)[0]
         return None if changed == self._prompts else changed
 

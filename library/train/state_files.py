@@ -24,7 +24,7 @@ from torch import Tensor
 from library.compiler.torch_private import LazyTensor, pytree
 from library.config.environment import first_process, lacks_memory
 from library.config.json_types import JsonMapping
-from library.config.problems import ConfigError, Problem, Text, listed
+from library.config.problems import ConfigError, Message, Problem, listed
 from library.data.held_out import PROGRESS
 from library.files import need_space, write_folder_atomic
 from library.tools.storage import FilePlan
@@ -112,32 +112,32 @@ def damage(folder: Path) -> list[Problem]:
     first reads them.
     """
     if not has_checksums(folder):
-        return [_refused(folder, [Text("{file} is missing", file=SUMS)])] if _expects_checksums(folder) else []
+        return [_refused(folder, [Message("{file} is missing", file=SUMS)])] if _expects_checksums(folder) else []
     step, known = _listed_files(folder / SUMS)
     if not known:
-        return [_refused(folder, [Text("{file} is damaged", file=SUMS)])]
+        return [_refused(folder, [Message("{file} is damaged", file=SUMS)])]
     missing = [name for name in known if not (folder / name).is_file()]
     there = [name for name in known if name not in missing] if first_process() else []
     differing = [name for name, digest in _digests(folder, there).items() if digest != known[name]]
-    said = [Text("{file} is missing", file=name) for name in missing]
+    said = [Message("{file} is missing", file=name) for name in missing]
     said += [_difference(folder / name, step) for name in differing]
     added = sorted(name for name in os.listdir(folder) if READ.fullmatch(name) and name not in known)
-    said += [Text("{file} is not in {list}, so it is of another state", file=name, list=SUMS) for name in added]
+    said += [Message("{file} is not in {list}, so it is of another state", file=name, list=SUMS) for name in added]
     return [_refused(folder, said)] if said else []
 
 
-def _refused(folder: Path, said: list[Text]) -> Problem:
+def _refused(folder: Path, said: list[Message]) -> Problem:
     return Problem("resume",
         ": {folder} cannot be resumed, as {files}; choose another -state folder", folder=folder,
         files=listed(said))  # fmt: skip
 
 
-def _difference(path: Path, step: int) -> Text:
+def _difference(path: Path, step: int) -> Message:
     """What is wrong with a file whose checksum differs, in a state of this step."""
     other = _step_of(path)
     if other is None or other == step:
-        return Text("{file} is damaged", file=path.name)
-    return Text("{file} is of step {other} and not of step {step}", file=path.name, other=other, step=step)
+        return Message("{file} is damaged", file=path.name)
+    return Message("{file} is of step {other} and not of step {step}", file=path.name, other=other, step=step)
 
 
 def _step_of(path: Path) -> int | None:

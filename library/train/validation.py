@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from library.compiler import cudagraph
 from library.config import phases
-from library.config.problems import Text
+from library.config.problems import Message
 from library.config.sections import AdapterRun, Validation
 from library.data.batch import Batch
 from library.data.images import ImageSet
@@ -98,7 +98,7 @@ class ValidationRunner:
             torch.distributed.all_reduce(sums)
             torch.distributed.all_reduce(cut)
         if said := [*filter(None, world.gather(problem))]:
-            training.journal.warn(Text("this validation is left out ({why}); the training goes on", why=said[0]))
+            training.journal.warn(Message("this validation is left out ({why}); the training goes on", why=said[0]))
         elif cut.item():
             training.journal.say("The validation is not done to the end, as the training ends now.")
         if cut.item():

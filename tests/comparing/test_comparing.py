@@ -12,7 +12,7 @@ from library import data, families
 from library.cli.main import main
 from library.comparing import compute, copies, encoder, losses, plan, proposal
 from library.comparing.proposal import FileScore
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, Message
 from library.config.schema import changed
 from library.runs import layout, reader, registry
 from tests.sampling.test_sampling import adapter_names, lora_file
@@ -94,7 +94,7 @@ def test_the_middle_file_is_proposed_as_its_held_out_loss_is_the_lowest(trained,
     assert found["proposal"] == {"column": 1, "reason": reason} and reason in capsys.readouterr().out
     assert found["likeness"] == [None] * 3 and any("--encoder dinov2" in note for note in found["notes"])
     assert all(Path(name).is_file() for name in (*found["files"][0], found["grid"]))
-    assert isinstance(found["proposal"]["reason"], Text)  # the page can translate it
+    assert isinstance(found["proposal"]["reason"], Message)  # the page can translate it
 
 
 def tiny_encoder(folder):
@@ -141,7 +141,7 @@ def test_copies_are_found_by_their_looks(images, tmp_path):
     ],
 )
 def test_a_proposal_says_why(scores, held_out, column, said):
-    measured = [FileScore(Text("step {step}", step=at), *one) for at, one in enumerate(scores)]
+    measured = [FileScore(Message("step {step}", step=at), *one) for at, one in enumerate(scores)]
     found = proposal.proposed(measured, held_out)
     assert found.column == column and said in str(found.reason)
 

@@ -9,7 +9,7 @@ import pytest
 from library.cli import main, train_script
 from library.config import environment
 from library.config.building import build
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, Message
 from library.families import config_class
 from library.families.shared import weights
 from library.train import errors
@@ -53,7 +53,7 @@ LACKS = [
 @pytest.mark.parametrize("error", LACKS, ids=lambda error: str(error)[:30] or "MemoryError")
 def test_memory_that_cannot_be_had_is_said_so_wherever_it_shows(error, monkeypatch, capsys):
     config = build(config_class("flux_train_network"), {}, notes=[])
-    said = errors.explain_error(error, config, Text("loading the model"), {})
+    said = errors.explain_error(error, config, Message("loading the model"), {})
     assert isinstance(said, ConfigError) and "the computer ran out of memory, RAM (loading the model)" in str(said)
 
     def failing():

@@ -6,12 +6,12 @@ import pickle
 
 import pytest
 
-from library.config.problems import ConfigError, Problem, Text, counted, listed, ngettext, problems_of
+from library.config.problems import ConfigError, Message, Problem, counted, listed, ngettext, problems_of
 from library.runs import layout
 
-NESTED = Text("{what} in {folder}", what=counted(2, "image"), folder="/x")
+NESTED = Message("{what} in {folder}", what=counted(2, "image"), folder="/x")
 EVERY = [
-    Text("saving"),
+    Message("saving"),
     NESTED,
     counted(1, "image"),
     counted(1_000, "image"),
@@ -48,10 +48,10 @@ def test_a_message_is_no_str_and_cannot_be_changed(message):
 
 
 def test_messages_that_say_the_same_are_equal():
-    assert Text("{a} of {b}", a=1, b=2) == Text("{a} of {b}", b="2", a="1")
-    assert Text("{a}", a=1) != Text("{a}", a=2) and Text("1") != Text("{a}", a=1)
+    assert Message("{a} of {b}", a=1, b=2) == Message("{a} of {b}", b="2", a="1")
+    assert Message("{a}", a=1) != Message("{a}", a=2) and Message("1") != Message("{a}", a=1)
     assert Problem("seed", "is wrong", fix={"seed": 1}) == Problem("seed", "is wrong")  # another fix, the same problem
-    assert Problem("seed", "is wrong") != Problem("vae", "is wrong") != Text("is wrong")
+    assert Problem("seed", "is wrong") != Problem("vae", "is wrong") != Message("is wrong")
 
 
 def test_numbers_choose_the_template_as_in_gettext():
@@ -60,13 +60,13 @@ def test_numbers_choose_the_template_as_in_gettext():
     ]
     assert several == ["0 images in x", "1 image in x", "2 images in x"]
     assert str(counted(1_000, "step")) == "1,000 steps"
-    assert str(Text("{few} left", few=counted(1, "step")).capitalized()) == "1 step left"
+    assert str(Message("{few} left", few=counted(1, "step")).capitalized()) == "1 step left"
     (problem,) = problems_of([counted(3, "image")])
     assert str(problem) == "3 images"
 
 
 def test_what_is_put_into_a_message_can_be_changed_at_every_depth():
-    error = ConfigError("{path} is no model: {why}", path="secret/x", why=Text("{name} is secret", name="secret"))
+    error = ConfigError("{path} is no model: {why}", path="secret/x", why=Message("{name} is secret", name="secret"))
     hidden = error.said.changed(lambda text: text.replace("secret", "***"))
     assert str(hidden) == "***/x is no model: *** is secret"
     assert hidden.arguments["why"].template == "{name} is secret"

@@ -7,17 +7,17 @@ import pytest
 
 from library.check.report import Finding
 from library.config.building import build, draft, working_fix
-from library.config.problems import ConfigError, Problem, Text, read
+from library.config.problems import ConfigError, Message, Problem, read
 from library.families import config_class
 from tests import source
 
 CUTTING = {"split", "splitlines", "partition", "rpartition", "startswith", "endswith", "find", "index", "removeprefix"}
-MAKERS = {"Problem", "Text", "ConfigError", "about_images", "wrong_argument"}
+MAKERS = {"Problem", "Message", "ConfigError", "about_images", "wrong_argument"}
 SDXL = config_class("sdxl_train_network")
 
 
 def test_a_problem_is_its_sentence_and_all_that_it_was_made_of():
-    limits = Text("at least {low}", low=1)
+    limits = Message("at least {low}", low=1)
     made = Problem("seed", "must be {limits}, got {value}", limits=limits, value="'{'", place="in {x}.toml: ",
                    also="resume", fix={"seed": 1})  # fmt: skip
     assert str(made) == "in {x}.toml: seed must be at least 1, got '{'"

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from library import data
-from library.config.problems import Text
+from library.config.problems import Message
 from library.curation import sources
 from library.data import encoding
 from library.data.loading import Batches
@@ -73,7 +73,7 @@ def test_the_file_that_is_saved_has_its_metadata(odd):
 
 
 def test_texts_and_records_hold_them(tmp_path):
-    said = Text("{path} is missing", path=ODD)
+    said = Message("{path} is missing", path=ODD)
     assert str(said) == "caf\\xe9 is missing"
     path = write_atomic(tmp_path / f"{ODD}.json", json_text({"path": ODD, "words": "é"}))
     assert path.exists() and '"\\u00e9"' in path.read_text() and json_text({"words": "é"}) == '{"words": "é"}'

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kohya_gui.tools.commands import job_status
-from library.config.problems import ConfigError, Text, how_made
+from library.config.problems import ConfigError, Message, how_made
 from library.runs import job as jobs
 from library.runs import layout, start
 from library.runs.job_work import JobRecord, begin, joined
@@ -130,21 +130,21 @@ def test_the_end_is_written_down(monkeypatch):
         work.fail()
     assert jobs.at(folder).state == "failed" and not jobs.at(folder).error
     with joined("tools") as work:  # in a shell: nothing is written
-        work.phase(Text("one"), 1, 2)
+        work.phase(Message("one"), 1, 2)
         work.store({"x": 1})
     assert work.folder is None and len(jobs.every("tools")) == 1
 
 
 def test_a_page_is_told_how_the_words_of_a_job_were_made():
     with pytest.raises(ConfigError), begin("tools") as work:
-        work.phase(Text("checking {file}", file="a.safetensors"), 1, 2)
+        work.phase(Message("checking {file}", file="a.safetensors"), 1, 2)
         doing = job_status(jobs.at(work.folder))
-        work.store({"problems": [Text("{name} has no {part} matrix", name="a", part="lora_up")]})
+        work.store({"problems": [Message("{name} has no {part} matrix", name="a", part="lora_up")]})
         raise ConfigError("{path} is no LoRA", path="a.safetensors")
     failed = job_status(jobs.at(work.folder))
     made = [[one["template"] for one in how_made({**told, "when": ""})] for told in (doing, failed)]
     assert made == [["checking {file}"], ["{path} is no LoRA", "{name} has no {part} matrix"]]
-    assert isinstance(failed["when"], Text)  # in the reader's language, too
+    assert isinstance(failed["when"], Message)  # in the reader's language, too
     assert [*map(str, failed["problems"])] == ["a has no lora_up matrix"] and failed["warnings"] == []
 
 

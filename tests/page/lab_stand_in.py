@@ -10,7 +10,7 @@ import sys
 import time
 
 from library.bench import report
-from library.config.problems import Text
+from library.config.problems import Message
 from library.measuring import candidates
 from library.runs.job_work import begin
 
@@ -55,7 +55,7 @@ def doctor():
 def main(command, *rest):
     kind = "profile" if "--profile" in rest else command
     with begin(kind) as work:
-        work.phase(Text("warming up"), 1, 4)
+        work.phase(Message("warming up"), 1, 4)
         if kind == "bench":
             work.store(bench(finished=False))
             time.sleep(60 if "128" in rest else 0)

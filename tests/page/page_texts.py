@@ -21,7 +21,7 @@ NAMES = re.compile(rf"\s*|{NAME}(?:,?\s+{NAME})*")
 PLACE = re.compile(r"\{\w+\}")
 
 # Callables that make a text -> which argument is its template.
-MAKERS = {"Text": 0, "ngettext": 0, "Problem": 1, "ConfigError": 0, "about_images": 0, "_wrong": -1,
+MAKERS = {"Message": 0, "ngettext": 0, "Problem": 1, "ConfigError": 0, "about_images": 0, "_wrong": -1,
           "wrong_argument": -1, "_about": 1, "_flag": 1, "_wide": 0,
           "_budget": 0, "_no_blocks": 0, "remark": 1, "say": 0}  # fmt: skip
 # The same of importers, whose plain texts are shown inside of others.
@@ -63,7 +63,7 @@ def templates(path: Path, without: Sequence[str] = (), makers: Mapping[str, int]
             yield from (f"{{count}} {node.args[1].value}", f"{{count}} {node.args[1].value}s")
         if name in makers and name not in without and len(node.args) > makers[name]:
             for template in constants(node.args[makers[name]], assigned):
-                yield template.removeprefix(":").lstrip() if name not in ("Text", "say") else template
+                yield template.removeprefix(":").lstrip() if name not in ("Message", "say") else template
 
 
 # Callables that hear what is being done -> which argument says it. What else these names stand for takes no text.
@@ -79,7 +79,11 @@ def progress(path: Path) -> Iterator[tuple[str, str | ast.expr | None]]:
         told = node.args[TOLD[name]]
         if isinstance(told, ast.Constant | ast.JoinedStr):
             yield ast.unparse(node), None
-        elif isinstance(told, ast.Call) and ast.unparse(told.func) == "Text" and isinstance(told.args[0], ast.Constant):
+        elif (
+            isinstance(told, ast.Call)
+            and ast.unparse(told.func) == "Message"
+            and isinstance(told.args[0], ast.Constant)
+        ):
             yield ast.unparse(node), str(told.args[0].value)
         elif isinstance(told, ast.IfExp):
             for part in (told.body, told.orelse):
@@ -92,7 +96,7 @@ def progress(path: Path) -> Iterator[tuple[str, str | ast.expr | None]]:
 def filled_by_hand(path: Path) -> Iterator[str]:
     """Calls whose template has its values in it already, which no catalogue knows."""
     for name, node in calls(path):
-        if name in ("Text", "Problem", "ConfigError", "warn"):
+        if name in ("Message", "Problem", "ConfigError", "warn"):
             at = MAKERS.get(name, 0)
             if len(node.args) > at and isinstance(node.args[at], ast.JoinedStr):
                 yield ast.unparse(node)

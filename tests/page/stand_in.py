@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from library.config.formats import read_toml
-from library.config.problems import Text
+from library.config.problems import Message
 from library.runs.record import Record
 
 PACE = 0.05  # seconds per step
@@ -28,7 +28,7 @@ def main(config_file: str) -> None:
     with Record.start(told, script, config["output_dir"], name, "FLUX.1 LoRA") as record:
         record.plan(total)
         for image in range(1, 13):
-            record.phase(Text("caching latents"), image, 12)
+            record.phase(Message("caching latents"), image, 12)
         record.event("compile", block="DoubleStreamBlock", forward=True, seconds=1.5, reason="", failed="", total=1.5,
                      cache_hits=3)  # fmt: skip
         record.event("warning", text="2 images have no caption")

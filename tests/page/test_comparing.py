@@ -5,7 +5,7 @@ from PIL import Image
 
 from kohya_gui.sampling.comparing import FileComparison
 from kohya_gui.server.json_api import ApiRequest
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, Message
 from library.runs import job as jobs
 from library.runs import layout
 from tests.page.test_sampling import run_with_samples
@@ -38,8 +38,8 @@ def store(run, name="compare-20260101-000000", **more):
     for row, names in enumerate(files):
         for at, path in enumerate(names):
             Image.new("RGB", (64, 64), (200 - 90 * at, 60 + 80 * row, 90)).save(path)
-    columns = [Text("step {step}", step=step) for step in (10, 20)]
-    reasons = Text("{file}: {reasons}", file=columns[0], reasons=Text("lowest held-out loss"))
+    columns = [Message("step {step}", step=step) for step in (10, 20)]
+    reasons = Message("{file}: {reasons}", file=columns[0], reasons=Message("lowest held-out loss"))
     found = {
         "run": run.name,
         "folder": str(place),
@@ -53,7 +53,7 @@ def store(run, name="compare-20260101-000000", **more):
         "likeness": [None, None],
         "grid": "",
         "proposal": {"column": 0, "reason": reasons},
-        "notes": [Text("The run held no images out.")],
+        "notes": [Message("The run held no images out.")],
     }
     layout.store(place / "comparison.json", found | more)
     return place

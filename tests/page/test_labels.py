@@ -10,7 +10,7 @@ from kohya_gui.form.tab import FAMILIES, TABS
 from kohya_gui.i18n import texts
 from kohya_gui.i18n.sentences import data
 from library.config.ineffective import ineffective_options
-from library.config.problems import NAMED, Problem, Text, option_name, option_names, option_values
+from library.config.problems import NAMED, Message, Problem, option_name, option_names, option_values
 from tests import source
 from tests.page import page_texts
 
@@ -42,13 +42,13 @@ def show(visitor, tab, said):
 def sentences(names):
     """Each name as an argument and, where no other word looks like it, within a sentence and as a flag."""
     for name in names:
-        yield name, Text("needs {option}", option=option_name(name)), "needs {}"
+        yield name, Message("needs {option}", option=option_name(name)), "needs {}"
         yield name, option_values({name: "7"}), "{} = 7"
         if name not in WORDS:
-            yield name, Text(f"cannot be used with {name}, or {name} = 7"), "cannot be used with {0}, or {0} = 7"
-            yield name, Text(f"add --{name}."), "add {}."
+            yield name, Message(f"cannot be used with {name}, or {name} = 7"), "cannot be used with {0}, or {0} = 7"
+            yield name, Message(f"add --{name}."), "add {}."
         else:
-            yield name, Text(f"{name}: {{why}}", why="so"), "{}: so"
+            yield name, Message(f"{name}: {{why}}", why="so"), "{}: so"
 
 
 @pytest.mark.browser
@@ -78,7 +78,7 @@ def test_in_other_languages_too(visit, language):
     given = ("needs network_weights, the file to take the ranks from", "cannot be used with {name}: set ema_decay = 0")
     for template in given:
         line = next(line for english, line in table.items() if english.startswith(template[:24]))
-        said = [Text(english) for english in table if english.startswith(template[:24])]
+        said = [Message(english) for english in table if english.startswith(template[:24])]
         name = "network_weights" if "network" in template else "ema_decay"
         assert name in line
         assert show(visitor, tab.id, said)[0].count(known[name]) == line.count(name)
@@ -91,12 +91,12 @@ def test_in_other_languages_too(visit, language):
 def test_what_is_no_name_of_an_option_stays(visit):
     own = "network_dim"  # of a file, a folder or a caption of the user's
     said = [
-        Text("{path} does not exist", path=f"/data/{own}/a.png"),
-        Text("{name} is not text", name=own),
-        Text("run `kohya train --network_dim 8` in a shell, or set network_dim"),
-        Text("the tensor lora.network_dim and network_dim.safetensors"),
-        Text("compile the blocks, and lower the resolution"),
-        Text("{name}", name=f"{own} of mine"),
+        Message("{path} does not exist", path=f"/data/{own}/a.png"),
+        Message("{name} is not text", name=own),
+        Message("run `kohya train --network_dim 8` in a shell, or set network_dim"),
+        Message("the tensor lora.network_dim and network_dim.safetensors"),
+        Message("compile the blocks, and lower the resolution"),
+        Message("{name}", name=f"{own} of mine"),
         Problem("network_dim", "must be at least {least}", least=1, place="in cat.toml: "),
         Problem("network_dim", "must be at least {least}", least=1, place="--"),
     ]
@@ -115,7 +115,7 @@ def test_what_is_no_name_of_an_option_stays(visit):
 @pytest.mark.browser
 def test_the_name_is_behind_a_label_that_two_fields_have_and_else_in_the_title(visit):
     visitor = visit()
-    said = [Text("{option} and network_alpha are set", option=option_name("network_dim"))]
+    said = [Message("{option} and network_alpha are set", option=option_name("network_dim"))]
     assert show(visitor, "lora", said) == ["Rank and Alpha are set"]
     assert visitor.page.locator(".tried li").get_attribute("title") == "network_alpha, network_dim"
     visitor.page.evaluate("document.querySelector('label[for=lora-network_alpha]').firstChild.data = 'Rank'")
@@ -147,12 +147,12 @@ def test_messages_below_fields_and_beside_the_buttons_have_labels(visit, served)
 
 def test_arguments_that_are_names_of_options_are_said_to_be():
     """{option} and {options} in a template are always made by these."""
-    makers = ("option_name", "option_names", "option_values", "said_of", "Text", "shown", "said", "ours", "option")
+    makers = ("option_name", "option_names", "option_values", "said_of", "Message", "shown", "said", "ours", "option")
     wrong = []
     for folder in ("library", "kohya_gui"):
         for path in (source.ROOT / folder).rglob("*.py"):
             for name, call in page_texts.calls(path):
-                if name not in ("Text", "Problem", "ConfigError"):
+                if name not in ("Message", "Problem", "ConfigError"):
                     continue
                 for word in call.keywords:
                     if word.arg in ("option", "options") and isinstance(word.value, ast.Constant | ast.JoinedStr):
@@ -161,11 +161,13 @@ def test_arguments_that_are_names_of_options_are_said_to_be():
 
 
 def test_in_the_shell_the_names_stay():
-    assert str(Text("needs {option}", option=option_name("network_dim"))) == "needs network_dim"
+    assert str(Message("needs {option}", option=option_name("network_dim"))) == "needs network_dim"
     assert str(option_values({"network_dim": "8", "seed": "7"})) == "network_dim = 8, seed = 7"
     assert str(option_names(["seed", "network_dim"])) == "seed, network_dim"
     reasons = ineffective_options(TABS[0].configs["sdxl"]())
-    assert str(reasons["compile_mode"]) == "compile is off" and all(isinstance(one, Text) for one in reasons.values())
+    assert str(reasons["compile_mode"]) == "compile is off" and all(
+        isinstance(one, Message) for one in reasons.values()
+    )
 
 
 def test_every_name_without_an_underscore_is_known_as_a_word_or_as_a_name():

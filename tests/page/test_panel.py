@@ -7,7 +7,7 @@ import pytest
 
 from kohya_gui.form import messages
 from kohya_gui.panel import charts, history, html
-from library.config.problems import Problem, Text
+from library.config.problems import Message, Problem
 from library.importers.result import TO_FIX
 from library.runs import process
 from library.runs.queue import Queue, QueueEntry
@@ -38,12 +38,14 @@ def test_steps_time_left_and_speed(tmp_path):
 
 
 def test_notes_are_folded_unless_one_has_to_be_fixed():
-    notes = [Text("{key} is now {option}", key="dit", option="model"), "ignored: sdpa"]
+    notes = [Message("{key} is now {option}", key="dit", option="model"), "ignored: sdpa"]
     assert "<details><summary>" in messages.good("Loaded.", notes)
     named = Problem("fp8_base", "has no effect"), Problem("", "{path} is empty", path="cat.toml")
     said = messages.good("Started.", [*named, Problem("", "no GPU was found")])
     assert all(f"<li>{note}</li>" in said for note in (*named, "No GPU was found"))
-    assert "<details open><summary>" in messages.good("Loaded.", [Text(TO_FIX, problem="fp8_base needs bf16"), *notes])
+    assert "<details open><summary>" in messages.good(
+        "Loaded.", [Message(TO_FIX, problem="fp8_base needs bf16"), *notes]
+    )
 
 
 def test_a_small_learning_rate_has_room_beside_its_axis(tmp_path):
@@ -202,5 +204,5 @@ def test_durations_in_words():
 
 
 def test_what_a_saved_file_was_compared_with_is_known_to_the_page_as_a_sentence():
-    about = Text("it loads: all {count} tensors match what the model holds", count=3)
+    about = Message("it loads: all {count} tensors match what the model holds", count=3)
     assert "{count} tensors" in history.saved({"file": "cat.safetensors", "ok": True, "text": about})

@@ -12,7 +12,7 @@ from kohya_gui.form.tab import FAMILIES, TABS
 from kohya_gui.sampling import sampling
 from kohya_gui.server.json_api import ApiRequest
 from library.config.formats import read_toml
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, Message
 from library.runs import job as jobs
 from library.runs import layout, process, reader, registry
 from tests.training import wait_for
@@ -230,7 +230,7 @@ def test_an_embedding_with_a_control_image_is_tried_and_its_job_speaks_the_reade
 
     def begin(kind, words, folder):
         asked.append((folder, words))
-        doing = {"text": Text("generating"), "done": 1, "total": 2}
+        doing = {"text": Message("generating"), "done": 1, "total": 2}
         layout.store(folder / jobs.JOB, {"kind": "sample", "state": "running", "started": time.time(), "doing": doing,
                                          "arguments": words, **process.identity()})  # fmt: skip
         return jobs.at(folder)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from kohya_gui.i18n import texts
-from library.config.problems import Text
+from library.config.problems import Message
 from library.runs import layout
 from tests import source
 from tests.page import page_texts
@@ -28,7 +28,7 @@ def messages():
     paths = [path for folder in ("library", "kohya_gui") for path in sorted((source.ROOT / folder).rglob("*.py"))]
     found = dict.fromkeys(template for path in paths for template in page_texts.templates(path))
     # The form for one thing may name no number where that for several does.
-    return [Text(one, **{name: f"<{name}>" for name in (*PLACE.findall(one), "count")}) for one in found]
+    return [Message(one, **{name: f"<{name}>" for name in (*PLACE.findall(one), "count")}) for one in found]
 
 
 @pytest.mark.parametrize("language", [name for name in texts.LANGUAGES if name != "en"])

@@ -12,7 +12,7 @@ from kohya_gui.form.form import sentence
 from kohya_gui.i18n import sentences, texts
 from library import families
 from library.config import ineffective
-from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import ConfigError, Problem, Message
 from library.config.schema import options
 from library.config.sections.run import INEFFECTIVE_EVERYWHERE
 from library.families import RUNS, adapter_kinds, config_class
@@ -158,7 +158,7 @@ def test_why_an_option_has_no_effect_is_in_every_catalogue():
         *ineffective.WHOLE,
         *own,
     )
-    why = [reason.template if isinstance(reason, Text) else reason for *_, reason in rules] + list(
+    why = [reason.template if isinstance(reason, Message) else reason for *_, reason in rules] + list(
         INEFFECTIVE_EVERYWHERE.values()
     )
     why += [reason for script in RUNS for reason in config_class(script).ineffective.values()]
@@ -188,7 +188,7 @@ def test_what_became_of_the_keys_of_other_trainers_is_in_every_catalogue():
     assert len(said) > 250 and "becomes one of optimizer_args" in said and not absent(said), "add these"
     modules = [path for path in modules if path.stem != "result"]  # whose account for a shell is English
     filled = (ast.unparse(one) for path in modules for one in page_texts.nodes(path) if isinstance(one, ast.JoinedStr))
-    assert not [text for text in filled if re.search(r"[a-z]{2} [a-z]{2}", re.sub(r"{[^}]*}", "", text))], "use a Text"
+    assert not [text for text in filled if re.search(r"[a-z]{2} [a-z]{2}", re.sub(r"{[^}]*}", "", text))], "use a Message"
 
 
 def test_what_jobs_and_trainings_do_is_said_by_texts_that_are_in_every_catalogue():
@@ -199,7 +199,7 @@ def test_what_jobs_and_trainings_do_is_said_by_texts_that_are_in_every_catalogue
             others += [f"{path.name}: {call}"] if told is None else []
     said += page_texts.templates(source.ROOT / "library" / "config" / "phases.py")
     assert len(said) > 45 and {"generating", "caching latents", "waiting for {trainings}"} <= set(said)
-    assert not others, "these are no Text"
+    assert not others, "these are no Message"
     assert not absent(said), "add these"
 
 
@@ -220,9 +220,9 @@ def test_nothing_takes_sentences_apart():
 
 
 def test_an_answer_says_how_its_texts_were_made():
-    count = Text("{count} images", count=2)
-    problem = Problem("seed", "must be {limits}, got {value}", limits=Text("at least {low}", low=1), value=0)
-    told = list(sentences.how_made({"a": [count, "plain"], "b": {"c": problem}, "d": Text("as it stands")}))
+    count = Message("{count} images", count=2)
+    problem = Problem("seed", "must be {limits}, got {value}", limits=Message("at least {low}", low=1), value=0)
+    told = list(sentences.how_made({"a": [count, "plain"], "b": {"c": problem}, "d": Message("as it stands")}))
     assert [one["text"] for one in told] == ["2 images", "seed must be at least 1, got 0"]
     assert told[1]["option"] == "seed" and told[1]["arguments"]["limits"]["arguments"] == {"low": "1"}
     assert sentences.data("plain") == "" and "&quot;{count} images&quot;" in sentences.data(count)
@@ -267,7 +267,7 @@ def test_a_browser_gets_its_language_and_can_choose_another(visit, served, tmp_p
         for number in (1, 2, 3):  # from the second on Gradio changes the words where they are
             record.step({"step": number, "loss": 0.5})
             visitor.until(f"ステップ {number} / 9", ".live .line")
-    label = Text("{name} · {state}", name="cat", state=Text("running"))  # a word without its capital, as in the runs
+    label = Message("{name} · {state}", name="cat", state=Message("running"))  # a word without its capital, as in the runs
     shown = f"<i id='label'{sentences.data(label)}>{label}</i>"
     page.evaluate("shown => document.querySelector('#top').insertAdjacentHTML('beforeend', shown)", shown)
     page.locator("#label", has_text=f"cat · {TABLES['ja']['Running']}").wait_for()

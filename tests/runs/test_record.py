@@ -11,7 +11,7 @@ import time
 import psutil
 import pytest
 
-from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import ConfigError, Message, Problem
 from library.runs import layout, process, reader, registry, stop
 from library.runs.record import Record
 from library.runs.refusal import refuse
@@ -48,7 +48,7 @@ def test_a_run_is_a_folder_that_the_registry_knows(tmp_path):
 def test_steps_phases_and_events_are_lines(tmp_path):
     with begin(tmp_path) as record:
         record.plan(10)
-        record.phase(Text("caching latents"), 1, 2)
+        record.phase(Message("caching latents"), 1, 2)
         record.step({"step": 1, "epoch": 1, "loss": 0.5, "lr": {"unet": 1e-4}})
         record.event("saved", path="cat.safetensors")
     lines = [json.loads(line) for line in (record.folder / "progress.jsonl").read_text().splitlines()]
@@ -60,7 +60,7 @@ def test_steps_phases_and_events_are_lines(tmp_path):
 def test_a_phase_that_reports_every_image_does_not_fill_the_disk(tmp_path):
     with begin(tmp_path) as record:
         for done in range(1, 1001):
-            record.phase(Text("caching latents"), done, 1000)
+            record.phase(Message("caching latents"), done, 1000)
     lines = (record.folder / "progress.jsonl").read_text().splitlines()
     assert len(lines) < 20 and json.loads(lines[-1])["done"] == 1000
 
@@ -97,8 +97,8 @@ def test_an_exception_is_the_cause_of_the_failure(tmp_path):
 def test_what_is_said_can_be_translated_where_it_is_read_and_holds_no_secret(tmp_path):
     problems = [Problem("vae", "{path} is missing", path="/x"), Problem("", "bad token {token}", token="canary-3")]
     with pytest.raises(ConfigError), Record.start({"huggingface_token": "canary-3"}, "s", tmp_path, "cat") as record:
-        record.phase(Text("trying {settings}", settings="fp8"), 1, 2)
-        record.event("warning", text=Text("canary-3 is wrong"))
+        record.phase(Message("trying {settings}", settings="fp8"), 1, 2)
+        record.event("warning", text=Message("canary-3 is wrong"))
         raise ConfigError(*problems)
     [phase, warning, _] = reader.read(record.id)[0]
     assert str(phase["name"]) == "trying fp8" and phase["name"].arguments == {"settings": "fp8"}
@@ -113,10 +113,10 @@ def test_what_is_said_can_be_translated_where_it_is_read_and_holds_no_secret(tmp
 
 
 def test_a_users_words_that_read_like_a_message_stay_the_users(tmp_path):
-    counted = Text("{count} images", count=3)
+    counted = Message("{count} images", count=3)
     stored = layout.dump({"summary": counted, "caption": "3 images", "deep": [{"caption": "3 images"}, counted]})
     read = layout.parsed(stored)
-    assert isinstance(read["summary"], Text) and isinstance(read["deep"][1], Text)
+    assert isinstance(read["summary"], Message) and isinstance(read["deep"][1], Message)
     assert type(read["caption"]) is str and type(read["deep"][0]["caption"]) is str
     assert layout.dump(read) == stored
     changed = layout.parsed(stored.replace('"summary": "3 images"', '"summary": "of another version"'))

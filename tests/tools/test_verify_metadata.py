@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from library.check import adapter_files
 from library.cli import main
 from library.config.building import build
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, Message
 from library.families.sdxl.options import SdxlLora
 from library.tools import adapters, metadata
 from library.tools.convert import convert
@@ -108,7 +108,7 @@ def test_files_that_are_something_else(bases, lora_files, tmp_path):
     for path, model, match in cases:
         found = verify(path, model)
         assert not found.ok and any(match in str(text) for text in found.problems), (path, found.problems)
-        assert all(isinstance(text, Text) for text in found.problems)
+        assert all(isinstance(text, Message) for text in found.problems)
     with pytest.raises(ConfigError, match="is a LoRA file"):
         verify(file, file)
 

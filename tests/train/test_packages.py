@@ -11,7 +11,7 @@ from kohya_gui.form import presets
 from kohya_gui.i18n import texts
 from library import packages
 from library.config.building import build, working_fix
-from library.config.problems import Text
+from library.config.problems import Message
 from library.doctor import optional, report
 from library.families import config_class
 from library.optim import names, trial
@@ -192,5 +192,5 @@ def test_the_sentences_are_in_every_table(language, tmp_path, monkeypatch):
     said += [packages.broken("bitsandbytes", "OSError: x")]
     assert len(said) == 4
     for text in said:  # and so are those that are put into them; the command and the error stay as they are
-        parts = [text, *(part for part in text.arguments.values() if isinstance(part, Text))]
+        parts = [text, *(part for part in text.arguments.values() if isinstance(part, Message))]
         assert all(part.template in texts.table(language) for part in parts), text

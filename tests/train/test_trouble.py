@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from library.cli import train_script
 from library.config import phases
 from library.config.formats import to_toml
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, Message
 from library.families import config_class
 from library.runs import layout, reader, record
 from library.runs.record import Record
@@ -184,7 +184,7 @@ def test_out_of_memory_names_the_levers_and_the_state(run_shell, monkeypatch, tm
     ],
 )  # fmt: skip
 def test_levers_are_those_that_are_left(config, script, values, doing, words):
-    phase = Text(doing) if doing else Text("step {step}", step=7)
+    phase = Message(doing) if doing else Message("step {step}", step=7)
     error = errors.explain_error(torch.OutOfMemoryError("..."), config(script, **values), phase, {})
     assert words in str(error)
 

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from library.config.block_choices import BlockChoice, chosen_blocks, classes_by_word, never_begun, steps_by_word
-from library.config.problems import ConfigError, MessageLike, Problem, Text, option_name
+from library.config.problems import ConfigError, Message, MessageLike, Problem, option_name
 from library.config.reading import switch
 from library.config.run_config import RunConfig
 from library.config.schema import opt
@@ -235,7 +235,7 @@ class Compile:
                 mode=self.compile_mode, fix={"cuda_graphs": "auto"}, also="compile compile_mode")  # fmt: skip
         elif self.cuda_graphs == "true":
             option, what, other, fix = "cuda_graphs", "= true", "auto", {"cuda_graphs": "auto"}
-        facts: dict[str, Any] = {"what": Text(what), "other": other, "fix": fix, "topic": "compiling"}
+        facts: dict[str, Any] = {"what": Message(what), "other": other, "fix": fix, "topic": "compiling"}
         named = "compile_mode compile_backend compile_blocks compile cuda_graphs"
         if run.memory.blocks_to_swap:
             yield Problem(option,
@@ -326,7 +326,7 @@ class Compile:
             if chosen and number and chosen[1] >= number:
                 yield Problem("compile_blocks",
                     ": this model has {blocks}, so there is no {asked}; the last is {last}",
-                    blocks=Text("{number} {name} block" if number == 1 else "{number} {name} blocks", number=number,
+                    blocks=Message("{number} {name} block" if number == 1 else "{number} {name} blocks", number=number,
                     name=name), asked=f"{name}:{chosen[1]}", last=f"{name}:{number - 1}")  # fmt: skip
 
     def ranges(self) -> dict[str, Chosen]:
@@ -372,7 +372,7 @@ class Compile:
             return f"compile_warmup is {self.compile_warmup}"
         if self.compile_from_step or self.compile_compare_steps:
             option = "compile_from_step" if self.compile_from_step else "compile_compare_steps"
-            return Text("{option} says when compiling begins", option=option_name(option))
+            return Message("{option} says when compiling begins", option=option_name(option))
         if self.compile_warmup == "auto" and self.backends != {"inductor"}:
             return "only inductor keeps what it compiles"
         if self.compile_warmup == "auto" and (run.precision.fp8_compute or run.precision.int8_compute):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from library.config.fixes import bucket_limits
-from library.config.problems import Problem, Text, together
+from library.config.problems import Message, Problem, together
 from library.config.reading import LARGEST, count, pair, resolution, sizes, token_length
 from library.config.run_config import RunConfig
 from library.config.schema import defaults, opt
@@ -109,7 +109,9 @@ class Model:
         alone = base.lower().endswith(".safetensors") and Path(base).parent.name != "transformer"
         for name, what in self.needed.items() if alone else ():
             if not getattr(self, name):
-                yield Problem(name, "is not set: choose {what}", what=Text(what), also="pretrained_model_name_or_path")
+                yield Problem(
+                    name, "is not set: choose {what}", what=Message(what), also="pretrained_model_name_or_path"
+                )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from library.config import converted, schema
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.names import ALIASES, FOREIGN, RETIRED
-from library.config.problems import Problem, Text
+from library.config.problems import Message, Problem
 from library.config.run_config import UNCHANGED, CaptionChange, ControlUse, Rule
 from library.config.values import Option
 
@@ -100,14 +100,14 @@ class Run:
         """The problem of an option that differs from its default and cannot be used in this script yet."""
         reason = cls.pending.get(name) or cls.pending.get(f"{name}={value}", "")
         fix = {name: schema.options(cls)[name].default}
-        return Problem(name, "does not work yet: {reason}", reason=Text(reason), fix=fix) if reason else None
+        return Problem(name, "does not work yet: {reason}", reason=Message(reason), fix=fix) if reason else None
 
     def notes(self) -> Iterator[Problem]:
         """Say which options are set but do nothing in this kind of run."""
         for name, _ in self._touched():
             if reason := self.ineffective.get(name) or INEFFECTIVE_EVERYWHERE.get(name):
                 fix = schema.defaults(self, name)
-                yield Problem(name, "has no effect here: {reason}", reason=Text(reason), fix=fix, code="ineffective")
+                yield Problem(name, "has no effect here: {reason}", reason=Message(reason), fix=fix, code="ineffective")
 
     def _touched(self) -> Iterator[tuple[str, Any]]:
         for members in schema.changed(self).values():

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from library.config.problems import Problem, Text, either
+from library.config.problems import Message, Problem, either
 from library.config.run_config import RunConfig
 from library.families import recognition
 from library.families.facts import Shapes
@@ -73,7 +73,7 @@ def another(path: Path, entries: Entries, model_type: str) -> Problem | None:
     if words == VARIANTS[model_type].found:
         return None
     fitting = next(name for name, variant in VARIANTS.items() if variant.found == words)
-    return Problem("model_type", ": {path} is {found}: use model_type = {fitting}", path=path, found=Text(words),
+    return Problem("model_type", ": {path} is {found}: use model_type = {fitting}", path=path, found=Message(words),
         fitting=fitting, also=BASE, fix={"model_type": fitting})  # fmt: skip
 
 
@@ -91,7 +91,7 @@ def plain_shapes(entries: Entries, part: str) -> dict[str, tuple[int, ...]]:
     return {plain: tuple(entries[name]["shape"]) for plain, name in PLAIN[part](entries).items()}
 
 
-def unfit(path: Path, entries: Entries, part: str, about: Part) -> Text | None:
+def unfit(path: Path, entries: Entries, part: str, about: Part) -> Message | None:
     """Why a file cannot serve as a part, in a sentence with the fix; None when it can."""
     shapes = plain_shapes(entries, part)
     of, found = recognition.described({name: tuple(entry["shape"]) for name, entry in entries.items()})
@@ -99,7 +99,7 @@ def unfit(path: Path, entries: Entries, part: str, about: Part) -> Text | None:
         template = "{path} is a LoRA file, not a model; expected {what}"
         if part == "denoiser":
             template = "{path} is a LoRA file, not a model: give it as --network_weights; expected {what}"
-        return Text(template, path=path, what=about.what)
+        return Message(template, path=path, what=about.what)
     ours = of is FACTS and all(found != later for *_, later in LATER)
     fits = ours if part == "denoiser" else found in (KINDS[part], UNKNOWN)
     if fits and (problem := lacking(path, about, shapes, "" if found == UNKNOWN else found)):
@@ -107,18 +107,18 @@ def unfit(path: Path, entries: Entries, part: str, about: Part) -> Text | None:
     if not fits or not any(name.endswith(about.marker) for name in shapes):
         other = of if part == "denoiser" and of is not FACTS else None
         if other:
-            return Text("{path} is {found}; train it with {scripts}; expected {what}",
+            return Message("{path} is {found}; train it with {scripts}; expected {what}",
                 path=path, found=found, scripts=either(other.scripts), what=about.what)  # fmt: skip
-        return Text("{path} is {found}; expected {what}", path=path, found=found, what=about.what)
+        return Message("{path} is {found}; expected {what}", path=path, found=found, what=about.what)
     if problem := weights.stored_oddly(path, entries, scaled=True):
         return problem
     return unusual(path, shapes) if part == "denoiser" else None
 
 
-def unusual(path: Path, shapes: Shapes) -> Text | None:
+def unusual(path: Path, shapes: Shapes) -> Message | None:
     """Why a transformer with FLUX.1's names is still none that is trained here: in pixels, or an inpainting variant."""
     if FACTS.recognise(shapes).startswith(RADIANCE):
-        return Text(
+        return Message(
             "{path} is Chroma Radiance, which works on pixels and is not trained here: use Chroma1-HD or Chroma1-Base",
             path=path,
         )
@@ -127,7 +127,7 @@ def unusual(path: Path, shapes: Shapes) -> Text | None:
     except KeyError as e:
         return incomplete(path, FACTS.recognise(shapes).removesuffix(FOLDER), [e.args[0]])
     if sizes.in_channels not in (inputs := {one.inputs * sizes.out_channels for one in VARIANTS.values()}):
-        return Text(
+        return Message(
             "{path} takes {takes} channels (Depth, Canny), which is not trained here: use one that takes {inputs}",
             path=path,
             takes=sizes.in_channels,
@@ -153,7 +153,7 @@ def mismatched(shapes: Mapping[str, Shapes], parts: Mapping[str, Part]) -> Itera
         if got != expected:
             yield Problem(part,
                 ": has {got} channels where this FLUX model expects {expected}: give {what}", got=got,
-                expected=expected, what=Text(parts[part].what))  # fmt: skip
+                expected=expected, what=Message(parts[part].what))  # fmt: skip
 
 
 def load_clip_l(path: Path, dtype: Any, mmap: bool = True) -> Any:

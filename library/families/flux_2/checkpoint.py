@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from library.config.outside_files import table_of
-from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import ConfigError, Message, Problem
 from library.families.facts import Shapes
 from library.families.flux_2 import keys, text_encoder, vae
 from library.families.flux_2.facts import FACTS, TRANSFORMER, VAE, recognise
@@ -81,7 +81,7 @@ def without_encoder(config: Any) -> Iterator[Problem]:
     if not config.cache.cache_text_encoder_outputs_to_disk:
         yield Problem("text_encoder",
             "is needed: give {what}; it may be empty only if cache_text_encoder_outputs_to_disk is set and all "
-            "captions are cached beside the images", what=Text(DEV_ENCODER),
+            "captions are cached beside the images", what=Message(DEV_ENCODER),
             also="cache_text_encoder_outputs_to_disk")  # fmt: skip
     if config.sample.wanted:
         given = "sample_prompts" if config.sample.sample_prompts else "sample_from_captions"

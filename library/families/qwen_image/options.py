@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from library import families
 from library.config import sections
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import Problem, Text
+from library.config.problems import Message, Problem
 from library.config.run_config import ControlUse, Rule, RunConfig
 from library.config.schema import opt, section, section_options
 from library.config.values import Option
@@ -88,7 +88,7 @@ def version(old: JsonMapping, given: Collection[str]) -> tuple[JsonObject, list[
     if not on:
         return {}, []
     if "model_version" in given:
-        why = Text("model_version is set, and counts alone")
+        why = Message("model_version is set, and counts alone")
         return {}, [Problem(on[-1], "has no effect: {why}", why=why)]
     return {"model_version": names[on[-1]]}, [
         Problem(on[-1], "is read as model_version = {version}", version=names[on[-1]])

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from library.config.problems import Text
+from library.config.problems import Message
 from library.families.facts import Shapes
 from library.families.sdxl import keys, model
 from library.families.sdxl.facts import CHECKPOINT
@@ -65,7 +65,7 @@ def tells_shapes(path: Path) -> bool:
         return file.read(1) != b"\x80"
 
 
-def lacking(path: Path, vae: str | None) -> Text | None:
+def lacking(path: Path, vae: str | None) -> Message | None:
     """The sentence about a model that is not whole; None for one that is. With a VAE of its own the model's is not
     used."""
     pieces = [file for part in model.FOLDERS.values() if (path / part).is_dir() for file in weights.files(path / part)]
@@ -85,7 +85,7 @@ def lacking(path: Path, vae: str | None) -> Text | None:
     return incomplete(path, CHECKPOINT, missing, wanted) if missing else None
 
 
-def lacking_vae(path: Path) -> Text | None:
+def lacking_vae(path: Path) -> Message | None:
     """The sentence about a VAE that is not whole; None for one that is."""
     files = weights.files(path / "vae" if (path / "vae").is_dir() else path)
     if not all(map(tells_shapes, files)):

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from library.config.problems import ConfigError, Text, either
+from library.config.problems import ConfigError, Message, either
 from library.families import recognition
 from library.families.base import WeightPlacement
 from library.families.sdxl import keys
@@ -107,28 +107,28 @@ def read_vae(path: Path, half: bool, mmap: bool) -> dict[str, Tensor]:
     return autoencoder.to_diffusers(file)
 
 
-def absent(path: Path, shapes: Mapping[str, tuple[int, ...]], vae: str | None = None) -> Text | None:
+def absent(path: Path, shapes: Mapping[str, tuple[int, ...]], vae: str | None = None) -> Message | None:
     """Why a single file is not the SDXL checkpoint that it should be, in a sentence with the fix; None when it is."""
     parts, _ = keys.split(shapes)
     of, found = recognition.described(shapes)
     if found == "a LoRA file":
-        return Text(
+        return Message(
             "{path} is a LoRA file, not a model: give it as --network_weights, and an SDXL checkpoint here", path=path
         )
     if of and of is not FACTS:
-        return Text(
+        return Message(
             "{path} is {found}: train it with {scripts}, or choose an SDXL checkpoint",
             path=path,
             found=found,
             scripts=either(of.scripts),
         )
     if found == UNET_ALONE:
-        return Text(
+        return Message(
             "{path} has no text encoders: give a complete SDXL checkpoint, or the diffusers folder it came from",
             path=path,
         )
     if found != CHECKPOINT:
-        return Text(
+        return Message(
             "{path} is {found}, not an SDXL checkpoint: choose an SDXL one (about 6.9 GB in half precision)",
             path=path,
             found=found,
@@ -136,16 +136,16 @@ def absent(path: Path, shapes: Mapping[str, tuple[int, ...]], vae: str | None = 
     for part, names in parts.items():
         if not names and not (part == "vae" and vae):
             fix = "give a VAE with --vae" if part == "vae" else "choose a complete SDXL checkpoint"
-            return Text("{path} holds no {blame}: {advice}", path=path, blame=BLAME[part], advice=fix)
+            return Message("{path} holds no {blame}: {advice}", path=path, blame=BLAME[part], advice=fix)
     return misfit(path, {short: shapes[name] for short, name in parts["denoiser"].items()})
 
 
-def misfit(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Text | None:
+def misfit(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Message | None:
     """Why a U-Net with SDXL's names is still no plain SDXL: inpainting inputs, or a distilled tree."""
     named = keys.to_diffusers("denoiser", shapes)
     channels = named.get("conv_in.weight", (0, 4))[1]
     if channels != 4:
-        return Text(
+        return Message(
             "{path} takes {channels} channels (inpainting), which is not trained here: choose a base model",
             path=path,
             channels=channels,
@@ -155,7 +155,7 @@ def misfit(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Text | None:
     for level in range(levels):
         inside = {n for where, n in found if where in (f"down_blocks.{level}", f"up_blocks.{levels - 1 - level}")}
         if len(inside) > 1:
-            return Text(
+            return Message(
                 "{path} has a distilled U-Net (SSD-1B or the like), which is not trained here: choose a full SDXL",
                 path=path,
             )

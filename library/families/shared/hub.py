@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import huggingface_hub
 from huggingface_hub import errors
 
-from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import ConfigError, Message, Problem
 
 PATIENCE = 5.0  # seconds for the hub to answer
 ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -31,10 +31,10 @@ def _about(option: str, template: str, **facts: Any) -> Problem:
 def missing(option: str, name: str | None, wanted: str) -> Problem | None:
     """The problem of a missing model; None when `name` is a file, a folder or possibly a Hugging Face id."""
     if not name:
-        return _about(option, ": give {wanted}", wanted=Text(wanted))
+        return _about(option, ": give {wanted}", wanted=Message(wanted))
     if Path(name).exists() or is_id(name):
         return None
-    return _about(option, ": {name} does not exist: give {wanted}", name=name, wanted=Text(wanted))
+    return _about(option, ": {name} does not exist: give {wanted}", name=name, wanted=Message(wanted))
 
 
 def local(name: str, option: str, wanted: Callable[[Iterable[str]], list[str]], token: str | None = None) -> Path:
@@ -121,9 +121,9 @@ def why(option: str, name: str, error: Exception) -> Problem:
     if isinstance(error, errors.GatedRepoError):
         steps = "accept its licence on https://huggingface.co/{name}, then set HF_TOKEN or --huggingface_token"
         template = ": {name} asks for a licence to be accepted: {advice}"
-        return _about(option, template, name=name, advice=Text(steps, name=name))
+        return _about(option, template, name=name, advice=Message(steps, name=name))
     if isinstance(error, errors.RepositoryNotFoundError):
-        advice = Text("check the spelling, or set HF_TOKEN when it is private")
+        advice = Message("check the spelling, or set HF_TOKEN when it is private")
         return _about(option, ": there is no Hugging Face repository {name}: {advice}", name=name, advice=advice)
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]  # no network
     template = (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Problem, Text, either
+from library.config.problems import ConfigError, Message, Problem, either
 from library.config.run_config import RunConfig
 from library.families import recognition
 from library.families.facts import FamilyFacts, Shapes
@@ -78,7 +78,7 @@ class PartFiles:
         if found is None:
             raise ConfigError(Problem(about.option,
                 ": the folder {path} does not hold {what}: give its file or folder", path=path,
-                what=Text(about.what)))  # fmt: skip
+                what=Message(about.what)))  # fmt: skip
         return found
 
     def wanted(self, names: Iterable[str], part: str) -> list[str]:
@@ -90,7 +90,7 @@ class PartFiles:
                     return found[:1]
             elif any(name.startswith(f"{pattern}/") and name.endswith(".safetensors") for name in names):
                 return [n for n in names if n.startswith(f"{pattern}/") and n.endswith((".safetensors", ".json"))]
-        what = Text(self.parts[part].what)
+        what = Message(self.parts[part].what)
         raise ConfigError(Problem(self.parts[part].option, ": this repository has no {what}", what=what))
 
     def problems(self, config: RunConfig, look: Look) -> Iterator[Problem]:
@@ -141,7 +141,7 @@ class PartFiles:
         yield from self.problems(config, look)
         yield from self.mismatched(found, widths(found.get("denoiser", {})))
 
-    def unfit(self, part: str, path: Path, entries: Entries, shapes: Shapes) -> Text | None:
+    def unfit(self, part: str, path: Path, entries: Entries, shapes: Shapes) -> Message | None:
         """Why a file cannot serve as a part, in a sentence with the fix; None when it can. `shapes` are those of the
         part's own keys."""
         about = self.parts[part]
@@ -150,7 +150,7 @@ class PartFiles:
             template = "{path} is a LoRA file, not a model; expected {what}"
             if part == "denoiser":
                 template = "{path} is a LoRA file, not a model: give it as --network_weights; expected {what}"
-            return Text(template, path=path, what=about.what)
+            return Message(template, path=path, what=about.what)
         words = self.words.get(part, found)
         wanted = (words,) if isinstance(words, str) else words
         marked = any(name.endswith(about.marker) for name in shapes)
@@ -160,13 +160,13 @@ class PartFiles:
         if marked and found in (*wanted, UNKNOWN):  # missing tensors of an unknown one are reported where it is opened
             return weights.stored_oddly(path, entries, scaled=True)
         if of and of is self.facts and found not in of.base_models:
-            return Text("{path} is {found}, which is not trained here: use {instead}",
+            return Message("{path} is {found}, which is not trained here: use {instead}",
                 path=path, found=found, instead=self.instead)  # fmt: skip
         other = of if part == "denoiser" and of is not self.facts else None
         if other:
-            return Text("{path} is {found}; train it with {scripts}; expected {what}",
+            return Message("{path} is {found}; train it with {scripts}; expected {what}",
                 path=path, found=found, scripts=either(other.scripts), what=about.what)  # fmt: skip
-        return Text("{path} is {found}; expected {what}", path=path, found=found, what=about.what)
+        return Message("{path} is {found}; expected {what}", path=path, found=found, what=about.what)
 
     def mismatched(self, shapes: Mapping[str, Shapes], widths: Mapping[str, tuple[str, int]]) -> Iterator[Problem]:
         """Problems of parts that are valid but do not match: `widths` has a tensor of each part, and its number of
@@ -176,7 +176,7 @@ class PartFiles:
             if expected and got != expected:  # 0: the denoiser lacks that tensor, which loading reports
                 yield Problem(self.parts[part].option,
                     ": has {got} channels where this model expects {expected}: give {what}", got=got,
-                    expected=expected, what=Text(self.parts[part].what))  # fmt: skip
+                    expected=expected, what=Message(self.parts[part].what))  # fmt: skip
 
     def unreachable(self, config: RunConfig, part: str) -> Problem | None:
         """Why a part on the hub cannot be downloaded; reported once for a repository of several parts."""
@@ -203,7 +203,7 @@ def read_entries(path: Path) -> dict[str, JsonObject]:
     return entries
 
 
-def lacking(path: Path, about: Part, shapes: Shapes, found: str) -> Text | None:
+def lacking(path: Path, about: Part, shapes: Shapes, found: str) -> Message | None:
     """The message for an incomplete file of a part; None for a complete one, or one of mostly other tensors.
 
     `found`: the description by its header, "" if unknown.
@@ -217,13 +217,16 @@ def lacking(path: Path, about: Part, shapes: Shapes, found: str) -> Text | None:
     return None
 
 
-def incomplete(path: Path, what: str, missing: list[str], wanted: int = 0) -> Text:
+def incomplete(path: Path, what: str, missing: list[str], wanted: int = 0) -> Message:
     """The message for a file that lacks tensors; `wanted`: their expected number, if known."""
     if not wanted:
-        return Text("{path} is {what} that is not complete: {tensor} is missing; download it again, or join all files "
-            "that it came in", path=path, what=Text(what), tensor=missing[0])  # fmt: skip
-    return Text("{path} is {what} that is not complete: it lacks {number} of its {wanted} tensors ({names}); "
-        "download it again, or join all files that it came in", path=path, what=Text(what), number=len(missing),
+        template = (
+            "{path} is {what} that is not complete: {tensor} is missing; download it again, or join all files that it "
+            "came in"
+        )
+        return Message(template, path=path, what=Message(what), tensor=missing[0])
+    return Message("{path} is {what} that is not complete: it lacks {number} of its {wanted} tensors ({names}); "
+        "download it again, or join all files that it came in", path=path, what=Message(what), number=len(missing),
         wanted=wanted, names=few(missing))  # fmt: skip
 
 

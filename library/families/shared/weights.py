@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from library.config import environment
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import LIST, load_json, parse_json
-from library.config.problems import ConfigError, Text
+from library.config.problems import ConfigError, Message
 from library.config.values import quoted
 from library.families.shared import file_identity
 from library.families.shared.expected_tensors import require
@@ -328,23 +328,23 @@ def cast(tensor: Any, dtype: Any) -> Any:
     return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
 
 
-def stored_oddly(path: Path, entries: Mapping[str, JsonMapping], scaled: bool = False) -> Text | None:
+def stored_oddly(path: Path, entries: Mapping[str, JsonMapping], scaled: bool = False) -> Message | None:
     """Why the dtypes of a file are not supported: 8 bits with scales (unless `scaled`), other 8-bit formats, 4 bits."""
     marks = {name for name in entries if name.rpartition(".")[2] in SCALED}
     types = {about["dtype"] for name, about in entries.items() if name not in marks and name not in TOKENIZERS}
     if types & {"U8", "I8"} or any(name.endswith((".absmax", ".quant_map")) for name in entries):
-        return Text(
+        return Message(
             "{path} is quantised to integers or 4 bits, which is not trained: use the bf16 file, or fp8 e4m3fn",
             path=path,
         )
     known = scaled and all(entries[m]["dtype"] in ("F32", "BF16", "F16") for m in marks if m.endswith(SCALES))
     if marks and not known:
-        return Text(
+        return Message(
             "{path} is a scaled fp8 file, which is not read: use the bf16 file, or plain fp8 (e4m3fn) without scales",
             path=path,
         )
     if odd := types & {"F8_E5M2", "F8_E5M2FNUZ", "F8_E4M3FNUZ"}:
-        return Text(
+        return Message(
             "{path} is stored as {kind}, which is too coarse here: use the bf16 file, or fp8 e4m3fn",
             path=path,
             kind=min(odd).lower(),
