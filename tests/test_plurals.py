@@ -49,6 +49,7 @@ SEVERAL = {
     "needs {num_blocks} values separated by commas": "a model has many blocks",
     # What is put in is no number, or two of them.
     "{word} blocks": "a kind of blocks",
+    "{sizes} of batches by resolution": "counted sizes",
     "timed over {x} and {x} steps": "two numbers",
     "Compiling did not pay here: {x} steps per second": "a rate",
     "The first steps run without compiled blocks": "counted graphs of blocks",

@@ -12,7 +12,7 @@ from kohya_gui.form.form import sentence
 from kohya_gui.i18n import sentences, texts
 from library import families
 from library.config import ineffective
-from library.config.problems import ConfigError, Problem, Message
+from library.config.problems import ConfigError, Message, Problem
 from library.config.schema import options
 from library.config.sections.run import INEFFECTIVE_EVERYWHERE
 from library.families import RUNS, adapter_kinds, config_class
@@ -188,7 +188,9 @@ def test_what_became_of_the_keys_of_other_trainers_is_in_every_catalogue():
     assert len(said) > 250 and "becomes one of optimizer_args" in said and not absent(said), "add these"
     modules = [path for path in modules if path.stem != "result"]  # whose account for a shell is English
     filled = (ast.unparse(one) for path in modules for one in page_texts.nodes(path) if isinstance(one, ast.JoinedStr))
-    assert not [text for text in filled if re.search(r"[a-z]{2} [a-z]{2}", re.sub(r"{[^}]*}", "", text))], "use a Message"
+    assert not [text for text in filled if re.search(r"[a-z]{2} [a-z]{2}", re.sub(r"{[^}]*}", "", text))], (
+        "use a Message"
+    )
 
 
 def test_what_jobs_and_trainings_do_is_said_by_texts_that_are_in_every_catalogue():
@@ -267,7 +269,9 @@ def test_a_browser_gets_its_language_and_can_choose_another(visit, served, tmp_p
         for number in (1, 2, 3):  # from the second on Gradio changes the words where they are
             record.step({"step": number, "loss": 0.5})
             visitor.until(f"ステップ {number} / 9", ".live .line")
-    label = Message("{name} · {state}", name="cat", state=Message("running"))  # a word without its capital, as in the runs
+    label = Message(
+        "{name} · {state}", name="cat", state=Message("running")
+    )  # a word without its capital, as in the runs
     shown = f"<i id='label'{sentences.data(label)}>{label}</i>"
     page.evaluate("shown => document.querySelector('#top').insertAdjacentHTML('beforeend', shown)", shown)
     page.locator("#label", has_text=f"cat · {TABLES['ja']['Running']}").wait_for()
