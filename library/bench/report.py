@@ -140,7 +140,7 @@ def table(result: JsonMapping) -> str:
     lines += noise_warning(result)
     if not result.get("finished"):
         lines.append("It was stopped before its end.")
-    return "\n".join(lines)
+    return "\n".join(map(str, lines))
 
 
 def noise_warning(result: JsonMapping) -> list[str]:

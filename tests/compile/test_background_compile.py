@@ -279,7 +279,7 @@ def test_where_recordings_find_no_room_the_process_ends_and_they_are_tried_again
     tried = []
 
     class Recording:
-        seconds = 0.0
+        seconds, pace = 0.0, ""
 
         def __init__(self, *given):
             tried.append(Ready.made.stopped)
