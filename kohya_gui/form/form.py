@@ -142,7 +142,7 @@ class SettingsForm:
         the config's file sets, be it to their defaults: other families are given these, too."""
         filled: JsonObject = {"family": config.family, "values": self.shown(config.family, values(config))}
         given = sorted({*named, *flat(changed(config))} & filled["values"].keys())
-        return json.dumps({**filled, "start": dict(start), "given": given} if start else filled)
+        return json.dumps({**filled, "start": dict(start), "given": given} if start else filled, default=str)
 
     def shown(self, family: str, given: JsonMapping) -> dict[str, bool | str]:
         """Values by option name as fields hold them."""

@@ -97,7 +97,7 @@ def line(row: Row) -> str:
     )
 
 
-def cells(result: JsonMapping) -> tuple[list[str], list[list[str]]]:
+def cells(result: JsonMapping) -> tuple[list[str], list[list[MessageLike]]]:
     """The table: titles, and a row of texts for each measurement."""
     titles = ["part", "size", "way", "p50", "p90", "speed", "memory", "TFLOP/s", "MFU", "compiled"]
     made, rows = [], result.get("results", ())
@@ -164,10 +164,11 @@ def heading(result: JsonMapping) -> list[MessageLike]:
     return [Message("{model}, batch {number}", model=subject["title"], number=subject["batch"]), where]
 
 
-def columns(rows: Sequence[Sequence[str]]) -> Iterable[str]:
+def columns(rows: Sequence[Sequence[MessageLike]]) -> Iterable[str]:
     """Texts in columns of equal width."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    plain = [[str(text) for text in row] for row in rows]
+    widths = [max(len(row[i]) for row in plain) for i in range(len(plain[0]))]
+    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in plain]
 
 
 def milliseconds(value: float) -> str:

@@ -67,7 +67,7 @@ def compared(folder, *words):
     before = set(folder.glob("compare-*"))
     assert main(["compare", str(folder), "--cpu", *words]) == 0
     (place,) = set(folder.glob("compare-*")) - before
-    return layout.load(place / compute.COMPARISON)
+    return json.loads((place / compute.COMPARISON).read_text(encoding="utf-8"))  # its messages in English
 
 
 def copying(path, title):

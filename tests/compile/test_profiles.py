@@ -71,7 +71,7 @@ def test_a_profile_over_any_preset_keeps_what_saves_memory_and_says_what_it_leav
         for name in saving:
             assert after.get(name) == before.get(name) or profile.path.stem == "low_vram", (preset.id, name)
         given = read_toml(profile.path)
-        left_out = {note.partition(" is left out: ")[0] for note in notes}
+        left_out = {str(note).partition(" is left out: ")[0] for note in notes}
         assert {name for name in given if after[name] != given[name]} <= left_out
 
 

@@ -96,7 +96,7 @@ def test_more_steps_to_compare_with_than_there_are_is_told_before_the_first():
     precompiler = Precompiler(SimpleNamespace(compile=chosen), None, journal, log, clock)
     log.expect("Block", "wide", sizes=3)
     precompiler.run_ahead(None, None, None)
-    assert [text.partition(":")[0] for text in told] == ["compile_compare_steps = 4"]
+    assert [str(text).partition(":")[0] for text in told] == ["compile_compare_steps = 4"]
     chosen.compile_compare_steps = 3
     precompiler.run_ahead(None, None, None)
     assert len(told) == 1

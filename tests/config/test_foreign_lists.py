@@ -127,7 +127,9 @@ def test_images_are_turned_where_the_program_turns_them(reader):
     assert reader.fits(found) and turns == reader.APPLIES_EXIF
     made = importers.read(found, CONFIGS)
     assert values(made.config)["exif_rotation"] is turns
-    assert [one.text for one in made.of("default") if one.key == "exif_rotation"] == ["exif_rotation = true"] * turns
+    assert [str(one.text) for one in made.of("default") if one.key == "exif_rotation"] == [
+        "exif_rotation = true"
+    ] * turns
 
 
 def test_data_sets_alone_say_what_the_training_has_to_set():

@@ -137,7 +137,7 @@ def test_onetrainers_defaults_hold_where_a_preset_says_nothing():
     config = values(made.config)
     assert not differing(config, {k: v for k, v in ONETRAINER_DEFAULTS.items() if k in config})
     assert config["network_train_unet_only"] and config["cache_text_encoder_outputs"]
-    told = {outcome.key: outcome.text for outcome in made.of("default")}
+    told = {outcome.key: str(outcome.text) for outcome in made.of("default")}
     assert told["lora_rank"] == "network_dim = 16" and "epochs" in told and not made.problems
     assert any("not in the file, so OneTrainer has" in str(line) and "lora_rank" in str(line) for line in made.lines())
 

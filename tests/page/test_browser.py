@@ -179,7 +179,7 @@ def test_sizes_and_steps_of_a_list_are_typed_into_one_field(visit, tmp_path):
         assert line in toml
     visitor.put(resolution="512;512", save_at_steps="20,20", early_stop_patience="2", validation_split="0")
     visitor.click("Train")
-    visitor.until("3 things have to be fixed first")
+    visitor.until("3 problems to fix")
     for words in (
         "names the size 512 more than once",
         "save_at_steps names 20 more than once",

@@ -98,8 +98,10 @@ def test_the_newest_comparison_is_shown_and_its_pictures_alone(compared, tmp_pat
     store(compared.run, losses=[1, 2])
     place = store(compared.run, "compare-20260102-000000")
     found = compared.found(ApiRequest({"run": "zorb-1"}))
-    assert found["columns"] == ["step 10", "step 20"] and found["losses"] == ["0.1234", "0.2000"]
-    assert found["best"] == 0 and found["reason"] == "step 10: lowest held-out loss" and found["likeness"] == ["", ""]
+    assert [*map(str, found["columns"])] == ["step 10", "step 20"] and found["losses"] == ["0.1234", "0.2000"]
+    assert (
+        found["best"] == 0 and str(found["reason"]) == "step 10: lowest held-out loss" and found["likeness"] == ["", ""]
+    )
     assert found["cells"][1][1]["copy"] == "7.png" and found["cells"][0][0]["copy"] == ""
     query = {"run": "zorb-1", "at": place.name, "row": "0", "column": "1"}
     assert compared.show(query).media_type == "image/png" and compared.show({**query, "small": "1"}).body

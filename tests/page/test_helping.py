@@ -48,7 +48,7 @@ def test_mistakes_are_put_to_their_fields_and_what_sleeps_says_why(helper):
         "lora-huber_c": "Must be a number, got 'x'",
     }
     assert "lora-compile_mode" not in found["ineffective"]
-    assert found["ineffective"]["lora-keep_tokens"] == "shuffle_caption and caption_tag_dropout_rate are off"
+    assert str(found["ineffective"]["lora-keep_tokens"]) == "shuffle_caption and caption_tag_dropout_rate are off"
     assert helper.judge(question())["wrong"] == {}  # what is not filled in yet is no mistake
 
 

@@ -157,7 +157,7 @@ class Sample:
     """Sample images that are generated during training."""
 
     sample_images: bool = opt(
-        True, "Generate images while it trains, to see what it learns. Off saves a few percent of the time."
+        True, "Generate images during training, to see what it learns. Off saves a little time."
     )
     sample_prompts: str | None = opt(
         None, "A file with the prompts of sample images (.txt, .toml or .json).", label="Prompt file", kind="file"
