@@ -113,7 +113,7 @@ class LoraAdapters(BaseMethod):
             more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
             template = (": the LoRA file does not fit this network: {module}{more}; "
                     "set network_dim to the file's rank, or use dim_from_weights")  # fmt: skip
-            raise ConfigError(Problem("network_weights", template, module=min(wrong), more=more))
+            raise ConfigError(Problem("network_weights", template, module=min(wrong, key=str), more=more))
         only_here = [name for name in self.adapters if name not in found]
         return Unmatched(only_here, [name for name in found if name not in self.adapters], sorted(misfits))
 

@@ -48,7 +48,7 @@ def bundle(run: reader.RecordedRun, doctor: str = "") -> bytes:
     parts = {
         "README.txt": README,
         "run.json": layout.dump(_facts(run, clean), indent=1) + "\n",
-        "progress.jsonl": "".join(f"{json.dumps(event)}\n" for event in _events(run, clean)),
+        "progress.jsonl": "".join(f"{json.dumps(event, default=str)}\n" for event in _events(run, clean)),
         "log.txt": clean.text(reader.tail(run.folder, LINES, BYTES)),
         "doctor.json": clean.text(doctor),
     }

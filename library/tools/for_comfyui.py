@@ -44,8 +44,8 @@ def notes(lora: Lora) -> Iterator[Message]:
     if any(MAGNITUDE in one.parts and _by_rows(one.parts[MAGNITUDE]) for one in kinds):
         yield Message(
             "ComfyUI computes DoRA over outputs otherwise than the training, so that images differ a little: add the "
-            "file to a checkpoint for the same images, or train with {option}",
-            option="wd_on_output=False",
+            "file to a checkpoint for the same images, or train with {argument}",
+            argument="wd_on_output=False",
         )
     if any(BLOCKS in one.parts for one in kinds):
         yield Message(

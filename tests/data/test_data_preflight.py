@@ -341,7 +341,7 @@ def test_lines_of_captions_that_nothing_reads_are_counted_and_may_be_used(tmp_pa
     files[1].write_text("one\ntwo", encoding="utf-8")
     config = make.config(tmp_path)
     (said,) = (line for line in data.warnings(config, 32) if "several lines" in str(line))
-    assert str(said).startswith("2 caption files") and "5000 lines not" in str(said) and "4,999" in str(said), place
+    assert str(said).startswith("2 caption files") and "5,000 lines not" in str(said) and "4,999" in str(said), place
     assert working_fix(said, config) == {"enable_wildcard": True}
     assert not any(
         "several lines" in str(line) for line in data.warnings(make.config(tmp_path, enable_wildcard=True), 32)

@@ -285,6 +285,6 @@ def test_presets_and_new_data_sets_turn_and_sd_scripts_files_do_not():
     from library.families import RUNS
 
     for path in Path("presets").glob("*/*.toml"):
-        assert path.parent.name == "compile" or read_toml(path)["exif_rotation"] is True, path
+        assert path.parent.name in ("compile", "recipes") or read_toml(path)["exif_rotation"] is True, path
     assert SETTINGS["exif_rotation"] is True
     assert not any(options(config_class(script))["exif_rotation"].default for script in RUNS)

@@ -20,7 +20,7 @@ def start(name, **situation):
 def test_a_form_begins_with_the_first_purpose_that_fits_and_says_what_it_sets():
     plain = start("sdxl/lora-12gb")
     assert plain["purpose"] == "character" and ["style", "Style"] in plain["purposes"]
-    assert ["Learning rate", "0.0002"] in plain["sets"] and "15 to 50 images are usual" in plain["advice"]
+    assert ["Learning rate", "0.0002"] in plain["sets"] and "15 to 50 images are usual" in str(plain["advice"])
     edit = start("flux/lora-kontext-24gb")
     assert edit["purpose"] == "edit" and [purpose for purpose, _ in edit["purposes"]] == ["edit"]
     assert str(start("flux/lora-24gb")["elsewhere"]) == "Edit: choose another model first (kontext)."

@@ -207,7 +207,7 @@ def line(world, kinds):
 def check(world, kinds):
     flags, launch, words = line(world, kinds)
     _, reading, _ = looking.described([str(world[1]), *flags, *launch])
-    return looking.reported(reading).problems, words
+    return [*map(str, looking.reported(reading).problems)], words
 
 
 def named_all(said, words, kinds):
@@ -288,7 +288,7 @@ def test_what_hides_others_is_named_with_the_flags_beside_it(world, tmp_path, ki
     path = tmp_path / "run.toml"
     path.write_text(HIDING[kind])
     _, reading, _ = looking.described([str(path), "--script", NAME, "--seed", "x"])
-    said = looking.reported(reading).problems
+    said = [*map(str, looking.reported(reading).problems)]
     assert len(said) == 2 and "run.toml is not valid TOML" in " ".join(said) and "--seed must be" in " ".join(said)
 
 

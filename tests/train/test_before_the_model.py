@@ -103,7 +103,7 @@ def test_states_of_other_trainings_are_told(made):
     (said,) = made("flux_train", resume="HERE/out/plain-state")[0]
     assert "is the state of a training of adapters, and this one trains a whole model" in str(said)
     (said,) = made(SDXL, resume="HERE/out/plain-state")[0]
-    assert "is the state of a training of another family" in said
+    assert "is the state of a training of another family" in str(said)
 
 
 @pytest.mark.parametrize("how", [{"block_lr": ",".join("0" * 23)}, {"learning_rate": 0}], ids=str)
