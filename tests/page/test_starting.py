@@ -102,7 +102,7 @@ def test_where_no_gpu_is_found_the_start_does_not_compile_and_says_so(monkeypatc
     def opened(gpu):
         monkeypatch.setattr(start_preset, "training_gpu", lambda: gpu)
         start = start_preset.starts(tab.id, tab.configs)[family]
-        return start["text"], start["notes"], build(tab.configs[family], start["values"], notes=[])
+        return start["text"], [*map(str, start["notes"])], build(tab.configs[family], start["values"], notes=[])
 
     text, notes, config = opened(None)
     assert text and not re.search("compiled|CUDA graphs|per step|on the GPU|fp8", text)
@@ -133,18 +133,18 @@ def test_a_gpu_without_bf16_computes_in_fp16_where_model_and_options_allow_it(mo
     start = start_preset.starts(kind, {family: config})[family]
     made = build(config, start["values"], notes=[])
     assert (made.precision.mixed_precision, made.save.save_precision) == (half, half)
-    assert not made.precision.fp8_compute and sum("bf16" in note for note in start["notes"]) == 1
+    assert not made.precision.fp8_compute and sum("bf16" in str(note) for note in start["notes"]) == 1
 
 
 @pytest.mark.parametrize(("memory", "alone"), [(6.0, True), (8.0, False)])
 def test_a_start_that_leaves_no_memory_to_spare_says_so_in_a_note(monkeypatch, memory, alone):
     monkeypatch.setattr(start_preset, "training_gpu", lambda: Gpu("Gpu", memory))
     start = start_preset.starts("lora", {"flux": TABS[0].configs["flux"]})["flux"]
-    assert any("close other programs" in note for note in start["notes"]) is alone
+    assert any("close other programs" in str(note) for note in start["notes"]) is alone
     assert "compiled; " in start["text"] and start_preset.ALONE not in start["text"]
     least = next(preset for preset in preset_files.every() if preset.id == "flux/lora-6gb")
     other = start_preset.start("lora", least, TABS[0].configs["flux"], "")
-    assert any("close other programs" in note for note in other["notes"]) is alone
+    assert any("close other programs" in str(note) for note in other["notes"]) is alone
     assert (start_preset.ALONE in start_preset.about(least, Gpu("Gpu", memory))) is alone
 
 
