@@ -124,4 +124,4 @@ def test_a_preset_trains_without_the_package_of_its_optimizer(start, tmp_path, m
     hide(monkeypatch, "bitsandbytes")
     outcome, told = start(eight_bit(tmp_path))
     assert len(outcome.losses) == 1 and outcome.facts["config"]["optim"]["optimizer_type"] == "AdamW"
-    assert len(told) == 1 and "optimizer_type is AdamW here, as AdamW8bit needs a package" in told[0]
+    assert len(told) == 1 and "optimizer_type is AdamW here, as AdamW8bit needs a package" in str(told[0])
