@@ -176,7 +176,7 @@ def test_every_family_is_compared_with_prompts_of_its_captions(shallow, images, 
     found = compared(run.folder)
     assert len(found["rows"]) <= compute.CAPTIONS and all(row.startswith("zorb toy") for row in found["rows"])
     assert found["losses"][0] > 0 and not found["held_out"] and found["proposal"]["column"] == 0
-    assert any("held no images out" in note for note in found["notes"])
+    assert any("held no images out" in str(note) for note in found["notes"])
 
 
 def test_whole_models_are_columns(shallow, images, tmp_path):  # noqa: F811

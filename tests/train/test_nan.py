@@ -199,4 +199,4 @@ def test_an_image_of_the_second_process_is_named_by_the_first(demo, squares, tmp
     run = reader.at(next(iter(runs_in(tmp_path / "out"))))
     spoilt = next(line for line in spoken.splitlines() if line.startswith("spoilt")).split()[1:]
     assert run.state == "failed" and "the loss of step 2 is NaN" in str(run.error), words
-    assert all(path in run.error for path in spoilt)
+    assert all(path in str(run.error) for path in spoilt)

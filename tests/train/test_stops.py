@@ -134,7 +134,7 @@ def test_a_checkpoint_that_is_being_written_is_finished(demo, squares, tmp_path,
 @pytest.mark.parametrize("doing", ["loading", "caching"])
 @pytest.mark.parametrize("how", ["after_step", "now"])
 def test_before_the_first_step_nothing_is_there_to_save(demo, squares, tmp_path, when, how, doing):
-    when(Journal, "phase", lambda self, what, *numbers: doing in what, how)
+    when(Journal, "phase", lambda self, what, *numbers: doing in str(what), how)
     values = {"train_data_dir": squares, "output_name": "m", "cache_latents_to_disk": False}
     with pytest.raises(Stopped):
         train(config_of(demo, LORA, output_dir=tmp_path, **values))
@@ -150,7 +150,7 @@ def test_who_watches_for_stop_now_does_not_interrupt_the_end_of_a_record(demo, s
     write = Record._write
     monkeypatch.setattr(stop_requests, "WATCH", 0.05)
     monkeypatch.setattr(Record, "_write", slow)
-    when(Journal, "phase", lambda self, what, *numbers: "loading" in what)
+    when(Journal, "phase", lambda self, what, *numbers: "loading" in str(what))
     with pytest.raises(Stopped):
         train(config_of(demo, LORA, train_data_dir=squares, output_dir=tmp_path, output_name="m"))
     assert reader.at(*runs_in(tmp_path)).state == "stopped"

@@ -146,7 +146,7 @@ def test_an_image_that_is_gone_costs_no_step(config, tmp_path, monkeypatch):
         patch.setattr(StepLog, "push", lambda self, *told: (push(self, *told), path.unlink(missing_ok=True)))
         train(config(**values))
     (state,) = (tmp_path / "out").glob("m-backup-step*-state")
-    assert str(state) in str(found.value) and the_run(tmp_path / "out").error == str(found.value)
+    assert str(state) in str(found.value) and str(the_run(tmp_path / "out").error) == str(found.value)
     path.write_bytes(content)
     done = resume_state.read_progress(state)["current_step"]
     rest = train(config(**values, resume=state))
@@ -167,7 +167,7 @@ def test_out_of_memory_names_the_levers_and_the_state(run_shell, monkeypatch, tm
         f"from {tmp_path / 'out' / 'm-step00000002-state'}"
     )
     run = the_run(tmp_path / "out")
-    assert run.state == "failed" and "error: " + run.error == last
+    assert run.state == "failed" and f"error: {run.error}" == last
     assert "Tried to allocate" in (run.folder / "log.txt").read_text()
 
 
@@ -294,7 +294,7 @@ def test_a_disk_that_is_really_full(tmp_path, config, monkeypatch):
         with pytest.raises(ConfigError, match="disk"):
             train(config(output_dir=small, max_train_steps=40, save_every_n_steps=1))
         run = the_run(small)
-        assert run.state == "failed" and "disk" in run.error
+        assert run.state == "failed" and "disk" in str(run.error)
         assert [path for path in small.iterdir() if path.name.endswith("-state")]
         for folder in small.glob("*-state"):
             assert resume_state.problems(folder) == []

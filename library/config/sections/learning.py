@@ -288,7 +288,10 @@ class Steps:
         1, "Batches per step: a larger batch, less memory.", label="Gradient accumulation", min=1, ceiling=1_000_000
     )
     seed: int | None = opt(
-        None, "Empty: random. Same seed, same training; to the bit if compile_warmup is true or false.", min=-(2**63), max=2**64 - 1
+        None,
+        "Empty: random. Same seed, same training; to the bit if compile_warmup is true or false.",
+        min=-(2**63),
+        max=2**64 - 1,
     )
     early_stop_patience: int | None = opt(
         None,

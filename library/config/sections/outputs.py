@@ -156,9 +156,7 @@ class FullSave(Save):
 class Sample:
     """Sample images that are generated during training."""
 
-    sample_images: bool = opt(
-        True, "Generate images during training, to see what it learns. Off saves a little time."
-    )
+    sample_images: bool = opt(True, "Generate images during training, to see what it learns. Off saves a little time.")
     sample_prompts: str | None = opt(
         None, "A file with the prompts of sample images (.txt, .toml or .json).", label="Prompt file", kind="file"
     )
