@@ -7,6 +7,7 @@ it. A problem carries what a form needs as well: the option that it is about, an
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
+from types import MappingProxyType
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
@@ -65,7 +66,7 @@ class Message:
     def __init__(self, template: str, /, **arguments: Any) -> None:
         """`{name}` in the template stands for the argument of that name; without arguments braces mean nothing."""
         filled = {name: value if isinstance(value, Message) else printable(value) for name, value in arguments.items()}
-        self._set(template=template, arguments=filled, plural="")
+        self._set(template=template, arguments=MappingProxyType(filled), plural="")
 
     def _set(self, **facts: Any) -> None:
         for name, value in facts.items():
