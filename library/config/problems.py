@@ -1,8 +1,7 @@
-"""Problems as values: what is wrong with a training, or worth knowing about it, made where the rule is.
+"""Messages and problems as values: what people read of a training, made where the rule is.
 
-A problem is a sentence, so that it can be printed and compared like any text; and it carries what a form needs besides:
-the option that it is about, the values that would mend it, and the template and arguments that it was made of, by which
-it is translated. Nobody has to take sentences apart.
+A message keeps the template, by which it is translated, and what was put into it; it becomes text where somebody reads
+it. A problem carries what a form needs as well: the option that it is about, and the values that would mend it.
 """
 
 import re
@@ -53,8 +52,8 @@ def _byte(found: re.Match[str]) -> str:
 
 
 class Message:
-    """A sentence for people, as a value: a `template`, the key of its translations, and `arguments`, which may be such
-    sentences, too. It becomes text where somebody reads it: `str()` gives English.
+    """A sentence for people, as a value: a `template`, the key of its translations, and `arguments`, which may be
+    messages as well. It becomes text where somebody reads it: `str()` gives English.
 
     `plural` is the template for any `count` but one, as in gettext; "": there is no such form.
     """
