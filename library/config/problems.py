@@ -376,13 +376,16 @@ class ConfigError(ValueError):
 
 
 def problems_of(texts: Iterable[MessageLike]) -> Iterator[Problem]:
-    """Problems as they are, texts with their arguments as problems, and of plain ones a problem for each line."""
+    """Problems as they are, messages as problems, and of plain texts a problem for each line.
+
+    A message with a plural, or with an argument that is named like a fact of problems, becomes the argument of one.
+    """
     for text in texts:
         if isinstance(text, Problem):
             yield text
         elif isinstance(text, Message):
-            yield (
-                Problem("", str(text)) if text.plural else Problem("", text.template, **dict[str, Any](text.arguments))
-            )
+            is_plain = not (text.plural or text.arguments.keys() & {"option", "template", *FACTS})
+            arguments: dict[str, Any] = {**text.arguments} if is_plain else {"said": text}
+            yield Problem("", text.template if is_plain else "{said}", **arguments)
         else:
             yield from (Problem("", line) for line in text.splitlines() or [""])
