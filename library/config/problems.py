@@ -37,6 +37,7 @@ FLAG = "--"  # the place of an option of a command line
 # What names of options have in them, or are; other names are words as well (kohya_gui/i18n/labels.js).
 NAMED = re.compile(r"\w_\w|\b(?:fsdp|sdpa|xformers|lowram|highvram|t5xxl|qwen3)\b")
 SURROGATES = re.compile("[\ud800-\udfff]")
+FIELD = re.compile(r"\{\{|\}\}|\{([^\W\d]\w*)\}|([{}])")  # doubled braces, a plain field, and a brace that is neither
 FACTS = ("also", "fix", "place", "topic", "code")  # of a problem, besides its option and its text
 
 
@@ -311,7 +312,8 @@ def locate_texts(found: Any, at: tuple[str | int, ...] = ()) -> Iterator[JsonObj
 def restored(found: Any, made: Iterable[JsonMapping]) -> Any:
     """Values as another process has stored them, with the messages that `locate_texts` lists.
 
-    A place that holds another text by now, or none, stays as it is; so does what older versions stored without places.
+    A place that holds another text by now, or none, stays as it is; so does what older versions stored without places,
+    and a text that its template and arguments do not give: whoever edits a file would choose what is formatted.
     """
     texts = {tuple(one["at"]): one for one in made if "at" in one}
 
@@ -321,9 +323,24 @@ def restored(found: Any, made: Iterable[JsonMapping]) -> Any:
         if isinstance(value, list):
             return [with_texts(inner, (*at, number)) for number, inner in enumerate(value)]
         known = texts.get(at)
-        return _text(known) if known is not None and known["text"] == value else value
+        return _text(known) if known is not None and known["text"] == value and _is_sound(known) else value
 
     return with_texts(found, ())
+
+
+def _is_sound(sent: JsonMapping) -> bool:
+    """Whether a stored message gives the text that stands beside it, decided without formatting anything longer."""
+    arguments, text = sent["arguments"], sent["text"]
+    inner = [one for one in arguments.values() if not isinstance(one, str)]
+    if not (isinstance(text, str) and all(isinstance(one, dict) and _is_sound(one) for one in inner)):
+        return False
+    lengths = {name: len(one if isinstance(one, str) else one["text"]) for name, one in arguments.items()}
+    plural = sent.get("plural") if arguments.get("count") != "1" else ""
+    parts = FIELD.finditer(plural or sent["template"]) if arguments else ()
+    names = [part[2] or part[1] for part in parts if part[1] or part[2]]
+    if not lengths.keys() >= {*names} or sum(lengths[name] for name in names) > len(text):
+        return False
+    return str(_text(sent)) == text
 
 
 def read(sent: JsonMapping) -> Problem:
@@ -360,13 +377,16 @@ class ConfigError(ValueError):
 
 
 def problems_of(texts: Iterable[MessageLike]) -> Iterator[Problem]:
-    """Problems as they are, texts with their arguments as problems, and of plain ones a problem for each line."""
+    """Problems as they are, messages as problems, and of plain texts a problem for each line.
+
+    A message with a plural, or with an argument that is named like a fact of problems, becomes the argument of one.
+    """
     for text in texts:
         if isinstance(text, Problem):
             yield text
         elif isinstance(text, Message):
-            yield (
-                Problem("", str(text)) if text.plural else Problem("", text.template, **dict[str, Any](text.arguments))
-            )
+            is_plain = not (text.plural or text.arguments.keys() & {"option", "template", *FACTS})
+            arguments: dict[str, Any] = {**text.arguments} if is_plain else {"said": text}
+            yield Problem("", text.template if is_plain else "{said}", **arguments)
         else:
             yield from (Problem("", line) for line in text.splitlines() or [""])

@@ -115,7 +115,8 @@ NOTHING_TO_PAINT = Mistake(lambda mask: mask.painted == 0 and not mask.is_small,
 def judged(config: RunConfig, found: Survey, report: Report | None = None) -> Masks:
     """Look at the masks of a training. A mask that cannot be decoded is left to others."""
     use = config.control_images
-    images = [image for image in found.images.items if not (use.guided or image.has_random_masks)]
+    each = {(image.path, image.mask_file): image for image in found.images.items}  # once, however many its sizes
+    images = [image for image in each.values() if not (use.guided or image.has_random_masks)]
     masks = [mask for image in images if (mask := _mask_of(config, image))]
     some_masks = masks[:: -(-len(masks) // MOST) or 1]
     contents = spread(lambda mask: _content(found, mask), some_masks, report, Message("checking masks"))
@@ -145,6 +146,7 @@ def copies(config: RunConfig, found: Survey) -> Iterator[tuple[bool, Problem]]:
     """Control and reference images that are the images themselves, and whether that is an error."""
     if config.control_images.guided:
         pairs = [(image.path, image.mask_file) for image in found.images.items if image.mask_file]
+        pairs = [*dict.fromkeys(pairs)]
         same = [one for one, other in pairs if _same_file(found, one, other)]
         kind = "conditioning_data_dir"
         text = (
@@ -153,6 +155,7 @@ def copies(config: RunConfig, found: Survey) -> Iterator[tuple[bool, Problem]]:
     else:
         shown = [image for image in found.images.items if image.controls and not image.controls[0].is_masked]
         pairs = [(image.path, one.path) for image in shown for one in image.controls]
+        pairs = [*dict.fromkeys(pairs)]
         same = [one for one, other in pairs if _same_file(found, one, other)]
         kind = "control_directory"
         text = (

@@ -84,13 +84,14 @@ def _build(optimizer: Optimizer, config: RunConfig, own: JsonObject, total_steps
 
 def problems(config: RunConfig) -> Iterator[Problem]:
     """What is wrong with the choice of schedule, a sentence each."""
-    own: JsonObject = {}
     try:
-        own = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args")
+        own, is_read = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args"), True
     except ConfigError as e:
         yield from e.problems
+        pairs = (pair.split("=", 1) for pair in config.optim.lr_scheduler_args if "=" in pair)
+        own, is_read = dict.fromkeys(name.strip() for name, _ in pairs), False
     if config.optim.lr_scheduler_type:
-        yield from _custom_problems(config, own)
+        yield from _custom_problems(config, own, is_read)
         return
     name = config.optim.lr_scheduler.split(":")[0]
     if name not in FUNCTIONS:
@@ -101,7 +102,7 @@ def problems(config: RunConfig) -> Iterator[Problem]:
     if (own and name != "adafactor") or name == "polynomial":  # loading one loads much else
         wrong = [*unknown_arguments(import_class(FUNCTIONS[name]), own, "lr_scheduler_args", name)]
         yield from wrong
-        if not wrong and (why := _tried(config, own)):
+        if is_read and not wrong and (why := _tried(config, own)):
             yield Problem("lr_scheduler_args" if own else "lr_scheduler", NOT_TAKEN, title=name, why=why)
 
 
@@ -204,7 +205,7 @@ def _are_rules(text: Any) -> bool:
         return False
 
 
-def _custom_problems(config: RunConfig, own: JsonObject) -> Iterator[Problem]:
+def _custom_problems(config: RunConfig, own: JsonObject, is_read: bool) -> Iterator[Problem]:
     cls = _custom(config)
     if absent := missing_package(cls.module):
         yield Problem("lr_scheduler_type", "{chosen} {absent}", chosen=config.optim.lr_scheduler_type,
@@ -213,11 +214,12 @@ def _custom_problems(config: RunConfig, own: JsonObject) -> Iterator[Problem]:
     if why := code_names.why_not_class(cls.module, cls.name, "lr_scheduler_type"):
         yield Problem("lr_scheduler_type", NO_SCHEDULER, chosen=config.optim.lr_scheduler_type, why=why)
     elif code_names.may_look(cls.module):  # importing any other one runs it, which a check must not
-        yield from load_problems(config, own)
+        yield from load_problems(config, own, is_read)
 
 
-def load_problems(config: RunConfig, own: JsonObject | None = None) -> Iterator[Problem]:
-    """What is wrong with the class of lr_scheduler_type, which is imported for that."""
+def load_problems(config: RunConfig, own: JsonObject | None = None, is_read: bool = True) -> Iterator[Problem]:
+    """What is wrong with the class of lr_scheduler_type, which is imported for that; of arguments that are not
+    `is_read` only the names are known."""
     chosen, cls = config.optim.lr_scheduler_type, _custom(config)
     own = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args") if own is None else own
     try:
@@ -227,7 +229,7 @@ def load_problems(config: RunConfig, own: JsonObject | None = None) -> Iterator[
         return
     if wrong := [*_unusable(made, own, cls.name), *unknown_arguments(made, own, "lr_scheduler_args", cls.name)]:
         yield from wrong
-    elif why := _tried(config, own):
+    elif is_read and (why := _tried(config, own)):
         yield Problem("lr_scheduler_args", NOT_TAKEN, title=cls.name, why=why)
 
 

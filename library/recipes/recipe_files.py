@@ -139,4 +139,7 @@ def proposed_steps(recipe: Recipe, images: int, at_once: int = 1) -> ProposedSte
         template = "{images}, each seen about {times}: {steps}, as fewer teach too little."
     elif seen < wanted:
         template = "{images}, each seen about {times}: {steps}, as more are rarely needed."
+    if steps * max(at_once, 1) < images:
+        template = "{images}, of which some are not seen: {steps}, as more are rarely needed."
+        del facts["times"]
     return ProposedSteps(steps, Message(template, **facts))

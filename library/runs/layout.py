@@ -129,7 +129,7 @@ def parsed(text: str | bytes) -> JsonObject:
     made = found.pop(TEXTS, None)
     try:
         return problems.restored(found, made) if made else found
-    except (AttributeError, KeyError, TypeError):  # written by another version, or by hand
+    except (AttributeError, KeyError, TypeError, RecursionError):  # written by another version, or by hand
         return found
 
 

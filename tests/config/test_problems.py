@@ -7,7 +7,7 @@ import pytest
 
 from library.check.report import Finding
 from library.config.building import build, draft, working_fix
-from library.config.problems import ConfigError, Message, Problem, read
+from library.config.problems import ConfigError, Message, Problem, ngettext, read
 from library.families import config_class
 from tests import source
 
@@ -36,6 +36,18 @@ def test_an_error_holds_problems_and_says_them_in_lines():
     error = ConfigError(Problem("seed", "is wrong"), "plain\nlines")
     assert str(error) == "seed is wrong\nplain\nlines" and [one.option for one in error.problems] == ["seed", "", ""]
     assert ConfigError("{path} does not exist", path="{}").problems[0].template == "{path} does not exist"
+
+
+@pytest.mark.parametrize("name", ["option", "place", "topic", "fix", "also", "code", "template"])
+def test_an_argument_that_is_named_like_a_fact_of_problems_stays_an_argument(name):
+    (problem,) = ConfigError(Message(f"{{{name}}} is off", **{name: "compile"})).problems
+    assert str(problem) == "compile is off" and problem.option == problem.place == problem.topic == ""
+    assert read(problem.as_json()) == problem
+
+
+def test_an_error_about_a_number_of_things_keeps_both_forms_for_translation():
+    (problem,) = ConfigError(ngettext("{count} file is damaged", "{count} files are damaged", 2)).problems
+    assert str(problem) == "2 files are damaged" and problem.arguments["said"].plural == "{count} files are damaged"
 
 
 def test_a_fix_that_leaves_the_problem_standing_is_not_offered():

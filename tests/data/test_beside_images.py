@@ -331,3 +331,18 @@ def test_masks_of_more_than_8_bits_are_told_for_what_they_are(tmp_path, values, 
     with Image.open(io.BytesIO(files.tinted(path, 64))) as shown:
         clear = np.asarray(shown.convert("RGBA").getchannel("A"))
     assert (255 - clear == mask).all()
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_file_is_named_once_however_many_sizes_its_image_has(tmp_path, masked):
+    make.folder(tmp_path, "x", (SIZE, SIZE))
+    shutil.copytree(tmp_path / "x", tmp_path / "masks")
+    paths = [tmp_path / "masks" / name for name in ("00.png", "01.png")]
+    for path in paths if masked else ():
+        wide((0, 255), np.uint16).save(path)
+    text = f"""[[datasets]]\nresolution = "128;64"\nmin_bucket_reso = 64\n[[datasets.subsets]]
+image_dir = '{tmp_path / "x"}'\nconditioning_data_dir = '{tmp_path / "masks"}'"""
+    stops, _, _ = said(dataset(tmp_path, text, masked_loss=True))
+    wrong = "values up to 255" if masked else "masks that are the images themselves"
+    [told] = [stop for stop in stops if wrong in stop]
+    assert all(told.count(path.name) == 1 for path in paths)

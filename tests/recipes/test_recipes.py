@@ -93,6 +93,8 @@ def test_what_a_model_requires_comes_on_top_and_never_shortens_a_training():
         (200, 1, 5000, "200 images, each seen about 25 times: 5,000 steps, as more are rarely needed."),
         (30, 8, 400, "30 images, each seen about 107 times: 400 steps."),
         (30, 10**6, 50, "50 steps"),
+        (5000, 1, 5000, "5,000 images, each seen about 1 time: 5,000 steps, as more are rarely needed."),
+        (9000, 1, 5000, "9,000 images, of which some are not seen: 5,000 steps, as more are rarely needed."),
     ],
 )
 def test_steps_follow_images_within_limits(images, at_once, steps, words):

@@ -11,7 +11,7 @@ import time
 import psutil
 import pytest
 
-from library.config.problems import ConfigError, Message, Problem
+from library.config.problems import ConfigError, Message, Problem, listed, ngettext
 from library.runs import layout, process, reader, registry, stop
 from library.runs.record import Record
 from library.runs.refusal import refuse
@@ -121,6 +121,27 @@ def test_a_users_words_that_read_like_a_message_stay_the_users(tmp_path):
     assert layout.dump(read) == stored
     changed = layout.parsed(stored.replace('"summary": "3 images"', '"summary": "of another version"'))
     assert type(changed["summary"]) is str and str(changed["summary"]) == "of another version"
+
+
+@pytest.mark.parametrize(
+    ("template", "arguments"),
+    [("{a:>1000000000}", {"a": "b"}), ("{", {"a": "b"}), ("{b}", {"a": "b"}), ("{0}", {"0": "b"}),
+     ("{a!x}", {"a": "b"}), ("{a.__class__}", {"a": "b"}), ("{a}" * 2000, {"a": "b" * 2000}), ("{a}", {"a": 1}),
+     ("{a}", [1]), (3, {}),
+     ("{a}", {"a": {"text": "b", "template": "{c:>1000000000}", "arguments": {"c": "b"}}})],
+)  # fmt: skip
+def test_a_stored_text_that_its_template_does_not_give_is_never_formatted(template, arguments):
+    made = {"text": "saving", "template": template, "arguments": arguments, "at": ["name"]}
+    read = layout.parsed(json.dumps({"kind": "phase", "name": "saving", "texts": [made]}))
+    assert read == {"kind": "phase", "name": "saving"} and type(read["name"]) is str
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_stored_texts_with_forms_braces_and_options_come_back_as_they_were(count):
+    images = ngettext("{count} image of {{x}}", "{count} images of {{x}}", count)
+    told = Problem("vae", ": {images} {{z}}", images=listed([images, "{y}"]), other="unused", place="in a.toml: ")
+    read = layout.parsed(layout.dump({"a": told, "b": images, "c": Message("{plain} text")}))
+    assert read["a"] == told and read["b"] == images and str(read["c"]) == "{plain} text"
 
 
 def test_an_older_record_is_read_as_it_is(tmp_path):

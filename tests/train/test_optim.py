@@ -308,6 +308,15 @@ def test_a_named_schedule_is_tried_too():
     assert not checked(lr_scheduler="polynomial", lr_warmup_steps=21)
 
 
+def test_an_argument_that_cannot_be_read_is_not_called_missing_besides():
+    (said,) = checked(lr_scheduler_type="OneCycleLR", lr_scheduler_args=["max_lr=high"])
+    assert "'max_lr=high' must be written key=value" in str(said)
+    said = checked(lr_scheduler_type="OneCycleLR", lr_scheduler_args=["max_lr=high", "foo=1"])
+    assert ["must be written" in str(one) for one in said] == [True, False] and "no argument foo" in str(said[1])
+    (said,) = checked(lr_scheduler="cosine_with_min_lr", lr_scheduler_args=["min_lr=low"])
+    assert "'min_lr=low' must be written key=value" in str(said)
+
+
 def test_lists_of_a_schedule_are_tried_with_the_groups_of_the_model():
     chosen = config(lr_scheduler_type="OneCycleLR", lr_scheduler_args=["max_lr=[0.1, 0.2]", "total_steps=20"])
     assert not [*optimizers.problems(chosen)] and not [*lr_schedule.for_groups(chosen, [0.1, 0.2])]
