@@ -1,13 +1,13 @@
-"""Problems as values: what is wrong with a training, or worth knowing about it, made where the rule is.
+"""Messages and problems as values: what people read of a training, made where the rule is.
 
-A problem is a sentence, so that it can be printed and compared like any text; and it carries what a form needs besides:
-the option that it is about, the values that would mend it, and the template and arguments that it was made of, by which
-it is translated. Nobody has to take sentences apart.
+A message keeps the template, by which it is translated, and what was put into it; it becomes text where somebody reads
+it. A problem carries what a form needs as well: the option that it is about, and the values that would mend it.
 """
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
+from types import MappingProxyType
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
@@ -52,8 +52,8 @@ def _byte(found: re.Match[str]) -> str:
 
 
 class Message:
-    """A sentence for people, as a value: a `template`, the key of its translations, and `arguments`, which may be such
-    sentences, too. It becomes text where somebody reads it: `str()` gives English.
+    """A sentence for people, as a value: a `template`, the key of its translations, and `arguments`, which may be
+    messages as well. It becomes text where somebody reads it: `str()` gives English.
 
     `plural` is the template for any `count` but one, as in gettext; "": there is no such form.
     """
@@ -66,7 +66,7 @@ class Message:
     def __init__(self, template: str, /, **arguments: Any) -> None:
         """`{name}` in the template stands for the argument of that name; without arguments braces mean nothing."""
         filled = {name: value if isinstance(value, Message) else printable(value) for name, value in arguments.items()}
-        self._set(template=template, arguments=filled, plural="")
+        self._set(template=template, arguments=MappingProxyType(filled), plural="")
 
     def _set(self, **facts: Any) -> None:
         for name, value in facts.items():

@@ -42,6 +42,8 @@ def test_a_message_is_no_str_and_cannot_be_changed(message):
             setattr(message, name, "x")
         with pytest.raises(AttributeError):
             delattr(message, name)
+    with pytest.raises(TypeError):
+        message.arguments["x"] = "y"
     for mixed in (lambda: message + "x", lambda: "x" in message, lambda: ", ".join([message]), lambda: len(message)):
         with pytest.raises(TypeError):
             mixed()
