@@ -107,9 +107,10 @@ def fitting(path: Path, configs: Mapping[str, type], family: str, roots: Sequenc
 
 def report(made: importers.Imported) -> list[MessageLike]:
     """What became of the keys of a config file, and what is wrong in it."""
-    template = "Imported from {trainer}: {keys} kept as they are."
-    kept = Message(template, trainer=made.trainer, keys=counted(len(made.of("kept")), "key"))
-    return [*([] if made.program == importers.FLAT else [kept]), *made.lines()]
+    if made.program == importers.FLAT:
+        return made.lines()
+    template = "Imported from {trainer}: {keys} kept as they are." if made.of("kept") else "Imported from {trainer}."
+    return [Message(template, trainer=made.trainer, keys=counted(len(made.of("kept")), "key")), *made.lines()]
 
 
 def imported(path: Path, configs: Mapping[str, type], family: str, roots: Sequence[Path]) -> importers.Imported:

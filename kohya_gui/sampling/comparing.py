@@ -15,7 +15,7 @@ from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler
 from kohya_gui.tools.commands import job_status
 from library.comparing import plan
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Message
+from library.config.problems import ConfigError, Message, MessageLike
 from library.files import write_atomic
 from library.outputs import prompt_rows, prompts
 from library.runs import job as jobs
@@ -117,7 +117,7 @@ class FileComparison:
             "held_out": bool(known.get("held_out")),
             "best": proposal.get("column"),
             "reason": proposal.get("reason") or "",
-            "saved": [Path(_text(one)).name for one in _list(known, "saved")],
+            "saved": [Path(str(one)).name for one in _list(known, "saved")],
             "notes": _list(known, "notes"),
             "folder": known.get("folder") or "",
         }
@@ -173,8 +173,9 @@ def _cells(row: object, count: int) -> list[object]:
     return [*found[:count], *[""] * (count - len(found))]
 
 
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else str(value)
+def _text(value: object) -> MessageLike:
+    """A title or a prompt; a message stays one, so that the browser can translate it."""
+    return value if isinstance(value, str | Message) else str(value)
 
 
 def _shown(value: object, form: str) -> str:

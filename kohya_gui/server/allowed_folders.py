@@ -187,7 +187,7 @@ def _forbidden(folder: Path) -> str:
     """Why a folder must not be used for a training's files, whatever is in it."""
     parts = folder.parts[1:]
     if not parts:
-        return "it is a whole disk: choose a folder on it"
+        return "the root of a disk cannot be allowed: choose a folder on it"
     if any(part.startswith(".") or RESERVED.fullmatch(part) or ":" in part for part in parts):
         return "it is hidden or reserved: choose another folder"
     if _holds(folder, _resolved(Path.home())):

@@ -43,6 +43,7 @@ TOPICS = {"model": "model", "data": "images", "captions": "captions", "cache": "
           "sample": "samples"}  # fmt: skip
 ORDER = ("model", "images", "captions", "caches", "training", "GPU", "compiling", "samples", "disk", "other")
 LAUNCH = section_options(Launch)
+NO_GPU = Message("no GPU was found: trainings run on the processor, too slow for full-size models")
 GIB = 2**30
 MANY = 20_000  # variants of captions; more are not made only to be counted
 ABSURD = 8  # times the memory that there is: by so much no estimate is wrong
@@ -200,8 +201,7 @@ def _facts(config: RunConfig, found: data.Check, gpu: str, memory: float | None)
             schedule=optim.lr_scheduler.split(":")[0],
         ),
     )
-    yield Finding("GPU", "ok" if gpu else "hint", f"{gpu}, {memory:.0f} GB" if memory else
-                  "no GPU was found: trainings run on the processor, too slow for full-size models")  # fmt: skip
+    yield Finding("GPU", "ok", f"{gpu}, {memory:.0f} GB") if gpu and memory else Finding("GPU", "hint", NO_GPU)
     yield _compiling(config, bool(gpu))
     if config.save.output_dir:
         yield _disk(config)

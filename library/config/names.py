@@ -42,7 +42,7 @@ FOREIGN: dict[str, str] = {
     "mem_eff_attn": _SDPA,
     "diffusers_xformers": _SDPA,
     "dynamo_backend": "compile_backend is the one that counts",
-    "epoch": _GUI + "; max_train_epochs is the one that counts",
+    "epoch": "it is a setting of the kohya_ss page that no script reads; max_train_epochs is the one that counts",
     "noise_offset_type": _GUI,
     "stop_text_encoder_training": _SCRIPT,
     "no_token_padding": _SCRIPT,

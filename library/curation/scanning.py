@@ -56,7 +56,7 @@ def fitted(picture: Picture, rules: Buckets) -> None:
     """Set an image's bucket."""
     picture.fit = rules.fit(picture.size) if min(picture.size) > 0 else None
     if picture.fit is None and not picture.broken and not picture.unused:
-        picture.unused = "too thin for any bucket"
+        picture.unused = Message("too thin for any bucket")
 
 
 def reread(collection: ImageCollection, picture: Picture) -> None:

@@ -19,8 +19,8 @@ from library.data.images import Image
 
 LEFT_OVER = Message("there are more than needed")
 HELD_OUT = Message("the same file or a copy of it is held out for validation")
-TOLD_ELSEWHERE = "its caption is in {}: change it there, and open its folder to change the image"
-ELSEWHERE = "it lies outside of the opened folder: open {} to change it"
+TOLD_ELSEWHERE = "its caption is in {file}: change it there, and open its folder to change the image"
+ELSEWHERE = "it lies outside of the opened folder: open {folder} to change it"
 
 
 # Why: docs/decisions/2026-11-20-data-set-tab-counts-as-the-trainer.md
@@ -116,11 +116,12 @@ class _Places:
             name += f" · {' × '.join(map(str, self.found.images.datasets[position].resolution or ()))}"
         if any(place.folder == name for place in self.collection.places):
             name = f"{path} (data set {position + 1})"
-        words = TOLD_ELSEWHERE.format(Path(path).name) if subset.metadata_file else ELSEWHERE.format(path)
+        template = TOLD_ELSEWHERE if subset.metadata_file else ELSEWHERE
+        words = Message(template, file=Path(path).name, folder=path)
         place = ImageFolder(name, subset.num_repeats, subset.class_tokens or "", 0, path=subset.image_dir or "",
                       role="reg" if subset.is_reg else "", fixed=words)  # fmt: skip
         if not subset.num_repeats:
-            place.unused = "it has 0 repeats"
+            place.unused = Message("it has 0 repeats")
         self.known[position, path] = self.made[id(subset)] = place
         self.collection.places.append(place)
 
@@ -159,7 +160,7 @@ def _add(collection: ImageCollection, found: Survey, report: Report | None) -> N
     for picture, size in zip(there, fits, strict=True):
         picture.size = picture.size if picture.broken or not min(size) else size  # a metadata file takes precedence
         if picture.fit is None and not picture.broken and not picture.unused:
-            picture.unused = "the training leaves it out"
+            picture.unused = Message("the training leaves it out")
     many = Counter(picture.folder for picture in added)
     for place in collection.places:
         place.images += many[place.folder]

@@ -158,12 +158,12 @@ def _refuse_list(found: list[Any], path: Path) -> None:
             "{path} is a data set file of ai-toolkit, not a training: put it under a key datasets", path=path
         )
     if "path" in first and {"image", "text"} & first.keys():
-        advice = "import the config that names it as concept_file_name, which writes it as a dataset_config"
+        advice = Message("import the config that names it as concept_file_name, which writes it as a dataset_config")
         raise ConfigError(
             "{path} is a data set file of OneTrainer (concepts), not a training: {advice}", path=path, advice=advice
         )
     if "prompt" in first:
-        advice = "import the config that names it as sample_definition_file_name"
+        advice = Message("import the config that names it as sample_definition_file_name")
         raise ConfigError("{path} is a file of sample prompts, not a training: {advice}", path=path, advice=advice)
 
 

@@ -127,10 +127,11 @@ def said(text: MessageLike) -> Message:
     return text if isinstance(text, Message) else Message(text)
 
 
-def _grouped(outcomes: Iterable[KeyOutcome]) -> list[tuple[str, str]]:
-    groups: dict[str, list[str]] = {}
+def _grouped(outcomes: Iterable[KeyOutcome]) -> list[tuple[MessageLike, str]]:
+    """The keys of each reason, which stays a message: a page translates it."""
+    groups: dict[MessageLike, list[str]] = {}
     for outcome in outcomes:
-        groups.setdefault(str(outcome.text), []).append(outcome.key)
+        groups.setdefault(outcome.text, []).append(outcome.key)
     return [(reason, ", ".join(keys)) for reason, keys in groups.items()]
 
 

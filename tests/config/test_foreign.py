@@ -14,6 +14,7 @@ from library.config.problems import ConfigError
 from library.config.schema import changed, flat, options
 from library.families import RUNS, config_class, network_args
 from library.importers import kohya_adapters, kohya_ss
+from library.importers.builder import NOT_HERE
 from tests.config.arriving import of_aitoolkit
 
 CONFIGS = {script: config_class(script) for script in RUNS}
@@ -341,6 +342,8 @@ def test_flags_that_were_typed_win_over_fields():
     assert made.config.network.network_args == ("conv_dim=4", "conv_alpha=1")
     assert outcome(made, "additional_parameters --bogus").kind == "ignored"
     assert outcome(made, "additional_parameters w").kind == "ignored"
+    told = next(note for note in made.lines() if "--bogus" in str(note))
+    assert told.arguments["reason"].arguments["text"].template == NOT_HERE  # so a page translates it
 
 
 def test_compile_keys_and_the_dynamo_panel():

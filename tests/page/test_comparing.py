@@ -99,6 +99,7 @@ def test_the_newest_comparison_is_shown_and_its_pictures_alone(compared, tmp_pat
     place = store(compared.run, "compare-20260102-000000")
     found = compared.found(ApiRequest({"run": "zorb-1"}))
     assert [*map(str, found["columns"])] == ["step 10", "step 20"] and found["losses"] == ["0.1234", "0.2000"]
+    assert [one.template for one in found["columns"]] == ["step {step}"] * 2  # which a browser translates
     assert (
         found["best"] == 0 and str(found["reason"]) == "step 10: lowest held-out loss" and found["likeness"] == ["", ""]
     )

@@ -16,6 +16,7 @@ from library.config.problems import ConfigError, Message, Problem
 from library.config.schema import options
 from library.config.sections.run import INEFFECTIVE_EVERYWHERE
 from library.families import RUNS, adapter_kinds, config_class
+from library.importers.builder import NOT_HERE
 from library.importers.shared import load_tables
 from library.recipes import preset_files
 from library.runs import explain, queue, reader
@@ -165,6 +166,12 @@ def test_why_an_option_has_no_effect_is_in_every_catalogue():
     assert len(why) > 80 and not absent([*why, "No effect: {reason}"]), "add these"
 
 
+def test_why_a_name_of_an_old_file_is_ignored_or_gone_is_in_every_catalogue():
+    classes = [config_class(script) for script in RUNS]
+    why = [reason for known in classes for reason in (*known.foreign.values(), *known.retired.values())]
+    assert len(set(why)) > 20 and "no script reads it" in why and not absent(why), "add these"
+
+
 def of_library():
     """The modules whose sentences a page may show: of a form, a check, a job, a running training or its record."""
     shell = tuple(str(source.ROOT / folder) for folder in SHELL)
@@ -176,6 +183,16 @@ def test_what_is_wrong_with_a_form_a_job_or_a_training_is_in_every_catalogue():
     said = [text for text in said if re.search(r"[a-z]{2} [a-z]{2}", page_texts.PLACE.sub("", text))]
     assert len(said) > 700 and "cannot be used with cache_latents: switch one of them off" in said
     assert not absent(said), "add these"
+    plain = list(page_texts.templates(source.ROOT / "library/check/report.py", makers={"Finding": 2}))
+    assert "torch.compile is off" in plain and not absent(plain), "add these"
+
+
+def test_why_an_image_cannot_be_used_is_in_every_catalogue():
+    modules = [source.ROOT / "library" / name for name in ("curation/scanning.py", "data/pixels.py")]
+    returned = [node for path in modules for node in page_texts.nodes(path) if isinstance(node, ast.Return)]
+    said = [one.value for node in returned for one in ast.walk(node)
+            if isinstance(one, ast.Constant) and isinstance(one.value, str) and " " in one.value]  # fmt: skip
+    assert "this is no image that can be read" in said and not absent(said), "add these"
 
 
 def test_what_became_of_the_keys_of_other_trainers_is_in_every_catalogue():
@@ -183,7 +200,7 @@ def test_what_became_of_the_keys_of_other_trainers_is_in_every_catalogue():
     modules = sources("library/importers", suffixes=(".py",))
     said = [text for path in modules for text in page_texts.templates(path, makers=page_texts.IMPORTERS)]
     tables = [load_tables(path.stem) for path in sources("library/importers/tables", suffixes=(".toml",))]
-    said += [reason for table in tables for reason in table["ignored"].values()]
+    said += [NOT_HERE, *(reason for table in tables for reason in table["ignored"].values())]
     said = [text for text in said if re.search(r"[a-z]{2} [a-z]{2}", page_texts.PLACE.sub("", text))]
     assert len(said) > 250 and "becomes one of optimizer_args" in said and not absent(said), "add these"
     modules = [path for path in modules if path.stem != "result"]  # whose account for a shell is English
