@@ -4,7 +4,7 @@
 /** @typedef {{ element: Element | null, used: string[] }} Near where a sentence is shown, and the names that were replaced in it */
 
 // With a sign for flags in front, or without. A part of a path, of a file's name or of a longer word is no option.
-// Names without underscores are told from other words where they are none of a language.
+// Names without underscores are recognised only where they are no words of a language.
 const NAME = /(?<![\w{./-])(?:--)?([a-z][a-z0-9]*(?:_[a-z0-9]+)+|fsdp|sdpa|xformers|lowram|highvram|t5xxl|qwen3)(?![\w}/]|\.\w)/g;
 const WORD = /^([a-z][a-z0-9]*)(?=[:：])/; // a name that may be any word, where nothing but an option can stand
 const CODE = /(`[^`]*`)/; // a command, which is typed as it stands

@@ -48,7 +48,7 @@ def length_problems(config: RunConfig, images: data.Check) -> Iterator[Problem]:
 
 
 def length_notes(config: RunConfig, images: data.Check) -> Iterator[Problem]:
-    """What the training ends before: a warm-up where its length is told in epochs, and what is done every so often."""
+    """What the training ends before: saves, samples, validations, and a warm-up if its length is given in epochs."""
     warm, whole = config.optim.lr_warmup_steps, expected_length(config, images)
     if not whole:
         return

@@ -76,9 +76,7 @@ def test_a_preset_takes_what_is_nearest_and_says_so(family, tmp_path, monkeypatc
     hide(monkeypatch, "bitsandbytes")
     made = presets.apply(preset, config, {}, told)
     assert made.optim.optimizer_type == "AdamW" and len(told) == 1
-    assert str(str(told[0])).startswith(
-        "optimizer_type is AdamW here, as AdamW8bit needs a package that is not installed: "
-    )
+    assert str(told[0]).startswith("optimizer_type is AdamW here, as AdamW8bit needs a package that is not installed: ")
     assert packages.command("bitsandbytes") in str(told[0])
     assert list(optim.problems(made)) == []
 
